@@ -1,0 +1,131 @@
+"""The values the device layer passes around: reasons, capabilities, candidates, reports of the child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from anytorch.probe.facts import Hardware
+
+
+class State(str, Enum):
+    USABLE = "usable"  # allocated, multiplied and copied on it
+    SEEN = "seen, not tried"  # files say it should work
+    UNUSABLE = "unusable"
+
+
+class Level(str, Enum):
+    ERROR = "error"  # a device cannot be used, or torch cannot
+    WARNING = "warning"  # it works, but slowly, wrongly or by luck
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One diagnosis that fired. The code names its page: docs/doctor/<code>.md."""
+
+    code: str  # "cpu-only-wheel"
+    level: Level
+    text: str  # what is wrong, in one sentence with the facts in it
+    fix: str = ""  # the exact command or step
+    evidence: str = ""  # the file, value or message that proves it
+    backends: tuple[str, ...] = ()  # the back ends it keeps from working: ("cuda",)
+
+
+@dataclass(frozen=True)
+class Caps:
+    """What a device can do. Code above this layer asks these and never the device's name."""
+
+    dtypes: tuple[str, ...]  # can be stored and computed with: "float32", "bfloat16", …
+    fast_dtypes: tuple[str, ...]  # of those, the ones with hardware behind them
+    autocast_dtype: str | None  # the dtype autocast should use here; None: autocast does not pay
+    graphs: bool = False  # capture and replay (torch.accelerator.Graph, CUDA graphs)
+    triton: bool = False
+    flash_attention: bool = False
+    quantizations: tuple[str, ...] = ()  # "int8", "int4", "int2", "fp8", "fp4"
+    unified_memory: bool = False  # shares the host's RAM
+    peak_gb_per_s: float | None = None  # memory bandwidth, when known
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)  # per dtype, when known
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """One device that the child process has really used."""
+
+    index: int  # among the visible ones
+    name: str
+    uuid: str | None = None
+    pci: str | None = None
+    total: int | None = None
+    free: int | None = None
+    integrated: bool | None = None
+    software: bool = False
+    caps: Caps | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)  # back end's own: capability, gfx name, adapter API, …
+
+
+@dataclass(frozen=True)
+class BackendReport:
+    """What came of trying one back end. Either devices, or a code and a message that say why there are none."""
+
+    name: str
+    devices: tuple[DeviceReport, ...] = ()
+    code: str = ""  # "", or a diagnosis code, or "crashed", "timed-out", "failed", "not-built", "no-device"
+    error: str = ""  # the exception's own words
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TorchReport:
+    """What the child process found: torch itself, then each back end."""
+
+    version: str | None = None
+    import_error: str = ""  # `import torch` failed, even with plug-in autoload off
+    autoload_error: str = ""  # `import torch` failed only because of a plug-in
+    backends: Mapping[str, BackendReport] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # threads, mkldnn_bf16, privateuse1 name, arch list, cuInit code, …
+    seconds: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All a diagnosis may look at. `torch` is None when nothing was tried."""
+
+    hardware: Hardware
+    torch: TorchReport | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # backend, cpu_dtype, threads as configured
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One device somebody could ask for, with all that is known about it."""
+
+    backend: str  # "rocm"
+    torch_type: str  # "cuda": what torch.device calls it
+    index: int
+    name: str
+    state: State
+    priority: int  # of its back end; higher is better
+    uuid: str | None = None
+    pci: str | None = None
+    physical_index: int | None = None  # before masks
+    total: int | None = None
+    free: int | None = None
+    integrated: bool | None = None
+    software: bool = False
+    display: bool = False
+    caps: Caps | None = None
+    reasons: tuple[Reason, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The name to ask for it by: "rocm:0"; the CPU is plain "cpu"."""
+        return self.backend if self.backend == "cpu" else f"{self.backend}:{self.index}"
+
+    @property
+    def torch_name(self) -> str:
+        return self.torch_type if self.torch_type == "cpu" else f"{self.torch_type}:{self.index}"

@@ -1,0 +1,91 @@
+"""Every error and warning anytorch raises, drawn as one tree.
+
+    AnytorchError                what was asked, what was found, then a `hint:` line
+    ├── UsageError               the request itself is wrong; the command line exits with 2
+    │   ├── UnknownDevice        no back end of that name
+    │   ├── DeviceIndexError     the back end is there, that index is not
+    │   ├── ConfigError          the settings file or an environment variable cannot be understood
+    │   └── CacheError           a cache file cannot be read
+    ├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
+    ├── DeviceError              the device said no; the command line exits with 1
+    │   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
+    │   ├── DeviceLost           the driver or the card went away
+    │   └── OutOfMemory          the device has not enough memory
+    └── WrongAnswer              a computation disagreed with its reference; never timed, never used
+
+    DeviceFallbackWarning        an explicit request could not be met and something else was chosen
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class AnytorchError(Exception):
+    """Base of all our errors. `hint` says what to do next and is shown on a line of its own."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(AnytorchError):
+    exit_code = 2
+
+
+class UnknownDevice(UsageError):
+    pass
+
+
+class DeviceIndexError(UsageError):
+    pass
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class CacheError(UsageError):
+    pass
+
+
+class TorchMissing(AnytorchError):
+    pass
+
+
+class DeviceError(AnytorchError):
+    pass
+
+
+class DeviceUnavailable(DeviceError):
+    """`reasons` are the codes of the diagnoses that explain it, the same ones `anytorch doctor` prints."""
+
+    def __init__(self, message: str, *, hint: str = "", reasons: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.reasons = tuple(reasons)
+
+
+class DeviceLost(DeviceError):
+    pass
+
+
+class OutOfMemory(DeviceError):
+    pass
+
+
+class WrongAnswer(AnytorchError):
+    pass
+
+
+class DeviceFallbackWarning(UserWarning):
+    """Issued once per request that could not be met; `reasons` are the diagnosis codes behind it."""
+
+    def __init__(self, message: str, reasons: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.reasons = tuple(reasons)
