@@ -154,6 +154,7 @@ SETTINGS: dict[str, Setting] = {
 }
 
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("anytorch_overrides", default={})  # noqa: B039  (never mutated)
+_for_process: dict[str, Any] = {}  # what `override` set: seen by every thread, weaker than a `with use(...)` block
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ def lookup(name: str, *, env: Mapping[str, str] | None = None) -> Value:
     override = _overrides.get()
     if name in override:
         return Value(override[name], "code")
+    if name in _for_process:
+        return Value(_for_process[name], "code")
     env = os.environ if env is None else env
     for variable in setting.env:
         # An empty variable means "unset", as it does for most tools; for a list it means "none of them".
@@ -210,8 +213,15 @@ def use(**changes: Any) -> Iterator[None]:
 
 
 def override(name: str, value: Any) -> None:
-    """Set a setting for the rest of this thread or task (`set_backend`); prefer `use`."""
-    _overrides.set({**_overrides.get(), name: _parsed(SETTINGS[name], value, name)})
+    """Set a setting for the rest of this process, in every thread (`set_backend`); prefer `use`.
+
+    Inside a `with use(...)` block that names the same setting it also replaces the block's value, for the block: a call
+    that had no effect where it stands would be a trap.
+    """
+    parsed = _parsed(SETTINGS[name], value, name)
+    _for_process[name] = parsed
+    if name in _overrides.get():
+        _overrides.set({**_overrides.get(), name: parsed})
 
 
 def parse_setting(name: str, value: Any) -> Any:

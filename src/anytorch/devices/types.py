@@ -10,6 +10,9 @@ from typing import Any
 from anytorch.probe.facts import Hardware
 
 
+SOFTWARE_PRIORITY = 50  # of a software adapter such as llvmpipe: the CPU with a detour, so below the CPU itself
+
+
 class State(str, Enum):
     USABLE = "usable"  # allocated, multiplied and copied on it
     SEEN = "seen, not tried"  # files say it should work
@@ -48,6 +51,18 @@ class Caps:
     unified_memory: bool = False  # shares the host's RAM
     peak_gb_per_s: float | None = None  # memory bandwidth, when known
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # per dtype, when known
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes on one device; None where nobody knows, never 0. `source` says who was asked."""
+
+    allocated: int | None = None  # by this process's tensors
+    reserved: int | None = None  # by this process's allocator
+    peak: int | None = None  # most that was ever allocated
+    free: int | None = None
+    total: int | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)

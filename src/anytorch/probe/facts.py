@@ -99,6 +99,7 @@ class Gpu:
     total: int | None = None
     free: int | None = None
     unified: bool | None = None  # shares the system's RAM
+    minor: int | None = None  # N of /dev/nvidiaN
     sources: tuple[str, ...] = ()
 
 
@@ -114,6 +115,15 @@ class Nvidia:
     cuda: tuple[int, int] | None = None  # newest CUDA the driver supports, from NVML
     libcuda: str | None = None  # the path the dynamic loader would take
     fabric_manager: bool | None = None
+
+
+@dataclass(frozen=True)
+class Ascend:
+    """Huawei's software, as its version files tell it."""
+
+    driver: str | None = None
+    toolkit: str | None = None  # CANN
+    toolkit_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,7 @@ class TorchWheel:
 
     @property
     def kind(self) -> str:
-        """"cuda", "rocm", "xpu" or "cpu". A macOS wheel says "cpu" here and has MPS all the same."""
+        """ "cuda", "rocm", "xpu" or "cpu". A macOS wheel says "cpu" here and has MPS all the same."""
         if self.hip:
             return "rocm"
         if self.cuda:
@@ -196,6 +206,7 @@ class Hardware:
     memory: Memory
     gpus: tuple[Gpu, ...] = ()
     nvidia: Nvidia = Nvidia()
+    ascend: Ascend = Ascend()
     nodes: tuple[Node, ...] = ()
     graphics: Graphics = Graphics()
     torch: TorchWheel | None = None

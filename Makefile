@@ -1,0 +1,90 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`. Each sets up what it needs and is quick when
+# nothing has changed. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := .stamps
+JOBS   ?= 2
+NAME   ?= info_startup
+
+# What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
+export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-all check lint types bench docs format clean debian
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+run: $(STAMPS)/venv ## show the devices of this machine and run a small real model on each of them
+	@$(BIN)/anytorch demo
+
+test: $(STAMPS)/dev $(STAMPS)/debian ## the tests, in parallel, without the slow ones
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not device" --cov --cov-report=term:skip-covered -q
+
+test-all: $(STAMPS)/dev $(STAMPS)/debian ## every test that needs no accelerator
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not device" -q
+
+check: lint types ## lint, types and layers
+
+lint: $(STAMPS)/dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_layers.py
+
+types: $(STAMPS)/dev
+	@$(BIN)/mypy
+
+format: $(STAMPS)/dev ## put the code into shape
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMPS)/dev ## run one comparison: make bench NAME=info_startup
+	@$(BIN)/python bench/$(NAME).py
+
+docs: $(STAMPS)/dev ## build the documentation into site/, strictly
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove what the other commands made
+	@rm -rf $(VENV) $(STAMPS) .cache site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+
+# --- set-up ------------------------------------------------------------------------------------------------------------
+# A stamp is as new as the files it was made from; deleting .stamps sets up again. The clone's path is part of the virtual
+# environment's scripts, so a moved clone makes a new one.
+
+HERE := $(CURDIR)
+
+$(BIN)/python:
+	@echo "anytorch: making the virtual environment $(VENV)" >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "anytorch needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/venv: pyproject.toml constraints.txt $(BIN)/python
+	@mkdir -p $(STAMPS)
+	@[ "$$(cat $(STAMPS)/path 2>/dev/null || echo '$(HERE)')" = '$(HERE)' ] || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	@echo "anytorch: installing the package and what it needs (torch is large: a few minutes the first time)" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	@echo '$(HERE)' > $(STAMPS)/path
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/venv compat/pyproject.toml
+	@echo "anytorch: installing the tools for tests, types and documentation" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --editable ./compat
+	@touch $@
+
+# A C compiler builds the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU.
+DEBIAN := gcc g++ libvulkan1 mesa-vulkan-drivers
+$(STAMPS)/debian:
+	@mkdir -p $(STAMPS)
+	@if command -v dpkg-query >/dev/null && dpkg-query -W -f '$${Status}\n' $(DEBIAN) 2>/dev/null | grep -c 'install ok installed' | grep -qx $(words $(DEBIAN)); then \
+	   touch $@; \
+	 elif command -v apt-get >/dev/null; then \
+	   echo "anytorch: installing Debian packages: $(DEBIAN)" >&2; \
+	   SUDO=$$([ "$$(id -u)" = 0 ] || command -v sudo || echo ""); \
+	   $$SUDO apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null && touch $@; \
+	 else \
+	   echo "anytorch: this is no Debian; the tests need a C++ compiler, the Vulkan loader and lavapipe. Install them, or set ANYTORCH_TEST_REQUIRE=cpu" >&2; touch $@; \
+	 fi

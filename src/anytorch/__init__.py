@@ -1,0 +1,105 @@
+"""anytorch: write PyTorch once, run it on whatever hardware is there.
+
+Importing this module imports no torch, opens no device and reads no environment variable; every name below is loaded
+when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytorch._version import __version__
+
+if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
+    from anytorch.config import use as use
+    from anytorch.devices.bench import benchmark_backends as benchmark_backends
+    from anytorch.devices.choose import Resolution as Resolution
+    from anytorch.devices.choose import best_device as best_device
+    from anytorch.devices.choose import explain as explain
+    from anytorch.devices.choose import resolve as resolve
+    from anytorch.devices.doctor import diagnose as diagnose
+    from anytorch.devices.documented import BackendType as BackendType
+    from anytorch.devices.documented import DeviceBackend as DeviceBackend
+    from anytorch.devices.documented import UnifiedDeviceManager as UnifiedDeviceManager
+    from anytorch.devices.documented import get_accelerator_type as get_accelerator_type
+    from anytorch.devices.documented import get_available_backends as get_available_backends
+    from anytorch.devices.documented import get_backend as get_backend
+    from anytorch.devices.documented import get_best_device as get_best_device
+    from anytorch.devices.documented import get_device as get_device
+    from anytorch.devices.documented import get_device_info as get_device_info
+    from anytorch.devices.documented import get_device_manager as get_device_manager
+    from anytorch.devices.documented import get_memory_info as get_memory_info
+    from anytorch.devices.documented import get_unified_backend as get_unified_backend
+    from anytorch.devices.documented import is_cuda_available as is_cuda_available
+    from anytorch.devices.documented import is_npu_available as is_npu_available
+    from anytorch.devices.documented import memory_cleanup as memory_cleanup
+    from anytorch.devices.documented import resolve_device as resolve_device
+    from anytorch.devices.documented import set_backend as set_backend
+    from anytorch.devices.documented import set_seed as set_seed
+    from anytorch.devices.memory import cleanup as cleanup
+    from anytorch.devices.memory import memory as memory
+    from anytorch.devices.memory import synchronize as synchronize
+    from anytorch.devices.oom import fit_batch as fit_batch
+    from anytorch.devices.oom import is_out_of_memory as is_out_of_memory
+    from anytorch.devices.precision import autocast as autocast
+    from anytorch.devices.seeds import seed as seed
+    from anytorch.devices.tune import BackendOptimizer as BackendOptimizer
+    from anytorch.devices.tune import auto_configure_backend as auto_configure_backend
+    from anytorch.errors import AnytorchError as AnytorchError
+    from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
+
+PUBLIC: dict[str, str] = {
+    "AnytorchError": "anytorch.errors",
+    "BackendOptimizer": "anytorch.devices.tune",
+    "BackendType": "anytorch.devices.documented",
+    "DeviceBackend": "anytorch.devices.documented",
+    "DeviceFallbackWarning": "anytorch.errors",
+    "Resolution": "anytorch.devices.choose",
+    "UnifiedDeviceManager": "anytorch.devices.documented",
+    "auto_configure_backend": "anytorch.devices.tune",
+    "autocast": "anytorch.devices.precision",
+    "benchmark_backends": "anytorch.devices.bench",
+    "best_device": "anytorch.devices.choose",
+    "cleanup": "anytorch.devices.memory",
+    "devices": "anytorch.devices",  # the package itself, which can be called
+    "diagnose": "anytorch.devices.doctor",
+    "explain": "anytorch.devices.choose",
+    "fit_batch": "anytorch.devices.oom",
+    "get_accelerator_type": "anytorch.devices.documented",
+    "get_available_backends": "anytorch.devices.documented",
+    "get_backend": "anytorch.devices.documented",
+    "get_best_device": "anytorch.devices.documented",
+    "get_device": "anytorch.devices.documented",
+    "get_device_info": "anytorch.devices.documented",
+    "get_device_manager": "anytorch.devices.documented",
+    "get_memory_info": "anytorch.devices.documented",
+    "get_unified_backend": "anytorch.devices.documented",
+    "is_cuda_available": "anytorch.devices.documented",
+    "is_npu_available": "anytorch.devices.documented",
+    "is_out_of_memory": "anytorch.devices.oom",
+    "memory": "anytorch.devices.memory",
+    "memory_cleanup": "anytorch.devices.documented",
+    "resolve": "anytorch.devices.choose",
+    "resolve_device": "anytorch.devices.documented",
+    "seed": "anytorch.devices.seeds",
+    "set_backend": "anytorch.devices.documented",
+    "set_seed": "anytorch.devices.documented",
+    "synchronize": "anytorch.devices.memory",
+    "use": "anytorch.config",
+}
+__all__ = ["__version__", *PUBLIC]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'anytorch' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(PUBLIC[name])
+    value = module if PUBLIC[name] == f"anytorch.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,254 @@
+"""`anytorch info`: what this machine has, from files alone. It never fails and imports nothing that is slow."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from anytorch import config
+from anytorch._version import __version__
+from anytorch.cli.output import Output, gigabytes
+from anytorch.cli.settings import tolerated
+from anytorch.errors import AnytorchError
+from anytorch.probe import snapshot
+from anytorch.probe.facts import Hardware, as_json
+
+T = TypeVar("T")
+Document = dict[str, Any]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--probe", action="store_true", help="also try every device, in a child process with a time limit")
+    parser.add_argument("--refresh", action="store_true", help="with --probe: try again, whatever was found before")
+    parser.add_argument(
+        "--why", action="store_true", help="also say why each device would be chosen or not, and what each back end supports"
+    )
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    probing = options.probe or options.refresh
+    if probing:
+        from anytorch.cli.child import check_cache
+
+        check_cache()
+    problems: list[str] = []
+    with tolerated(problems) as settings:
+        document = describe(problems, settings, probing=probing, refresh=options.refresh, why=options.why)
+    if output.json:
+        output.data(document)
+    else:
+        show(document, output, why=options.why)
+    return 0
+
+
+def describe(
+    problems: list[str], settings: dict[str, config.Value], *, probing: bool, refresh: bool, why: bool
+) -> Document:
+    """The answer as a document. Whatever fails is named in `problems` and leaves its part empty."""
+    document: Document = {
+        "anytorch": __version__,
+        "machine": None,
+        "cpu": None,
+        "memory": None,
+        "gpus": [],
+        "torch": None,
+        "tried": probing,
+        "devices": [],
+        "backends": [],
+        "expected": None,
+        "settings": {name: {"value": as_json(v.value), "source": v.source} for name, v in settings.items()},
+        "settings_file": attempt("settings file", problems, lambda: str(config.settings_file())),
+        "cache_folder": attempt("cache folder", problems, lambda: str(config.cache_folder())),
+    }
+    hardware = attempt("probe", problems, snapshot)
+    if hardware is not None:
+        problems += hardware.problems
+        document.update(attempt("hardware", problems, lambda: hardware_json(hardware)) or {})
+        found = attempt("devices", problems, lambda: devices_json(hardware, probing=probing, refresh=refresh))
+        document.update(found or {})
+    if why:
+        from anytorch.devices.choose import explain
+
+        document["why"] = attempt("why", problems, lambda: explain(tried="always" if probing else "never"))
+    document["problems"] = problems
+    return document
+
+
+def attempt(part: str, problems: list[str], find: Callable[[], T]) -> T | None:
+    """`info` is what people run when something is broken: one broken part must not hide the others."""
+    try:
+        return find()
+    except AnytorchError as exc:
+        problems.append(f"{part}: {exc.message}")
+    except Exception as exc:  # noqa: BLE001  (said in the answer, never swallowed)
+        problems.append(f"{part}: {type(exc).__name__}: {exc}")
+    return None
+
+
+def hardware_json(hardware: Hardware) -> Document:
+    from anytorch.devices.cpu import simd_level
+
+    cpu, memory, wheel = hardware.cpu, hardware.memory, hardware.torch
+    return {
+        "machine": as_json(hardware.machine),
+        "cpu": {
+            **as_json(cpu),
+            "usable": cpu.usable,
+            "good_threads": cpu.good_threads,
+            "hybrid": cpu.hybrid,
+            "simd": simd_level(cpu),
+        },
+        "memory": {
+            **as_json(memory),
+            "usable_total": memory.usable_total,
+            "usable_available": memory.usable_available,
+        },
+        "gpus": as_json(hardware.gpus),
+        "nvidia": as_json(hardware.nvidia),
+        "ascend": as_json(hardware.ascend),
+        "graphics": as_json(hardware.graphics),
+        "torch": None if wheel is None else {**as_json(wheel), "kind": wheel.kind},
+        "packages": as_json(hardware.packages.versions),
+        "env": as_json(hardware.env),
+    }
+
+
+def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Document:
+    from anytorch.cli.describe import device_json, reason_json
+    from anytorch.devices.candidates import candidates
+    from anytorch.devices.choose import as_usable
+    from anytorch.devices.doctor import diagnose
+    from anytorch.devices.gather import gather
+    from anytorch.devices.ranking import parse, pick, rank
+    from anytorch.devices.registry import registry
+    from anytorch.devices.types import Level
+
+    facts = gather("always" if probing else "never", refresh=refresh, hardware=hardware)
+    reasons = diagnose(facts)
+    known = registry()
+    devices = rank(candidates(facts, known.backends.values(), reasons))
+    backends = []
+    for backend in known.backends.values():
+        mine = [device for device in devices if device.backend == backend.name]
+        about = [r for r in reasons if backend.name in r.backends and r.level is not Level.NOTE]
+        missing = "" if mine else f"no {backend.title} was seen here"
+        backends.append(
+            {
+                "name": backend.name,
+                "title": backend.title,
+                "torch_type": backend.torch_type,
+                "aliases": list(backend.aliases),
+                "priority": backend.priority,
+                "devices": [device.id for device in mine],
+                "state": mine[0].state.value if mine else "absent",
+                "reason": about[0].text if about else missing,
+                "code": about[0].code if about else "",
+                "fix": about[0].fix if about else "",
+                "support": {
+                    "chips": as_json(getattr(backend, "chips", ())),
+                    "precisions": as_json(getattr(backend, "precisions", ())),
+                    "quantizations": as_json(getattr(backend, "quantizations", ())),
+                    "least_gb": getattr(backend, "least_gb", None),
+                    "advised_gb": getattr(backend, "advised_gb", None),
+                },
+            }
+        )
+    # What `resolve("auto")` should choose if everything that was seen works.
+    likely = devices if probing else [as_usable(d) if d.state.value != "unusable" else d for d in devices]
+    expected = pick(parse("auto", known), likely) if hardware.torch is not None else None
+    found: Document = {
+        "devices": [device_json(device) for device in devices],
+        "backends": backends,
+        "plugin_errors": dict(known.errors),
+        "reasons": [reason_json(reason) for reason in reasons],
+        "expected": expected.id if expected else None,
+    }
+    if probing:
+        found["probe"] = as_json(facts.torch)
+    return found
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def show(document: Document, output: Output, *, why: bool) -> None:
+    output.text(f"anytorch {document['anytorch']}")
+    if document["machine"] is not None:
+        output.heading("machine")
+        output.pairs(machine_rows(document))
+    for problem in document["problems"]:
+        output.warn(problem)
+    if document["devices"]:
+        tried = "tried in a child process" if document["tried"] else "seen in files, not tried; --probe tries them"
+        output.heading(f"devices ({tried})")
+        show_devices(document, output)
+    absent = [b for b in document["backends"] if b["state"] == "absent"]
+    if absent:
+        output.heading("not here")
+        output.pairs([(b["name"], b["reason"] + (f"\nfix: {b['fix']}" if b["fix"] else "")) for b in absent])
+    if why:
+        output.heading("why")
+        for line in (document["why"] or "").splitlines():
+            output.text(f"  {line}")
+        output.heading("what each back end supports")
+        for backend in document["backends"]:
+            support = backend["support"]
+            output.text(f"  {backend['name']}: {backend['title']}")
+            output.pairs(
+                [
+                    ("chips", "; ".join(support["chips"])),
+                    ("precisions", ", ".join(support["precisions"])),
+                    ("quantizations", ", ".join(support["quantizations"])),
+                    ("memory", f"{support['least_gb']} GB at least, {support['advised_gb']} GB advised"),
+                ],
+                indent=4,
+            )
+
+
+def machine_rows(document: Document) -> list[tuple[str, object]]:
+    machine, cpu, memory, torch = (document[part] for part in ("machine", "cpu", "memory", "torch"))
+    where = [machine["container"] and f"in {machine['container']}", machine["wsl"] and "WSL", machine["rosetta"] and "Rosetta"]
+    system = f"macOS {machine['macos']}" if machine["macos"] else f"{machine['system']} {machine['release']}"
+    cores = [f"{cpu['physical']} cores" if cpu["physical"] else "", f"{cpu['logical']} threads"]
+    if cpu["hybrid"]:
+        cores.append(f"hybrid: {cpu['performance_cores']} performance + {cpu['efficiency_cores']} efficiency")
+    if cpu["quota"] is not None:
+        cores.append(f"quota {cpu['quota']:g}")
+    if cpu["usable"] != cpu["logical"]:
+        cores.append(f"{cpu['usable']} usable")
+    ram = f"{gigabytes(memory['total'])}, {gigabytes(memory['available'])} available"
+    if memory["limit"] is not None:
+        ram += f"; limited to {gigabytes(memory['limit'])} by the cgroup"
+    backend = document["settings"]["backend"]
+    built = f"{torch['version']} (built for {torch['kind']})" if torch else "not installed"
+    from anytorch.cli.describe import gpu_words
+    from anytorch.probe.facts import Gpu
+
+    cards = [gpu_words(Gpu(**{**gpu, "capability": gpu["capability"] and tuple(gpu["capability"])})) for gpu in document["gpus"]]
+    return [
+        ("system", ", ".join([f"{system} {machine['arch']}", *(str(word) for word in where if word)])),
+        ("python", f"{machine['python']} ({machine['executable']})"),
+        ("torch", built),
+        ("CPU", f"{cpu['model'] or 'unknown model'}: {', '.join(part for part in cores if part)}; {cpu['simd']}"),
+        ("memory", ram if memory["total"] is not None else "unknown"),
+        ("GPUs", "\n".join(cards) or "none seen"),
+        ("back end", f"{backend['value']} (from {backend['source']})"),
+        ("would use", document["expected"] or "nothing: see `anytorch doctor`"),
+    ]
+
+
+def show_devices(document: Document, output: Output) -> None:
+    rows = [
+        (d["id"], d["name"] + (" (software)" if d["software"] else ""), d["state"], gigabytes(d["total"]), gigabytes(d["free"]))
+        for d in document["devices"]
+    ]
+    output.table(("device", "name", "state", "memory (total)", "memory (free)"), rows)
+    told: set[str] = set()
+    for device in document["devices"]:
+        reason = next((r for r in device["reasons"] if r["level"] != "note" and r["text"] not in told), None)
+        if reason is not None:
+            told.add(reason["text"])
+            output.text(f"  {device['id']}: {reason['text']} [{reason['code']}]")
+            if reason["fix"]:
+                output.text(f"    fix: {reason['fix']}")

@@ -1,0 +1,104 @@
+"""The entry point: finds the command, runs it, and turns what goes wrong into one message and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from anytorch import config, logs
+from anytorch.cli.output import Output
+from anytorch.cli.parser import check_command, command_parser, load, root_parser, split
+from anytorch.errors import AnytorchError, ConfigError, DeviceUnavailable
+
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: the fault is ours
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader (`| head`) went away
+
+# Answers whatever the settings file looks like; every other command needs settings it can trust.
+SURVIVES_BAD_SETTINGS = frozenset({"info", "reset", "version", "completion"})
+
+
+def run() -> NoReturn:
+    """The console script `anytorch`."""
+    status = main()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = BROKEN_PIPE
+        _discard_stdout()
+    sys.exit(status)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit status. Only `--help` and `--version` leave by SystemExit inside."""
+    arguments = sys.argv[1:] if argv is None else argv
+    # Known before parsing, so that a mistake in the arguments is told in the form that was asked for.
+    output = Output(json="--json" in arguments, verbose=bool({"-v", "--verbose"} & set(arguments)))
+    try:
+        return _dispatch(arguments, output)
+    except SystemExit as exc:  # argparse after --help or --version
+        return exc.code if isinstance(exc.code, int) else 0
+    except AnytorchError as exc:
+        _traceback(output)
+        reasons = exc.reasons if isinstance(exc, DeviceUnavailable) else ()
+        output.error(exc.message, exc.hint, kind=type(exc).__name__, reasons=reasons)
+        return exc.exit_code
+    except KeyboardInterrupt:
+        output.note("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    except Exception as exc:  # noqa: BLE001  (the last line of defence: said, never swallowed)
+        _traceback(output)
+        output.error(
+            f"anytorch failed: {type(exc).__name__}: {exc}",
+            "" if output.verbose else "this is a bug; run with --verbose for the traceback",
+            kind=type(exc).__name__,
+        )
+        return INTERNAL_ERROR
+
+
+def _dispatch(arguments: list[str], output: Output) -> int:
+    head, name, tail = split(arguments)
+    root_parser().parse_args(head)  # --help and --version end here
+    if name is None:
+        root_parser().print_help()
+        return 0
+    check_command(name)
+    parser = command_parser(name)
+    options = parser.parse_args(tail)
+    _check_settings(output, name)
+    return load(name).run(options, output)
+
+
+def _check_settings(output: Output, command: str) -> None:
+    """Every setting must make sense before a command acts on some of them; then logging can be set up."""
+    try:
+        if command not in SURVIVES_BAD_SETTINGS:
+            for setting in config.SETTINGS:
+                config.lookup(setting)
+        logs.configure("DEBUG" if output.verbose else None)
+    except ConfigError:
+        if command not in SURVIVES_BAD_SETTINGS:
+            raise
+        logs.configure("WARNING")  # info names the problem in its answer; reset is how one gets rid of it
+
+
+def _traceback(output: Output) -> None:
+    if output.verbose:
+        import traceback
+
+        output.note(traceback.format_exc().rstrip())
+
+
+def _discard_stdout() -> None:
+    """Nobody reads standard output any more: keep the interpreter's last flush from complaining about it."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, sys.stdout.fileno())
+    except (OSError, ValueError):  # not a real file: nothing will be flushed to it
+        pass
+    finally:
+        os.close(devnull)

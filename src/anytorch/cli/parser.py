@@ -1,0 +1,171 @@
+"""The commands and the parsers of their arguments. A command's module is imported only to build its parser."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
+
+from anytorch._version import __version__
+from anytorch.cli.output import Output
+from anytorch.errors import UsageError
+
+OVERVIEW = "Write PyTorch once, run it on whatever hardware is there."
+EPILOG = """\
+examples:
+  anytorch info                 what this machine has, from files alone, at once
+  anytorch doctor               what is wrong, and the command that mends it
+  anytorch test                 try every device for real
+  anytorch demo                 a small model on every usable device
+  anytorch --json info          the same answer for programs
+
+`anytorch COMMAND --help` explains a command. Exit status: 0 fine, 1 something is wrong or failed, 2 the request or a file
+it needs makes no sense, 70 a bug in anytorch, 130 interrupted.
+"""
+
+
+class Command(NamedTuple):
+    summary: str
+    examples: str  # one "command   what it does" per line
+
+
+class Module(Protocol):
+    """What a module in `anytorch.cli.commands` has."""
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, options: argparse.Namespace, output: Output) -> int: ...
+
+
+COMMANDS: dict[str, Command] = {
+    "info": Command(
+        "what this machine has, from files alone (devices are seen, not tried)",
+        "anytorch info                 the machine, its devices, and why one is missing\n"
+        "anytorch info --probe         also try the devices, in a child process\n"
+        "anytorch info --why           also say why each device would or would not be chosen\n"
+        "anytorch info --json | jq .devices",
+    ),
+    "doctor": Command(
+        "find what is wrong and say how to mend it",
+        "anytorch doctor               run every diagnosis; exit status 1 if something is wrong\n"
+        "anytorch doctor --no-probe    only what files can tell: nothing is started\n"
+        "anytorch doctor cpu-only-wheel    explain one diagnosis",
+    ),
+    "test": Command(
+        "allocate, copy, multiply and differentiate on devices, and compare with the CPU",
+        "anytorch test                 every device that is here\n"
+        "anytorch test cuda            all CUDA devices\n"
+        "anytorch test cuda:1          one of them",
+    ),
+    "benchmark": Command(
+        "measure matmul, bandwidth, launches, copies and a transformer block",
+        "anytorch benchmark --duration 30\n"
+        "anytorch benchmark --backend cpu --output results.json --plot rates.svg\n"
+        "anytorch benchmark --batch-sizes 1 4 8 --seq-lengths 128 512 --hidden-sizes 768 --dtype float16",
+    ),
+    "optimize": Command(
+        "find by measurement the settings that are faster here",
+        "anytorch optimize             measure and print the plan; nothing is changed\n"
+        "anytorch optimize --apply     also write it to the settings file\n"
+        "anytorch optimize --backend cuda --duration 60",
+    ),
+    "set": Command(
+        "choose the device that is used when none is named",
+        "anytorch set auto             the best one (the default)\n"
+        "anytorch set cuda:1           that card; its UUID is stored, since an index can change\n"
+        "anytorch set cpu",
+    ),
+    "reset": Command(
+        "forget settings or cached measurements",
+        "anytorch reset                remove the settings file (a .bak copy stays)\n"
+        "anytorch reset --cache        forget what was found when devices were tried\n"
+        "anytorch reset --all          both",
+    ),
+    "config": Command(
+        "show, save or load the settings",
+        "anytorch config show          every setting, its value and where it came from\n"
+        "anytorch config save mine.toml\n"
+        "anytorch config load mine.toml\n"
+        "anytorch config path          where the settings file is",
+    ),
+    "demo": Command(
+        "train a small model on every usable device, with timing and agreement",
+        "anytorch demo\nanytorch demo --backend all --iterations 20\nanytorch demo --backend cpu --skip-persistent",
+    ),
+    "completion": Command(
+        "print a shell completion script",
+        'eval "$(anytorch completion bash)"\n'
+        "anytorch completion zsh > ~/.zfunc/_anytorch\n"
+        "anytorch completion fish > ~/.config/fish/completions/anytorch.fish",
+    ),
+    "version": Command("print the version of anytorch", "anytorch version"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises our own error, so that one place turns errors into messages and exit statuses."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]  (argparse says NoReturn; raising is that)
+        raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
+
+
+def root_parser() -> argparse.ArgumentParser:
+    """The options before the command, and the overview that `anytorch --help` prints."""
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name.ljust(width)}  {command.summary}" for name, command in COMMANDS.items())
+    parser = Parser(
+        prog="anytorch",
+        usage="anytorch [--json] [--verbose] COMMAND …",
+        description=f"{OVERVIEW}\n\ncommands:\n{listed}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"anytorch {__version__}")
+    _global_options(parser)
+    return parser
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one command. It takes the global options as well: `anytorch info --json` is what people type."""
+    command = COMMANDS[name]
+    examples = "\n".join(f"  {line}" for line in command.examples.splitlines())
+    parser = Parser(
+        prog=f"anytorch {name}",
+        description=command.summary[0].upper() + command.summary[1:] + ".",
+        epilog=f"examples:\n{examples}\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    load(name).arguments(parser)
+    _global_options(parser)
+    return parser
+
+
+def load(name: str) -> Module:
+    # A module stands for the protocol: its functions have no `self`.
+    return cast("Module", import_module(f"anytorch.cli.commands.{name}"))
+
+
+def split(argv: list[str]) -> tuple[list[str], str | None, list[str]]:
+    """The global options, the command, and its own arguments. No global option takes a value, so this is exact."""
+    for position, word in enumerate(argv):
+        if not word.startswith("-"):
+            return argv[:position], word, argv[position + 1 :]
+    return argv, None, []
+
+
+def check_command(name: str) -> None:
+    if name in COMMANDS:
+        return
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    raise UsageError(
+        f"unknown command {name!r}; commands: {', '.join(COMMANDS)}",
+        hint=f"did you mean `anytorch {near[0]}`?" if near else "run `anytorch --help`",
+    )
+
+
+def _global_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("global options")
+    group.add_argument("--json", action="store_true", help="print the answer as one JSON document on standard output")
+    group.add_argument("-v", "--verbose", action="store_true", help="log what is done, and show tracebacks")

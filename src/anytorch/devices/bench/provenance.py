@@ -1,0 +1,63 @@
+"""Where a number comes from: machine, torch, driver, date, version and commit. A number without these is a rumour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from anytorch.probe.facts import Hardware
+
+
+def machine_facts(hardware: Hardware) -> dict[str, Any]:
+    cpu = hardware.cpu
+    return {
+        "system": f"{hardware.machine.system} {hardware.machine.release}",
+        "arch": hardware.machine.arch,
+        "python": hardware.machine.python,
+        "container": hardware.machine.container,
+        "cpu": cpu.model,
+        "cores": {"logical": cpu.logical, "physical": cpu.physical, "usable": cpu.usable},
+        "memory_nbytes": hardware.memory.usable_total,
+        "gpus": [{"name": gpu.name, "uuid": gpu.uuid, "total_nbytes": gpu.total} for gpu in hardware.gpus],
+    }
+
+
+def drivers(hardware: Hardware) -> dict[str, str]:
+    """Driver versions by vendor, and the kernel drivers of cards whose vendor tells no version."""
+    found = {
+        "nvidia": hardware.nvidia.driver or hardware.nvidia.kernel_version,
+        "ascend": hardware.ascend.driver,
+    }
+    versions = {vendor: version for vendor, version in found.items() if version}
+    for gpu in hardware.gpus:
+        if gpu.driver and gpu.vendor not in versions:
+            versions[gpu.vendor] = gpu.driver
+    return versions
+
+
+def today() -> str:
+    from datetime import datetime, timezone
+
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package runs from ("…-dirty" with changes), None when installed or no git."""
+    import os
+    import subprocess
+
+    tree = Path(__file__).resolve().parents[4]
+    if not (tree / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(tree), "describe", "--always", "--dirty", "--abbrev=40", "--match="],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # look, never write the index
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,131 @@
+"""What a benchmark found, as frozen values that turn into JSON and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anytorch.errors import UsageError
+from anytorch.files import replace_file
+from anytorch.probe.facts import as_json
+
+FORMAT = 1
+STATUSES = ("ok", "wrong", "out-of-memory", "skipped", "failed")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one run. The median and the interquartile spread are not moved by a few disturbed repeats."""
+
+    median_s: float
+    spread_s: float  # third quartile minus first
+    best_s: float
+    cpu_s: float  # processor time this process spent per run, on all its threads
+    repeats: int  # samples taken
+    inner: int = 1  # runs per sample
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload in one size and dtype. Only a row whose answer was right has a timing."""
+
+    workload: str  # "matmul"
+    case: str  # "float32 1024×1024"
+    dtype: str
+    status: str  # one of STATUSES
+    reason: str = ""  # why it was not timed
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    timing: Timing | None = None
+    rate: float | None = None
+    unit: str = ""  # "TFLOP/s", "GB/s", "µs"
+    error: float | None = None  # largest difference from the fp64 reference, relative to its largest value
+    tolerance: float | None = None
+    limit: float | None = None  # in `unit`
+    share: float | None = None  # rate / limit
+    limit_source: str = ""  # "stated by the device" or "best measured here (…)"
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    id: str  # "rocm:0"
+    backend: str
+    torch_name: str  # "cuda:0"
+    name: str
+    uuid: str | None
+    rows: tuple[Row, ...]
+    seconds: float
+    facts: Mapping[str, Any] = field(default_factory=dict)  # threads, matmul precision, memory, unified
+
+    def find(self, workload: str, **wanted: Any) -> list[Row]:
+        """The good rows of a workload whose dtype or parameters are as `wanted`."""
+        return [
+            row
+            for row in self.rows
+            if row.ok
+            and row.workload == workload
+            and all((row.dtype if key == "dtype" else row.parameters.get(key)) == value for key, value in wanted.items())
+        ]
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    devices: tuple[DeviceResult, ...]
+    machine: Mapping[str, Any]
+    torch: str
+    driver: Mapping[str, str]
+    date: str  # ISO 8601, UTC
+    anytorch: str
+    commit: str | None
+    duration_s: float  # per device, as asked for
+    partial: bool = False  # interrupted: rows are missing
+    format: int = FORMAT
+
+
+def from_json(data: Any) -> BenchmarkReport:
+    """The report that `as_json` made `data` of. Raises UsageError if it is none."""
+    try:
+        if data["format"] != FORMAT:
+            raise UsageError(f"a benchmark report of format {data['format']!r}; this anytorch reads {FORMAT}")
+        devices = tuple(
+            DeviceResult(**{**device, "rows": tuple(_row(row) for row in device["rows"])}) for device in data["devices"]
+        )
+        return BenchmarkReport(**{**data, "devices": devices})
+    except (KeyError, TypeError) as exc:
+        raise UsageError(
+            f"this is no benchmark report: {exc}", hint="make one with `anytorch benchmark --output results.json`"
+        ) from exc
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    timing = data.get("timing")
+    return Row(**{**data, "timing": None if timing is None else Timing(**timing)})
+
+
+def save(report: BenchmarkReport, path: str | Path) -> Path:
+    """Write the report as JSON, whole or not at all. Raises UsageError where the file cannot be written."""
+    path = Path(path)
+    body = json.dumps(as_json(report), indent=1, allow_nan=False, ensure_ascii=False)
+    try:
+        replace_file(path, (body + "\n").encode())
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}", hint="name another file") from exc
+    return path
+
+
+def load(path: str | Path) -> BenchmarkReport:
+    """Read a report that `save` wrote. Raises UsageError."""
+    path = Path(path)
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise UsageError(f"cannot read {path}: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"{path} is not JSON: {exc}") from exc
+    return from_json(data)

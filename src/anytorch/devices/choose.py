@@ -1,0 +1,185 @@
+"""Finding, choosing and explaining devices: the questions a person or a job asks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from anytorch import config
+from anytorch.devices.candidates import candidates
+from anytorch.devices.doctor import diagnose
+from anytorch.devices.gather import Tried, gather
+from anytorch.devices.ranking import Request, gigabytes, parse, pick, rank, reasons_for, why_before
+from anytorch.devices.registry import registry
+from anytorch.devices.types import Candidate, Facts, Level, Reason, State
+from anytorch.devices.wheels import advise
+from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissing
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What became of a request. `.device` is a plain `torch.device`; the rest says why it is that one."""
+
+    requested: str
+    chosen: Candidate
+    fell_back: bool = False
+    reasons: tuple[Reason, ...] = ()
+    warning: str = ""  # the text of the DeviceFallbackWarning, "" when the request was met
+
+    @property
+    def device(self) -> torch.device:
+        activate(self.chosen)
+        import torch
+
+        return torch.device(self.chosen.torch_name)
+
+    @property
+    def name(self) -> str:
+        """The device's name for torch ("cuda:0"), without importing torch."""
+        return self.chosen.torch_name
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One look at everything: the facts, the diagnoses and the devices they make."""
+
+    facts: Facts
+    reasons: tuple[Reason, ...]
+    devices: tuple[Candidate, ...]
+
+
+def survey(tried: Tried = "needed", *, refresh: bool = False) -> Survey:
+    facts = gather(tried, refresh=refresh)
+    reasons = diagnose(facts)
+    return Survey(facts, reasons, tuple(rank(candidates(facts, registry().backends.values(), reasons))))
+
+
+def devices(*, tried: Tried = "always", refresh: bool = False) -> list[Candidate]:
+    """Every device, best first, with its state, facts and reasons.
+
+    `tried="always"` uses each one in a child process (cached); "never" answers from files alone.
+    """
+    return list(survey(tried, refresh=refresh).devices)
+
+
+def best_device(*, prefer_npu: bool = False) -> torch.device:
+    """The best usable device: CUDA/ROCm > NPU > XPU > MPS > WebGPU on a real GPU > CPU."""
+    return resolve("auto", prefer_npu=prefer_npu).device
+
+
+def resolve(
+    request: str | torch.device | None = None,
+    *,
+    strict: bool | None = None,
+    prefer_npu: bool = False,
+    fallback: Literal["cpu", "best"] = "cpu",
+) -> Resolution:
+    """Turn a request ("auto", "cuda:1", "vulkan", a UUID, a torch.device, None for the configured one) into a device.
+
+    A named device that is not usable falls back to the CPU with a DeviceFallbackWarning that says why; with
+    `strict=True` (or ANYTORCH_STRICT=1) it raises DeviceUnavailable instead. An unknown name raises UnknownDevice and
+    an index that does not exist DeviceIndexError, always.
+    """
+    text, from_settings = (str(request), False) if request is not None else configured_request()
+    strict = bool(config.get("strict")) if strict is None else strict
+    wanted = parse(text, registry())
+    # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
+    found = survey("never" if wanted.backend == "cpu" else "needed")
+    if found.facts.hardware.torch is None:
+        advice = advise(found.facts.hardware)
+        raise TorchMissing(f"torch is not installed in {found.facts.hardware.machine.executable}", hint=advice.command)
+    listed = found.devices
+    if wanted.backend == "cpu":
+        listed = tuple(as_usable(c) if c.backend == "cpu" else c for c in listed)
+    chosen = pick(wanted, listed, prefer="npu" if prefer_npu else None)
+    if chosen is not None:
+        return Resolution(text, chosen)
+    reasons = tuple(reasons_for(wanted, listed, found.reasons))
+    why = why_not(wanted, listed, reasons)
+    if strict:
+        raise DeviceUnavailable(
+            f"{text!r} was asked for and cannot be used: {why}",
+            hint=next((r.fix for r in reasons if r.fix), "run `anytorch doctor`"),
+            reasons=[r.code for r in reasons],
+        )
+    usable_cpu = [as_usable(c) for c in listed if c.backend == "cpu"]
+    instead = pick(parse("auto", registry()), listed) if fallback == "best" else None
+    instead = instead or usable_cpu[0]
+    origin = f" (from {from_settings})" if from_settings else ""
+    warning = f"{text!r}{origin} was asked for and cannot be used: {why}. Using {instead.id} ({instead.name}) instead."
+    warnings.warn(DeviceFallbackWarning(warning, [r.code for r in reasons]), stacklevel=2)
+    return Resolution(text, instead, True, reasons, warning)
+
+
+def configured_request() -> tuple[str, str]:
+    """The request the settings make, and where it came from ("" for the default). A stored card goes by its UUID."""
+    value = config.lookup("backend")
+    if value.source == "default":
+        return "auto", ""
+    uuid = config.get("device_uuid") if value.source == "file" else ""
+    return (uuid or str(value.value)), value.source
+
+
+def why_not(request: Request, listed: Sequence[Candidate], reasons: Sequence[Reason]) -> str:
+    if reasons:
+        return "; ".join(reason.text.rstrip(".") for reason in reasons[:2])
+    if request.uuid is not None:
+        return "no usable card has that UUID"
+    if request.automatic:
+        return "no device could be used"
+    title = registry().get(request.backend or "").title
+    if any(candidate.backend == request.backend for candidate in listed):
+        return f"the {title} did not work when tried"
+    return f"no {title} was found on this machine"
+
+
+def as_usable(candidate: Candidate) -> Candidate:
+    """The CPU works wherever torch does; it is the one device that is taken on trust."""
+    return replace(candidate, state=State.USABLE)
+
+
+def activate(candidate: Candidate) -> None:
+    """Make torch know a device type that lives in a module of its own; a no-op for torch's built-in types."""
+    function: Any = getattr(registry().get(candidate.backend), "activate", None)
+    if callable(function):
+        function()
+
+
+def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Tried = "always") -> str:
+    """In words: what would be chosen, and for every other device and back end why it would not."""
+    text = configured_request()[0] if request is None else request
+    wanted = parse(text, registry())
+    found = survey(tried)
+    listed = rank(found.devices, prefer="npu" if prefer_npu else None)
+    if tried == "never":
+        listed = [as_usable(c) if c.state is State.SEEN else c for c in listed]
+    chosen = pick(wanted, listed, prefer="npu" if prefer_npu else None) if found.facts.hardware.torch else None
+    lines = [f"asked for: {text}"]
+    if chosen is None:
+        about = reasons_for(wanted, listed, found.reasons)
+        lines.append(f"chosen: nothing matches, because {why_not(wanted, listed, about)}")
+    else:
+        lines.append(f"chosen: {chosen.id}, {chosen.name} ({chosen.state.value}, {gigabytes(chosen.free)} free)")
+    for candidate in listed:
+        if candidate is chosen:
+            continue
+        if candidate.state is State.UNUSABLE:
+            why = "; ".join(r.text for r in candidate.reasons if r.level is Level.ERROR) or "it did not work when tried"
+            fix = next((r.fix for r in candidate.reasons if r.fix), "")
+            lines.append(f"not {candidate.id}, {candidate.name}: {why}" + (f"\n    fix: {fix}" if fix else ""))
+        elif chosen is not None and wanted.automatic:
+            lines.append(f"not {candidate.id}, {candidate.name}: {why_before(chosen, candidate)}")
+        else:
+            lines.append(f"not {candidate.id}, {candidate.name}: it was not asked for")
+    present = {candidate.backend for candidate in listed}
+    for backend in registry().backends.values():
+        if backend.name not in present:
+            about = [r for r in found.reasons if backend.name in r.backends and r.level is Level.ERROR]
+            lines.append(f"no {backend.name}: " + (about[0].text if about else f"no {backend.title} was seen here"))
+    lines += [f"no {name}: its plug-in could not be loaded: {error}" for name, error in registry().errors.items()]
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""Small questions that several diagnoses ask of the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anytorch.devices.types import BackendReport, Facts, Level
+from anytorch.devices.wheels import cards_of, covers, driver_suffices, gfx_name, is_xpu
+from anytorch.probe.facts import Gpu, Hardware
+
+TORCH_BACKENDS = ("cuda", "rocm", "npu", "xpu", "mps", "webgpu", "cpu")
+VENDOR_BACKEND = {"nvidia": "cuda", "amd": "rocm", "huawei": "npu", "intel": "xpu", "apple": "mps"}
+SOFTWARE_ICDS = ("lvp_icd", "lavapipe", "swiftshader")
+GIB = 1024**3
+
+
+def named(gpu: Gpu) -> str:
+    """ "NVIDIA H200 at 0000:01:00.0"."""
+    name = gpu.name or f"{gpu.vendor.upper() if gpu.vendor == 'amd' else gpu.vendor.capitalize()} GPU"
+    return f"{name} at {gpu.pci}" if gpu.pci else name
+
+
+def listed(items: Iterable[str]) -> str:
+    return ", ".join(items)
+
+
+def gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB"
+
+
+def first_line(text: str, limit: int = 300) -> str:
+    """The message without its traceback's tail: enough to recognise, short enough for one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:limit] if lines else ""
+
+
+def report_of(facts: Facts, backend: str) -> BackendReport | None:
+    return facts.torch.backends.get(backend) if facts.torch is not None else None
+
+
+def reports(facts: Facts) -> tuple[BackendReport, ...]:
+    return tuple(facts.torch.backends.values()) if facts.torch is not None else ()
+
+
+def child_int(facts: Facts, key: str) -> int | None:
+    """A whole number the child reported; None when it did not, or reported something else."""
+    value = facts.torch.facts.get(key) if facts.torch is not None else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def child_flag(facts: Facts, key: str) -> bool | None:
+    value = facts.torch.facts.get(key) if facts.torch is not None else None
+    return value if isinstance(value, bool) else None
+
+
+def child_text(facts: Facts, key: str) -> str | None:
+    value = facts.torch.facts.get(key) if facts.torch is not None else None
+    return value if isinstance(value, str) else None
+
+
+def arch_list(facts: Facts) -> tuple[str, ...]:
+    """What torch.cuda.get_arch_list() said in the child; () when it was not asked."""
+    value = facts.torch.facts.get("arch_list") if facts.torch is not None else None
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, (list, tuple)) else ()
+
+
+def in_container(hardware: Hardware) -> bool:
+    return hardware.machine.container is not None
+
+
+def installed(hardware: Hardware, name: str) -> str | None:
+    return hardware.packages.versions.get(name)
+
+
+def wants_webgpu(facts: Facts) -> bool:
+    asked = facts.settings.get("backend")
+    return isinstance(asked, str) and asked.split(":")[0] in ("webgpu", "vulkan", "wgpu")
+
+
+def vendor_path(facts: Facts) -> bool:
+    """Does the installed torch drive at least one GPU of this machine, as far as files and the child can tell?"""
+    for backend in ("cuda", "rocm", "npu", "xpu", "mps"):
+        report = report_of(facts, backend)
+        if report is not None and report.devices:
+            return True
+    hardware = facts.hardware
+    wheel, machine = hardware.torch, hardware.machine
+    if wheel is None:
+        return False
+    if machine.system == "Darwin":
+        return machine.arch == "arm64" and not machine.rosetta
+    if wheel.kind == "cuda" and wheel.cuda:
+        driver = hardware.nvidia.driver or hardware.nvidia.kernel_version
+        return any(
+            (gpu.capability is None or covers(wheel.cuda, gpu.capability, machine.arch, wheel.version) is not False)
+            and (driver is not None and driver_suffices(driver, wheel.cuda, machine.system) is not False)
+            for gpu in cards_of(hardware, "nvidia")
+        )
+    if wheel.kind == "rocm":
+        names = arch_list(facts)
+        return any(not names or gfx_name(gpu) in names for gpu in cards_of(hardware, "amd"))
+    if wheel.kind == "xpu":
+        return any(is_xpu(gpu) for gpu in cards_of(hardware, "intel"))
+    return bool(cards_of(hardware, "huawei")) and installed(hardware, "torch-npu") is not None
+
+
+def real_gpus(hardware: Hardware) -> tuple[Gpu, ...]:
+    """Cards a graphics API could drive: not NPUs, not cards handed to a virtual machine."""
+    return tuple(gpu for gpu in hardware.gpus if gpu.vendor != "huawei" and gpu.driver != "vfio-pci")
+
+
+def webgpu_level(facts: Facts) -> Level:
+    """How bad a broken Vulkan is: an error where WebGPU is the way to the GPU or was asked for, a note otherwise."""
+    if wants_webgpu(facts) or (real_gpus(facts.hardware) and not vendor_path(facts)):
+        return Level.ERROR
+    return Level.NOTE

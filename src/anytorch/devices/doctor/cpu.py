@@ -1,0 +1,193 @@
+"""The processor and the memory: limits that torch does not see, and choices that make it slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anytorch.devices.doctor.common import GIB, child_flag, child_int, gib, in_container
+from anytorch.devices.doctor.registry import Finding, diagnosis
+from anytorch.devices.types import Facts, Level
+
+SMALL_SHM = GIB
+FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "amx_tile", "bf16", "avx_ne_convert", "hw.optional.arm.feat_bf16"})
+FAST_FP16 = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp", "fp16", "hw.optional.arm.feat_fp16"})
+# Requirement A4: the least memory each back end is documented with, in GB (10^9 bytes).
+LEAST_GB = {"cuda": 4, "rocm": 4, "xpu": 4, "mps": 8, "webgpu": 2, "cpu": 2}
+
+
+def planned_threads(facts: Facts) -> tuple[int | None, str]:
+    """How many threads torch will use and who says so; (None, "") when nobody does."""
+    for value, source in (
+        (facts.settings.get("threads"), "the setting threads"),
+        (child_int(facts, "threads"), "torch.get_num_threads()"),
+        (facts.hardware.env.get("OMP_NUM_THREADS"), "OMP_NUM_THREADS"),
+    ):
+        number = str(value).split(",")[0].strip() if value is not None else ""
+        if number.isascii() and number.isdigit() and 0 < len(number) < 7:
+            return int(number), source
+    return None, ""
+
+
+@diagnosis(
+    "cpu-quota",
+    Level.WARNING,
+    "The container may use fewer CPUs than torch will start threads for",
+    number=29,
+    symptom="A CPU job in a container is many times slower than on the host, with all threads busy waiting.",
+    evidence="The cgroup CPU quota (`cpu.max`, `cpu.cfs_quota_us`) against the CPUs this process may run on and the "
+    "threads torch uses. Neither `os.cpu_count()` nor the affinity shows the quota.",
+    fix="`export OMP_NUM_THREADS=<quota rounded down>`.",
+    background=(
+        "https://github.com/python/cpython/issues/80235",
+        "https://github.com/OpenMathLib/OpenBLAS/issues/6059",
+    ),
+)
+def cpu_quota(facts: Facts) -> Iterator[Finding]:
+    cpu = facts.hardware.cpu
+    seen = min(cpu.logical, cpu.affinity or cpu.logical)
+    if cpu.quota is None or cpu.quota >= seen:
+        return
+    good = max(1, int(cpu.quota))
+    threads, source = planned_threads(facts)
+    if threads is not None and threads <= good:
+        return
+    plan = f"{source} is {threads}" if threads is not None else f"torch will see {seen} CPUs"
+    yield Finding(
+        f"the container may use {cpu.quota:g} CPUs, but {plan}",
+        f"export OMP_NUM_THREADS={good}",
+        f"cgroup CPU quota {cpu.quota:g}, affinity {cpu.affinity}, {cpu.logical} logical CPUs",
+    )
+
+
+@diagnosis(
+    "memory-limit",
+    Level.WARNING,
+    "The container may use less memory than the machine shows",
+    number=30,
+    symptom="The process is killed (exit status 137) while `free` still shows plenty.",
+    evidence="The cgroup memory limit (`memory.max`, `memory.limit_in_bytes`) against MemTotal.",
+    fix="Plan with the limit (anytorch does), or raise it: `docker run --memory 32g …`.",
+    background=("https://github.com/giampaolo/psutil/issues/2100", "https://github.com/Comfy-Org/ComfyUI/pull/15272"),
+)
+def memory_limit(facts: Facts) -> Iterator[Finding]:
+    memory = facts.hardware.memory
+    if memory.limit is not None and memory.total is not None and memory.limit < memory.total:
+        used = f", {gib(memory.limit_used)} used" if memory.limit_used is not None else ""
+        yield Finding(
+            f"this process may use {gib(memory.limit)} of the machine's {gib(memory.total)}{used}; budgets use the "
+            "limit",
+            f"docker run --memory {max(1, round(memory.total / GIB))}g …",
+            f"cgroup limit {memory.limit}, MemTotal {memory.total}",
+        )
+
+
+@diagnosis(
+    "hybrid-cpu",
+    Level.WARNING,
+    "torch uses the slow cores of a hybrid processor too",
+    number=31,
+    symptom="Eight threads take longer than four: each step waits for the efficiency cores.",
+    evidence="Efficiency cores (`/sys/devices/cpu_atom/cpus`, `hw.perflevel1`) and more threads than performance "
+    "cores.",
+    fix="`export OMP_NUM_THREADS=<performance cores>` and bind: `taskset -c 0-7 python …`; `anytorch optimize` "
+    "measures it.",
+    background=(
+        "https://github.com/ggml-org/llama.cpp/issues/842",
+        "https://github.com/ttlequals0/MinusPod/issues/333",
+    ),
+)
+def hybrid_cpu(facts: Facts) -> Iterator[Finding]:
+    cpu, machine = facts.hardware.cpu, facts.hardware.machine
+    if not cpu.hybrid or cpu.performance_cores is None:
+        return
+    threads, source = planned_threads(facts)
+    if threads is None:
+        if machine.system == "Darwin":
+            return  # torch on a Mac asks for hw.perflevel0 by itself
+        threads, source = cpu.physical or cpu.logical, "torch's default"
+    if threads > cpu.performance_cores:
+        yield Finding(
+            f"{source} is {threads} threads, but only {cpu.performance_cores} of this processor's cores are "
+            "performance cores",
+            f"export OMP_NUM_THREADS={cpu.good_threads}",
+            f"{cpu.performance_cores} performance and {cpu.efficiency_cores} efficiency cores "
+            f"({cpu.model or 'unknown'})",
+        )
+
+
+@diagnosis(
+    "slow-half-on-cpu",
+    Level.WARNING,
+    "Half precision is chosen on a CPU that has no hardware for it",
+    number=32,
+    symptom="A model in bfloat16 or float16, or under `torch.autocast('cpu')`, runs tens of times slower than in "
+    "float32.",
+    evidence="The setting `cpu_dtype`, and `torch.ops.mkldnn._is_mkldnn_bf16_supported()` in the child or the CPU's "
+    "feature flags (avx512_bf16, amx_bf16; avx512_fp16 for float16). Measured on an AVX2 CPU: 48 to 84 times slower.",
+    fix="`anytorch config set cpu_dtype float32`, or `export ANYTORCH_CPU_DTYPE=float32`.",
+    background=("https://docs.pytorch.org/docs/stable/amp.html#cpu-training-example",),
+)
+def slow_half_on_cpu(facts: Facts) -> Iterator[Finding]:
+    dtype, features = facts.settings.get("cpu_dtype"), facts.hardware.cpu.features
+    if dtype not in ("bfloat16", "float16"):
+        return
+    wanted = FAST_BF16 if dtype == "bfloat16" else FAST_FP16
+    measured = child_flag(facts, "mkldnn_bf16") if dtype == "bfloat16" else None
+    fast = measured if measured is not None else (bool(wanted & features) if features else None)
+    if fast is False:
+        yield Finding(
+            f"{dtype} is chosen for the CPU, but {facts.hardware.cpu.model or 'this CPU'} has no hardware for it: "
+            "float32 is far faster here",
+            "export ANYTORCH_CPU_DTYPE=float32",
+            f"mkldnn bf16: {measured if measured is not None else 'not asked'}; none of {', '.join(sorted(wanted))}",
+        )
+
+
+@diagnosis(
+    "small-shm",
+    Level.WARNING,
+    "/dev/shm is too small for DataLoader workers",
+    symptom="`RuntimeError: DataLoader worker (pid …) is killed by signal: Bus error. It is possible that "
+    "dataloader's workers are out of shared memory. Please try to raise your shared memory limit.`",
+    evidence="`/dev/shm` holds less than 1 GiB (a container gets 64 MiB by default) and more than one CPU is there "
+    "for workers.",
+    fix="`docker run --shm-size=8g …` or `--ipc=host`; outside a container `sudo mount -o remount,size=8G /dev/shm`.",
+    background=("https://github.com/pytorch/pytorch#docker-image",),
+)
+def small_shm(facts: Facts) -> Iterator[Finding]:
+    shm = facts.hardware.memory.shm
+    if shm is None or shm >= SMALL_SHM or facts.hardware.cpu.usable < 2:
+        return
+    fix = "docker run --shm-size=8g …" if in_container(facts.hardware) else "sudo mount -o remount,size=8G /dev/shm"
+    yield Finding(
+        f"/dev/shm holds only {shm // 2**20} MiB, too little for DataLoader workers", fix, f"/dev/shm: {shm} bytes"
+    )
+
+
+@diagnosis(
+    "too-little-memory",
+    Level.NOTE,
+    "The device has less memory than its back end is documented with",
+    symptom="Out of memory with all but the smallest models.",
+    evidence="The memory of each device, or the RAM this process may use, against the documented least: CUDA, ROCm "
+    "and XPU 4 GB, MPS 8 GB, WebGPU 2 GB, CPU 2 GB.",
+    fix="Use a smaller batch, quantization, or the memory mode; on a shared card stop the other programs.",
+)
+def too_little_memory(facts: Facts) -> Iterator[Finding]:
+    hardware = facts.hardware
+    sizes: list[tuple[str, str, int | None]] = []
+    for vendor, backend in (("nvidia", "cuda"), ("amd", "rocm"), ("intel", "xpu")):
+        sizes += [(backend, gpu.name or backend, gpu.total) for gpu in hardware.gpus_of(vendor) if not gpu.integrated]
+    if hardware.gpus_of("apple"):
+        sizes.append(("mps", hardware.gpus_of("apple")[0].name or "the Apple GPU", hardware.memory.total))
+    if facts.torch is not None and "webgpu" in facts.torch.backends:
+        devices = facts.torch.backends["webgpu"].devices
+        sizes += [("webgpu", device.name, device.total) for device in devices if not device.software]
+    sizes.append(("cpu", "this process", hardware.memory.usable_total))
+    for backend, name, total in sizes:
+        if total is not None and total < LEAST_GB[backend] * 10**9:
+            yield Finding(
+                f"{name} has {total / 10**9:.1f} GB, less than the {LEAST_GB[backend]} GB {backend} is documented with",
+                "use a smaller batch or a quantized model",
+                f"{backend}: {total} bytes",
+            )

@@ -1,0 +1,156 @@
+"""Running the diagnoses, and their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from anytorch.devices.doctor import (
+    amd,
+    apple,
+    ascend,
+    cpu,
+    graphics,
+    intel,
+    masks,
+    nvidia,
+    nvidia_cards,
+    python_environment,
+    wheel,
+)
+from anytorch.devices.doctor.common import VENDOR_BACKEND, first_line, named, report_of
+from anytorch.devices.doctor.registry import Diagnosis, Finding, diagnosis, registered
+from anytorch.devices.types import Facts, Level, Reason
+from anytorch.devices.wheels import cards_of
+from anytorch.errors import UsageError
+
+# Each registers its diagnoses when imported; this is the order of the list and of the documentation's index.
+GROUPS = (python_environment, wheel, nvidia, nvidia_cards, masks, amd, intel, ascend, apple, graphics, cpu)
+SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
+
+
+@diagnosis(
+    "unexplained",
+    Level.ERROR,
+    "The device is there, torch finds none, and nothing else explains it",
+    needs="child",
+    symptom="`torch.cuda.is_available()` (or its like) is False, and every other check is content.",
+    evidence="A card of the back end's maker, a torch wheel built for it, a child process that counted no device, "
+    "and no other error that names the back end.",
+    fix="`anytorch --json doctor > doctor.json` and open an issue with it: a diagnosis is missing.",
+    background=("https://github.com/pytorch/pytorch/issues/85332",),
+)
+def unexplained(facts: Facts) -> Iterator[Finding]:
+    for vendor, backend in VENDOR_BACKEND.items():
+        report, cards = report_of(facts, backend), cards_of(facts.hardware, vendor)
+        if report is None or report.code != "no-device" or not cards:
+            continue
+        others = [code for code in codes() if code != "unexplained"]
+        if any(reason.level is Level.ERROR and backend in reason.backends for reason in diagnose(facts, others)):
+            continue
+        yield Finding(
+            f"{named(cards[0])} is present and torch is built for it, but torch finds no {backend} device: "
+            f"{first_line(report.error)}",
+            "anytorch --json doctor > doctor.json",
+            report.error[:1000],
+            (backend,),
+        )
+
+
+def _never(facts: Facts) -> Iterator[Finding]:
+    return iter(())
+
+
+# Not on the list: it speaks when a diagnosis on the list fails.
+DIAGNOSIS_FAILED = Diagnosis(
+    "diagnosis-failed",
+    None,
+    Level.WARNING,
+    "A diagnosis itself failed",
+    "files",
+    _never,
+    symptom="The doctor's report is complete but for one diagnosis.",
+    evidence="The exception that the diagnosis raised. It is a bug in anytorch; the other diagnoses are not affected.",
+    fix="Open an issue with the output of `anytorch --json doctor`.",
+)
+
+_ORDER = (*(group.__name__ for group in GROUPS), __name__)
+DIAGNOSES: tuple[Diagnosis, ...] = tuple(sorted(registered(), key=lambda known: _ORDER.index(known.check.__module__)))
+
+
+def codes() -> tuple[str, ...]:
+    return tuple(known.code for known in DIAGNOSES)
+
+
+def diagnose(facts: Facts, only: Collection[str] | None = None) -> tuple[Reason, ...]:
+    """Everything that is wrong, errors first. `only` names the diagnoses to make; an unknown code raises UsageError.
+
+    A diagnosis that raises does not take the others down: it becomes a reason "diagnosis-failed".
+    """
+    if only is not None:
+        for code in only:
+            if code not in codes():
+                raise _unknown(code)
+    reasons: list[Reason] = []
+    for known in DIAGNOSES:
+        if only is None or known.code in only:
+            reasons += _reasons(known, facts)
+    if only is None:
+        reasons += _reported(facts, reasons)
+    return tuple(sorted(reasons, key=lambda reason: SEVERITY[reason.level]))
+
+
+def _reasons(known: Diagnosis, facts: Facts) -> list[Reason]:
+    try:
+        return [
+            Reason(known.code, found.level or known.level, found.text, found.fix, found.evidence, found.backends)
+            for found in known.check(facts)
+        ]
+    except Exception as exc:  # noqa: BLE001  (whatever it is, the other diagnoses must still be heard)
+        text = f"the diagnosis {known.code} itself failed: {type(exc).__name__}: {first_line(str(exc))}"
+        return [Reason(DIAGNOSIS_FAILED.code, Level.WARNING, text, "anytorch --json doctor", repr(exc)[:1000])]
+
+
+def _reported(facts: Facts, reasons: list[Reason]) -> list[Reason]:
+    """Codes that back ends reported by themselves in the child, where the diagnosis of that code has not spoken."""
+    if facts.torch is None:
+        return []
+    by_code = {known.code: known for known in DIAGNOSES}
+    spoken = {reason.code for reason in reasons}
+    return [
+        Reason(
+            report.code, known.level, first_line(report.error) or known.title, known.fix, report.error[:1000], (name,)
+        )
+        for name, report in facts.torch.backends.items()
+        if (known := by_code.get(report.code)) is not None and report.code not in spoken
+    ]
+
+
+def page(known: Diagnosis) -> str:
+    """The diagnosis' page in docs/doctor/, in Markdown."""
+    needs = "files alone" if known.needs == "files" else "a child process that tries torch"
+    links = "\n".join(f"* <{link}>" for link in known.background)
+    return (
+        f"# {known.title}\n\n"
+        f"`{known.code}` · {known.level.value} · found by {needs}\n\n"
+        f"## What you see\n\n{known.symptom}\n\n"
+        f"## What the doctor looks at\n\n{known.evidence}\n\n"
+        f"## What helps\n\n{known.fix}\n" + (f"\n## Background\n\n{links}\n" if links else "")
+    )
+
+
+def explain(code: str) -> str:
+    """The text of a diagnosis' page. Raises UsageError for a code that does not exist."""
+    for known in (*DIAGNOSES, DIAGNOSIS_FAILED):
+        if known.code == code:
+            return page(known)
+    raise _unknown(code)
+
+
+def _unknown(code: str) -> UsageError:
+    import difflib  # only for bad input
+
+    near = difflib.get_close_matches(code, codes(), n=1)
+    return UsageError(
+        f"there is no diagnosis {code!r}",
+        hint=f"did you mean {near[0]!r}?" if near else "`anytorch doctor` prints the codes of what it finds",
+    )

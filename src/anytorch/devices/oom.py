@@ -1,0 +1,134 @@
+"""Telling "out of memory" from every other error, and finding a batch size that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from anytorch import logs
+from anytorch.cache import Store
+from anytorch.devices.memory import cleanup
+from anytorch.errors import CacheError, OutOfMemory, UsageError
+
+T = TypeVar("T")
+log = logs.logger(__name__)
+
+# Verbatim texts of torch and its vendors. Anchored on words no other error has: a test holds each one's source.
+MESSAGES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"CUDA out of memory\.",  # torch < 2.5, and HIP: "HIP out of memory."
+        r"HIP out of memory\.",
+        r"XPU out of memory\.",
+        r"NPU out of memory\.",
+        r"MPS backend out of memory \(MPS allocated",
+        r"DefaultCPUAllocator: can't allocate memory",
+        r"DefaultCPUAllocator: not enough memory: you tried to allocate \d+ bytes",
+        r"CUDA error: out of memory",
+        r"CUBLAS_STATUS_ALLOC_FAILED",
+        r"CUDNN_STATUS_ALLOC_FAILED",
+        r"HIPBLAS_STATUS_ALLOC_FAILED",
+        r"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.*out of memory",
+        r"UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST|RESOURCES)",
+        r"ZE_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY",
+        r"FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",  # Habana
+        r"Invalid buffer size: [\d.]+ [KMG]i?B",  # MPS, one tensor above Metal's limit
+    )
+)
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Is this exception, or one it was raised from, a device or host that ran out of memory?"""
+    import sys
+
+    torch = sys.modules.get("torch")
+    torch_type = getattr(torch, "OutOfMemoryError", None)
+    link: BaseException | None = exc
+    for _ in range(8):
+        if link is None:
+            return False
+        if isinstance(link, (MemoryError, OutOfMemory)) or (torch_type is not None and isinstance(link, torch_type)):
+            return True
+        if isinstance(link, RuntimeError) and any(pattern.search(str(link)) for pattern in MESSAGES):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+@dataclass(frozen=True)
+class Fit(Generic[T]):
+    """What `fit_batch` arrived at: the function's result, the batch size that gave it, and the sizes that did not fit."""
+
+    result: T
+    batch: int
+    too_large: tuple[int, ...] = ()
+
+
+_fitting: dict[str, int] = {}
+
+
+def fit_batch(
+    function: Callable[[int], T], start: int, *, minimum: int = 1, key: str | None = None, remember: bool = True
+) -> Fit[T]:
+    """Call `function(batch)`, halving the batch on real out-of-memory errors, until it fits.
+
+    With a `key` (say, model and device), the size that fitted is where the next call starts: in this process, and with
+    `remember=True` in later ones through the cache. Any other exception passes through untouched. Raises OutOfMemory
+    when even `minimum` does not fit.
+
+    >>> from anytorch import fit_batch
+    >>> fit_batch(lambda batch: sum(range(batch)), 8).batch
+    8
+    """
+    if start < minimum or minimum < 1:
+        raise UsageError(f"fit_batch: start ({start}) must be at least minimum ({minimum}), and minimum at least 1")
+    batch = min(start, max(minimum, _recall(key, remember) or start))
+    too_large: list[int] = []
+    while True:
+        try:
+            result = function(batch)
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
+            failure = exc
+        else:
+            if key is not None and too_large:
+                _keep(key, batch, remember)
+            return Fit(result, batch, tuple(too_large))
+        too_large.append(batch)
+        if batch <= minimum:
+            raise OutOfMemory(
+                f"a batch of {batch} does not fit, and {minimum} is the smallest allowed: {failure}",
+                hint="free memory, use a smaller model, or quantize it",
+            ) from failure
+        # The traceback's frames hold the tensors of the failed attempt: drop them before trying again.
+        failure.__traceback__ = None
+        del failure
+        cleanup()
+        log.info("a batch of %d does not fit; trying %d", batch, max(minimum, batch // 2))
+        batch = max(minimum, batch // 2)
+
+
+def _recall(key: str | None, remember: bool) -> int | None:
+    if key is None:
+        return None
+    if key not in _fitting and remember:
+        try:
+            stored = Store("batches").get(key)
+        except CacheError as exc:
+            log.warning("%s", exc.message)
+            return None
+        if isinstance(stored, int) and stored > 0:
+            _fitting[key] = stored
+    return _fitting.get(key)
+
+
+def _keep(key: str, batch: int, remember: bool) -> None:
+    _fitting[key] = batch
+    if remember:
+        try:
+            Store("batches").put(key, batch, keep=1000)
+        except CacheError as exc:
+            log.warning("%s", exc.message)

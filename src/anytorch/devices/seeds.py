@@ -1,0 +1,32 @@
+"""One seed for everything that draws random numbers. The same seed gives different numbers on different device types."""
+
+from __future__ import annotations
+
+import sys
+
+from anytorch.devices.registry import registry
+from anytorch.errors import UsageError
+
+
+def seed(value: int = 42) -> int:
+    """Seed Python, NumPy and torch on every device that this torch can drive; returns the seed.
+
+    NumPy and torch are seeded if they are installed. torch seeds a device that is not initialised yet when it is.
+    """
+    import random
+    from importlib.util import find_spec
+
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {value!r}")
+    random.seed(value)
+    if "numpy" in sys.modules or find_spec("numpy"):
+        import numpy
+
+        numpy.random.seed(value % 2**32)  # NumPy's legacy generator takes 32 bits
+    if "torch" in sys.modules or find_spec("torch"):
+        import torch
+
+        torch.manual_seed(value)  # the CPU, and every device type torch knows
+        for backend in registry().backends.values():
+            backend.seed(value)
+    return value

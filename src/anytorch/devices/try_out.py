@@ -1,0 +1,218 @@
+"""Runs the child process that tries devices, with a time limit, and remembers what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from anytorch import config, logs
+from anytorch._version import __version__
+from anytorch.cache import Store
+from anytorch.devices.registry import registry
+from anytorch.devices.types import BackendReport, Caps, DeviceReport, TorchReport
+from anytorch.errors import CacheError
+from anytorch.probe.facts import Hardware, as_json
+
+log = logs.logger(__name__)
+
+# The child sees the modules this process sees, in the same order, and nothing of the folder it happens to start in.
+START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from anytorch.devices.child import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:
+    """What torch and every back end can really do on this machine; from the cache if nothing has changed since.
+
+    A cache that cannot be read raises nothing here: it is said in the log, left as it was, and not used.
+    """
+    store, key = Store("devices"), cache_key(hardware)
+    try:
+        stored = None if refresh else store.get(key)
+    except CacheError as exc:
+        log.warning("%s", exc.message)
+        return run_children()
+    if stored is not None:
+        try:
+            return replace(report_from_json(stored), cached=True)
+        except (TypeError, ValueError, AttributeError, KeyError) as exc:
+            log.warning("the entry in %s is not understood (%s); trying the devices again", store.path, exc)
+    report = run_children()
+    # A crash or a time-out may be a bad moment rather than a fact about the machine: it is not remembered.
+    passing = {"crashed", "timed-out"}
+    if not report.import_error and not any(r.code in passing for r in report.backends.values()):
+        try:
+            store.put(key, as_json(report))
+        except CacheError as exc:
+            log.warning("%s", exc.message)
+    return report
+
+
+def cache_key(hardware: Hardware) -> str:
+    """Changes whenever the answer may: driver, wheel, plug-ins, masks, boot, the cards themselves, our own version."""
+    import hashlib
+
+    wheel = hardware.torch
+    version_file = Path(wheel.path) / "version.py" if wheel else None
+    stamp = version_file.stat().st_mtime_ns if version_file and version_file.is_file() else None
+    parts = [
+        __version__,
+        sys.executable,
+        hardware.machine.boot_id,
+        hardware.nvidia.kernel_version,
+        hardware.nvidia.driver,
+        wheel.version if wheel else None,
+        stamp,
+        as_json(hardware.packages),
+        dict(hardware.env),
+        [(gpu.vendor, gpu.pci, gpu.uuid, gpu.driver) for gpu in hardware.gpus],
+        [icd.path for icd in hardware.graphics.vulkan_icds],
+        sorted(registry().errors),
+        config.get("plugins"),
+    ]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
+
+
+def run_children(names: Sequence[str] = (), *, timeout_s: float | None = None) -> TorchReport:
+    """Try the named back ends (all of them if none is named), each once, whatever happens to the process doing it."""
+    limit_s = config.get("probe_timeout_s") if timeout_s is None else timeout_s
+    started = monotonic()
+    left = list(names) or list(registry().backends)
+    version: str | None = None
+    facts: dict[str, Any] = {}
+    reports: dict[str, BackendReport] = {}
+    autoload_error = import_error = ""
+    environment: dict[str, str] = {}
+    while left:
+        lines, end = run_child(left, limit_s - (monotonic() - started), environment)
+        trying = ""
+        for line in lines:
+            facts.update(line.get("facts") or {})
+            if line["event"] == "torch":
+                version = line["version"]
+            elif line["event"] == "import-failed":
+                import_error = line["error"]
+            elif line["event"] == "trying":
+                trying = line["backend"]
+            elif line["event"] == "report":
+                reports[line["backend"]] = backend_from_json(line["report"])
+                trying = ""
+        left = [name for name in left if name not in reports]
+        if import_error:
+            if environment:
+                break  # plug-in autoload is off already: torch itself is broken
+            # A plug-in can make `import torch` fail; without autoload we learn whether it was one, and go on.
+            autoload_error, import_error = import_error, ""
+            environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+            continue
+        if not left:
+            break
+        if end == "timed-out":
+            for name in left:
+                told = f"no answer within {limit_s:g} s"
+                reports[name] = BackendReport(name, code="timed-out", error=told if name == trying else f"{told}; not reached")
+            break
+        # It died. Blame the back end it was trying; if torch's own import killed it, nothing can be tried.
+        if not trying:
+            import_error = f"the process that imports torch died: {end}"
+            break
+        reports[trying] = BackendReport(trying, code="crashed", error=f"trying it ended the process: {end}")
+        left.remove(trying)
+    if import_error and autoload_error:
+        autoload_error = ""
+    return TorchReport(version, import_error, autoload_error, reports, facts, round(monotonic() - started, 3))
+
+
+def run_child(names: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """One child: the lines it wrote, and how it ended ("", "timed-out", or words such as "signal 11 …")."""
+    import subprocess
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="anytorch-") as folder:
+        report = Path(folder) / "report.jsonl"
+        with (Path(folder) / "words").open("w+b") as words:  # plug-ins print; a pipe nobody reads would block them
+            child = subprocess.Popen(
+                [sys.executable, "-c", START, json.dumps(sys.path), str(report), *names],
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+            end = ""
+            try:
+                code = child.wait(max(0.0, limit_s))
+            except subprocess.TimeoutExpired:
+                end = "timed-out"
+            finally:
+                _end(child)  # also on Ctrl-C: no child outlives the question
+            if not end and code:
+                words.seek(0)
+                last = words.read()[-2000:].decode(errors="replace").strip().splitlines()
+                end = f"{_exit_words(code)}{': ' + last[-1] if last else ''}"
+        return _read_lines(report), end
+
+
+def _end(child: Any) -> None:
+    import signal
+
+    if hasattr(os, "killpg"):
+        try:
+            os.killpg(child.pid, signal.SIGKILL)  # with everything it started
+        except (ProcessLookupError, PermissionError):
+            pass  # it is gone already
+    elif child.poll() is None:
+        child.kill()
+    child.wait()
+
+
+def _exit_words(code: int) -> str:
+    import signal
+
+    if code < 0:
+        return f"signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+    return f"exit status {code:#x}" if code > 255 else f"exit status {code}"  # 0xC0000005 on Windows
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break  # the process died in the middle of a line
+    return lines
+
+
+# --- JSON back into values -----------------------------------------------------------------------------------------
+
+
+def report_from_json(data: Mapping[str, Any]) -> TorchReport:
+    backends = {name: backend_from_json(report) for name, report in data["backends"].items()}
+    return TorchReport(**{**data, "backends": backends})
+
+
+def backend_from_json(data: Mapping[str, Any]) -> BackendReport:
+    return BackendReport(**{**data, "devices": tuple(device_from_json(device) for device in data["devices"])})
+
+
+def device_from_json(data: Mapping[str, Any]) -> DeviceReport:
+    caps = data.get("caps")
+    return DeviceReport(**{**data, "caps": caps_from_json(caps) if caps else None})
+
+
+def caps_from_json(data: Mapping[str, Any]) -> Caps:
+    return Caps(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})

@@ -1,0 +1,61 @@
+"""Intel GPUs through torch's own `torch.xpu`. (Intel's extension, IPEX, is retired; the doctor says so.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from anytorch.devices.base import TorchBackend
+from anytorch.devices.cuda import triton_installed
+from anytorch.devices.types import Candidate, Caps
+from anytorch.probe.facts import Hardware
+
+
+class XpuBackend(TorchBackend):
+    name = "xpu"
+    torch_type = "xpu"
+    title = "Intel GPU (XPU)"
+    priority = 500
+    aliases = ("intel",)
+    chips = ("Arc A and B series", "Data Center GPU Flex and Max", "Core Ultra and Iris Xe integrated graphics")
+    precisions = ("float32", "float16", "bfloat16")
+    quantizations = ("int8", "int4")
+    least_gb, advised_gb = 4, 8
+
+    def seen(self, hardware: Hardware) -> Sequence[Candidate]:
+        cards = sorted(hardware.gpus_of("intel"), key=lambda gpu: (bool(gpu.integrated), gpu.pci or ""))
+        return [self.candidate(index, gpu) for index, gpu in enumerate(cards)]
+
+    def properties(self, index: int) -> dict[str, Any]:
+        module = self.module()
+        found = module.get_device_properties(index) if module is not None else None
+        facts = {
+            fact: getattr(found, fact)
+            for fact in ("platform_name", "driver_version", "max_compute_units", "gpu_eu_count", "has_fp64")
+            if isinstance(getattr(found, fact, None), (str, int, bool))
+        }
+        if getattr(found, "uuid", None) is not None:
+            facts["uuid"] = str(found.uuid)
+        if hasattr(found, "has_fp16"):
+            facts["has_fp16"] = bool(found.has_fp16)
+        # SYCL's type of the device; an integrated one shares the host's memory.
+        if hasattr(found, "is_integrated_gpu"):
+            facts["integrated"] = bool(found.is_integrated_gpu)
+        return facts
+
+    def caps(self, index: int) -> Caps:
+        module = self.module()
+        facts = self.properties(index)
+        asked = getattr(module, "is_bf16_supported", None)
+        bf16 = bool(asked()) if callable(asked) else False
+        fp64: tuple[str, ...] = ("float64",) if facts.get("has_fp64") else ()
+        return Caps(
+            dtypes=("float32", *fp64, "float16", "bfloat16", "int8", "int32", "int64", "bool"),
+            fast_dtypes=("float32", "float16", *(("bfloat16",) if bf16 else ())),
+            autocast_dtype="bfloat16" if bf16 else "float16",
+            graphs=hasattr(module, "XPUGraph"),
+            triton=triton_installed(),
+            flash_attention=False,
+            quantizations=self.quantizations,
+            unified_memory=bool(facts.get("integrated")),
+        )

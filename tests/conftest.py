@@ -1,0 +1,120 @@
+"""What every test gets: settings, cache and environment of its own; and fake hardware for those that ask for it.
+
+`ANYTORCH_TEST_REQUIRE=cpu,webgpu-adapter,compiler` names what this machine must have: a test that finds one of these
+missing fails instead of being skipped. CI names all it should find, so that a green run has tested something.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import pytest
+
+from anytorch import config
+
+
+def _load(path: Path) -> ModuleType:
+    # By its path: pytest's importlib mode keeps the test folders off sys.path, and so do we.
+    name = f"anytorch_tests_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+hardware = _load(Path(__file__).parent / "native" / "hardware.py")
+
+# pytest's own, and what torch, numpy and their OpenMP runtimes set in their own process when first imported.
+MAY_CHANGE = ("PYTEST_", "KMP_", "TORCH", "OMP_", "COV_")
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(MAY_CHANGE)}
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_environment() -> Iterator[None]:
+    before = _environment()
+    yield
+    after = _environment()
+    leaked = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    assert not leaked, f"the test changed environment variables and left them so: {', '.join(leaked)}"
+
+
+@pytest.fixture(autouse=True)
+def isolation(no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No setting of the developer's machine reaches a test, and none of a test reaches the next one."""
+    for setting in config.SETTINGS.values():
+        for variable in setting.env:
+            monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path / "anytorch-cache"))
+    monkeypatch.setenv("ANYTORCH_CONFIG", str(tmp_path / "anytorch-config.toml"))
+    token = config._overrides.set({})
+    yield
+    config._overrides.reset(token)
+
+
+def missing(what: str, reason: str) -> NoReturn:
+    """Skip the test, or fail it where ANYTORCH_TEST_REQUIRE says that this machine has `what`."""
+    required = {name.strip() for name in os.environ.get("ANYTORCH_TEST_REQUIRE", "").split(",")}
+    if what in required:
+        pytest.fail(f"{what} is required here (ANYTORCH_TEST_REQUIRE) and missing: {reason}", pytrace=False)
+    pytest.skip(f"no {what}: {reason}")
+
+
+@pytest.fixture(scope="session", name="missing")
+def missing_fixture() -> Callable[[str, str], NoReturn]:
+    return missing
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Any:
+    """`run_python(code, env=…, path=…, timeout_s=…, check=…)` → CompletedProcess; see tests/native/hardware.py."""
+    return hardware.run_python
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Any:
+    """`run_script(code, env)` → the values the code hands to `answer(name=value, …)`."""
+    return hardware.run_script
+
+
+def _built(build: Callable[[], Any]) -> Any:
+    if sys.platform != "linux":
+        missing("compiler", "the fake hardware is built for Linux")
+    try:
+        return build()
+    except hardware.CompilerMissing as exc:
+        missing("compiler", str(exc))
+
+
+@pytest.fixture(scope="session")
+def nvml_stub() -> Any:
+    """A mock libnvidia-ml.so.1: `.path`, `.folder`, `.env(cards, init=…, driver=…, mask=…)`, and recorded cards."""
+    return _built(hardware.build_nvml_stub)
+
+
+@pytest.fixture(scope="session")
+def libcuda_stub() -> Any:
+    """A libcuda.so.1 that records who calls cuInit: `.env(record, code=…, beside=…)`, `.callers(record)`."""
+    return _built(hardware.build_libcuda_stub)
+
+
+@pytest.fixture(scope="session")
+def npu_extension() -> Any:
+    """A compiled PrivateUse1 device: `.run(code)` runs a script with it, `.plugin(folder)` makes torch autoload it."""
+    return _built(hardware.build_npu_extension)
+
+
+@pytest.fixture
+def broken_torch_plugin(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH with a torch_npu that cannot load, which makes `import torch` itself fail."""
+    return Path(hardware.write_broken_plugin(tmp_path / "broken-plugin"))

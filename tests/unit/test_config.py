@@ -1,0 +1,139 @@
+"""Where a setting's value comes from, and what happens when it makes no sense."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from anytorch import config
+from anytorch.errors import ConfigError
+
+
+def test_a_default_says_so() -> None:
+    assert config.lookup("backend") == config.Value("auto", "default")
+
+
+@pytest.mark.parametrize("variable", ["ANYTORCH_BACKEND", "YIRAGE_BACKEND", "KRONOS_DEVICE"])
+def test_the_documented_variables_name_the_backend(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "CPU")
+    assert config.lookup("backend") == config.Value("cpu", variable)
+
+
+def test_our_own_variable_wins_over_the_older_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("YIRAGE_BACKEND", "mps")
+    monkeypatch.setenv("ANYTORCH_BACKEND", "cpu")
+    assert config.get("backend") == "cpu"
+
+
+def test_the_order_is_code_then_environment_then_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_settings_file({"settings": {"backend": "xpu"}})
+    assert config.lookup("backend") == config.Value("xpu", "file")
+    monkeypatch.setenv("ANYTORCH_BACKEND", "mps")
+    assert config.get("backend") == "mps"
+    with config.use(backend="cpu"):
+        assert config.lookup("backend") == config.Value("cpu", "code")
+    assert config.get("backend") == "mps"
+
+
+def test_use_is_undone_by_an_exception() -> None:
+    with pytest.raises(RuntimeError), config.use(strict=True):
+        raise RuntimeError
+    assert config.get("strict") is False
+
+
+def test_use_is_invisible_to_another_thread() -> None:
+    seen = []
+    with config.use(backend="cpu"):
+        thread = threading.Thread(target=lambda: seen.append(config.get("backend")))
+        thread.start()
+        thread.join()
+    assert seen == ["auto"]
+
+
+def test_a_mistyped_setting_gets_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'backend'"), config.use(backned="cpu"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("ANYTORCH_STRICT", "maybe", "use 1 or 0"),
+        ("ANYTORCH_THREADS", "0", "above 0"),
+        ("ANYTORCH_THREADS", "many", "invalid literal"),
+        ("ANYTORCH_PROBE_TIMEOUT", "nan", "above 0"),
+        ("ANYTORCH_LOG_LEVEL", "LOUD", "use one of"),
+        ("ANYTORCH_CPU_DTYPE", "float8", "use one of"),
+    ],
+)
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str) -> None:
+    name = next(s.name for s in config.SETTINGS.values() if variable in s.env)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=words) as caught:
+        config.get(name)
+    assert variable in str(caught.value)
+
+
+def test_an_empty_variable_is_unset_but_an_empty_list_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYTORCH_BACKEND", "")
+    monkeypatch.setenv("ANYTORCH_PLUGINS", "")
+    assert config.get("backend") == "auto"
+    assert config.get("plugins") == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"settings = 3\n", b"[settings\n", b"\xff\xfe\x00", b"[settings]\nthreads = -1\n", b"[" * 100_000],
+)
+def test_a_corrupt_file_is_named_and_left_as_it_was(content: bytes) -> None:
+    path = config.settings_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        config.get("threads")
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_an_unreadable_file_is_an_error_of_ours() -> None:
+    config.settings_file().mkdir(parents=True)  # a folder in its place: unreadable for root too
+    with pytest.raises(ConfigError, match="cannot read"):
+        config.get("backend")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_settings_file({"settings": {"backend": "cpu"}})
+    path = config.settings_file()
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        config.write_settings_file({"settings": {"backend": "xpu"}})
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("platform", "env", "folder"),
+    [
+        ("linux", {"HOME": "/h"}, "/h/.config/anytorch"),
+        ("linux", {"HOME": "/h", "XDG_CONFIG_HOME": "/x"}, "/x/anytorch"),
+        ("darwin", {"HOME": "/h"}, "/h/Library/Application Support/anytorch"),
+        ("win32", {"LOCALAPPDATA": "/l", "USERPROFILE": "/u"}, "/l/anytorch/config"),
+    ],
+)
+def test_the_users_folder(platform: str, env: dict[str, str], folder: str) -> None:
+    assert config.user_folder("config", env, platform) == Path(folder)
+
+
+def test_every_setting_and_variable_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
+    for setting in config.SETTINGS.values():
+        assert f"`{setting.name}`" in page
+        for variable in setting.env:
+            assert f"`{variable}`" in page
