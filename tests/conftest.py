@@ -32,8 +32,8 @@ def _load(path: Path) -> ModuleType:
 
 hardware = _load(Path(__file__).parent / "native" / "hardware.py")
 
-# pytest's own, and what torch, numpy and their OpenMP runtimes set in their own process when first imported.
-MAY_CHANGE = ("PYTEST_", "KMP_", "TORCH", "OMP_", "COV_")
+# Set by pytest, by coverage, and by torch in its own process when torch._dynamo is first imported (measured).
+MAY_CHANGE = ("PYTEST_", "COV_CORE_", "TORCHINDUCTOR_")
 
 
 def _environment() -> dict[str, str]:
@@ -57,6 +57,7 @@ def isolation(no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path / "anytorch-cache"))
     monkeypatch.setenv("ANYTORCH_CONFIG", str(tmp_path / "anytorch-config.toml"))
+    monkeypatch.setattr(config, "_for_process", {})
     token = config._overrides.set({})
     yield
     config._overrides.reset(token)
@@ -109,7 +110,17 @@ def libcuda_stub() -> Any:
 
 
 @pytest.fixture(scope="session")
-def npu_extension() -> Any:
+def cpu_wheel() -> None:
+    """For tests that lend a device to torch: beside a real accelerator they would test something else."""
+    from anytorch.probe import snapshot
+
+    wheel = snapshot().torch
+    if wheel is None or wheel.kind != "cpu":
+        missing("cpu-wheel", "torch is not installed" if wheel is None else f"torch is {wheel.version}")
+
+
+@pytest.fixture(scope="session")
+def npu_extension(cpu_wheel: None) -> Any:
     """A compiled PrivateUse1 device: `.run(code)` runs a script with it, `.plugin(folder)` makes torch autoload it."""
     return _built(hardware.build_npu_extension)
 

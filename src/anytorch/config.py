@@ -6,7 +6,6 @@ default. Environment variables are read here and nowhere else, on first use; `SE
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +44,16 @@ def _seconds(value: Any) -> float:
     if not 0 < number < 86400:
         raise ValueError("use a number of seconds above 0")
     return number
+
+
+def _nbytes(value: Any) -> int:
+    """"6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
+    text = str(value).strip().lower().removesuffix("b").removesuffix("i")
+    scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:], 1)
+    number = float(text[:-1] if scale > 1 else text) * scale
+    if not 0 < number < 2**60:
+        raise ValueError("use a size such as 6GB")
+    return int(number)
 
 
 def _one_of(*allowed: str) -> Callable[[Any], str]:
@@ -135,6 +144,20 @@ SETTINGS: dict[str, Setting] = {
             "torch.set_float32_matmul_precision",
         ),
         Setting(
+            "webgpu_adapter",
+            "",
+            _text,
+            ("ANYTORCH_WEBGPU_ADAPTER",),
+            "which GPU the webgpu device uses: a number, a part of its name, or an API; the best when unset",
+        ),
+        Setting(
+            "webgpu_memory",
+            None,
+            _nbytes,
+            ("ANYTORCH_WEBGPU_MEMORY",),
+            "the most memory the webgpu device may take, such as 6GB; all there is when unset",
+        ),
+        Setting(
             "config_file",
             None,
             _text,
@@ -199,11 +222,7 @@ def use(**changes: Any) -> Iterator[None]:
     parsed = {}
     for name, value in changes.items():
         if name not in SETTINGS:
-            near = difflib.get_close_matches(name, SETTINGS, n=1)
-            raise ConfigError(
-                f"unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
-                hint=f"did you mean {near[0]!r}?" if near else "",
-            )
+            raise _unknown(name)
         parsed[name] = None if value is None else _parsed(SETTINGS[name], value, f"use({name}=...)")
     token = _overrides.set({**_overrides.get(), **parsed})
     try:
@@ -227,12 +246,18 @@ def override(name: str, value: Any) -> None:
 def parse_setting(name: str, value: Any) -> Any:
     """`value` as the named setting stores it; raises ConfigError for an unknown name or a value that makes no sense."""
     if name not in SETTINGS:
-        near = difflib.get_close_matches(name, SETTINGS, n=1)
-        raise ConfigError(
-            f"unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
-            hint=f"did you mean {near[0]!r}?" if near else "run `anytorch config show` to see them all",
-        )
+        raise _unknown(name)
     return _parsed(SETTINGS[name], value, f"setting {name}")
+
+
+def _unknown(name: str) -> ConfigError:
+    import difflib  # only for bad input
+
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
+    return ConfigError(
+        f"unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
+        hint=f"did you mean {near[0]!r}?" if near else "run `anytorch config show` to see them all",
+    )
 
 
 def _parsed(setting: Setting, value: Any, where: str) -> Any:

@@ -89,7 +89,7 @@ def cuda_box() -> Facts:
         RAM,
         (H200,),
         Nvidia("580.159.04", True, 0, None, "580.159.04", (13, 0), "/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
-        tuple(node(path) for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")),
+        nodes=tuple(node(path) for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")),
         torch=wheel("cu130"),
         packages=Packages({"torch": "2.13.0+cu130", "nvidia-ml-py": "13.615.71"}),
     )
@@ -185,7 +185,6 @@ HEALTHY = {
     "apple": apple_box,
     "cpu": cpu_box,
 }
-UNSET = object()
 
 
 def change(
@@ -204,7 +203,7 @@ def change(
     settings: Mapping[str, Any] | None = None,
     **torch: Any,
 ) -> Facts:
-    """The same machine with some facts replaced. None removes a package or variable; other keywords go to TorchReport."""
+    """The same machine with other facts. None removes a package or variable; further keywords go to TorchReport."""
     seen = facts.hardware
     for name, changes in (
         ("machine", machine),

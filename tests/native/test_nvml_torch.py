@@ -165,3 +165,42 @@ def test_nvidia_ml_py_raises_what_the_driver_would(nvml_stub: Any, run_script: A
     unified = run_script(script, nvml_stub.env([nvml_stub.gb10]))
     assert unified["before"] == ["NVMLError_Uninitialized", "Uninitialized"]
     assert unified["memory"] == ["NVMLError_NotSupported", "Not Supported"]
+
+
+OUR_PROBE = """
+from anytorch.probe import snapshot
+from anytorch.probe.facts import as_json
+found = snapshot()
+answer(nvidia=as_json(found.nvidia), gpus=[as_json(gpu) for gpu in found.gpus if gpu.vendor == "nvidia"],
+       problems=found.problems)
+"""
+
+
+def test_our_probe_reads_the_same_library(nvml_stub: Any, run_script: Any) -> None:
+    answers = run_script(OUR_PROBE, nvml_stub.env())
+    nvidia, cards = answers["nvidia"], answers["gpus"]
+    assert (nvidia["nvml_found"], nvidia["nvml_code"], nvidia["driver"]) == (True, 0, "580.159.04")
+    assert nvidia["cuda"] == [13, 0]
+    for index, (card, recorded) in enumerate(zip(cards, (nvml_stub.h200, nvml_stub.second_h200), strict=True)):
+        assert (card["name"], card["uuid"], card["index"]) == (recorded.name, recorded.uuid, index)
+        assert card["pci"].lower() == recorded.pci
+        assert (card["total"], card["free"]) == (recorded.total, recorded.total)
+        assert card["capability"] == [9, 0]
+        assert not card["unified"]
+    assert answers["problems"] == []
+
+
+def test_our_probe_does_not_invent_the_memory_of_a_unified_machine(nvml_stub: Any, run_script: Any) -> None:
+    (card,) = run_script(OUR_PROBE, nvml_stub.env([nvml_stub.gb10]))["gpus"]
+    assert card["name"] == "NVIDIA GB10"
+    assert card["capability"] == [12, 1]
+    assert card["unified"] is True
+    assert 0 not in (card["total"], card["free"])
+
+
+@pytest.mark.parametrize(("code", "words"), [(9, "Driver Not Loaded"), (18, "Driver/library version mismatch")])
+def test_our_probe_keeps_what_nvml_said(nvml_stub: Any, run_script: Any, code: int, words: str) -> None:
+    answers = run_script(OUR_PROBE, nvml_stub.env(init=code))
+    assert answers["nvidia"]["nvml_code"] == code
+    assert words in answers["nvidia"]["nvml_error"]
+    assert answers["gpus"] == []

@@ -7,6 +7,7 @@ process that called it. Each has a positive control, so that a cut wire is notic
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ answer(
     pid=os.getpid(),
     trips=trips,
     initialized=torch.cuda.is_initialized(),
+    wheel=found.torch.kind,
     cards=[gpu.name for gpu in found.gpus if gpu.vendor == "nvidia" and gpu.uuid],
     listed=[candidate.backend for candidate in listed],
     chosen=chosen,
@@ -68,6 +70,7 @@ answer(
 """
 
 
+@pytest.mark.usefixtures("cpu_wheel")
 def test_the_wire_works(nvml_stub: Any, run_script: Any) -> None:
     """The control: what torch does by default trips it, and what is known to be safe does not."""
     answers = run_script(
@@ -89,24 +92,43 @@ answer(plain=plain, moved=moved, by_nvml=by_nvml, mig=mig)
     assert answers["mig"] == [None, ["_cuda_getDeviceCount"]]
 
 
-@pytest.mark.parametrize("mask", [None, "", "1", "MIG"])
+def pose_as_cuda_wheel(folder: Path) -> str:
+    """Code that shows the probe a CUDA wheel's version.py; the folder has no __init__.py, so imports pass it by."""
+    (folder / "torch").mkdir(parents=True)
+    real = find_spec("torch")
+    assert real is not None and real.origin is not None
+    text = Path(real.origin).with_name("version.py").read_text()
+    # As the cu130 wheel of the same release writes it.
+    posing = text.replace("+cpu'", "+cu130'").replace("cuda: Optional[str] = None", "cuda: Optional[str] = '13.0'")
+    assert posing != text
+    (folder / "torch" / "version.py").write_text(posing)
+    return f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+
+
+@pytest.mark.usefixtures("cpu_wheel")
+@pytest.mark.parametrize(
+    ("wheel", "mask"), [("cpu", None), ("cuda", None), ("cuda", ""), ("cuda", "1"), ("cuda", "MIG")]
+)
 def test_discovery_does_not_wake_cuda(
-    nvml_stub: Any, libcuda_stub: Any, run_script: Any, tmp_path: Path, mask: str | None
+    nvml_stub: Any, libcuda_stub: Any, run_script: Any, tmp_path: Path, wheel: str, mask: str | None
 ) -> None:
     record = tmp_path / "cuinit-callers"
     stubs = nvml_stub.env(mask=nvml_stub.mig_slice if mask == "MIG" else mask)
-    answers = run_script(WIRE + DISCOVER, libcuda_stub.env(record, beside=stubs), timeout_s=300)
+    posing = pose_as_cuda_wheel(tmp_path / "posing") if wheel == "cuda" else ""
+    answers = run_script(WIRE + posing + DISCOVER, libcuda_stub.env(record, beside=stubs), timeout_s=300)
     assert answers["trips"] == []
     assert not answers["initialized"]
     callers = libcuda_stub.callers(record)
     assert callers, "the child asks the driver itself; if nobody does, this wire is cut"
     assert answers["pid"] not in callers
-    # It did find what there is to find: the stub's cards, and on this CPU wheel only the CPU to run on.
+    # It did find what there is to find: the stub's cards; and in truth this torch can only use the CPU.
+    assert answers["wheel"] == wheel
     assert answers["cards"] == ["NVIDIA H200", "NVIDIA H200"]
     assert "cpu" in answers["listed"]
     assert answers["chosen"][-1] == "cpu"
 
 
+@pytest.mark.usefixtures("cpu_wheel")
 def test_discovery_survives_a_driver_that_does_not_start(
     nvml_stub: Any, libcuda_stub: Any, run_script: Any, tmp_path: Path
 ) -> None:

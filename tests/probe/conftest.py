@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def build(tmp_path: Path) -> Build:
             if isinstance(content, bytes):
                 path.write_bytes(content)
             elif content.startswith("-> "):
-                os.symlink(content[3:], path)
+                path.symlink_to(content[3:])
             else:
                 path.write_text(content, encoding="utf-8")
         return root

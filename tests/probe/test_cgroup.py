@@ -11,7 +11,9 @@ from anytorch.probe.tree import Tree
 GIB = 1024**3
 
 # /proc/self/mountinfo and /proc/self/cgroup of the H200 machine this project tests on, 2026-11-15 (version 2).
-V2_MOUNT = "32 23 0:28 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n"
+V2_MOUNT = (
+    "32 23 0:28 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n"
+)
 V2_OWN = "0::/process_api/8049a129217bd2388d62556b0478d60c\n"
 # The same of the development machine, 2026-11-15 (version 1 and 2 side by side).
 V1_MOUNTS = (
@@ -121,6 +123,14 @@ def test_v1_docker_without_a_cgroup_namespace(build: Any) -> None:
         }
     )
     assert read_cgroup(Tree(root)) == Limits(None, GIB, 4096)
+    build(
+        {
+            "/proc/self/cgroup": f"4:memory:{group}/worker\n",
+            "/sys/fs/cgroup/memory/worker/memory.limit_in_bytes": "8192\n",
+            "/sys/fs/cgroup/memory/worker/memory.usage_in_bytes": "0\n",
+        }
+    )
+    assert read_cgroup(Tree(root)) == Limits(None, 8192, 0)
 
 
 def test_without_mountinfo_the_usual_places_are_read(build: Any) -> None:
@@ -128,7 +138,22 @@ def test_without_mountinfo_the_usual_places_are_read(build: Any) -> None:
     assert read_cgroup(Tree(root)).cpus == 0.5
 
 
-@pytest.mark.parametrize("text", ["", "max", "100000", "0 100000", "100000 0", "-5 100000", "nan 1", "1e5 100000", "x y"])
+@pytest.mark.parametrize(
+    "text", ["", "max", "100000", "0 100000", "100000 0", "-5 100000", "nan 1", "1e5 100000", "x y"]
+)
 def test_a_quota_that_makes_no_sense_is_none(build: Any, text: str) -> None:
     root = build({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": text})
     assert read_cgroup(Tree(root)).cpus is None
+
+
+def test_a_second_mount_elsewhere_does_not_hide_the_usual_one(build: Any) -> None:
+    # Cilium mounts the tree at /run/cilium/cgroupv2 too (its documentation, "CGroup v2 mount").
+    second = V2_MOUNT.replace("/sys/fs/cgroup", "/run/cilium/cgroupv2")
+    root = build(
+        {
+            "/proc/self/mountinfo": V2_MOUNT + second,
+            "/proc/self/cgroup": "0::/\n",
+            "/sys/fs/cgroup/cpu.max": "200000 100000\n",
+        }
+    )
+    assert read_cgroup(Tree(root)).cpus == 2

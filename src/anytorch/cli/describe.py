@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anytorch.cli.output import Output, gigabytes
-from anytorch.devices.types import Candidate, Level, Reason, State
-from anytorch.probe.facts import Gpu, as_json
-
-MARKS = {State.USABLE: "usable", State.SEEN: "seen, not tried", State.UNUSABLE: "unusable"}
+from anytorch.devices.types import Candidate, Level, Reason
+from anytorch.probe.facts import as_json
 
 
 def reason_json(reason: Reason) -> dict[str, Any]:
@@ -45,46 +43,45 @@ def device_json(device: Candidate) -> dict[str, Any]:
     }
 
 
-def first_reason(device: Candidate) -> Reason | None:
-    """What a person should read first: an error before a warning; notes explain nothing that is missing."""
-    serious = [reason for reason in device.reasons if reason.level is not Level.NOTE]
-    return min(serious, key=lambda reason: reason.level is not Level.ERROR, default=None)
-
-
-def device_table(output: Output, devices: Sequence[Candidate], *, title: str = "") -> None:
-    """Each device on a line, then for those with a reason the reason and its fix."""
+def devices_shown(output: Output, devices: Sequence[Mapping[str, Any]]) -> None:
+    """A table of `device_json` documents; under it, for each device that has one, the first reason and its fix."""
     rows = [
         (
-            device.id,
-            device.name + (" (software)" if device.software else ""),
-            MARKS[device.state],
-            gigabytes(device.total),
-            gigabytes(device.free),
+            device["id"],
+            device["name"] + (" (software)" if device["software"] else ""),
+            device["state"],
+            gigabytes(device["total"]),
+            gigabytes(device["free"]),
         )
         for device in devices
     ]
-    output.table(("device", "name", "state", "memory (total)", "memory (free)"), rows, title=title)
+    output.table(("device", "name", "state", "memory (total)", "memory (free)"), rows)
     told: set[str] = set()
     for device in devices:
-        reason = first_reason(device)
-        if reason is not None and reason.text not in told:
-            told.add(reason.text)
-            output.text(f"  {device.id}: {reason.text} [{reason.code}]")
-            if reason.fix:
-                output.text(f"    fix: {reason.fix}")
+        # Errors come first in a device's reasons; notes explain nothing that is missing.
+        reason = next((r for r in device["reasons"] if r["level"] != Level.NOTE.value and r["text"] not in told), None)
+        if reason is not None:
+            told.add(reason["text"])
+            reason_shown(output, reason, device["id"])
 
 
-def gpu_words(gpu: Gpu) -> str:
-    """One line about a card: "NVIDIA H200, 0000:01:00.0, 139.8 GiB, compute capability 9.0"."""
-    device = f"{gpu.device_id:04x}" if gpu.device_id is not None else ""
+def reason_shown(output: Output, reason: Mapping[str, Any], about: str) -> None:
+    output.text(f"  {about}: {reason['text']} [{reason['code']}]")
+    if reason["fix"]:
+        output.text(f"    fix: {reason['fix']}")
+
+
+def gpu_words(gpu: Mapping[str, Any]) -> str:
+    """One line about a card of `info`'s document: "NVIDIA H200, 0000:01:00.0, 139.8 GiB, compute capability 9.0"."""
+    number = f"{gpu['device_id']:04x}" if gpu["device_id"] is not None else ""
     parts = [
-        gpu.name or f"{gpu.vendor} GPU {device}".rstrip(),
-        gpu.pci or "",
-        gigabytes(gpu.total),
-        f"compute capability {gpu.capability[0]}.{gpu.capability[1]}" if gpu.capability else "",
-        gpu.arch or "",
-        "integrated" if gpu.integrated else "",
-        "drives the display" if gpu.display else "",
-        f"driver {gpu.driver}" if gpu.driver else "no kernel driver bound",
+        gpu["name"] or f"{gpu['vendor']} GPU {number}".rstrip(),
+        gpu["pci"],
+        gigabytes(gpu["total"]),
+        f"compute capability {gpu['capability'][0]}.{gpu['capability'][1]}" if gpu["capability"] else "",
+        gpu["arch"],
+        "integrated" if gpu["integrated"] else "",
+        "drives the display" if gpu["display"] else "",
+        f"driver {gpu['driver']}" if gpu["driver"] else "",
     ]
     return ", ".join(part for part in parts if part)

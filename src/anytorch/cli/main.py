@@ -62,10 +62,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str], output: Output) -> int:
     head, name, tail = split(arguments)
-    root_parser().parse_args(head)  # --help and --version end here
-    if name is None:
-        root_parser().print_help()
-        return 0
+    if head or name is None:
+        root = root_parser()
+        root.parse_args(head)  # --help and --version end here
+        if name is None:
+            root.print_help()
+            return 0
     check_command(name)
     parser = command_parser(name)
     options = parser.parse_args(tail)

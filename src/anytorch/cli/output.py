@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 Row = Sequence[object]
-Progress = Callable[[float, str], None]  # share done, from 0 to 1, and what is being done
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, and what comes next
 
 
 class Output:
@@ -57,7 +57,7 @@ class Output:
                 self.text(f"{' ' * (indent + width + 2)}{line}")
 
     def table(self, columns: Sequence[str], rows: Sequence[Row], *, title: str = "") -> None:
-        """A table of the answer. Columns whose title ends in ")" or "×" hold numbers and are aligned to the right."""
+        """A table of the answer. Columns whose title ends in ")" (a unit) hold numbers and are aligned to the right."""
         if self.json:
             return
         cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -103,12 +103,35 @@ class Output:
             return
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(title, total=1.0)
+            task = bar.add_task(title, total=None)
 
-            def show(share: float, doing: str) -> None:
-                bar.update(task, completed=share, description=f"{title}: {doing}" if doing else title)
+            def show(done: int, total: int, doing: str) -> None:
+                bar.update(task, completed=done, total=total, description=f"{title}: {doing}" if doing else title)
 
             yield show
+
+    @contextmanager
+    def fallbacks_told(self) -> Iterator[list[str]]:
+        """A DeviceFallbackWarning becomes a line on standard error; the list collects the texts for the document."""
+        import warnings
+
+        from anytorch.errors import DeviceFallbackWarning
+
+        told: list[str] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", DeviceFallbackWarning)
+            try:
+                yield told
+            finally:
+                others = []
+                for warning in caught:
+                    if not issubclass(warning.category, DeviceFallbackWarning):
+                        others.append(warning)
+                    elif str(warning.message) not in told:
+                        told.append(str(warning.message))
+                        self.warn(str(warning.message))
+        for warning in others:  # not ours: handed on to whoever listens
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def finite(value: Any) -> Any:
@@ -150,7 +173,7 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[s
 
 
 def numeric(title: str) -> bool:
-    return title.endswith((")", "×"))
+    return title.endswith(")")
 
 
 def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

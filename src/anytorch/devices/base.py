@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from anytorch.devices.exercise import exercise
 from anytorch.devices.types import BackendReport, Candidate, Caps, DeviceReport, MemoryUse, State
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Gpu, Hardware
@@ -70,6 +69,8 @@ class TorchBackend:
 
     def try_each(self, count: int) -> BackendReport:
         """Exercise devices 0 … count-1. One broken card must not hide the others: its error is kept under `broken`."""
+        from anytorch.devices.exercise import exercise  # needed in the child alone
+
         devices, broken = [], {}
         for index in range(count):
             try:

@@ -53,8 +53,8 @@ class Survey:
     devices: tuple[Candidate, ...]
 
 
-def survey(tried: Tried = "needed", *, refresh: bool = False) -> Survey:
-    facts = gather(tried, refresh=refresh)
+def survey(tried: Tried = "needed", *, wanted: str | None = None, refresh: bool = False) -> Survey:
+    facts = gather(tried, wanted=wanted, refresh=refresh)
     reasons = diagnose(facts)
     return Survey(facts, reasons, tuple(rank(candidates(facts, registry().backends.values(), reasons))))
 
@@ -89,7 +89,7 @@ def resolve(
     strict = bool(config.get("strict")) if strict is None else strict
     wanted = parse(text, registry())
     # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
-    found = survey("never" if wanted.backend == "cpu" else "needed")
+    found = survey("never" if wanted.backend == "cpu" else "needed", wanted=wanted.backend)
     if found.facts.hardware.torch is None:
         advice = advise(found.facts.hardware)
         raise TorchMissing(f"torch is not installed in {found.facts.hardware.machine.executable}", hint=advice.command)

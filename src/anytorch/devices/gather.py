@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from anytorch import config
 from anytorch.devices.registry import registry
-from anytorch.devices.try_out import try_out
 from anytorch.devices.types import BackendReport, DeviceReport, Facts, TorchReport
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware
@@ -17,18 +16,22 @@ from anytorch.probe.facts import Hardware
 Tried = Literal["never", "needed", "always"]
 
 
-def gather(tried: Tried = "needed", *, refresh: bool = False, hardware: Hardware | None = None) -> Facts:
+def gather(
+    tried: Tried = "needed", *, wanted: str | None = None, refresh: bool = False, hardware: Hardware | None = None
+) -> Facts:
     """All that is known about this machine.
 
     `tried` says whether devices are really used, in a child process: "never" (files only, "seen, not tried"), "needed"
-    (only if something other than the CPU could come of it), or "always".
+    (only if something other than the CPU could come of it; `wanted` is the back end that was asked for), or "always".
     """
     hardware = snapshot() if hardware is None else hardware
     loaded = registry()
     settings: dict[str, Any] = {name: config.get(name) for name in ("backend", "cpu_dtype", "threads")}
     settings["plugin_errors"] = dict(loaded.errors)
     report: TorchReport | None = None
-    if tried == "always" or (tried == "needed" and child_could_matter(hardware)):
+    if tried == "always" or (tried == "needed" and child_could_matter(hardware, wanted)):
+        from anytorch.devices.try_out import try_out  # json, hashing and more: not for "files alone"
+
         report = try_out(hardware, refresh=refresh)
     elif tried == "needed" and hardware.torch is not None:
         report = cpu_only_report(hardware)
@@ -37,8 +40,11 @@ def gather(tried: Tried = "needed", *, refresh: bool = False, hardware: Hardware
     return Facts(hardware, report, settings)
 
 
-def child_could_matter(hardware: Hardware) -> bool:
-    """Could anything but the CPU turn out to be usable? If not, starting a child would only cost seconds."""
+def child_could_matter(hardware: Hardware, wanted: str | None = None) -> bool:
+    """Could anything but the CPU turn out to be usable? If not, starting a child would only cost seconds.
+
+    A software adapter is a reason only for who asks for its back end by name.
+    """
     wheel = hardware.torch
     if wheel is None:
         return False
@@ -46,7 +52,7 @@ def child_could_matter(hardware: Hardware) -> bool:
     has_plugin = any(p.group in plugin_groups and p.distribution != "anytorch" for p in hardware.packages.entry_points)
     webgpu = registry().backends.get("webgpu")
     our_gpu_path = "wgpu" in hardware.packages.versions and webgpu is not None and any(
-        not candidate.software for candidate in webgpu.seen(hardware)
+        not candidate.software or wanted == candidate.backend for candidate in webgpu.seen(hardware)
     )
     return wheel.kind != "cpu" or hardware.machine.system == "Darwin" or has_plugin or our_gpu_path
 

@@ -7,7 +7,6 @@ than in our own package metadata so that they are there in a plain source tree t
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,6 +52,8 @@ class Registry:
                 f"the back end {wanted!r} could not be loaded: {self.errors[wanted]}",
                 hint="mend or uninstall its package; `anytorch doctor` shows the whole message",
             )
+        import difflib  # only for bad input
+
         words = [word for backend in self.backends.values() for word in (backend.name, *backend.aliases)]
         near = difflib.get_close_matches(wanted, [*words, "auto"], n=1)
         raise UnknownDevice(

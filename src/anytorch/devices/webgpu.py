@@ -21,7 +21,7 @@ SOFTWARE_DRIVERS = ("lvp_icd", "lavapipe", "swiftshader", "vk_swiftshader")
 class WebgpuBackend(TorchBackend):
     name = "webgpu"
     torch_type = "webgpu"
-    title = "any GPU (WebGPU: Vulkan, Metal or D3D12)"
+    title = "WebGPU adapter (Vulkan, Metal or D3D12)"
     priority = 300
     aliases = ("vulkan", "wgpu", "d3d12")
     chips = ("whatever has a Vulkan 1.1, Metal or D3D12 driver: NVIDIA, AMD, Intel, Apple, Qualcomm, ARM",)

@@ -12,7 +12,7 @@ Pure: nothing here looks at the machine or imports torch. Sources of the tables:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anytorch.probe.facts import Gpu, Hardware
 
@@ -34,6 +34,7 @@ class WheelAdvice:
     index: str
     command: str
     why: str
+    needs_driver: str = ""  # the NVIDIA driver that must be installed first; "" when the present one will do
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,17 @@ def cards_of(hardware: Hardware, vendor: str) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in hardware.gpus_of(vendor) if gpu.driver != "vfio-pci")
 
 
+def drivable(hardware: Hardware, kind: str) -> tuple[Gpu, ...]:
+    """The cards that a wheel of this kind ("cuda", "rocm", "xpu") could drive at all, whatever its version."""
+    if kind == "xpu":
+        return tuple(gpu for gpu in cards_of(hardware, "intel") if is_xpu(gpu))
+    if kind == "rocm":
+        known = frozenset().union(*ROCM_GFX.values())
+        cards = cards_of(hardware, "amd")
+        return tuple(gpu for gpu in cards if (gfx_name(gpu) in known if gpu.arch else not gpu.integrated))
+    return cards_of(hardware, "nvidia") if kind == "cuda" else ()
+
+
 def driver_of(hardware: Hardware) -> str | None:
     return hardware.nvidia.driver or hardware.nvidia.kernel_version
 
@@ -198,7 +210,7 @@ def advise(hardware: Hardware) -> WheelAdvice:
             return advice
     if cards_of(hardware, "huawei"):
         return advise_ascend(hardware)
-    xpus = [gpu for gpu in cards_of(hardware, "intel") if is_xpu(gpu)]
+    xpus = drivable(hardware, "xpu")
     if xpus and machine.arch in ("x86_64", "AMD64", "amd64"):
         version = _kept_version(hardware)
         return _advice(
@@ -212,7 +224,7 @@ def advise_ascend(hardware: Hardware) -> WheelAdvice:
     version = _kept_version(hardware)
     advice = _advice(hardware, "npu", "cpu", version, "torch_npu works only beside the CPU wheel of the same version")
     minor = ".".join(version.split(".")[:2])
-    return WheelAdvice(advice.kind, advice.index, f"{advice.command} && pip install 'torch-npu=={minor}.*'", advice.why)
+    return replace(advice, command=f"{advice.command} && pip install 'torch-npu=={minor}.*'")
 
 
 def _advise_mac(hardware: Hardware) -> WheelAdvice:
@@ -252,7 +264,8 @@ def _advise_nvidia(hardware: Hardware) -> WheelAdvice | None:
         why = f"CUDA {cuda} runs on driver {driver} (it needs {need}) and covers {name}"
     else:
         why = f"CUDA {cuda} covers {name}; it needs driver {need} or newer"
-    return _advice(hardware, "cuda", cuda_tag(cuda), version, why)
+    advice = _advice(hardware, "cuda", cuda_tag(cuda), version, why)
+    return advice if runnable else replace(advice, needs_driver=need)
 
 
 def _advise_amd(hardware: Hardware) -> WheelAdvice | None:

@@ -10,19 +10,21 @@ from anytorch.probe.facts import Ascend, Gpu
 from anytorch.probe.tree import Tree
 
 HOME = "/usr/local/Ascend"
-# "Version=23.0.rc3" in version.info, "version=8.0.RC1" in *_install.info, "[runtime_running_version=[8.0…" in .cfg
+# "version=8.3.RC2" in ascend_toolkit_install.info; the driver's version.info writes "Version="
 VERSION = r"(?im)^\s*version\s*=\s*\[?([\w.\-]+)"
 
 
 def read_ascend(tree: Tree, env: Mapping[str, str]) -> Ascend:
-    toolkit = env.get("ASCEND_TOOLKIT_HOME") or env.get("ASCEND_HOME_PATH") or f"{HOME}/ascend-toolkit/latest"
-    versions = [f"{toolkit}/version.cfg", f"{toolkit}/version.info"]
-    for machine in ("aarch64-linux", "x86_64-linux"):
-        versions.append(f"{toolkit}/{machine}/ascend_toolkit_install.info")
+    named = env.get("ASCEND_TOOLKIT_HOME") or env.get("ASCEND_HOME_PATH")
+    # CANN 8 installs itself below ascend-toolkit, newer ones below cann.
+    places = [named] if named else [f"{HOME}/ascend-toolkit/latest", f"{HOME}/cann"]
+    toolkit = next((place for place in places if tree.is_folder(place)), None)
+    versions = [f"{toolkit}/{machine}-linux/ascend_toolkit_install.info" for machine in ("aarch64", "x86_64")]
+    versions += [f"{toolkit}/version.cfg", f"{toolkit}/version.info"]
     return Ascend(
         driver=_version(tree, [f"{HOME}/driver/version.info"]),
-        toolkit=_version(tree, versions),
-        toolkit_path=toolkit if tree.is_folder(toolkit) else None,
+        toolkit=_version(tree, versions) if toolkit else None,
+        toolkit_path=toolkit,
     )
 
 

@@ -67,12 +67,15 @@ def _mounts(tree: Tree) -> dict[str, tuple[str, str]]:
         fields, kind = left.split(), right.split()
         if not dash or len(fields) < 5 or not kind:
             continue
-        if kind[0] == "cgroup2":
-            mounts[""] = (fields[4], fields[3])
-        elif kind[0] == "cgroup" and len(kind) > 2:
-            for controller in kind[2].split(","):
-                if controller in ("cpu", "memory"):
-                    mounts[controller] = (fields[4], fields[3])
+        controllers = (
+            [""] if kind[0] == "cgroup2" else kind[2].split(",") if kind[0] == "cgroup" and len(kind) > 2 else []
+        )
+        for controller in controllers:
+            # Network plug-ins mount the tree a second time elsewhere (/run/cilium/cgroupv2); the usual place wins.
+            if controller in ("", "cpu", "memory") and (
+                controller not in mounts or fields[4].startswith("/sys/fs/cgroup")
+            ):
+                mounts[controller] = (fields[4], fields[3])
     if not mounts:
         mounts = {"": ("/sys/fs/cgroup", "/"), "memory": ("/sys/fs/cgroup/memory", "/")}
         joined = "/sys/fs/cgroup/cpu,cpuacct"

@@ -35,7 +35,7 @@ def read_level_zero(library: str) -> tuple[int | None, int | None]:
 
     try:
         loader = ctypes.CDLL(library)
-        code = int(loader.zesInit(ctypes.c_uint32(0)))  # ze_result_t zesInit(zes_init_flags_t)
+        code = int(loader.zesInit(ctypes.c_uint32(0))) & 0xFFFFFFFF  # ze_result_t zesInit(zes_init_flags_t)
         return code, _devices(loader) if code == SUCCESS else None
     except (OSError, AttributeError):
         return None, None  # no such library, or no Level Zero

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ def visible(mask: str | None, count: int, uuids: Sequence[str] = ()) -> Mask:
     if not mask.strip():
         return Mask(mask, (), (MaskNote("empty", "it is set to nothing, which hides every device"),))
     if mask.startswith("MIG-"):
+        slices = list(takewhile(lambda part: part.startswith("MIG-"), mask.split(",")))
+        if len(set(slices)) < len(slices):
+            return Mask(mask, (), (MaskNote("repeated", "a MIG slice is named twice, which hides every device"),))
         text = "it names a MIG slice, which only the driver can count: NVML-based counting is off"
         return Mask(mask, None, (MaskNote("mig", text),))
     if mask.startswith("GPU-"):
@@ -65,8 +69,8 @@ def _by_number(mask: str, count: int) -> Mask:
     stopped = False  # by an index beyond the count; a repeat after it still empties the set, as in torch
     for part in mask.split(","):
         item = part.strip()
-        match = re.match(r"[+-]?\d{1,18}", item, re.ASCII)
-        number = int(match.group()) if match else -1
+        match = re.match(r"[+-]?\d+", item, re.ASCII)
+        number = int(match.group()[:18]) if match else -1  # more digits are beyond any count all the same
         if number < 0:
             code = "minus-one" if match else "junk"
             what = "is below zero" if match else "is not a number"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from anytorch import config
 from anytorch._version import __version__
+from anytorch.cli.describe import device_json, devices_shown, gpu_words, reason_json
 from anytorch.cli.output import Output, gigabytes
 from anytorch.cli.settings import tolerated
 from anytorch.errors import AnytorchError
@@ -115,14 +117,12 @@ def hardware_json(hardware: Hardware) -> Document:
 
 
 def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Document:
-    from anytorch.cli.describe import device_json, reason_json
     from anytorch.devices.candidates import candidates
-    from anytorch.devices.choose import as_usable
     from anytorch.devices.doctor import diagnose
     from anytorch.devices.gather import gather
     from anytorch.devices.ranking import parse, pick, rank
     from anytorch.devices.registry import registry
-    from anytorch.devices.types import Level
+    from anytorch.devices.types import Level, State
 
     facts = gather("always" if probing else "never", refresh=refresh, hardware=hardware)
     reasons = diagnose(facts)
@@ -155,7 +155,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
             }
         )
     # What `resolve("auto")` should choose if everything that was seen works.
-    likely = devices if probing else [as_usable(d) if d.state.value != "unusable" else d for d in devices]
+    likely = [replace(d, state=State.USABLE) if d.state is State.SEEN and not probing else d for d in devices]
     expected = pick(parse("auto", known), likely) if hardware.torch is not None else None
     found: Document = {
         "devices": [device_json(device) for device in devices],
@@ -182,7 +182,7 @@ def show(document: Document, output: Output, *, why: bool) -> None:
     if document["devices"]:
         tried = "tried in a child process" if document["tried"] else "seen in files, not tried; --probe tries them"
         output.heading(f"devices ({tried})")
-        show_devices(document, output)
+        devices_shown(output, document["devices"])
     absent = [b for b in document["backends"] if b["state"] == "absent"]
     if absent:
         output.heading("not here")
@@ -208,7 +208,7 @@ def show(document: Document, output: Output, *, why: bool) -> None:
 
 def machine_rows(document: Document) -> list[tuple[str, object]]:
     machine, cpu, memory, torch = (document[part] for part in ("machine", "cpu", "memory", "torch"))
-    where = [machine["container"] and f"in {machine['container']}", machine["wsl"] and "WSL", machine["rosetta"] and "Rosetta"]
+    where = [machine["container"] or "", "WSL" if machine["wsl"] else "", "Rosetta" if machine["rosetta"] else ""]
     system = f"macOS {machine['macos']}" if machine["macos"] else f"{machine['system']} {machine['release']}"
     cores = [f"{cpu['physical']} cores" if cpu["physical"] else "", f"{cpu['logical']} threads"]
     if cpu["hybrid"]:
@@ -222,33 +222,13 @@ def machine_rows(document: Document) -> list[tuple[str, object]]:
         ram += f"; limited to {gigabytes(memory['limit'])} by the cgroup"
     backend = document["settings"]["backend"]
     built = f"{torch['version']} (built for {torch['kind']})" if torch else "not installed"
-    from anytorch.cli.describe import gpu_words
-    from anytorch.probe.facts import Gpu
-
-    cards = [gpu_words(Gpu(**{**gpu, "capability": gpu["capability"] and tuple(gpu["capability"])})) for gpu in document["gpus"]]
     return [
-        ("system", ", ".join([f"{system} {machine['arch']}", *(str(word) for word in where if word)])),
+        ("system", ", ".join([f"{system} {machine['arch']}", *(word for word in where if word)])),
         ("python", f"{machine['python']} ({machine['executable']})"),
         ("torch", built),
         ("CPU", f"{cpu['model'] or 'unknown model'}: {', '.join(part for part in cores if part)}; {cpu['simd']}"),
         ("memory", ram if memory["total"] is not None else "unknown"),
-        ("GPUs", "\n".join(cards) or "none seen"),
+        ("GPUs", "\n".join(gpu_words(gpu) for gpu in document["gpus"]) or "none seen"),
         ("back end", f"{backend['value']} (from {backend['source']})"),
         ("would use", document["expected"] or "nothing: see `anytorch doctor`"),
     ]
-
-
-def show_devices(document: Document, output: Output) -> None:
-    rows = [
-        (d["id"], d["name"] + (" (software)" if d["software"] else ""), d["state"], gigabytes(d["total"]), gigabytes(d["free"]))
-        for d in document["devices"]
-    ]
-    output.table(("device", "name", "state", "memory (total)", "memory (free)"), rows)
-    told: set[str] = set()
-    for device in document["devices"]:
-        reason = next((r for r in device["reasons"] if r["level"] != "note" and r["text"] not in told), None)
-        if reason is not None:
-            told.add(reason["text"])
-            output.text(f"  {device['id']}: {reason['text']} [{reason['code']}]")
-            if reason["fix"]:
-                output.text(f"    fix: {reason['fix']}")

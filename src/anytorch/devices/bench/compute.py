@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from time import perf_counter
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from anytorch.devices.bench.timing import quickest
 from anytorch.devices.bench.workloads import Bench, Case, Prepared
 
 if TYPE_CHECKING:
     import torch
 
 ENOUGH_S = 2e-3  # a product that takes this long is large enough to show the device's rate
-SMALLEST, LARGEST, LARGEST_HURRIED = 128, 8192, 2048
+SMALLEST, SMALLEST_FAST, LARGEST_HURRIED, LARGEST = 128, 512, 2048, 8192
 CHECKED = 64  # rows and columns of a product that are compared with fp64, spread over all of it
 
 
@@ -29,16 +29,13 @@ def _prepare_matmul(bench: Bench, dtype: str) -> Prepared:
 
     kind = getattr(torch, dtype)
     largest = LARGEST_HURRIED if bench.hurried else LARGEST
-    n = SMALLEST
+    # A busy machine makes a small product look slow: where the dtype is fast, do not even ask about small ones.
+    n = SMALLEST_FAST if dtype in bench.caps.fast_dtypes else SMALLEST
     while True:
         a = host_matrix(n, 0).to(kind).to(bench.device)
         b = host_matrix(n, 1).to(kind).to(bench.device)
-        torch.matmul(a, b)
-        bench.synchronize()
-        begun = perf_counter()
-        torch.matmul(a, b)
-        bench.synchronize()
-        if perf_counter() - begun >= ENOUGH_S or n >= largest or not bench.room_for(3 * (2 * n) ** 2 * a.element_size()):
+        once_s = quickest(partial(torch.matmul, a, b), bench.synchronize)
+        if once_s >= ENOUGH_S or n >= largest or not bench.room_for(3 * (2 * n) ** 2 * a.element_size()):
             break
         n *= 2
     return Prepared(
@@ -133,9 +130,7 @@ def block_weights(hidden: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(hidden)
     shapes = {"qkv": (3 * hidden, hidden), "out": (hidden, hidden), "up": (4 * hidden, hidden)}
     shapes["down"] = (hidden, 4 * hidden)
-    return {
-        name: torch.randn(*shape, generator=generator) / math.sqrt(shape[1]) for name, shape in shapes.items()
-    }
+    return {name: torch.randn(*shape, generator=generator) / math.sqrt(shape[1]) for name, shape in shapes.items()}
 
 
 @lru_cache(maxsize=4)

@@ -18,7 +18,7 @@ SAMPLED = 65_536  # elements of a large buffer that are compared
 
 
 def bandwidth(kind: str) -> Case:
-    """"copy" is b → a; "triad" is a = b + s·c, the classic that also computes."""
+    """A "copy" is b → a; "triad" is a = b + s·c, the classic that also computes."""
     return Case("bandwidth", kind, "float32", "GB/s", lambda bench: _prepare_bandwidth(bench, kind))
 
 

@@ -26,6 +26,7 @@ class Timing:
     cpu_s: float  # processor time this process spent per run, on all its threads
     repeats: int  # samples taken
     inner: int = 1  # runs per sample
+    disturbed: int = 0  # samples in which the system took the processor away; left out where enough others are there
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class DeviceResult:
             for row in self.rows
             if row.ok
             and row.workload == workload
-            and all((row.dtype if key == "dtype" else row.parameters.get(key)) == value for key, value in wanted.items())
+            and all(
+                (row.dtype if key == "dtype" else row.parameters.get(key)) == value for key, value in wanted.items()
+            )
         ]
 
 

@@ -1,4 +1,9 @@
-"""Timing one function on one device: warm up, wait for the device, repeat within a budget, keep median and spread."""
+"""Timing one function on one device: warm up, wait for the device, repeat within a budget, keep median and spread.
+
+On a busy machine the system takes the processor away in the middle of a run; the other threads then wait for a whole
+scheduling turn, and a product of 0.1 ms takes 8 ms. The kernel counts these interruptions, so samples that had one are
+left out where at least LEAST_SAMPLES quiet ones remain.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +44,18 @@ def measure(
         once = max(clock() - begun, 1e-9)
         inner = max(1, min(10_000, round(SAMPLE_S / once)))
     samples: list[float] = []
+    quiet: list[float] = []
     cpu_started = process_time()
     while True:
+        interruptions = count_interruptions()
         begun = clock()
         for _ in range(inner):
             run()
         synchronize()
         now = clock()
         samples.append((now - begun) / inner)
+        if count_interruptions() == interruptions:
+            quiet.append(samples[-1])
         if iterations is not None:
             if len(samples) >= iterations:
                 break
@@ -55,12 +64,42 @@ def measure(
         if len(samples) >= MOST_SAMPLES or (len(samples) >= least and now - started >= budget_s):
             break
     cpu_s = (process_time() - cpu_started) / (len(samples) * inner)
-    return summarise(samples, inner=inner, cpu_s=cpu_s)
+    return summarise(samples, quiet, inner=inner, cpu_s=cpu_s)
 
 
-def summarise(samples: Sequence[float], *, inner: int = 1, cpu_s: float = 0.0) -> Timing:
+def summarise(samples: Sequence[float], quiet: Sequence[float], *, inner: int = 1, cpu_s: float = 0.0) -> Timing:
+    """Median and quartiles of the quiet samples, or of all of them if too few were quiet. Pure."""
+    kept = quiet if len(quiet) >= LEAST_SAMPLES else samples
     spread = 0.0
-    if len(samples) > 1:
-        low, _, high = quantiles(samples, n=4, method="inclusive")
+    if len(kept) > 1:
+        low, _, high = quantiles(kept, n=4, method="inclusive")
         spread = high - low
-    return Timing(median(samples), spread, min(samples), cpu_s, len(samples), inner)
+    return Timing(median(kept), spread, min(kept), cpu_s, len(kept), inner, len(samples) - len(quiet))
+
+
+def quickest(run: Callable[[], object], synchronize: Callable[[], object], *, patience_s: float = 0.05) -> float:
+    """A rough time for choosing a size, warm: the best of three quiet tries, or of as many as `patience_s` allows."""
+    run()
+    synchronize()
+    started = perf_counter()
+    best, quiet = float("inf"), 0
+    while quiet < LEAST_SAMPLES:
+        interruptions = count_interruptions()
+        begun = perf_counter()
+        run()
+        synchronize()
+        now = perf_counter()
+        best = min(best, now - begun)
+        quiet += count_interruptions() == interruptions
+        if now - started > patience_s:
+            break
+    return best
+
+
+def count_interruptions() -> int:
+    """How often the system has taken a processor away from this process; always 0 where it does not tell (Windows)."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)

@@ -18,8 +18,8 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 ALIASES |= {"double": "float64", "fp64": "float64"}
 
-# Largest difference from the fp64 answer, relative to its largest value. Wide enough for the rounding of sums over a few
-# thousand products in that dtype; a broken kernel is off by far more.
+# Largest difference from the fp64 answer, relative to its largest value. Wide enough for the rounding of sums over a
+# few thousand products in that dtype; a broken kernel is off by far more.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 REDUCED_TOLERANCE = 5e-3  # of float32 when the user has allowed tf32 or bf16 inside float32 products
 

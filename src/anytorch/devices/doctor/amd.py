@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from anytorch.devices.doctor.common import in_container, listed, named
 from anytorch.devices.doctor.registry import Finding, diagnosis
@@ -44,9 +45,9 @@ def _open(node: Node) -> bool:
 def _permission(node: Node, container: bool, backends: tuple[str, ...]) -> Finding:
     group = node.group or (str(node.gid) if node.gid is not None else "unknown")
     if container:
-        fix = f"docker run --group-add {node.gid if node.gid is not None else group} …"
+        fix = f"docker run --group-add {node.gid if node.gid is not None else quote(group)} …"
     else:
-        fix = f"sudo usermod -aG {group} $USER  # then log out and in again"
+        fix = f"sudo usermod -aG {quote(group)} $USER  # then log out and in again"
     rights = f"readable: {'yes' if node.readable else 'no'}, writable: {'yes' if node.writable else 'no'}"
     text = f"this user may not read and write {node.path}, which belongs to group {group} (gid {node.gid})"
     return Finding(text, fix, f"{node.path} {rights}", backends)

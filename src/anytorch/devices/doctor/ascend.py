@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
-from anytorch.devices.doctor.common import first_line, installed, listed, named, report_of
+from anytorch.devices.doctor.common import installed, listed, named, report_of, true_cause
 from anytorch.devices.doctor.registry import Finding, diagnosis
 from anytorch.devices.types import Facts, Level
 from anytorch.devices.wheels import advise_ascend, cards_of, parse_version
+
+
+def set_env(facts: Facts) -> str:
+    """The line that loads CANN, from where this machine has it: set_env.sh lies beside the folder `latest`."""
+    toolkit = facts.hardware.ascend.toolkit_path or "/usr/local/Ascend/ascend-toolkit/latest"
+    return f"source {quote(toolkit.rstrip('/').removesuffix('/latest') + '/set_env.sh')}"
 
 
 @diagnosis(
@@ -37,8 +44,8 @@ def autoload_failed(facts: Facts) -> Iterator[Finding]:
     names = listed(p.distribution for p in blamed) or "a torch.backends plug-in"
     cann = any(word in error for word in ("libhccl", "libascend", "libascendcl", "CANN", "libatb"))
     yield Finding(
-        f"`import torch` fails because {names} cannot load: {first_line(error)}",
-        "source /usr/local/Ascend/ascend-toolkit/set_env.sh" if cann else "export TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+        f"`import torch` fails because {names} cannot load: {true_cause(error)}",
+        set_env(facts) if cann else "export TORCH_DEVICE_BACKEND_AUTOLOAD=0",
         error[:1000],
         tuple("npu" if "npu" in p.value else p.name for p in blamed),
     )
@@ -64,7 +71,7 @@ def cann_not_loaded(facts: Facts) -> Iterator[Finding]:
         return  # found some other way, such as ldconfig
     yield Finding(
         f"{named(cards[0])} and torch_npu {version} are here, but CANN's set_env.sh has not been sourced",
-        "source /usr/local/Ascend/ascend-toolkit/set_env.sh",
+        set_env(facts),
         "ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME are not set",
     )
 

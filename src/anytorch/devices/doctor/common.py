@@ -28,10 +28,20 @@ def gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.1f} GiB"
 
 
+def one_line(text: str) -> str:
+    """Texts carry words from files and drivers: no line break and no control character may come along."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
 def first_line(text: str, limit: int = 300) -> str:
     """The message without its traceback's tail: enough to recognise, short enough for one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:limit] if lines else ""
+    return lines[0][:limit].rstrip(".") if lines else ""
+
+
+def true_cause(error: str) -> str:
+    """The last link of an exception chain as the child writes it: "RuntimeError: … ← ImportError: libhccl.so: …"."""
+    return first_line(error.rsplit(" ← ", 1)[-1])
 
 
 def report_of(facts: Facts, backend: str) -> BackendReport | None:

@@ -19,7 +19,7 @@ from anytorch.devices.doctor.common import (
 )
 from anytorch.devices.doctor.registry import Finding, diagnosis
 from anytorch.devices.types import Facts, Level
-from anytorch.devices.wheels import cards_of
+from anytorch.devices.wheels import advise, cards_of
 from anytorch.probe.facts import Icd
 
 EGL_ICD = '{"file_format_version":"1.0.1","ICD":{"library_path":"libEGL_nvidia.so.0","api_version":"1.4.312"}}'
@@ -59,16 +59,18 @@ def driver_package(facts: Facts) -> str:
     Level.NOTE,
     "This GPU can be used through WebGPU, and wgpu is not installed",
     symptom="Only the CPU is usable, although there is a GPU.",
-    evidence="A GPU that the installed torch cannot drive, and no package wgpu.",
+    evidence="A GPU that no published torch wheel drives, or the setting `backend` is webgpu, and no package wgpu.",
     fix="`pip install 'anytorch[webgpu]'`.",
     background=("https://github.com/pygfx/wgpu-py",),
 )
 def wgpu_missing(facts: Facts) -> Iterator[Finding]:
-    gpus = real_gpus(facts.hardware)
-    asked = wants_webgpu(facts)
-    if installed(facts.hardware, "wgpu") or not (asked or (gpus and not vendor_path(facts))):
+    hardware = facts.hardware
+    gpus = real_gpus(hardware)
+    # Where a vendor's wheel exists, installing that is the better advice, and cpu-only-wheel or wrong-wheel gives it.
+    alone = bool(gpus) and not vendor_path(facts) and advise(hardware).kind in ("cpu", "none")
+    if installed(hardware, "wgpu") or not (alone or wants_webgpu(facts)):
         return
-    what = f"{named(gpus[0])} has no vendor wheel that works here" if gpus else "the webgpu device was asked for"
+    what = f"no published torch wheel drives {named(gpus[0])}" if alone else "the webgpu device was asked for"
     yield Finding(
         f"{what}, and the package wgpu, which reaches any GPU through Vulkan, Metal or D3D12, is not installed",
         "pip install 'anytorch[webgpu]'",

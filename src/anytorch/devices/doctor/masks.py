@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from anytorch.devices.doctor.common import child_flag, child_text, listed, named
 from anytorch.devices.doctor.registry import Finding, diagnosis
@@ -134,7 +135,7 @@ def mask_changed(facts: Facts) -> Iterator[Finding]:
     if before != now:
         yield Finding(
             f"CUDA_VISIBLE_DEVICES was {before!r} when CUDA started and is {now!r} now, which has no effect",
-            f"CUDA_VISIBLE_DEVICES={now or ''} python …",
+            f"CUDA_VISIBLE_DEVICES={quote(now)} python …" if now is not None else "unset CUDA_VISIBLE_DEVICES",
             f"at import {before!r}, now {now!r}",
         )
 

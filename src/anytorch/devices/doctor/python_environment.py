@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from shlex import quote
 
-from anytorch.devices.doctor.common import TORCH_BACKENDS, first_line, installed, reports
+from anytorch.devices.doctor.common import TORCH_BACKENDS, first_line, installed, reports, true_cause
 from anytorch.devices.doctor.registry import Finding, diagnosis
 from anytorch.devices.types import Facts, Level
 from anytorch.devices.wheels import INDEX_ROOT, advise, base_version, local_tag, parse_version
@@ -59,7 +60,7 @@ def torch_import_failed(facts: Facts) -> Iterator[Finding]:
     else:
         fix = reinstall
     yield Finding(
-        f"torch {facts.hardware.torch.version} cannot be imported: {first_line(error)}",
+        f"torch {facts.hardware.torch.version} cannot be imported: {true_cause(error)}",
         fix,
         error[:1000],
         TORCH_BACKENDS,
@@ -105,7 +106,9 @@ def two_torches(facts: Facts) -> Iterator[Finding]:
         user_site = any(".local" in path for path in wheel.others)
         yield Finding(
             f"torch {wheel.version} at {wheel.path} hides another torch at {', '.join(wheel.others)}",
-            "export PYTHONNOUSERSITE=1" if user_site else f"rm -r {wheel.others[0]}  # if you do not need that one",
+            "export PYTHONNOUSERSITE=1"
+            if user_site
+            else f"rm -r {quote(wheel.others[0])}  # if you do not need that one",
             f"used: {wheel.path}; hidden: {', '.join(wheel.others)}",
         )
 
@@ -161,7 +164,7 @@ def plugin_broken(facts: Facts) -> Iterator[Finding]:
         owner = owners.get(str(name), "")
         yield Finding(
             f"the back end {name!r}{f' of {owner}' if owner else ''} cannot be loaded: {first_line(str(error))}",
-            f"pip install --upgrade --force-reinstall {owner}"
+            f"pip install --upgrade --force-reinstall {quote(owner)}"
             if owner
             else f"pip uninstall the package that brings {name!r}",
             str(error)[:1000],

@@ -17,10 +17,10 @@ from anytorch.devices.doctor import (
     python_environment,
     wheel,
 )
-from anytorch.devices.doctor.common import VENDOR_BACKEND, first_line, named, report_of
+from anytorch.devices.doctor.common import VENDOR_BACKEND, first_line, named, one_line, report_of
 from anytorch.devices.doctor.registry import Diagnosis, Finding, diagnosis, registered
 from anytorch.devices.types import Facts, Level, Reason
-from anytorch.devices.wheels import cards_of
+from anytorch.devices.wheels import cards_of, drivable
 from anytorch.errors import UsageError
 
 # Each registers its diagnoses when imported; this is the order of the list and of the documentation's index.
@@ -41,7 +41,10 @@ SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 )
 def unexplained(facts: Facts) -> Iterator[Finding]:
     for vendor, backend in VENDOR_BACKEND.items():
-        report, cards = report_of(facts, backend), cards_of(facts.hardware, vendor)
+        report = report_of(facts, backend)
+        cards = drivable(facts.hardware, backend) or (
+            () if backend in ("rocm", "xpu") else cards_of(facts.hardware, vendor)
+        )
         if report is None or report.code != "no-device" or not cards:
             continue
         others = [code for code in codes() if code != "unexplained"]
@@ -102,11 +105,18 @@ def diagnose(facts: Facts, only: Collection[str] | None = None) -> tuple[Reason,
 def _reasons(known: Diagnosis, facts: Facts) -> list[Reason]:
     try:
         return [
-            Reason(known.code, found.level or known.level, found.text, found.fix, found.evidence, found.backends)
+            Reason(
+                known.code,
+                found.level or known.level,
+                one_line(found.text),
+                one_line(found.fix),
+                found.evidence,
+                found.backends,
+            )
             for found in known.check(facts)
         ]
     except Exception as exc:  # noqa: BLE001  (whatever it is, the other diagnoses must still be heard)
-        text = f"the diagnosis {known.code} itself failed: {type(exc).__name__}: {first_line(str(exc))}"
+        text = one_line(f"the diagnosis {known.code} itself failed: {type(exc).__name__}: {first_line(str(exc))}")
         return [Reason(DIAGNOSIS_FAILED.code, Level.WARNING, text, "anytorch --json doctor", repr(exc)[:1000])]
 
 
@@ -118,7 +128,12 @@ def _reported(facts: Facts, reasons: list[Reason]) -> list[Reason]:
     spoken = {reason.code for reason in reasons}
     return [
         Reason(
-            report.code, known.level, first_line(report.error) or known.title, known.fix, report.error[:1000], (name,)
+            report.code,
+            known.level,
+            one_line(first_line(report.error)) or known.title,
+            known.fix,
+            report.error[:1000],
+            (name,),
         )
         for name, report in facts.torch.backends.items()
         if (known := by_code.get(report.code)) is not None and report.code not in spoken

@@ -12,6 +12,7 @@ from anytorch.devices.wheels import (
     advise,
     cards_of,
     covers,
+    drivable,
     driver_of,
     driver_suffices,
     gfx_name,
@@ -22,7 +23,6 @@ from anytorch.probe.facts import Gpu
 
 INSTALL_PAGE = "https://pytorch.org/get-started/locally/"
 KIND_OF = {"cuda": "NVIDIA", "rocm": "AMD", "xpu": "Intel"}
-VENDOR_OF = {"cuda": "nvidia", "rocm": "amd", "xpu": "intel"}
 
 
 @diagnosis(
@@ -73,12 +73,12 @@ def wrong_wheel(facts: Facts) -> Iterator[Finding]:
     wheel = hardware.torch
     if wheel is None or hardware.machine.system == "Darwin" or installed(hardware, "torch-npu"):
         return
-    if wheel.kind in VENDOR_OF and cards_of(hardware, VENDOR_OF[wheel.kind]):
+    if drivable(hardware, wheel.kind):
         return  # the wheel has a card of its own here
     advice = advise(hardware)
-    if advice.kind not in VENDOR_OF or advice.kind == wheel.kind or (wheel.kind, advice.kind) == ("cpu", "cuda"):
+    if advice.kind not in KIND_OF or advice.kind == wheel.kind or (wheel.kind, advice.kind) == ("cpu", "cuda"):
         return
-    card = cards_of(hardware, VENDOR_OF[advice.kind])[0]
+    card = drivable(hardware, advice.kind)[0]
     built = "the CPU-only build" if wheel.kind == "cpu" else f"built for {KIND_OF[wheel.kind]} GPUs"
     yield Finding(
         f"{named(card)} is present, but torch {wheel.version} is {built}",
@@ -118,7 +118,7 @@ def driver_too_old(facts: Facts) -> Iterator[Finding]:
         return
     need = ".".join(str(part) for part in least_driver(wheel.cuda, system) or ())
     advice = advise(hardware)
-    older = advice.kind == "cuda" and "first:" not in advice.why
+    older = advice.kind == "cuda" and not advice.needs_driver
     yield Finding(
         f"NVIDIA driver {driver} is too old for torch {wheel.version}: CUDA {wheel.cuda} needs {need} or newer",
         advice.command if older else f"install NVIDIA driver {need} or newer: https://www.nvidia.com/drivers",

@@ -51,7 +51,7 @@ def resolve_device(device: str | torch.device | None = "auto") -> torch.device:
 
 
 def get_accelerator_type() -> str:
-    """The type of the device in use: "cuda", "npu" or "cpu" as documented, or another such as "xpu" where that is it."""
+    """The type of the device in use: "cuda", "npu" or "cpu" as documented, or another, such as "xpu", where it is."""
     found = find()
     return found.device.torch_type if found.device is not None else "cpu"
 

@@ -1,0 +1,1 @@
+"""AI-OS Diffusion's import paths over anytorch."""

@@ -1,0 +1,1 @@
+"""Virtual Blackwell's import paths over anytorch."""

@@ -1,0 +1,1 @@
+"""Virtual Blackwell's core: see `apt_model.core.system`."""

@@ -1,0 +1,1 @@
+"""Virtual Blackwell's optimizations: see `apt_model.optimization.npu_backend`."""

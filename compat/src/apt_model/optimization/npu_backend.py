@@ -1,0 +1,19 @@
+"""One interface to CUDA, NPU and CPU: re-exports of anytorch's."""
+
+from anytorch import DeviceBackend as DeviceBackend
+from anytorch import UnifiedDeviceManager as UnifiedDeviceManager
+from anytorch import get_accelerator_type as get_accelerator_type
+from anytorch import get_device_manager as get_device_manager
+from anytorch import get_unified_backend as get_unified_backend
+from anytorch import is_cuda_available as is_cuda_available
+from anytorch import is_npu_available as is_npu_available
+
+__all__ = [
+    "DeviceBackend",
+    "UnifiedDeviceManager",
+    "get_accelerator_type",
+    "get_device_manager",
+    "get_unified_backend",
+    "is_cuda_available",
+    "is_npu_available",
+]

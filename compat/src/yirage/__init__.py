@@ -1,0 +1,30 @@
+"""YiRage's names: re-exports of anytorch's. `YIRAGE_BACKEND` and `YIRAGE_LOG_LEVEL` are honoured by anytorch itself."""
+
+from anytorch_compat import later
+
+from anytorch import BackendOptimizer as BackendOptimizer
+from anytorch import BackendType as BackendType
+from anytorch import auto_configure_backend as auto_configure_backend
+from anytorch import benchmark_backends as benchmark_backends
+from anytorch import get_available_backends as get_available_backends
+from anytorch import get_backend as get_backend
+from anytorch import get_memory_info as get_memory_info
+from anytorch import set_backend as set_backend
+
+__getattr__ = later(
+    __name__,
+    {
+        "new_kernel_graph": "the kernel graphs (requirement Y2)",
+        "PersistentKernel": "the persistent kernel (requirement Y3)",
+    },
+)
+__all__ = [
+    "BackendOptimizer",
+    "BackendType",
+    "auto_configure_backend",
+    "benchmark_backends",
+    "get_available_backends",
+    "get_backend",
+    "get_memory_info",
+    "set_backend",
+]

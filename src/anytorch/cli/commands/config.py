@@ -1,0 +1,127 @@
+"""`anytorch config`: the settings, shown, saved to a file or loaded from one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from anytorch import config
+from anytorch.cli.output import Output
+from anytorch.errors import ConfigError
+from anytorch.files import replace_file
+from anytorch.probe.facts import as_json
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", nargs="?", default="show", choices=("show", "save", "load", "path"), help="what to do (default: show)"
+    )
+    parser.add_argument("file", nargs="?", metavar="FILE", help="for save and load: a .toml or .json file")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    action: str = options.action
+    if action in ("save", "load") and not options.file:
+        raise ConfigError(f"`anytorch config {action}` needs a file", hint=f"anytorch config {action} mine.toml")
+    if action in ("show", "path") and options.file:
+        raise ConfigError(f"`anytorch config {action}` takes no file", hint=f"anytorch config {action}")
+    if action == "show":
+        return show(output)
+    if action == "path":
+        path = config.settings_file()
+    elif action == "save":
+        path = save(Path(options.file))
+        output.note(f"settings written to {path}")
+    else:
+        path = load(Path(options.file))
+        output.note(f"settings of {options.file} are now those of {path}")
+    if output.json:
+        output.data({"settings_file" if action != "save" else "file": str(path)})
+    elif action == "path":
+        output.text(str(path))
+    return 0
+
+
+def show(output: Output) -> int:
+    stored = config.read_settings_file()
+    values = {name: config.lookup(name) for name in config.SETTINGS}
+    if output.json:
+        output.data(
+            {
+                "settings_file": str(config.settings_file()),
+                "settings": {
+                    name: {
+                        "value": as_json(value.value),
+                        "source": value.source,
+                        "env": list(config.SETTINGS[name].env),
+                        "help": config.SETTINGS[name].help,
+                    }
+                    for name, value in values.items()
+                },
+                "tuned": stored.get("tuned", {}),
+            }
+        )
+        return 0
+    rows = [(name, shown(v.value), v.source, " ".join(config.SETTINGS[name].env)) for name, v in values.items()]
+    output.table(("setting", "value", "from", "environment"), rows)
+    for device, tuned in stored.get("tuned", {}).items():
+        output.heading(f"tuned for {device}")
+        output.pairs([(str(key), shown(value)) for key, value in tuned.items()] if isinstance(tuned, dict) else [])
+    output.text()
+    output.text(f"settings file: {config.settings_file()}")
+    return 0
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def save(path: Path) -> Path:
+    """The settings that differ from their defaults, wherever they came from, and all that was tuned."""
+    chosen = {
+        name: as_json(value.value)
+        for name, setting in config.SETTINGS.items()
+        if setting.in_file and (value := config.lookup(name)).source != "default" and value.value is not None
+    }
+    data = {"settings": chosen, "tuned": config.read_settings_file().get("tuned", {})}
+    if path.suffix.lower() != ".json":
+        return config.write_settings_file(data, path)
+    import json
+
+    try:
+        replace_file(path, (json.dumps(data, indent=2, default=str) + "\n").encode())
+    except OSError as exc:
+        raise ConfigError(f"cannot write {path}: {exc.strerror}", hint="name another file") from exc
+    return path
+
+
+def load(path: Path) -> Path:
+    """Check every setting in the file, then make it the settings file. Nothing is written unless all make sense."""
+    if not path.exists():
+        raise ConfigError(f"there is no file {path}", hint="`anytorch config save FILE` writes one")
+    data = read_json(path) if path.suffix.lower() == ".json" else config.read_settings_file(path)
+    unknown = sorted(set(data) - {"settings", "tuned"})
+    if unknown:
+        raise ConfigError(f"{path}: unknown table {unknown[0]!r}", hint="a settings file has the tables settings and tuned")
+    settings = {name: as_json(config.parse_setting(name, value)) for name, value in data.get("settings", {}).items()}
+    for name in settings:
+        if not config.SETTINGS[name].in_file:
+            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=config.SETTINGS[name].help)
+    return config.write_settings_file({"settings": settings, "tuned": data.get("tuned", {})})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    import json
+
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}", hint="check its permissions") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"{path} is not valid JSON: {exc}", hint="`anytorch config save FILE` writes one") from exc
+    if not isinstance(data, dict) or not all(isinstance(data.get(table, {}), dict) for table in ("settings", "tuned")):
+        raise ConfigError(f"{path} is no settings file: it needs the tables settings and tuned", hint="")
+    return data

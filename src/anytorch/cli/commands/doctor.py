@@ -1,0 +1,84 @@
+"""`anytorch doctor`: every diagnosis, worst first, with the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+
+from anytorch.cli.output import Output
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("code", nargs="?", metavar="CODE", help="explain this diagnosis instead of looking at the machine")
+    parser.add_argument("--no-probe", action="store_true", help="start no child process: only what files can tell")
+    parser.add_argument("--refresh", action="store_true", help="try the devices again, whatever was found before")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    return explain(options.code, output) if options.code else examine(options, output)
+
+
+def explain(code: str, output: Output) -> int:
+    from anytorch.devices.doctor import explain as page_of
+
+    page = page_of(code)
+    if output.json:
+        output.data({"code": code, "page": page})
+    else:
+        output.text(page.rstrip())
+    return 0
+
+
+def examine(options: argparse.Namespace, output: Output) -> int:
+    from anytorch.cli.child import check_cache
+    from anytorch.cli.describe import reason_json
+    from anytorch.devices.choose import survey
+    from anytorch.devices.types import Level
+    from anytorch.devices.wheels import advise
+    from anytorch.probe.facts import as_json
+
+    if not options.no_probe:
+        check_cache()
+    found = survey("never" if options.no_probe else "always", refresh=options.refresh)
+    wrong = [reason for reason in found.reasons if reason.level is not Level.NOTE]
+    hardware, report = found.facts.hardware, found.facts.torch
+    if output.json:
+        output.data(
+            {
+                "wrong": bool(wrong),
+                "tried": not options.no_probe,
+                "findings": [reason_json(reason) for reason in found.reasons],
+                "usable": [device.id for device in found.devices if device.state.value == "usable"],
+                "torch": {
+                    "installed": hardware.torch.version if hardware.torch else None,
+                    "import_error": report.import_error if report else "",
+                    "autoload_error": report.autoload_error if report else "",
+                    "advice": as_json(advise(hardware)),
+                },
+                "problems": list(hardware.problems),
+            }
+        )
+        return 1 if wrong else 0
+    for problem in hardware.problems:
+        output.warn(problem)
+    for reason in found.reasons:
+        output.heading(f"{reason.level.value}: {reason.text}")
+        output.pairs(
+            [("fix", reason.fix), ("evidence", reason.evidence), ("more", f"anytorch doctor {reason.code}")], indent=2
+        )
+    usable = [device.id for device in found.devices if device.state.value == "usable"]
+    if found.reasons:
+        output.text()
+    if wrong:
+        errors = sum(reason.level is Level.ERROR for reason in wrong)
+        output.text(f"{counted(errors, 'error')}, {counted(len(wrong) - errors, 'warning')}")
+    else:
+        output.text("nothing is wrong")
+    if usable:
+        output.text(f"usable devices: {', '.join(usable)}")
+    elif options.no_probe:
+        output.note("nothing was tried (--no-probe)")
+    return 1 if wrong else 0
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

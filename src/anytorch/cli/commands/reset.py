@@ -1,0 +1,56 @@
+"""`anytorch reset`: forget settings, or what was measured. It works on files that cannot be read, too."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from anytorch import config
+from anytorch.cache import Store
+from anytorch.cli.output import Output
+from anytorch.errors import CacheError, ConfigError
+
+STORES = ("devices", "batches")  # every Store of this package; a test compares the list with the source
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cache", action="store_true", help="remove cached measurements instead of the settings")
+    parser.add_argument("--all", action="store_true", help="remove both")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    kept = put_aside(config.settings_file()) if options.all or not options.cache else None
+    removed = [path for name in STORES if (path := forget(Store(name)))] if options.all or options.cache else []
+    if output.json:
+        output.data({"settings_kept_as": str(kept) if kept else None, "removed": [str(path) for path in removed]})
+        return 0
+    if kept:
+        output.text(f"settings removed; a copy is {kept}")
+    for path in removed:
+        output.text(f"removed {path}")
+    if not kept and not removed:
+        output.text("there was nothing to remove")
+    return 0
+
+
+def put_aside(path: Path) -> Path | None:
+    """Rename the settings file to the first free of config.toml.bak, .bak1, …; None if there is no file."""
+    if not os.path.lexists(path):
+        return None
+    copies = (path.with_name(f"{path.name}.bak{number or ''}") for number in range(1000))
+    copy = next((candidate for candidate in copies if not os.path.lexists(candidate)), None)
+    if copy is None:
+        raise ConfigError(f"there are 1000 copies of {path} already", hint="delete some of them")
+    try:
+        path.rename(copy)
+    except OSError as exc:
+        raise ConfigError(f"cannot rename {path}: {exc.strerror}", hint="check the folder's permissions") from exc
+    return copy
+
+
+def forget(store: Store) -> Path | None:
+    try:
+        return store.path if store.clear() else None
+    except OSError as exc:
+        raise CacheError(f"cannot remove the cache {store.path}: {exc.strerror}", hint="remove it by hand") from exc

@@ -1,0 +1,69 @@
+"""`anytorch set`: the device that is used when none is named."""
+
+from __future__ import annotations
+
+import argparse
+
+from anytorch import config
+from anytorch.cli.child import check_cache
+from anytorch.cli.output import Output
+from anytorch.devices.choose import survey, why_not
+from anytorch.devices.ranking import Request, parse, pick, reasons_for
+from anytorch.devices.registry import registry
+from anytorch.devices.types import Candidate
+from anytorch.errors import UsageError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, a UUID, …")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    stored = config.read_settings_file()
+    request = parse(options.device, registry())
+    # The best device and the CPU can always be had; everything else is looked for.
+    always = request.automatic or (request.backend == "cpu" and request.index is None)
+    backend, uuid, usable = ("cpu" if request.backend else "auto", "", True) if always else look_for(request, output)
+    kept = {name: value for name, value in stored.get("settings", {}).items() if name not in ("backend", "device_uuid")}
+    settings = {**kept, "backend": config.parse_setting("backend", backend), **({"device_uuid": uuid} if uuid else {})}
+    path = config.write_settings_file({**stored, "settings": settings})
+    source = config.lookup("backend").source
+    if source not in ("file", "code"):
+        output.warn(f"the environment variable {source} is set and goes before the settings file")
+    if output.json:
+        output.data({"backend": backend, "device_uuid": uuid or None, "usable": usable, "settings_file": str(path)})
+    else:
+        output.text(f"backend = {backend}" + (f" (card {uuid})" if uuid else "") + f", stored in {path}")
+    return 0
+
+
+def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
+    """What to store for a request, back end and UUID, and whether it can be used now.
+
+    Raises DeviceIndexError for an index beyond the usable devices, UsageError for a UUID nobody has.
+    """
+    check_cache()
+    found = survey("needed")
+    chosen = pick(request, found.devices)
+    usable = chosen is not None
+    if not usable:
+        why = why_not(request, found.devices, reasons_for(request, found.devices, found.reasons))
+        output.warn(f"{request.text} cannot be used here now: {why}; until it can, the CPU is used and a warning says so")
+        chosen = next((device for device in found.devices if means(request, device)), None)
+    if request.uuid is not None:
+        if chosen is None:
+            raise UsageError(f"no card with the UUID {request.uuid} is on this machine", hint="`anytorch info` lists them")
+        return chosen.backend, chosen.uuid or request.uuid, usable
+    word = request.alias or request.backend or "auto"
+    if request.index is None or request.backend == "cpu":
+        return word, "", usable
+    if chosen is not None and chosen.uuid:
+        return word, chosen.uuid, usable
+    output.note(f"{word}:{request.index} has no UUID that is known here, so the index is stored; an index can change")
+    return f"{word}:{request.index}", "", usable
+
+
+def means(request: Request, device: Candidate) -> bool:
+    if request.uuid is not None:
+        return device.uuid is not None and device.uuid.lower().startswith(request.uuid.lower())
+    return request.index is not None and (device.backend, device.index) == (request.backend, request.index)

@@ -1,0 +1,157 @@
+"""`anytorch test`: real work on devices, in a child process, compared with the CPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from anytorch.cli.child import check_cache
+from anytorch.cli.describe import reason_json, reason_shown
+from anytorch.cli.output import Output
+from anytorch.devices.candidates import candidates
+from anytorch.devices.doctor import diagnose
+from anytorch.devices.gather import gather
+from anytorch.devices.ranking import Request, parse, pick, rank, reasons_for
+from anytorch.devices.registry import Registry, registry
+from anytorch.devices.try_out import run_children, try_out
+from anytorch.devices.types import Candidate, Reason, State, TorchReport
+from anytorch.devices.wheels import advise
+from anytorch.errors import TorchMissing
+from anytorch.probe import snapshot
+
+FAILURES = frozenset({"failed", "crashed", "timed-out"})  # it was there, was tried, and did not work
+PASSED, FAILED, ABSENT = "passed", "failed", "not here"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "device",
+        nargs="?",
+        default="all",
+        metavar="DEVICE",
+        help="a back end (cuda), a device (cuda:1), auto, or all (the default); exit status 1 if it is missing or fails",
+    )
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="how long the child process may take")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    known = registry()
+    everything = options.device.strip().lower() == "all"
+    request = Request(options.device) if everything else parse(options.device, known)  # unknown names end here
+    check_cache()
+    hardware = snapshot()
+    if hardware.torch is None:
+        raise TorchMissing(f"torch is not installed in {hardware.machine.executable}", hint=advise(hardware).command)
+    names = concerned(request, known)
+    if names or options.timeout is not None:
+        report = run_children(names, timeout_s=options.timeout)
+    else:
+        report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
+    facts = replace(gather("never", hardware=hardware), torch=report)
+    reasons = diagnose(facts)
+    devices = rank(candidates(facts, known.backends.values(), reasons))
+    if everything:
+        asked = devices
+    elif request.index is not None or request.uuid is not None or request.automatic:
+        chosen = pick(request, devices)  # an index beyond the usable ones ends here
+        asked = [chosen] if chosen else [d for d in devices if d.backend == request.backend and d.index == request.index]
+    else:
+        asked = [device for device in devices if device.backend in names]
+    documents = [result(device, report) for device in asked]
+    why = [] if everything else reasons_for(request, devices, reasons)
+    tried = names or list(known.backends)
+    missing = [] if documents and not everything else absent(known, tried, devices, reasons, report)
+    passed = any(d["result"] == PASSED for d in documents) and not any(
+        d["result"] == FAILED or (d["result"] == ABSENT and not everything) for d in documents
+    )
+    if output.json:
+        output.data(
+            {
+                "requested": options.device,
+                "passed": passed,
+                "seconds": report.seconds,
+                "torch": report.version,
+                "import_error": report.import_error,
+                "devices": documents,
+                "absent": missing,
+                "reasons": [reason_json(reason) for reason in why],
+            }
+        )
+    else:
+        show(output, documents, report)
+        for backend in missing:
+            output.text(f"  {backend['name']}: not here; {backend['reason']}")
+        if not passed:
+            for reason in why:
+                reason_shown(output, reason_json(reason), ", ".join(reason.backends) or options.device)
+    if not passed:
+        what = "no device passed" if everything and not documents else f"{options.device} did not pass"
+        output.note(f"{what}; `anytorch doctor` says more")
+    return 0 if passed else 1
+
+
+def concerned(request: Request, known: Registry) -> list[str]:
+    """The back ends to try: "cuda" may mean ROCm's device, which bears that name in torch. Empty: all of them."""
+    if request.backend is None:
+        return []
+    same = [b.name for b in known.backends.values() if b.torch_type == request.backend and request.alias is None]
+    return [request.backend, *(name for name in same if name != request.backend)]
+
+
+def result(device: Candidate, report: TorchReport) -> dict[str, Any]:
+    told = report.backends.get(device.backend)
+    broken = (told.facts.get("broken") or {}) if told else {}
+    if device.state is State.USABLE:
+        outcome = PASSED
+    elif (told is not None and told.code in FAILURES) or str(device.index) in broken or report.import_error:
+        outcome = FAILED
+    else:
+        outcome = ABSENT
+    error = str(broken.get(str(device.index)) or (told.error if told else "") or report.import_error)
+    return {
+        "id": device.id,
+        "name": device.name,
+        "result": outcome,
+        "checks": list(device.facts.get("checks", ())),
+        "error": "" if outcome == PASSED else error,
+        "reasons": [reason_json(reason) for reason in device.reasons],
+    }
+
+
+def absent(
+    known: Registry,
+    tried: Sequence[str],
+    devices: Sequence[Candidate],
+    reasons: Sequence[Reason],
+    report: TorchReport,
+) -> list[dict[str, str]]:
+    """The back ends no device was seen of, each with the best explanation there is."""
+    listed = {device.backend for device in devices}
+    found = []
+    for backend in known.backends.values():
+        if backend.name in tried and backend.name not in listed:
+            about = next((reason.text for reason in reasons if backend.name in reason.backends), "")
+            told = report.backends.get(backend.name)
+            why = about or (told.error if told else "") or f"no {backend.title} was found"
+            found.append({"name": backend.name, "reason": why})
+    return found
+
+
+def show(output: Output, documents: Sequence[dict[str, Any]], report: TorchReport) -> None:
+    rows: list[tuple[object, ...]] = []
+    for device in documents:
+        for check in device["checks"]:
+            rows.append((device["id"], check["name"], PASSED, f"{check['seconds'] * 1e3:.2f}", f"{check['error']:.1e}"))
+        if not device["checks"]:
+            rows.append((device["id"], "", device["result"], "", ""))
+    if rows:
+        output.table(("device", "check", "result", "time (ms)", "difference from the CPU (relative)"), rows)
+    for device in documents:
+        if device["result"] != PASSED:
+            for reason in device["reasons"][:1]:
+                reason_shown(output, reason, device["id"])
+            if device["error"] and not device["reasons"]:
+                output.text(f"  {device['id']}: {device['error'].splitlines()[0]}")
+    output.note(f"torch {report.version or 'did not import'}, {report.seconds:.1f} s in the child process")

@@ -1,0 +1,218 @@
+"""Tuned values in the one settings file: written with where they come from, read back only on the same machine.
+
+    [settings]                       threads = 2
+    [tuned."GPU-…" or "cpu"]         key = "…", date, anytorch, device, name, batch_size, autocast_dtype
+    [tuned."…".settings]             what was written to [settings]: threads = 2
+    [tuned."…".machine]              the facts behind the key
+    [tuned."…".measured.threads]     default, chosen, gain, times, error
+
+A value in [settings] that a [tuned] table also holds was stored by `apply`, and counts only while that table's key is
+this machine's. Any other value was set by hand and always counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytorch import config, logs
+from anytorch.devices.choose import resolve
+from anytorch.devices.tune.machine import identity, key_of, what_changed
+from anytorch.devices.tune.plan import SETTINGS, Item, TunePlan
+from anytorch.devices.types import Candidate
+from anytorch.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+log = logs.logger(__name__)
+_told: set[str] = set()  # refusals already logged in this process
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `apply` stored for one device, measured on this very machine."""
+
+    device: str
+    name: str
+    date: str
+    settings: Mapping[str, Any]
+    batch_size: int | None
+    autocast_dtype: str | None  # "float32": autocast is off
+    measured: Mapping[str, Any]
+    key: str
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What `use_tuned` did in this process. `ignored` gives the reason for each value that was left alone."""
+
+    device: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    tuned: Tuned | None = None
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def apply(plan: TunePlan) -> Path:
+    """Store a plan in the settings file and return the file's path. All else in the file stays as it is.
+
+    Settings whose default was kept are not written, and are taken out if an earlier plan for this device had put them in.
+    """
+    data = config.read_settings_file()
+    tables = _tables(data)
+    settings = dict(data.get("settings", {}))
+    for name, value in _stored_settings(tables.get(plan.storage_key, {})).items():
+        if settings.get(name) == value and name not in plan.settings:
+            del settings[name]
+    settings.update(plan.settings)
+    tables[plan.storage_key] = entry(plan)
+    return config.write_settings_file({**data, "settings": settings, "tuned": tables})
+
+
+def entry(plan: TunePlan) -> dict[str, Any]:
+    """A plan as the table [tuned."<device>"]. TOML has no null: what is not known is left out. Pure."""
+    table: dict[str, Any] = {
+        "device": plan.device,
+        "name": plan.name,
+        "key": plan.machine_key,
+        "date": plan.date,
+        "anytorch": plan.anytorch,
+        "duration_s": plan.duration_s,
+    }
+    for setting, names in (("batch_size", ("batch_size",)), ("autocast_dtype", ("autocast_dtype", "cpu_dtype"))):
+        item = next((found for name in names if (found := plan.item(name)) is not None), None)
+        if item is not None:
+            table[setting] = item.chosen
+    table["settings"] = dict(plan.settings)
+    table["machine"] = dict(plan.machine)
+    table["measured"] = {item.setting: _numbers(item) for item in plan.items}
+    return table
+
+
+def _numbers(item: Item) -> dict[str, Any]:
+    found = {"default": item.default, "chosen": item.chosen, "gain": round(item.gain, 3), "why": item.why}
+    found["workload"] = item.workload
+    found["milliseconds"] = {str(o.value): round(o.seconds * 1e3, 5) for o in item.options if o.seconds is not None}
+    found["error"] = {str(o.value): float(f"{o.error:.2e}") for o in item.options if o.error is not None}
+    return found
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def tuned_for(device: str | torch.device | None = None) -> Tuned | None:
+    """What is stored for a device, or None: nothing is, or it was measured on another machine (said once in the log)."""
+    return _tuned(resolve(device).chosen)
+
+
+def _tuned(candidate: Candidate) -> Tuned | None:
+    tables = _tables(config.read_settings_file())
+    name = candidate.uuid if candidate.uuid in tables else candidate.id
+    table = tables.get(name)
+    if table is None:
+        return None
+    if refusal := _refusal(table):
+        _tell(f"the tuning stored for {name} is not used: {refusal}")
+        return None
+    try:
+        return Tuned(
+            device=str(table["device"]),
+            name=str(table["name"]),
+            date=str(table["date"]),
+            settings={
+                key: config.parse_setting(key, value)
+                for key, value in _stored_settings(table).items()
+                if key in SETTINGS
+            },
+            batch_size=int(table["batch_size"]) if "batch_size" in table else None,
+            autocast_dtype=str(table["autocast_dtype"]) if "autocast_dtype" in table else None,
+            measured=table.get("measured", {}),
+            key=str(table["key"]),
+        )
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"the settings file {config.settings_file()}: [tuned.{name!r}] cannot be understood: {exc!r}",
+            hint="delete that table, or run `anytorch optimize --apply` again",
+        ) from exc
+
+
+def trusted_setting(name: str) -> config.Value:
+    """`config.lookup`, except that a tuned value from another machine counts as not set."""
+    value = config.lookup(name)
+    return value if not _distrust(name, value) else config.Value(config.SETTINGS[name].default, "default")
+
+
+def use_tuned(device: str | torch.device | None = None) -> Applied:
+    """Put threads and the precision of float32 products in force in this process, as stored or set by hand.
+
+    `cpu_dtype` is reported too; `anytorch.autocast` is what obeys it. Values tuned on another machine are ignored.
+    """
+    import torch
+
+    candidate = resolve(device).chosen
+    tuned = _tuned(candidate)
+    values: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
+    for name in SETTINGS:
+        found = config.lookup(name)
+        if found.source == "file" and tuned is not None and name in tuned.settings and _owners(name, found.value):
+            values[name] = tuned.settings[name]  # another device may have been tuned later: each has its own
+        elif reason := _distrust(name, found):
+            ignored[name] = reason
+            _tell(f"the setting {name} = {found.value} is not used: {reason}")
+        elif found.value is not None:
+            values[name] = found.value
+    if "threads" in values:
+        torch.set_num_threads(values["threads"])
+    if "matmul_precision" in values:
+        torch.set_float32_matmul_precision(values["matmul_precision"])
+    return Applied(candidate.id, values, ignored, tuned)
+
+
+def _distrust(name: str, value: config.Value) -> str:
+    """Why a value is not to be used: every table that stored it was made on another machine. "" if it may be."""
+    if value.source != "file":
+        return ""
+    refusals = [_refusal(table) for table in _owners(name, value.value)]
+    return refusals[0] if refusals and all(refusals) else ""
+
+
+def _owners(name: str, value: Any) -> list[Mapping[str, Any]]:
+    tables = _tables(config.read_settings_file())
+    return [table for table in tables.values() if _stored_settings(table).get(name) == value]
+
+
+def _refusal(table: Mapping[str, Any]) -> str:
+    now = identity()
+    if table.get("key") == key_of(now):
+        return ""
+    before = table.get("machine")
+    changed = what_changed(before if isinstance(before, Mapping) else {}, now)
+    return f"it was measured on another machine or before a change ({changed}); run `anytorch optimize --apply` again"
+
+
+def _tables(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tables = dict(data.get("tuned", {}))
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"the settings file {config.settings_file()}: tuned.{name} must be a table, not {table!r}",
+                hint="delete that line, or run `anytorch reset`",
+            )
+    return tables
+
+
+def _stored_settings(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    stored = table.get("settings", {})
+    return stored if isinstance(stored, Mapping) else {}
+
+
+def _tell(words: str) -> None:
+    if words not in _told:
+        _told.add(words)
+        log.warning("%s", words)

@@ -1,0 +1,77 @@
+"""Which GPU: every adapter wgpu offers, ours in order of preference, and the one a user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anytorch.errors import DeviceUnavailable, UnknownDevice
+
+APIS = ("Vulkan", "Metal", "D3D12")  # OpenGL lacks the compute features we need
+_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    name: str  # "NVIDIA H200"
+    api: str  # "Vulkan"
+    kind: str  # "DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown"
+    driver: str
+    vendor_id: int
+    device_id: int
+    handle: Any = None  # wgpu's own object
+
+    @property
+    def software(self) -> bool:
+        return self.kind == "CPU"
+
+
+def list_adapters() -> list[Adapter]:
+    """Every usable adapter, best first. Raises DeviceUnavailable if the package wgpu is missing."""
+    try:
+        import wgpu
+    except ModuleNotFoundError as exc:
+        if exc.name != "wgpu":
+            raise
+        raise DeviceUnavailable("the package wgpu is not installed", hint="pip install 'anytorch[webgpu]'") from exc
+    found = []
+    for handle in wgpu.gpu.enumerate_adapters_sync():
+        info = handle.info
+        if info["backend_type"] in APIS:
+            found.append(
+                Adapter(
+                    info["device"],
+                    info["backend_type"],
+                    info["adapter_type"],
+                    info["description"],
+                    info["vendor_id"],
+                    info["device_id"],
+                    handle,
+                )
+            )
+    return sorted(found, key=lambda adapter: _ORDER.get(adapter.kind, 3))
+
+
+def choose_adapter(adapters: Sequence[Adapter], wanted: str) -> Adapter:
+    """The adapter a user means: "" for the best, a number in our order, a part of its name, or its API ("vulkan").
+
+    A software adapter is chosen only by name or number, or when there is nothing else.
+    """
+    listed = "; ".join(f"{i}: {a.name} ({a.kind}, {a.api})" for i, a in enumerate(adapters))
+    if not adapters:
+        raise DeviceUnavailable(
+            "wgpu found no Vulkan, Metal or D3D12 adapter on this machine",
+            hint="install the graphics driver; on Linux also libvulkan1. `anytorch doctor` says which",
+        )
+    word = wanted.strip().lower()
+    if not word:
+        return adapters[0]
+    if word.isdigit():
+        if int(word) < len(adapters):
+            return adapters[int(word)]
+        raise UnknownDevice(f"there is no WebGPU adapter {word}; adapters: {listed}")
+    for adapter in adapters:
+        if word in adapter.name.lower() or word == adapter.api.lower():
+            return adapter
+    raise UnknownDevice(f"no WebGPU adapter is called {wanted!r}; adapters: {listed}")

@@ -1,0 +1,126 @@
+"""Device memory: buffers in buckets, kept for the next tensor of that size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from anytorch.errors import OutOfMemory
+
+# A tensor's address is made up: a tag bit, the buffer's number, the byte offset within it. The tag keeps a real pointer of
+# the CPU from ever being taken for one of ours, and 36 bits of offset are 64 GiB per buffer.
+TAG = 1 << 62
+SHIFT = 36
+OFFSET_MASK = (1 << SHIFT) - 1
+
+
+class Buffer:
+    """One GPU buffer. `epoch` is the submission it was last recorded in."""
+
+    __slots__ = ("__weakref__", "address", "epoch", "handle", "key", "nbytes", "owner")
+
+    def __init__(self, owner: Any, handle: Any, nbytes: int, number: int) -> None:
+        self.owner = owner  # wgpu's object, which destroys the buffer
+        self.handle = handle  # its C handle
+        self.nbytes = nbytes
+        self.address = TAG | number << SHIFT
+        self.key = self.address >> SHIFT
+        self.epoch = -1
+
+
+@dataclass
+class PoolStatistics:
+    allocated: int = 0  # bytes in buffers that are in use
+    reserved: int = 0  # bytes in all buffers
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    created: int = 0
+    reused: int = 0
+
+
+def bucket(nbytes: int) -> int:
+    """The size a buffer is made with: eight steps per doubling, so at most an eighth is wasted; 256 bytes at least."""
+    if nbytes <= 256:
+        return 256
+    step = max(256, 1 << ((nbytes - 1).bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+class Pool:
+    """Hands out buffers and takes them back. Not locked: the runtime's lock is held by every caller."""
+
+    def __init__(
+        self, create: Callable[[int], Any], destroy: Callable[[Buffer], None], largest: int, limit: int | None = None
+    ) -> None:
+        self._create = create
+        self._destroy = destroy
+        self.largest = largest
+        self.limit = limit  # bytes that may be reserved in all; None: as many as the device gives
+        self.buffers: dict[int, Buffer] = {}  # by key, for finding a tensor's buffer from its address
+        self.statistics = PoolStatistics()
+        self._free: dict[int, list[Buffer]] = {}
+        self._next = 1
+
+    def take(self, nbytes: int, relieve: Callable[[], None]) -> Buffer:
+        """A buffer of at least `nbytes`. When the device is full, `relieve` is called once and the free ones are given up."""
+        size = bucket(nbytes)
+        free = self._free.get(size)
+        statistics = self.statistics
+        if free:
+            buffer = free.pop()
+            statistics.reused += 1
+        else:
+            buffer = self._new(size, nbytes, relieve)
+        statistics.allocated += size
+        if statistics.allocated > statistics.peak_allocated:
+            statistics.peak_allocated = statistics.allocated
+        return buffer
+
+    def _new(self, size: int, nbytes: int, relieve: Callable[[], None]) -> Buffer:
+        if size > self.largest:
+            size = -(-nbytes // 256) * 256
+        if size > self.largest:
+            raise OutOfMemory(
+                f"webgpu: one tensor of {nbytes:,} bytes exceeds this adapter's largest buffer, {self.largest:,} bytes",
+                hint="split the tensor, or use a smaller dtype",
+            )
+        try:
+            made = self._attempt(size)
+        except OutOfMemory:
+            relieve()
+            self.release_free()
+            made = self._attempt(size)
+        number, self._next = self._next, self._next + 1
+        buffer = Buffer(made, made._internal, size, number)
+        self.buffers[buffer.key] = buffer
+        statistics = self.statistics
+        statistics.created += 1
+        statistics.reserved += size
+        statistics.peak_reserved = max(statistics.peak_reserved, statistics.reserved)
+        return buffer
+
+    def _attempt(self, size: int) -> Any:
+        if self.limit is not None and self.statistics.reserved + size > self.limit:
+            raise OutOfMemory(
+                f"webgpu: {size:,} bytes do not fit: {self.statistics.allocated:,} are in use and the limit is "
+                f"{self.limit:,} bytes (ANYTORCH_WEBGPU_MEMORY)",
+                hint="free tensors, use a smaller batch, or raise the limit",
+            )
+        return self._create(size)
+
+    def give(self, buffer: Buffer) -> None:
+        self.statistics.allocated -= buffer.nbytes
+        self._free.setdefault(buffer.nbytes, []).append(buffer)
+
+    def release_free(self) -> int:
+        """Destroy every buffer nobody uses; returns the bytes given back."""
+        given = 0
+        for free in self._free.values():
+            for buffer in free:
+                del self.buffers[buffer.key]
+                given += buffer.nbytes
+                self._destroy(buffer)
+        self._free.clear()
+        self.statistics.reserved -= given
+        return given

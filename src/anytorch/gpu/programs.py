@@ -1,0 +1,137 @@
+"""Compiled shaders and their bind groups. Compile once, launch many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from anytorch.gpu.buffers import Buffer
+from anytorch.gpu.native import NULL, AnytorchError, ShaderError, ffi, lib, raising, shader_module, wgpu
+
+BIND_GROUPS_KEPT = 20_000
+
+
+class Program:
+    """A compute pipeline, and what is needed to launch it."""
+
+    __slots__ = ("handle", "layout", "layout_key", "pipeline", "source")
+
+    def __init__(self, pipeline: Any, layout: Any, layout_key: tuple[int, int], source: str) -> None:
+        self.pipeline = pipeline  # wgpu's object, which owns the handle
+        self.handle = pipeline._internal
+        self.layout = layout
+        self.layout_key = layout_key
+        self.source = source
+
+
+class Programs:
+    """The programs of one device, by whatever key their maker chooses."""
+
+    def __init__(self, device: Any, binding_limit: int) -> None:
+        self._device = device
+        self._binding_limit = binding_limit
+        self._programs: dict[Hashable, Program] = {}
+        self._layouts: dict[tuple[int, int], Any] = {}
+        self._pipeline_layouts: dict[tuple[int, int, int], Any] = {}
+        self._groups: dict[tuple[Any, ...], Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def get(self, key: Hashable) -> Program | None:
+        return self._programs.get(key)
+
+    def make(
+        self, key: Hashable, source: str | Callable[[], str], *, buffers: int, writable: int, immediates: int
+    ) -> Program:
+        """The program for `key`, compiled on first use. `writable` has bit i set if binding i is written."""
+        program = self._programs.get(key)
+        if program is None:
+            text = source() if callable(source) else source
+            program = self._programs[key] = self._compile(text, buffers, writable, immediates)
+        return program
+
+    def _compile(self, source: str, buffers: int, writable: int, immediates: int) -> Program:
+        layout_key = (buffers, writable)
+        try:
+            with raising("compiling a shader"):
+                layout = self._layout(layout_key)
+                module = shader_module(self._device, source)
+                pipeline = self._device.create_compute_pipeline(
+                    layout=self._pipeline_layout(layout_key, immediates),
+                    compute={"module": module, "entry_point": "main"},
+                )
+        except (AnytorchError, wgpu.GPUError) as exc:
+            numbered = "\n".join(f"{i:4d}  {line}" for i, line in enumerate(source.splitlines(), 1))
+            raise ShaderError(f"webgpu: a shader does not compile: {exc}\n{numbered}") from exc
+        return Program(pipeline, layout, layout_key, source)
+
+    def _layout(self, key: tuple[int, int]) -> Any:
+        if key not in self._layouts:
+            buffers, writable = key
+            self._layouts[key] = self._device.create_bind_group_layout(
+                entries=[
+                    {
+                        "binding": i,
+                        "visibility": wgpu.ShaderStage.COMPUTE,
+                        "buffer": {"type": "storage" if writable >> i & 1 else "read-only-storage"},
+                    }
+                    for i in range(buffers)
+                ]
+            )
+        return self._layouts[key]
+
+    def _pipeline_layout(self, key: tuple[int, int], immediates: int) -> Any:
+        whole = (*key, immediates)
+        if whole not in self._pipeline_layouts:
+            sized = {"immediate_size": immediates} if immediates else {}
+            self._pipeline_layouts[whole] = self._device.create_pipeline_layout(
+                bind_group_layouts=[self._layout(key)], **sized
+            )
+        return self._pipeline_layouts[whole]
+
+    def bind_group(self, program: Program, buffers: Sequence[Buffer], windows: Sequence[tuple[int, int]] | None) -> Any:
+        """The C handle of a bind group; the pool recycles buffers, so nearly every one is found here again.
+
+        A binding may not exceed the adapter's limit (a longer one reads silent zeros): larger buffers need `windows`, an
+        (offset, nbytes) pair per buffer.
+        """
+        key = (program.layout_key, windows, *[buffer.key for buffer in buffers])
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self._bind(program, buffers, windows)
+            if len(self._groups) > BIND_GROUPS_KEPT:
+                self.forget_bind_groups(keep=key)
+        return group
+
+    def _bind(self, program: Program, buffers: Sequence[Buffer], windows: Sequence[tuple[int, int]] | None) -> Any:
+        entries = ffi.new("WGPUBindGroupEntry[]", len(buffers))
+        for i, buffer in enumerate(buffers):
+            offset, nbytes = windows[i] if windows is not None else (0, buffer.nbytes)
+            if nbytes > self._binding_limit:
+                raise ShaderError(
+                    f"webgpu: a kernel was given {nbytes:,} bytes in one binding; this adapter's limit is "
+                    f"{self._binding_limit:,} and the kernel has no windows"
+                )
+            entry = entries[i]
+            entry.binding = i
+            entry.buffer = buffer.handle
+            entry.offset = offset
+            entry.size = nbytes
+        descriptor = ffi.new("WGPUBindGroupDescriptor *")
+        descriptor.layout = program.layout._internal
+        descriptor.entryCount = len(buffers)
+        descriptor.entries = entries
+        descriptor.label.data = NULL
+        descriptor.label.length = 0
+        with raising("binding buffers"):
+            return lib.wgpuDeviceCreateBindGroup(self._device._internal, descriptor)
+
+    def forget_bind_groups(self, keep: tuple[Any, ...] | None = None) -> None:
+        """Bind groups keep their buffers alive: drop them all before buffers are destroyed."""
+        kept = self._groups.pop(keep, None) if keep is not None else None
+        for group in self._groups.values():
+            lib.wgpuBindGroupRelease(group)
+        self._groups.clear()
+        if keep is not None and kept is not None:
+            self._groups[keep] = kept

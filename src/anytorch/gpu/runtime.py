@@ -1,0 +1,302 @@
+"""One WebGPU device: commands are recorded into one open compute pass and submitted in batches.
+
+A submission costs about 40 µs of CPU, a recorded dispatch 3; so dispatches wait for company, but never while the GPU idles.
+Every C call drops the GIL, and backward runs on autograd's own thread: one lock covers recording, submitting and waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anytorch import config
+from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable
+from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
+from anytorch.gpu.buffers import Buffer, Pool
+from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising, translated
+from anytorch.gpu.programs import Program, Programs
+from anytorch.gpu.transfer import Readbacks, Uploads
+
+# Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it.
+FEATURES = (
+    "immediates",
+    "shader-f16",
+    "shader-f64",
+    "shader-int64",
+    "shader-i16",
+    "subgroup",
+    "subgroup-barrier",
+    "shader-float32-atomic",
+    "timestamp-query",
+    "timestamp-query-inside-passes",
+    "pipeline-cache",
+)
+MOST_PENDING = 256  # dispatches per submission
+LOOK_EVERY = 32  # how often to look whether the GPU has run dry
+
+_set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+_set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
+_set_immediates = lib.wgpuComputePassEncoderSetImmediates
+_dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+_from_buffer = ffi.from_buffer
+
+
+@dataclass
+class RuntimeStatistics:
+    dispatches: int = 0
+    submissions: int = 0
+    copies: int = 0
+
+
+class Runtime:
+    """A device, its memory, its programs and the commands recorded for it."""
+
+    def __init__(self, adapter: Adapter, memory_limit: int | None = None) -> None:
+        self.adapter = adapter
+        handle = adapter.handle
+        missing = {"immediates"} - set(handle.features)
+        if missing:
+            raise DeviceUnavailable(f"{adapter.name} ({adapter.api}) lacks the WebGPU feature {', '.join(missing)}")
+        self.features = frozenset(name for name in FEATURES if name in handle.features)
+        self.device = handle.request_device_sync(
+            required_features=sorted(self.features), required_limits=dict(handle.limits)
+        )
+        self.limits = dict(handle.limits)
+        self.binding_limit = int(self.limits["max-storage-buffer-binding-size"])
+        self._device = self.device._internal
+        self._queue = self.device.queue._internal
+        self.lock = threading.RLock()
+        self.statistics = RuntimeStatistics()
+        self.programs = Programs(self.device, self.binding_limit)
+        self.pool = Pool(
+            lambda nbytes: self.create_buffer(nbytes, STORAGE),
+            lambda buffer: buffer.owner.destroy(),
+            int(self.limits["max-buffer-size"]) & ~255,
+            memory_limit,
+        )
+        self.buffers = self.pool.buffers
+        self._uploads = Uploads(self)
+        self._readbacks = Readbacks(self)
+        self._encoder: Any = None
+        self._pass: Any = None
+        self._program: Program | None = None
+        self._pending = 0
+        self.epoch = 0
+        self.lost: DeviceError | None = None
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def take(self, nbytes: int) -> Buffer:
+        """A buffer from the pool. Raises OutOfMemory, after which the device is as usable as before."""
+        with self.lock:
+            return self.pool.take(nbytes, self._relieve)
+
+    def give(self, buffer: Buffer) -> None:
+        with self.lock:
+            self.pool.give(buffer)
+
+    def empty_cache(self) -> int:
+        """Give unused buffers back to the device; returns the bytes."""
+        with self.lock:
+            self._relieve()
+            return self.pool.release_free()
+
+    def _relieve(self) -> None:
+        self.synchronize()
+        self.programs.forget_bind_groups()
+
+    def create_buffer(self, nbytes: int, usage: int, *, mapped: bool = False) -> Any:
+        with raising(f"allocating {nbytes:,} bytes"):
+            return self.device.create_buffer(size=nbytes, usage=usage, mapped_at_creation=mapped)
+
+    # --- recording ---------------------------------------------------------------------------------------------------
+
+    def dispatch(
+        self,
+        program: Program,
+        buffers: Sequence[Buffer],
+        immediates: bytes,
+        x: int,
+        y: int = 1,
+        z: int = 1,
+        windows: tuple[tuple[int, int], ...] | None = None,
+    ) -> None:
+        """Record one launch. `immediates` are the kernel's parameters, packed as its struct expects."""
+        with self.lock:
+            if self._pass is None:
+                self._open_pass()
+            group = self.programs.bind_group(program, buffers, windows)
+            encoder = self._pass
+            if self._program is not program:
+                _set_pipeline(encoder, program.handle)
+                self._program = program
+            _set_bind_group(encoder, 0, group, 0, NULL)
+            _set_immediates(encoder, 0, _from_buffer(immediates), len(immediates))
+            _dispatch(encoder, x, y, z)
+            self._recorded()
+
+    def _recorded(self) -> None:
+        self.statistics.dispatches += 1
+        self._pending += 1
+        if self._pending % LOOK_EVERY == 0 and (self._pending >= MOST_PENDING or self.poll(wait=False)):
+            self.submit()
+
+    def record_copy(self, source: Any, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
+        self._copy(source, source_offset, target.handle, offset, nbytes)
+
+    def record_copy_out(self, source: Buffer, offset: int, target: Any, nbytes: int) -> None:
+        self._copy(source.handle, offset, target, 0, nbytes)
+
+    def copy(self, source: Buffer, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
+        """Device to device, between different buffers; offsets and size are multiples of 4."""
+        with self.lock:
+            self._copy(source.handle, source_offset, target.handle, offset, nbytes)
+
+    def _copy(self, source: Any, source_offset: int, target: Any, offset: int, nbytes: int) -> None:
+        self._open_encoder()
+        self._end_pass()
+        lib.wgpuCommandEncoderCopyBufferToBuffer(self._encoder, source, source_offset, target, offset, nbytes)
+        self.statistics.copies += 1
+        self._pending += 1
+
+    def clear(self, buffer: Buffer, offset: int, nbytes: int) -> None:
+        """Zero a range; offset and size are multiples of 4."""
+        with self.lock:
+            self._open_encoder()
+            self._end_pass()
+            lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer.handle, offset, nbytes)
+            self._pending += 1
+
+    def _open_encoder(self) -> None:
+        if self._encoder is None:
+            if self.lost is not None:
+                raise self.lost
+            self._encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, NULL)
+
+    def _open_pass(self) -> None:
+        self._open_encoder()
+        self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, NULL)
+        self._program = None
+
+    def _end_pass(self) -> None:
+        if self._pass is not None:
+            lib.wgpuComputePassEncoderEnd(self._pass)
+            lib.wgpuComputePassEncoderRelease(self._pass)
+            self._pass = None
+
+    # --- submitting and waiting --------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Hand everything recorded to the GPU."""
+        with self.lock:
+            if self._encoder is None:
+                return
+            self._uploads.before_submit()
+            # An invalid command buffer at wgpuQueueSubmit aborts the process (a Rust panic across the C boundary), so
+            # errors are looked for after Finish, and a bad one is dropped.
+            error_handler.capture("submit")
+            try:
+                self._end_pass()
+                commands = lib.wgpuCommandEncoderFinish(self._encoder, NULL)
+                lib.wgpuCommandEncoderRelease(self._encoder)
+                self._encoder = None
+            finally:
+                error = error_handler.release("submit")
+            self._pending = 0
+            self.epoch += 1
+            if error is None:
+                error_handler.capture("submit")
+                lib.wgpuQueueSubmit(self._queue, 1, ffi.new("WGPUCommandBuffer[1]", [commands]))
+                error = error_handler.release("submit")
+            lib.wgpuCommandBufferRelease(commands)
+            self.statistics.submissions += 1
+            self._uploads.after_submit()
+            if error is not None:
+                self._fail(translated("submitting commands", *error))
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, DeviceLost):
+            self.lost = error
+        raise error
+
+    def poll(self, *, wait: bool) -> bool:
+        """Let the device report; returns whether it has nothing left to do."""
+        return bool(lib.wgpuDevicePoll(self._device, wait, NULL))
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has done everything recorded so far."""
+        with self.lock:
+            self.submit()
+            self.poll(wait=True)
+
+    # --- transfers ---------------------------------------------------------------------------------------------------
+
+    def write(self, buffer: Buffer, offset: int, source: int, nbytes: int) -> None:
+        """Copy host memory to the device. `offset` is a multiple of 4; a ragged end is padded with zeros."""
+        with self.lock:
+            whole = nbytes & ~3
+            if whole:
+                self._uploads.write(buffer, offset, source, whole)
+            if nbytes & 3:
+                tail = ffi.new("char[4]")
+                ffi.memmove(tail, ffi.cast("char *", source + whole), nbytes & 3)
+                self._uploads.write(buffer, offset + whole, int(ffi.cast("uintptr_t", tail)), 4)
+
+    def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
+        """Copy device memory to the host, after everything recorded so far."""
+        with self.lock:
+            self._readbacks.read(buffer, offset, destination, nbytes)
+
+
+_lock = threading.Lock()
+_runtime: Runtime | None = None
+_forked_from: int | None = None
+
+
+def open_runtime() -> Runtime:
+    """The runtime of this process, opened on first use on the adapter that ANYTORCH_WEBGPU_ADAPTER names, or the best."""
+    global _runtime
+    if _runtime is not None:
+        return _runtime
+    if _forked_from is not None:
+        raise DeviceUnavailable(
+            f"this process was forked from process {_forked_from}, which had opened the GPU; a GPU does not survive fork()",
+            hint="use the 'spawn' start method (DataLoader(multiprocessing_context='spawn')), or keep GPU tensors out of workers",
+        )
+    with _lock:
+        if _runtime is None:
+            adapter = choose_adapter(list_adapters(), config.get("webgpu_adapter"))
+            _runtime = Runtime(adapter, config.get("webgpu_memory"))
+    return _runtime
+
+
+def close_runtime() -> None:
+    """Forget the device; the next use opens a new one. Its buffers are gone."""
+    global _runtime
+    with _lock:
+        _runtime = None
+
+
+def opened() -> bool:
+    return _runtime is not None
+
+
+def forked() -> bool:
+    return _forked_from is not None
+
+
+def _after_fork() -> None:
+    global _runtime, _forked_from, _lock
+    if _runtime is not None:
+        _forked_from = os.getppid()
+        _runtime = None
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+__all__ = ["Runtime", "close_runtime", "open_runtime", "opened"]

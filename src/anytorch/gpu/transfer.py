@@ -1,0 +1,203 @@
+"""To the device and back, through mapped staging buffers.
+
+Uploads are copied into a mapped arena at once and recorded as a copy in the command stream, so they keep their place among
+the kernels without a submission of their own. (`queue.write_buffer` would run before everything not yet submitted, and
+mappable device buffers cost five to ten times the bandwidth on a discrete card.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from anytorch.gpu.buffers import Buffer
+from anytorch.gpu.native import READBACK, UPLOAD, GpuError, ffi, lib
+
+if TYPE_CHECKING:
+    from anytorch.gpu.runtime import Runtime
+
+ARENA = 8 << 20
+SMALL_READ = 1 << 16
+PARALLEL = 2 << 20  # a memmove from here on is shared among threads: page faults, not bandwidth, are its limit
+IN_FLIGHT = 4
+
+_workers: list[ThreadPoolExecutor] = []
+
+
+def move(destination: int, source: int, nbytes: int) -> None:
+    """memmove without the GIL; a large one in parallel."""
+    if nbytes < PARALLEL:
+        ctypes.memmove(destination, source, nbytes)
+        return
+    if not _workers:
+        import os
+
+        _workers.append(ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="anytorch-copy"))
+    piece = -(-nbytes // 4 // 4096) * 4096
+    tasks = [
+        _workers[0].submit(ctypes.memmove, destination + at, source + at, min(piece, nbytes - at))
+        for at in range(0, nbytes, piece)
+    ]
+    for task in tasks:
+        task.result()
+
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
+def _on_mapped(status: int, message: Any, first: Any, second: Any) -> None:
+    ffi.from_handle(first).append(status)
+
+
+class Staging:
+    """One mappable buffer and whether it is mapped."""
+
+    __slots__ = ("_box", "_status", "handle", "nbytes", "owner", "pointer")
+
+    def __init__(self, owner: Any, nbytes: int, *, mapped: bool) -> None:
+        self.owner = owner
+        self.handle = owner._internal
+        self.nbytes = nbytes
+        self._status: list[int] = []
+        self._box: Any = None
+        self.pointer = self._range(write=True) if mapped else 0
+
+    def _range(self, *, write: bool) -> int:
+        function = lib.wgpuBufferGetMappedRange if write else lib.wgpuBufferGetConstMappedRange
+        return int(ffi.cast("uintptr_t", function(self.handle, 0, self.nbytes)))
+
+    def unmap(self) -> None:
+        lib.wgpuBufferUnmap(self.handle)
+        self.pointer = 0
+
+    def start_mapping(self, *, write: bool) -> None:
+        self._status.clear()
+        self._box = ffi.new_handle(self._status)
+        info = ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode = lib.WGPUCallbackMode_AllowProcessEvents
+        info.callback = _on_mapped
+        info.userdata1 = self._box
+        # H: WGPUFuture f(WGPUBuffer, WGPUMapMode mode, size_t offset, size_t size, WGPUBufferMapCallbackInfo)
+        lib.wgpuBufferMapAsync(self.handle, 2 if write else 1, 0, self.nbytes, info[0])
+
+    def finished(self, *, write: bool) -> bool:
+        """Has the mapping been answered? Then `pointer` is set. Raises if it was refused."""
+        if not self._status:
+            return False
+        if self._status[0] != lib.WGPUMapAsyncStatus_Success:
+            raise GpuError(f"webgpu: a staging buffer could not be mapped (status {self._status[0]})")
+        self.pointer = self._range(write=write)
+        return True
+
+
+class Uploads:
+    """A chain of mapped arenas that uploads are written into."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._current: Staging | None = None
+        self._used = 0
+        self._full: list[Staging] = []  # written, to be unmapped before the next submission
+        self._submitted: list[Staging] = []  # being mapped again
+        self._ready: list[Staging] = []
+
+    def write(self, buffer: Buffer, offset: int, source: int, nbytes: int) -> None:
+        """Copy `nbytes` (a multiple of 4) from host address `source` to `buffer` at `offset`, in stream order."""
+        runtime = self._runtime
+        done = 0
+        while done < nbytes:
+            arena = self._arena()
+            part = min(nbytes - done, arena.nbytes - self._used)
+            move(arena.pointer + self._used, source + done, part)
+            runtime.record_copy(arena.handle, self._used, buffer, offset + done, part)
+            self._used += -(-part // 16) * 16
+            done += part
+            if self._used >= arena.nbytes:
+                self._retire()
+                if done < nbytes:
+                    runtime.submit()  # the device copies this part while the next one is being written
+
+    def _arena(self) -> Staging:
+        if self._current is None:
+            self._current = self._next()
+            self._used = 0
+        return self._current
+
+    def _retire(self) -> None:
+        if self._current is not None:
+            self._full.append(self._current)
+            self._current = None
+
+    def _next(self) -> Staging:
+        self._collect()
+        while not self._ready and len(self._submitted) >= IN_FLIGHT:
+            self._runtime.poll(wait=True)
+            self._collect()
+        if self._ready:
+            return self._ready.pop()
+        made = self._runtime.create_buffer(ARENA, UPLOAD, mapped=True)
+        return Staging(made, ARENA, mapped=True)
+
+    def _collect(self) -> None:
+        if self._submitted:
+            self._runtime.poll(wait=False)
+        waiting = []
+        for staging in self._submitted:
+            (self._ready if staging.finished(write=True) else waiting).append(staging)
+        self._submitted = waiting
+
+    def before_submit(self) -> None:
+        """A mapped buffer may not be used by the device."""
+        if self._current is not None and self._used:
+            self._retire()
+        for staging in self._full:
+            staging.unmap()
+
+    def after_submit(self) -> None:
+        for staging in self._full:
+            staging.start_mapping(write=True)
+        self._submitted += self._full
+        self._full = []
+
+
+class Readbacks:
+    """Staging buffers the device copies into."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._free: dict[int, list[Staging]] = {}
+
+    def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
+        """Wait for the device and copy `nbytes` of `buffer` to host address `destination`."""
+        started: list[tuple[Staging, int, int, int]] = []
+        at = 0
+        while at < nbytes or started:
+            if at < nbytes and len(started) < IN_FLIGHT:
+                part = min(ARENA, nbytes - at)
+                # Copies are whole multiples of 4 bytes on 4-byte boundaries (WebGPU: copyBufferToBuffer validation).
+                first = (offset + at) & ~3
+                length = min(-(-(offset + at + part - first) // 4) * 4, buffer.nbytes - first)
+                staging = self._take(length)
+                self._runtime.record_copy_out(buffer, first, staging.handle, length)
+                self._runtime.submit()
+                staging.start_mapping(write=False)
+                started.append((staging, offset + at - first, destination + at, part))
+                at += part
+                continue
+            staging, skip, target, part = started.pop(0)
+            while not staging.finished(write=False):
+                self._runtime.poll(wait=True)
+            move(target, staging.pointer + skip, part)
+            staging.unmap()
+            self._free.setdefault(staging.nbytes, []).append(staging)
+
+    def _take(self, nbytes: int) -> Staging:
+        size = 256 if nbytes <= 256 else SMALL_READ if nbytes <= SMALL_READ else 1 << 20 if nbytes <= 1 << 20 else ARENA
+        if nbytes > size:
+            size = -(-nbytes // 4096) * 4096
+        free = self._free.get(size)
+        if free:
+            return free.pop()
+        return Staging(self._runtime.create_buffer(size, READBACK), size, mapped=False)
+
+

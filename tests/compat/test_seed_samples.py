@@ -1,0 +1,252 @@
+"""Every Python sample of the five documents that concerns devices runs as written, on a machine with only a CPU.
+
+`samples/` holds the samples word for word. Those that show an NPU also run, as written, on the compiled test device.
+What needs work that has not been done yet is listed in LATER, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SAMPLES = Path(__file__).parent / "samples"
+SEEDS = REPOSITORY.parent / "shared" / "seeds"
+DOCUMENTS = {"1": "1-ai-os-diffusion.md", "2": "2-yirage.md", "3": "3-kronos.md", "5": "5-virtual-blackwell.md"}
+
+YIRAGE = "import yirage as yr\n"
+FALLBACK = "DeviceFallbackWarning: 'cuda' was asked for and cannot be used"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a sample must print, and what the document had brought into play before it (`given`)."""
+
+    prints: tuple[str, ...] = ()  # patterns for standard output
+    says: tuple[str, ...] = ()  # texts on standard error
+    given: str = ""
+    then: str = ""  # checks on what the sample left behind
+    npu: tuple[str, ...] = ()  # patterns for standard output on a machine with two NPUs
+
+
+# fmt: off
+RUN: dict[str, Sample] = {
+    "1_00_detect_cuda": Sample(),
+    "1_01_detect_rocm": Sample(),
+    "1_02_detect_xpu": Sample(),
+    "1_03_detect_mps": Sample(),
+    "1_04_detect_vulkan": Sample(),
+    "1_05_best_device": Sample(then="assert device == 'cpu'"),
+    "1_08_several_gpus": Sample(),
+    "1_11_mps_fallback": Sample(then="assert os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] == '1'"),
+    "2_00_basic_use": Sample((r"Available backends: \['cpu'\]", "Current backend: cpu"), (FALLBACK,)),
+    "2_03_auto_configure": Sample((r"Optimal config: \{.*'backend': 'cpu'",), given=YIRAGE),
+    "2_04_performance": Sample(
+        (r"Memory usage: \{.*'available': False", r"Performance results: \{.*'cpu'"), given=YIRAGE,
+    ),
+    "2_05_configuration": Sample(
+        given=YIRAGE, then="import json; json.load(open('optimal_config.json')); assert config"
+    ),
+    "2_06_tune_cuda": Sample(says=(FALLBACK,), given=YIRAGE, then="assert yr.get_backend().value == 'cpu'"),
+    "2_07_tune_cpu": Sample(given=YIRAGE, then="assert yr.get_backend().value == 'cpu'"),
+    "2_08_tune_mps": Sample(says=("DeviceFallbackWarning: 'mps' was asked for",), given=YIRAGE),
+    "2_09_backend_missing": Sample((r"Available: \['cpu'\]",), given=YIRAGE),
+    "2_10_memory_short": Sample((r"Memory status: \{.*'total_gb': \d+\.\d+",), given=YIRAGE),
+    "2_11_debug": Sample(
+        then="from anytorch import config; assert config.get('log_level') == 'DEBUG'\n"
+        "import yirage; yirage.get_backend()"
+    ),
+    "2_12_simple_llm": Sample(
+        ("Using backend: cpu", r"Output shape: torch.Size\(\[1, 128, 768\]\)", "Backend used: cpu")
+    ),
+    "2_13_compare_backends": Sample((r"^cpu: \d+\.\d\d ms$", r"Best backend: cpu \(\d+\.\d\d ms\)")),
+    "5_01_name_npu": Sample((r"^cpu\ncpu$",), npu=("^npu:0\ncpu$",)),
+    "5_02_unified_interface": Sample(("^cpu$",), npu=("^npu\nNPU.*\nnpu$",)),
+    "5_03_device_manager": Sample(
+        ("^cpu$", r"'total_devices': 1, 'cuda_devices': 0, 'npu_devices': 0"),
+        then="assert [d.type for d in devices] == [best_device.type] == ['cpu']",
+        npu=(r"^npu:0$", r"'total_devices': 3, 'cuda_devices': 0, 'npu_devices': 2", "'npu:0': {'device_name': '"),
+    ),
+    "5_04_device_info": Sample(
+        ("'cuda_available': False, 'npu_available': False, 'device_count': 1, .*'device_type': 'cpu'",),
+        npu=("'cuda_available': False, 'npu_available': True, 'device_count': 2, .*'device_type': 'npu'",),
+    ),
+    "5_05_memory": Sample(
+        (r"^\{'ram': \{'total_gb': .*, 'vram': \{\}, 'npu_memory': \{\}\}$",),
+        npu=(r"'vram': \{\}, 'npu_memory': \{'npu_0': \{'allocated_gb': 0.0, 'reserved_gb': 0.0, 'max_all",),
+    ),
+    "5_07_seed": Sample(
+        then="import torch; first = torch.rand(3); set_seed(42); assert torch.equal(first, torch.rand(3))"
+    ),
+    "5_08_training": Sample((r": cpu \(CPU\)$", r"Epoch 1: Loss = \d", r"Epoch 10: Loss = \d")),
+    "5_09_several_npus": Sample(
+        (r"NPU",), given="from torch import nn\nmodel = nn.Linear(2, 2)\n",
+        then="assert npu_devices == [] and isinstance(model, nn.Linear)",
+        # torch's DataParallel itself refuses devices other than CUDA's, so there the sample stops at its own limit.
+    ),
+    "5_13_manager_methods": Sample(
+        given="from apt_model.optimization.npu_backend import get_device_manager\ndevice = 'cpu'\n"
+    ),
+    "5_16_cleanup": Sample(),
+}
+# fmt: on
+
+# Written for an NPU that is there: `torch.device("npu:0")` is torch's own call, and torch knows the type only once a
+# plug-in has registered it.
+NEEDS_NPU: dict[str, Sample] = {
+    "5_12_device_backend": Sample(
+        given="import torch\nfrom apt_model.optimization.npu_backend import DeviceBackend\ntensor = torch.ones(4)\n",
+        then="assert backend.is_available() and backend.device_count() == 2\n"
+        "assert backend.to_device(tensor).device == torch.device('npu:0')\n"
+        "assert backend.max_memory_allocated(index=0) > 0",
+    ),
+    "5_14_wrong_device": Sample(
+        given="import torch\nmodel = torch.nn.Linear(2, 2)\n",
+        then="assert next(model.parameters()).device == torch.device('npu:0') and device.type == 'npu'",
+    ),
+}
+
+# The shapes of two dictionaries, not programs; tests/documented holds the answers to them.
+SHAPES = ("5_10_device_info_keys", "5_11_memory_info_keys")
+
+# (document, block): what it waits for. `test_no_sample_is_forgotten` keeps this complete.
+LATER: dict[tuple[str, int], str] = {
+    ("1", 6): "ArrowEngine: issue 4",
+    ("1", 7): "ArrowEngine: issue 4",
+    ("1", 9): "ArrowEngine under autocast: issue 4",
+    ("1", 10): "ArrowEngine with quantization: issue 4",
+    ("2", 1): "new_kernel_graph: the kernel graphs (Y2)",
+    ("2", 2): "PersistentKernel: Y3",
+    ("2", 6): "PersistentKernel: Y3 (the device part runs)",
+    ("2", 7): "PersistentKernel: Y3 (the device part runs)",
+    ("2", 8): "PersistentKernel: Y3 (the device part runs)",
+    ("3", 0): "Kronos model, tokenizer and predictor: issue 6",
+    ("5", 0): "vb_global: issue 5",
+    ("5", 6): "vgpu_stack: issue 5",
+    ("5", 8): "vb_global: issue 5 (the device part runs)",
+    ("5", 15): "vb_global: issue 5",
+}
+
+# Lines left out of a copy, and why; every other line of a block is there.
+LEFT_OUT = {
+    "1_02_detect_xpu": ("import intel_extension_for_pytorch as ipex",),  # archived; native torch.xpu does it
+    "5_08_training": ("import apt_model.optimization.vb_global as vb", "vb.enable_balanced_mode()"),
+}
+CUT_AT = {name: "mpk = yr.PersistentKernel(" for name in ("2_06_tune_cuda", "2_07_tune_cpu", "2_08_tune_mps")}
+
+
+def text_of(name: str) -> str:
+    """The sample itself: all but the first line, which says where it is from."""
+    return (SAMPLES / f"{name}.py").read_text(encoding="utf-8").partition("\n")[2]
+
+
+def run_sample(name: str, sample: Sample, folder: Path, extra: Path | None = None) -> Any:
+    program = folder / f"{name}.py"
+    program.write_text(f"{sample.given}{text_of(name)}\n{sample.then}\n", encoding="utf-8")
+    path = [REPOSITORY / "src", REPOSITORY / "compat" / "src", *([extra] if extra else [])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONIOENCODING": "utf-8"}
+    environment.pop("PYTHONWARNINGS", None)
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def check_prints(patterns: tuple[str, ...], output: str) -> None:
+    for pattern in patterns:
+        assert re.search(pattern, output, re.MULTILINE), f"{pattern!r} not in\n{output}"
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
+    sample = RUN[name]
+    done = run_sample(name, sample, tmp_path)
+    check_prints(sample.prints, done.stdout)
+    for text in sample.says:
+        assert text in done.stderr, f"{text!r} not in\n{done.stderr}"
+    if not sample.says:
+        assert "Warning" not in done.stderr, done.stderr
+
+
+@pytest.fixture(scope="module")
+def npu_machine(npu_extension: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH: every process with it has a torch with two (compiled, CPU-backed) NPUs."""
+    plugin: Path = npu_extension.plugin(tmp_path_factory.mktemp("npu"))
+    return plugin
+
+
+@pytest.mark.parametrize("name", [*(name for name, sample in RUN.items() if sample.npu), *NEEDS_NPU])
+def test_runs_on_an_npu(name: str, tmp_path: Path, npu_machine: Path) -> None:
+    sample = RUN.get(name) or NEEDS_NPU[name]
+    if name in RUN:  # its checks are those of a machine without an NPU
+        sample = Sample(sample.npu, given=sample.given)
+    done = run_sample(name, sample, tmp_path, extra=npu_machine)
+    check_prints(sample.prints, done.stdout)
+
+
+# --- the copies are the documents' own text --------------------------------------------------------------------------
+
+
+def python_blocks(document: Path) -> list[str]:
+    """The ```python blocks of a Markdown file, without the indentation of the list item they may stand in."""
+    found: list[str] = []
+    inside: list[str] | None = None
+    fence = ""
+    for line in document.read_text(encoding="utf-8").splitlines():
+        opened = re.match(r"^(\s*)```(\w*)\s*$", line)
+        if inside is None and opened:
+            inside, fence, indent = [], opened[2], opened[1]
+        elif inside is not None and opened and not opened[2]:
+            if fence == "python":
+                found.append("\n".join(inside))
+            inside = None
+        elif inside is not None:
+            inside.append(line[len(indent) :] if line.startswith(indent) else line.strip())
+    return found
+
+
+def needs_seeds() -> None:
+    if not SEEDS.is_dir():
+        pytest.skip(f"the documents are not at {SEEDS}; the copies in samples/ are what the other tests run")
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in SAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_copy_is_the_documents_text(name: str) -> None:
+    needs_seeds()
+    document, block = name.split("_")[0], int(name.split("_")[1])
+    lines = python_blocks(SEEDS / DOCUMENTS[document])[block].splitlines()
+    if name in CUT_AT:
+        lines = lines[: lines.index(CUT_AT[name])]
+    assert all(line in lines for line in LEFT_OUT.get(name, ()))
+    lines = [line for line in lines if line not in LEFT_OUT.get(name, ())]
+    assert text_of(name).splitlines() == lines
+
+
+def test_no_sample_is_forgotten() -> None:
+    needs_seeds()
+    copied = {(name.split("_")[0], int(name.split("_")[1])) for name in names()}
+    every = {(key, n) for key, document in DOCUMENTS.items() for n in range(len(python_blocks(SEEDS / document)))}
+    assert every - copied - LATER.keys() == set(), "neither copied nor listed in LATER"
+    assert LATER.keys() <= every
+
+
+def test_every_copy_is_used() -> None:
+    assert set(names()) == {*RUN, *NEEDS_NPU, *SHAPES}
