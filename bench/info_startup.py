@@ -1,11 +1,11 @@
 """Process CPU time of `anytorch info` beside `accelerate env` and `python -m torch.utils.collect_env`.
 
-All three run in one process tree, interleaved, after one warm-up each (which also writes everybody's byte code). CPU time
-is user + system time of the child and all it starts, by getrusage: unlike wall time it does not depend on the load of the
-machine. The answers are checked first: info's document must name the CPU and the torch that collect_env prints.
+All three run in one process tree, interleaved, after one warm-up each (which also writes everybody's byte code). CPU
+time is user + system time of the child and all it starts, by getrusage: it depends far less on the load of the machine
+than wall time does. The answers are checked first: info must name the CPU and the torch that collect_env prints.
 
-What it does not show: the two others import torch and ask it, so they know whether CUDA initialises; `anytorch info` says
-"seen, not tried" and leaves that to `info --probe`.
+What it does not show: the two others import torch and ask it, so they know whether CUDA initialises; `anytorch info`
+says "seen, not tried" and leaves that to `info --probe`.
 
 python bench/info_startup.py [--repeats 10] [--output bench/results/info_startup.json]
 Exit status 1 if a target is missed: at most 80 ms of CPU time, at least 20 times less than either.
@@ -37,7 +37,9 @@ def commands() -> dict[str, list[str]]:
     }
     if find_spec("accelerate") is not None:
         # The console script's own two lines, so that the result does not depend on where it is installed.
-        start = "import sys; sys.argv = ['accelerate', 'env']; from accelerate.commands.accelerate_cli import main; main()"
+        start = (
+            "import sys; sys.argv = ['accelerate', 'env']; from accelerate.commands.accelerate_cli import main; main()"
+        )
         found["accelerate env"] = [sys.executable, "-c", start]
     return found
 
@@ -82,7 +84,11 @@ def measure(repeats: int) -> dict[str, Any]:
         for name, command in {**tools, "bare interpreter": bare}.items():
             times[name].append(cpu_ms(command))
     rows = {
-        name: {"min_ms": round(min(values), 1), "median_ms": round(statistics.median(values), 1), "repeats": len(values)}
+        name: {
+            "min_ms": round(min(values), 1),
+            "median_ms": round(statistics.median(values), 1),
+            "repeats": len(values),
+        }
         for name, values in times.items()
     }
     ours = rows[OURS]["median_ms"]

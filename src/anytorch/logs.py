@@ -45,7 +45,7 @@ class Logger:
 
 
 def logger(name: str) -> Logger:
-    """The logger of one module: `log = logs.logger(__name__)`. Silent until `configure` or the application's own set-up."""
+    """The logger of one module: `log = logs.logger(__name__)`. `configure` or the application says where it goes."""
     return Logger(name)
 
 

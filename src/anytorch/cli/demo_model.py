@@ -78,7 +78,7 @@ def gradients(model: torch.nn.Module, device: str) -> dict[str, torch.Tensor]:
     model = model.to(device)
     x, y = (part.to(device) for part in lists(0))
     loss = loss_of(model, x, y)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     found = {name: weight.grad for name, weight in model.named_parameters()}
     return {"loss": loss.detach().cpu(), **{name: grad.cpu() for name, grad in found.items() if grad is not None}}
 
@@ -95,7 +95,7 @@ def agreement(device: str, want: dict[str, torch.Tensor]) -> float:
         difference = float((got[name].double() - exact).abs().max()) / scale
         if not difference <= TOLERANCE:  # also catches NaN
             raise WrongAnswer(
-                f"{device}: {name} of the demo's first step is off by {difference:.1e}; the CPU in fp64 is the reference",
+                f"{device}: {name} of the first step is off by {difference:.1e}; the CPU in fp64 is the reference",
                 hint="do not trust this device; run `anytorch test` and `anytorch doctor`",
             )
         worst = max(worst, difference)
@@ -117,7 +117,7 @@ def train(device: str, iterations: int, want: dict[str, torch.Tensor], synchroni
         started = perf_counter()
         optimiser.zero_grad(set_to_none=True)
         loss = loss_of(model, x, y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         synchronize()
         if step >= WARM_UP:
@@ -126,6 +126,4 @@ def train(device: str, iterations: int, want: dict[str, torch.Tensor], synchroni
     with torch.no_grad():
         x, y = lists(-1)
         accuracy = float((model(x.to(device)).argmax(-1).cpu() == y).float().mean())
-    return Trained(
-        difference, losses[0], losses[-1], accuracy, median(seconds) * 1e3, min(seconds) * 1e3, iterations
-    )
+    return Trained(difference, losses[0], losses[-1], accuracy, median(seconds) * 1e3, min(seconds) * 1e3, iterations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import NoReturn
@@ -21,7 +22,10 @@ SURVIVES_BAD_SETTINGS = frozenset({"info", "reset", "version", "completion"})
 
 def run() -> NoReturn:
     """The console script `anytorch`."""
+    # Starting up makes thousands of objects and no garbage: not looking for any saves 8 ms, here and at the exit.
+    gc.disable()
     status = main()
+    gc.freeze()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -72,6 +76,8 @@ def _dispatch(arguments: list[str], output: Output) -> int:
     parser = command_parser(name)
     options = parser.parse_args(tail)
     _check_settings(output, name)
+    if name != "info":
+        gc.enable()  # these may run for minutes
     return load(name).run(options, output)
 
 

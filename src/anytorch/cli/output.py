@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from anytorch.devices.bench import Progress
 
 Row = Sequence[object]
-Progress = Callable[[int, int, str], None]  # steps done, steps in all, and what comes next
 
 
 class Output:
@@ -105,8 +107,8 @@ class Output:
         with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=None)
 
-            def show(done: int, total: int, doing: str) -> None:
-                bar.update(task, completed=done, total=total, description=f"{title}: {doing}" if doing else title)
+            def show(done: int, total: int, what: str) -> None:
+                bar.update(task, completed=done, total=total, description=f"{title}: {what}" if what else title)
 
             yield show
 
@@ -136,7 +138,7 @@ class Output:
 
 def finite(value: Any) -> Any:
     """NaN and infinities as null: Python would write words that are not JSON."""
-    if isinstance(value, float) and not (value - value == 0.0):
+    if isinstance(value, float) and value - value != 0.0:
         return None
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}

@@ -11,7 +11,7 @@ from anytorch.errors import ConfigError
 
 @contextmanager
 def tolerated(problems: list[str]) -> Iterator[dict[str, config.Value]]:
-    """Every setting that can be understood; the others have their defaults for this block and are told in `problems`."""
+    """Every setting that can be understood; the others have their defaults here and are named in `problems`."""
     values: dict[str, config.Value] = {}
     broken = {}
     for name, setting in config.SETTINGS.items():

@@ -87,7 +87,10 @@ complete -F _anytorch anytorch
 
 def zsh(commands: Mapping[str, Words], devices: Sequence[str]) -> str:
     listed = "\n".join(f"    {quoted(f'{name}:{words.summary}')}" for name, words in commands.items())
-    cases = "\n".join(f"    {name})\n      _arguments -s \\\n{_zsh_arguments(words, devices)}\n      ;;" for name, words in commands.items())
+    cases = "\n".join(
+        f"    {name})\n      _arguments -s \\\n{_zsh_arguments(words, devices)}\n      ;;"
+        for name, words in commands.items()
+    )
     return f"""\
 #compdef anytorch
 # zsh completion for anytorch; put it on $fpath as _anytorch, or load it with: source <(anytorch completion zsh)
@@ -140,8 +143,13 @@ def fish(commands: Mapping[str, Words], devices: Sequence[str]) -> str:
         "complete -c anytorch -f",
         f"set -l commands {names}",
     ]
-    for flag, told in (("json", "one JSON document"), ("verbose", "log what is done"), ("help", "help"), ("version", "version")):
-        lines.append(f"complete -c anytorch -n \"not __fish_seen_subcommand_from $commands\" -l {flag} -d {quoted(told)}")
+    for flag, told in (
+        ("json", "one JSON document"),
+        ("verbose", "log what is done"),
+        ("help", "help"),
+        ("version", "version"),
+    ):
+        lines.append(f'complete -c anytorch -n "not __fish_seen_subcommand_from $commands" -l {flag} -d {quoted(told)}')
     for name, words in commands.items():
         lines.append(
             f'complete -c anytorch -n "not __fish_seen_subcommand_from $commands" -a {name} -d {quoted(words.summary)}'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from anytorch.devices.registry import Registry
 from anytorch.devices.types import Candidate, Level, Reason, State
 from anytorch.errors import DeviceIndexError, UnknownDevice
+from anytorch.values import dataclass
 
 PREFERRED_PRIORITY = 1000  # what prefer_npu lifts a back end to
 

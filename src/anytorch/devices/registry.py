@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 
@@ -19,6 +18,7 @@ from anytorch.errors import UnknownDevice
 from anytorch.probe.facts import EntryPoint
 from anytorch.probe.packages import read_packages
 from anytorch.probe.tree import Tree
+from anytorch.values import dataclass
 
 GROUP = "anytorch.backends"
 BUILT_IN: Mapping[str, str] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
 from anytorch.probe.facts import Hardware
-
+from anytorch.values import dataclass
 
 SOFTWARE_PRIORITY = 50  # of a software adapter such as llvmpipe: the CPU with a detour, so below the CPU itself
 

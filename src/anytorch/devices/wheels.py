@@ -12,9 +12,10 @@ Pure: nothing here looks at the machine or imports torch. Sources of the tables:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from anytorch.probe.facts import Gpu, Hardware
+from anytorch.values import dataclass
 
 INDEX_ROOT = "https://download.pytorch.org/whl"
 TESTED = "2.13.0"  # what we advise where no torch is installed: the newest version this project is tested with

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from anytorch.probe.tree import Tree, whole
+from anytorch.values import dataclass
 
 # Version 1 writes "no limit" as the largest multiple of the page size: 9223372036854771712 with pages of 4 KiB.
 NO_LIMIT = 2**60

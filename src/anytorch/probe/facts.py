@@ -6,9 +6,11 @@ None always means "not known", never "zero". Sizes are bytes. Everything here tu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from enum import Enum
 from typing import Any
+
+from anytorch.values import dataclass
 
 
 @dataclass(frozen=True)

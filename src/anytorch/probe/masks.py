@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
+
+from anytorch.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from anytorch.probe.tree import Tree, whole
 
 PROC = "/proc/driver/nvidia"
 # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)
-# NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024
+# NVRM version: NVIDIA UNIX x86_64 Kernel Module  375.74  Wed Jun 14 01:39:39 PDT 2017
 VERSION = r"NVRM version:.*?Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s"
 NVML_VARIABLE = "ANYTORCH_NVML_LIBRARY"
 FABRIC_MANAGER = "/var/run/nvidia-fabricmanager/nv-fabricmanager.pid"

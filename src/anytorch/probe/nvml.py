@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytorch.probe.facts import Gpu
 from anytorch.probe.pci import pci_address
+from anytorch.values import dataclass
 
 if TYPE_CHECKING:
     import ctypes

@@ -71,7 +71,9 @@ def show(report: Any, output: Output) -> None:
                 row.case,
                 "" if row.rate is None else f"{row.rate:.4g}",
                 row.unit if row.rate is not None else row.status,
-                "" if row.timing is None or not row.timing.median_s else f"±{row.timing.spread_s / row.timing.median_s / 2:.0%}",
+                ""
+                if row.timing is None or not row.timing.median_s
+                else f"±{row.timing.spread_s / row.timing.median_s / 2:.0%}",
                 "" if row.share is None else f"{row.share:.0%}",
                 "" if row.error is None else f"{row.error:.0e}",
             )
@@ -82,7 +84,9 @@ def show(report: Any, output: Output) -> None:
         for row in device.rows:
             if row.reason and row.status != "skipped":
                 output.warn(f"{device.id}, {row.workload}, {row.case}: {row.reason}")
-    faster = [(name, what, f"{ratio:.1f}") for name, by in relative_to_cpu(report).items() for what, ratio in by.items()]
+    faster = [
+        (name, what, f"{ratio:.1f}") for name, by in relative_to_cpu(report).items() for what, ratio in by.items()
+    ]
     if faster:
         output.table(("device", "workload", "speed (CPU = 1)"), faster, title="beside the CPU")
     output.text()

@@ -105,7 +105,9 @@ def load(path: Path) -> Path:
     data = read_json(path) if path.suffix.lower() == ".json" else config.read_settings_file(path)
     unknown = sorted(set(data) - {"settings", "tuned"})
     if unknown:
-        raise ConfigError(f"{path}: unknown table {unknown[0]!r}", hint="a settings file has the tables settings and tuned")
+        raise ConfigError(
+            f"{path}: unknown table {unknown[0]!r}", hint="a settings file has the tables settings and tuned"
+        )
     settings = {name: as_json(config.parse_setting(name, value)) for name, value in data.get("settings", {}).items()}
     for name in settings:
         if not config.SETTINGS[name].in_file:

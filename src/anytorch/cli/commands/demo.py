@@ -23,7 +23,9 @@ PERSISTENT = "The persistent decoding kernel is not part of this version: it com
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", default="all", metavar="DEVICE", help="one device, or all usable ones (the default)")
+    parser.add_argument(
+        "--backend", default="all", metavar="DEVICE", help="one device, or all usable ones (the default)"
+    )
     parser.add_argument("--iterations", type=int, default=20, metavar="N", help="timed training steps (default: 20)")
     parser.add_argument("--skip-persistent", action="store_true", help="leave out the persistent decoding kernel")
 
@@ -36,7 +38,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         found = survey("needed")
         if found.facts.hardware.torch is None:
             python = found.facts.hardware.machine.executable
-            raise TorchMissing(f"the demo needs torch, and {python} has none", hint=advise(found.facts.hardware).command)
+            raise TorchMissing(
+                f"the demo needs torch, and {python} has none", hint=advise(found.facts.hardware).command
+            )
         chosen = to_run(options.backend, found)
     output.text(f"anytorch {__version__}: write PyTorch once, run it on whatever hardware is there")
     output.heading("devices")
@@ -100,8 +104,16 @@ def show(results: Sequence[dict[str, Any]], output: Output, iterations: int) -> 
         for r in results
         if not r["error"]
     ]
-    model = f"{demo_model.LAYERS}-layer transformer, width {demo_model.WIDTH}, {demo_model.BATCH} lists of {demo_model.LENGTH}"
-    columns = ("device", "loss", "sorted right (%)", "median (ms)", "best (ms)", "speed (CPU = 1)", "off the CPU (relative)")
+    model = f"{demo_model.LAYERS}-layer transformer, {demo_model.BATCH} lists of {demo_model.LENGTH} at a time"
+    columns = (
+        "device",
+        "loss",
+        "sorted right (%)",
+        "median (ms)",
+        "best (ms)",
+        "speed (CPU = 1)",
+        "off the CPU (relative)",
+    )
     output.heading(f"learning to sort digits ({model}; {iterations} steps)")
     output.table(columns, rows)
     output.text("  checked first: loss and gradients of the first step agree with fp64 on the CPU")

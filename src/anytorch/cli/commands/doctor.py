@@ -8,7 +8,9 @@ from anytorch.cli.output import Output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("code", nargs="?", metavar="CODE", help="explain this diagnosis instead of looking at the machine")
+    parser.add_argument(
+        "code", nargs="?", metavar="CODE", help="explain this diagnosis instead of looking at the machine"
+    )
     parser.add_argument("--no-probe", action="store_true", help="start no child process: only what files can tell")
     parser.add_argument("--refresh", action="store_true", help="try the devices again, whatever was found before")
 

@@ -21,10 +21,14 @@ Document = dict[str, Any]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--probe", action="store_true", help="also try every device, in a child process with a time limit")
+    parser.add_argument(
+        "--probe", action="store_true", help="also try every device, in a child process with a time limit"
+    )
     parser.add_argument("--refresh", action="store_true", help="with --probe: try again, whatever was found before")
     parser.add_argument(
-        "--why", action="store_true", help="also say why each device would be chosen or not, and what each back end supports"
+        "--why",
+        action="store_true",
+        help="also say why each device would be chosen or not, and what each back end supports",
     )
 
 

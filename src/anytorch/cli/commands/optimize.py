@@ -39,14 +39,24 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 def show(plan: TunePlan, output: Output) -> None:
     rows = [
-        (item.setting, item.default, item.chosen, milliseconds(item, item.default), milliseconds(item, item.chosen), gain(item), item.why)
+        (
+            item.setting,
+            item.default,
+            item.chosen,
+            milliseconds(item, item.default),
+            milliseconds(item, item.chosen),
+            gain(item),
+            item.why,
+        )
         for item in plan.items
     ]
     columns = ("setting", "default", "chosen", "default (ms)", "chosen (ms)", "gain (×)", "why")
     output.table(columns, rows, title=f"{plan.device}: {plan.name}")
     for item in plan.items:
         measured = [
-            f"{option.value}: {option.seconds * 1e3:.3g} ms" if option.seconds is not None else f"{option.value}: {option.note}"
+            f"{option.value}: {option.seconds * 1e3:.3g} ms"
+            if option.seconds is not None
+            else f"{option.value}: {option.note}"
             for option in item.options
         ]
         output.text(f"  {item.setting}, {item.workload}: {'; '.join(measured)}")

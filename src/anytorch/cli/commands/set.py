@@ -15,7 +15,9 @@ from anytorch.errors import UsageError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, a UUID, …")
+    parser.add_argument(
+        "device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, a UUID, …"
+    )
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -48,11 +50,15 @@ def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
     usable = chosen is not None
     if not usable:
         why = why_not(request, found.devices, reasons_for(request, found.devices, found.reasons))
-        output.warn(f"{request.text} cannot be used here now: {why}; until it can, the CPU is used and a warning says so")
+        output.warn(
+            f"{request.text} cannot be used here now: {why}; until it can, the CPU is used and a warning says so"
+        )
         chosen = next((device for device in found.devices if means(request, device)), None)
     if request.uuid is not None:
         if chosen is None:
-            raise UsageError(f"no card with the UUID {request.uuid} is on this machine", hint="`anytorch info` lists them")
+            raise UsageError(
+                f"no card with the UUID {request.uuid} is on this machine", hint="`anytorch info` lists them"
+            )
         return chosen.backend, chosen.uuid or request.uuid, usable
     word = request.alias or request.backend or "auto"
     if request.index is None or request.backend == "cpu":

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="all",
         metavar="DEVICE",
-        help="a back end (cuda), a device (cuda:1), auto, or all (the default); exit status 1 if it is missing or fails",
+        help="a back end (cuda), a device (cuda:1), auto, or all (the default)",
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="how long the child process may take")
 
@@ -56,7 +56,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         asked = devices
     elif request.index is not None or request.uuid is not None or request.automatic:
         chosen = pick(request, devices)  # an index beyond the usable ones ends here
-        asked = [chosen] if chosen else [d for d in devices if d.backend == request.backend and d.index == request.index]
+        asked = (
+            [chosen] if chosen else [d for d in devices if d.backend == request.backend and d.index == request.index]
+        )
     else:
         asked = [device for device in devices if device.backend in names]
     documents = [result(device, report) for device in asked]

@@ -124,7 +124,7 @@ def hybrid_cpu(facts: Facts) -> Iterator[Finding]:
     "float32.",
     evidence="The setting `cpu_dtype`, and `torch.ops.mkldnn._is_mkldnn_bf16_supported()` in the child or the CPU's "
     "feature flags (avx512_bf16, amx_bf16; avx512_fp16 for float16). Measured on an AVX2 CPU: 48 to 84 times slower.",
-    fix="`anytorch config set cpu_dtype float32`, or `export ANYTORCH_CPU_DTYPE=float32`.",
+    fix="`export ANYTORCH_CPU_DTYPE=float32`; `anytorch optimize --apply` measures it and remembers the answer.",
     background=("https://docs.pytorch.org/docs/stable/amp.html#cpu-training-example",),
 )
 def slow_half_on_cpu(facts: Facts) -> Iterator[Finding]:

@@ -7,10 +7,10 @@ together with the text of its page (docs/doctor/<code>.md is written from it), s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from anytorch.devices.types import Facts, Level
+from anytorch.values import dataclass
 
 Needs = Literal["files", "child"]
 

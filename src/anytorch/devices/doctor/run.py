@@ -126,18 +126,19 @@ def _reported(facts: Facts, reasons: list[Reason]) -> list[Reason]:
         return []
     by_code = {known.code: known for known in DIAGNOSES}
     spoken = {reason.code for reason in reasons}
-    return [
-        Reason(
-            report.code,
-            known.level,
-            one_line(first_line(report.error)) or known.title,
-            known.fix,
-            report.error[:1000],
-            (name,),
-        )
-        for name, report in facts.torch.backends.items()
-        if (known := by_code.get(report.code)) is not None and report.code not in spoken
-    ]
+    found = []
+    for name, report in facts.torch.backends.items():
+        known = by_code.get(report.code)
+        if known is not None and known.code not in spoken:
+            text = one_line(first_line(report.error)) or known.title
+            found.append(Reason(known.code, known.level, text, command(known), report.error[:1000], (name,)))
+    return found
+
+
+def command(known: Diagnosis) -> str:
+    """The first command that the page names, without its Markdown, so that it can be pasted."""
+    parts = known.fix.split("`")
+    return parts[1] if len(parts) > 2 else known.fix
 
 
 def page(known: Diagnosis) -> str:

@@ -85,4 +85,4 @@ def gigabytes_of(use: MemoryUse) -> dict[str, Any]:
 
 
 def _gigabytes(nbytes: int | None) -> float | None:
-    return None if nbytes is None else round(nbytes / GIGABYTE, 6)
+    return None if nbytes is None else round(nbytes / GIGABYTE, 9)  # to the byte

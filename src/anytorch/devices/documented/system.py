@@ -116,7 +116,7 @@ def get_memory_info(device: str | torch.device | None = None) -> dict[str, Any]:
 def _ram() -> dict[str, Any]:
     figures = gigabytes_of(registry().get("cpu").memory(0))
     total, free = figures["total_gb"], figures["free_gb"]
-    used = None if total is None or free is None else round(total - free, 6)
+    used = None if total is None or free is None else round(total - free, 9)
     return {
         "total_gb": total,
         "available_gb": free,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 HOPELESS = 2.0  # a variant this many times slower than the best is not timed again
+ENOUGH_DISTURBED = 6  # disturbed samples after which a slow variant is believed to be slow
 MOST_ROUNDS = 200
 
 
@@ -37,7 +38,14 @@ class Variant:
         if not self.samples:
             return Option(self.value, error=self.error, note=self.note)
         timing = summarise(self.samples, self.quiet)
-        return Option(self.value, timing.median_s, timing.spread_s, timing.repeats, self.error, self.note)
+        return Option(
+            self.value, timing.median_s, timing.spread_s, timing.repeats, self.error, timing.disturbed, self.note
+        )
+
+    def hopeless(self, best: float) -> bool:
+        """Slower than the best by far, and not merely because other work got in its way."""
+        known = bool(self.quiet) or len(self.samples) >= ENOUGH_DISTURBED or min(self.samples) > 10 * HOPELESS * best
+        return min(self.samples) > HOPELESS * best and known
 
 
 def compare(
@@ -52,7 +60,7 @@ def compare(
 ) -> list[Option]:
     """Check every variant against `reference`, then time them in turns for about `budget_s` seconds.
 
-    A variant that raises or is off by more than its `tolerance` gets a note and no time. A hopeless one gets one or two
+    A variant that raises or is off by more than its `tolerance` gets a note and no time. A hopeless one gets few
     samples. `select` picks the part of an answer that the reference holds.
     """
     started = clock()
@@ -61,7 +69,7 @@ def compare(
         if not alive:
             break
         best = min(min(v.samples) for v in alive)
-        alive = [v for v in alive if min(v.samples) <= HOPELESS * best]
+        alive = [v for v in alive if not v.hopeless(best)]
         for variant in alive:
             with variant.context():
                 if variant.samples[0] < SAMPLE_S * 5:

@@ -20,7 +20,13 @@ class Option:
     spread_s: float = 0.0
     repeats: int = 0
     error: float | None = None  # largest difference from fp64, relative to its largest value
+    disturbed: int = 0  # samples in which the system took the processor away
     note: str = ""
+
+    @property
+    def busy(self) -> bool:
+        """Too few quiet samples: the time is that of a machine that also did something else."""
+        return self.disturbed >= max(1, self.repeats)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def decide(
     most_error: float = float("inf"),
     noise: float = NOISE,
 ) -> Item:
-    """The fastest accurate option, or the default unless the gain is beyond the noise and beyond the spread of both."""
+    """The fastest accurate option; the default unless the gain is beyond the noise and the spread, on a quiet machine."""
     base = next((option for option in options if option.value == default), None)
     good = [option for option in options if option.seconds is not None and _accurate(option, most_error)]
     if not good or (base is not None and base.seconds is not None and not any(o is not base for o in good)):
@@ -93,6 +99,9 @@ def decide(
     saved = base.seconds - best.seconds
     if best.value == default:
         why = "the default is the fastest"
+    elif base.busy or best.busy:
+        # Fewer threads win while somebody else holds a core; stored, that would slow every later run down.
+        why = f"{best.value} seemed faster, but the machine was too busy with other work to tell"
     elif saved < noise * base.seconds:
         why = f"{best.value} gains {saved / base.seconds:.1%}, which is within the noise ({noise:.0%})"
     elif saved <= max(base.spread_s, best.spread_s):
@@ -108,7 +117,7 @@ def _accurate(option: Option, most_error: float) -> bool:
 
 
 def decide_batch(workload: str, default: int, options: Sequence[Option], *, knee: float = KNEE) -> Item:
-    """The smallest batch whose time per sample is within `knee` of the best: a larger one only costs memory and delay."""
+    """The smallest batch within `knee` of the best time per sample: a larger one only costs memory and delay."""
     timed = [option for option in options if option.seconds is not None and isinstance(option.value, int)]
     if not timed:
         return Item("batch_size", workload, default, default, 1.0, "no batch could be run", tuple(options))

@@ -15,8 +15,8 @@ from anytorch.probe import snapshot
 from anytorch.probe.facts import Cpu
 
 FORMAT = 1
-# What one sample of a BERT-base-sized encoder keeps alive in a forward pass: 12 layers × 128 tokens × 768 wide × about 34
-# bytes (the usual estimate of activations per token and width in 16 bits), doubled for the work space.
+# What one sample of a BERT-base-sized encoder keeps alive in a forward pass: 12 layers × 128 tokens × 768 wide × about
+# 34 bytes (the usual estimate of activations per token and width in 16 bits), doubled for the work space.
 SAMPLE_NBYTES = 2 * 12 * 128 * 768 * 34
 LARGEST_BATCH = 256
 
@@ -35,7 +35,7 @@ def auto_configure_backend() -> dict[str, Any]:
 
 
 def configuration(request: str | None) -> dict[str, Any]:
-    """The same for a device by name; an unusable one falls back with a DeviceFallbackWarning, and the answer says so."""
+    """The same for a device by name. An unusable one falls back with a DeviceFallbackWarning; the answer says so."""
     resolution = resolve(request)
     facts = identity()
     chosen = resolution.chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,8 +47,8 @@ def tune(
     """Measure for about `duration_s` seconds what is faster on a device (None: the configured or best one).
 
     On the CPU: threads, the autocast dtype and the precision of float32 products; on an accelerator the latter two; on
-    both the batch size from which throughput no longer grows. A change must gain more than the noise. Nothing is changed
-    in this process nor stored: `apply(plan)` stores it, `use_tuned()` puts it in force.
+    both the batch size from which throughput no longer grows. A change must gain more than the noise. Nothing is
+    changed in this process nor stored: `apply(plan)` stores it, `use_tuned()` puts it in force.
     """
     if not 0 < duration_s < 86_400:
         raise UsageError(f"tuning takes a number of seconds above 0, not {duration_s!r}")
@@ -85,7 +85,17 @@ def tune(
         date=today(),
         anytorch=__version__,
         duration_s=duration_s,
-        notes=tuple(work.notes),
+        notes=(*work.notes, *busy_notes(items)),
+    )
+
+
+def busy_notes(items: Sequence[Item]) -> list[str]:
+    """Which answers hold only for a machine as busy as it was while measuring. Pure."""
+    busy = [item.setting for item in items if any(option.busy for option in item.options)]
+    return (
+        [f"the machine was busy with other work while measuring {', '.join(busy)}: repeat when it is idle"]
+        if busy
+        else []
     )
 
 
@@ -246,7 +256,7 @@ class Work:
                 run()
 
         timing = measure(cast, self.synchronize, budget_s=budget_s)
-        return Option(size, timing.median_s / size, timing.spread_s / size, timing.repeats)
+        return Option(size, timing.median_s / size, timing.spread_s / size, timing.repeats, disturbed=timing.disturbed)
 
 
 def thread_candidates(cpu: Cpu, current: int) -> list[int]:

@@ -61,7 +61,7 @@ class Applied:
 def apply(plan: TunePlan) -> Path:
     """Store a plan in the settings file and return the file's path. All else in the file stays as it is.
 
-    Settings whose default was kept are not written, and are taken out if an earlier plan for this device had put them in.
+    Settings whose default was kept are not written, and are taken out if an earlier plan for this device put them in.
     """
     data = config.read_settings_file()
     tables = _tables(data)
@@ -95,7 +95,12 @@ def entry(plan: TunePlan) -> dict[str, Any]:
 
 
 def _numbers(item: Item) -> dict[str, Any]:
-    found = {"default": item.default, "chosen": item.chosen, "gain": round(item.gain, 3), "why": item.why}
+    found: dict[str, Any] = {
+        "default": item.default,
+        "chosen": item.chosen,
+        "gain": round(item.gain, 3),
+        "why": item.why,
+    }
     found["workload"] = item.workload
     found["milliseconds"] = {str(o.value): round(o.seconds * 1e3, 5) for o in item.options if o.seconds is not None}
     found["error"] = {str(o.value): float(f"{o.error:.2e}") for o in item.options if o.error is not None}
@@ -106,7 +111,7 @@ def _numbers(item: Item) -> dict[str, Any]:
 
 
 def tuned_for(device: str | torch.device | None = None) -> Tuned | None:
-    """What is stored for a device, or None: nothing is, or it was measured on another machine (said once in the log)."""
+    """What is stored for a device; None if nothing is, or if it is another machine's (which is logged once)."""
     return _tuned(resolve(device).chosen)
 
 

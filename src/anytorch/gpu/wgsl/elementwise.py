@@ -1,0 +1,203 @@
+"""Kernels that compute each element of one output from the same element of their inputs.
+
+Three forms of the same kernel:
+
+* contiguous, four elements per thread, where every operand has a word per element and starts on a multiple of four;
+* contiguous, one word per thread;
+* strided: sizes and strides are parameters, so one shader serves every shape of a rank.
+
+A shape with more dimensions than the parameters hold gets a shader of its own with the numbers written into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.types import BF16_BITS, HELPERS, KINDS, enables, lane_bits, load, stored
+
+WORKGROUP = 256
+MOST_WORDS = 32  # parameters: 128 bytes is what every adapter has
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """`expression` computes the output's value (in its compute type) from x0, x1, … and the scalars s0, s1, …"""
+
+    expression: str
+    inputs: tuple[str, ...]  # dtypes
+    output: str
+    scalars: tuple[str, ...] = ()  # WGSL types: "f32", "i32", "i64"
+    rank: int = 0  # 0: contiguous
+    vector: bool = False
+    in_place: bool = False  # an input is the output's own buffer
+    atomic: bool = False  # a narrow output whose words are shared with elements this launch must not touch
+    shape: tuple[int, ...] = ()  # with `strides`: written into the shader instead of passed to it
+    strides: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def lanes(self) -> int:
+        return KINDS[self.output].lanes
+
+    @property
+    def per_thread(self) -> int:
+        """How many elements one thread computes."""
+        if self.vector:
+            return 4
+        return 1 if self.atomic else self.lanes
+
+    @property
+    def words(self) -> int:
+        """How many 32-bit parameters the shader takes."""
+        scalars = sum(2 if kind == "i64" else 1 for kind in self.scalars)
+        operands = len(self.inputs) + 1
+        geometry = 0 if self.shape else self.rank * (operands + 1)
+        return 2 + scalars + operands + geometry
+
+    @property
+    def writable(self) -> int:
+        """Binding an operand both read-only and writable is an error; twice writable is allowed. So all, or the last."""
+        operands = len(self.inputs) + 1
+        return (1 << operands) - 1 if self.in_place else 1 << len(self.inputs)
+
+
+def render(kernel: Elementwise) -> str:
+    """The WGSL text of a kernel."""
+    count = len(kernel.inputs)
+    helpers = "".join(text for name, text in HELPERS.items() if f"{name}(" in kernel.expression)
+    parts = [
+        enables({*kernel.inputs, kernel.output}),
+        *[_declare(i, name, kernel.in_place, kernel.vector, False) for i, name in enumerate(kernel.inputs)],
+        _declare(count, kernel.output, True, kernel.vector, kernel.atomic),
+        f"struct Parameters {{ {', '.join(_parameters(kernel))} }}\nvar<immediate> p: Parameters;\n",
+        helpers,
+        BF16_BITS if kernel.output == "bfloat16" or "bf16_bits(" in kernel.expression else "",
+        _scalar_helpers(kernel),
+    ]
+    body = _vector_main(kernel) if kernel.vector else _evaluate(kernel) + _main(kernel)
+    return "".join(parts) + body
+
+
+def _declare(i: int, name: str, writable: bool, vector: bool, atomic: bool) -> str:
+    element = KINDS[name].storage
+    element = f"atomic<{element}>" if atomic else f"vec4<{element}>" if vector else element
+    access = "read_write" if writable else "read"
+    return f"@group(0) @binding({i}) var<storage, {access}> b{i}: array<{element}>;\n"
+
+
+def _parameters(kernel: Elementwise) -> list[str]:
+    operands = len(kernel.inputs) + 1
+    names = ["n: u32", "row: u32"]
+    for i, kind in enumerate(kernel.scalars):
+        names += [f"s{i}_low: u32", f"s{i}_high: u32"] if kind == "i64" else [f"s{i}: u32"]
+    names += [f"o{i}: u32" for i in range(operands)]
+    if kernel.rank and not kernel.shape:
+        names += [f"d{r}: u32" for r in range(kernel.rank)]
+        names += [f"t{i}_{r}: u32" for i in range(operands) for r in range(kernel.rank)]
+    return names
+
+
+def _scalar_helpers(kernel: Elementwise) -> str:
+    lines = []
+    for i, kind in enumerate(kernel.scalars):
+        if kind == "i64":
+            value = f"(i64(bitcast<i32>(p.s{i}_high)) << 32u) | i64(p.s{i}_low)"
+        else:
+            value = f"bitcast<{kind}>(p.s{i})"
+        lines.append(f"fn s{i}() -> {kind} {{ return {value}; }}\n")
+    return "".join(lines)
+
+
+def _index(kernel: Elementwise, operands: Sequence[int], variable: str) -> str:
+    """Statements that set a<i> to the element index of each operand for linear index `variable`."""
+    if not kernel.rank:
+        return " ".join(f"let a{i} = {variable} + p.o{i};" for i in operands)
+    lines = [f"var rest = {variable};", *[f"var a{i} = p.o{i};" for i in operands]]
+    for r in range(kernel.rank - 1, -1, -1):
+        size = f"{kernel.shape[r]}u" if kernel.shape else f"p.d{r}"
+        steps = [(i, f"{kernel.strides[i][r]}u" if kernel.shape else f"p.t{i}_{r}") for i in operands]
+        if r:
+            lines.append(f"let c{r} = rest % {size}; rest = rest / {size};")
+            lines.append(" ".join(f"a{i} += c{r} * {step};" for i, step in steps))
+        else:
+            lines.append(" ".join(f"a{i} += rest * {step};" for i, step in steps))
+    return " ".join(lines)
+
+
+def _evaluate(kernel: Elementwise) -> str:
+    operands = range(len(kernel.inputs))
+    loads = " ".join(f"let x{i} = {load(name, f'b{i}', f'a{i}')};" for i, name in enumerate(kernel.inputs))
+    index = _index(kernel, operands, "i") if operands else ""
+    result = KINDS[kernel.output].compute
+    return f"fn evaluate(i: u32) -> {result} {{ {index} {loads} return {kernel.expression}; }}\n"
+
+
+MAIN = (
+    f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
+    "  let thread = g.x + g.y * p.row;\n"
+)
+
+
+def _main(kernel: Elementwise) -> str:
+    out = len(kernel.inputs)
+    if kernel.atomic:
+        word, shift = (f"a{out} >> 2u", f"(a{out} & 3u) * 8u") if kernel.lanes == 4 else (
+            f"a{out} >> 1u", f"(a{out} & 1u) * 16u"
+        )
+        mask = "0xffu" if kernel.lanes == 4 else "0xffffu"
+        return (
+            f"{MAIN}  if (thread >= p.n) {{ return; }}\n"
+            f"  {_index(kernel, [out], 'thread')}\n"
+            f"  let bits = {lane_bits(kernel.output, 'evaluate(thread)')};\n"
+            f"  atomicAnd(&b{out}[{word}], ~({mask} << ({shift})));\n"
+            f"  atomicOr(&b{out}[{word}], bits << ({shift}));\n}}\n"
+        )
+    if kernel.lanes > 1:
+        bits = 32 // kernel.lanes
+        return (
+            f"{MAIN}  let first = thread * {kernel.lanes}u;\n  if (first >= p.n) {{ return; }}\n  var word = 0u;\n"
+            f"  for (var k = 0u; k < {kernel.lanes}u; k++) {{\n"
+            f"    if (first + k < p.n) {{ word |= {lane_bits(kernel.output, 'evaluate(first + k)')} << (k * {bits}u); }}\n"
+            f"  }}\n  b{out}[thread + p.o{out} / {kernel.lanes}u] = word;\n}}\n"
+        )
+    return (
+        f"{MAIN}  if (thread >= p.n) {{ return; }}\n"
+        f"  {_index(kernel, [out], 'thread')}\n"
+        f"  b{out}[a{out}] = {stored(kernel.output, 'evaluate(thread)')};\n}}\n"
+    )
+
+
+def _vector_main(kernel: Elementwise) -> str:
+    """Four elements per thread: one 128-bit load per operand instead of four 32-bit ones."""
+    out = len(kernel.inputs)
+    arguments = ", ".join(f"x{i}: {KINDS[name].compute}" for i, name in enumerate(kernel.inputs))
+    loads = "".join(f"  let v{i} = b{i}[thread + p.o{i} / 4u];\n" for i in range(out))
+    parts = [
+        f"evaluate({', '.join(f'{KINDS[name].compute}(v{i}.{lane})' for i, name in enumerate(kernel.inputs))})"
+        for lane in "xyzw"
+    ]
+    result = KINDS[kernel.output]
+    values = ", ".join(stored(kernel.output, part) for part in parts)
+    return (
+        f"fn evaluate({arguments}) -> {result.compute} {{ return {kernel.expression}; }}\n"
+        f"{MAIN}  if (thread * 4u >= p.n) {{ return; }}\n{loads}"
+        f"  b{out}[thread + p.o{out} / 4u] = vec4<{result.storage}>({values});\n}}\n"
+    )
+
+
+def collapse(size: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Drop dimensions of size 1 and merge neighbours that every operand walks through without a gap."""
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for d, length in enumerate(size):
+        if length == 1:
+            continue
+        if sizes and all(steps[-1] == stride[d] * length for steps, stride in zip(merged, strides, strict=True)):
+            sizes[-1] *= length
+            for steps, stride in zip(merged, strides, strict=True):
+                steps[-1] = stride[d]
+        else:
+            sizes.append(length)
+            for steps, stride in zip(merged, strides, strict=True):
+                steps.append(stride[d])
+    return sizes, merged

@@ -1,0 +1,116 @@
+"""How an element of each dtype is stored in a buffer and what the shader computes it in.
+
+Narrow types share 32-bit words: WGSL has no 8-bit type, and 16-bit ones only where the adapter has `shader-f16`. A thread
+then either owns whole words (dense outputs) or changes its part of a word atomically (everything else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str  # torch's name for it
+    storage: str  # WGSL type of a buffer's elements
+    compute: str  # WGSL type of a value in the shader
+    nbytes: int
+    lanes: int = 1  # elements per storage word
+    feature: str = ""  # needed of the adapter
+    floating: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("float32", "f32", "f32", 4, floating=True),
+        Kind("float16", "f16", "f32", 2, feature="shader-f16", floating=True),
+        Kind("bfloat16", "u32", "f32", 2, lanes=2, floating=True),
+        Kind("float64", "f64", "f64", 8, feature="shader-f64", floating=True),
+        Kind("int32", "i32", "i32", 4),
+        Kind("int64", "i64", "i64", 8, feature="shader-int64"),
+        Kind("int16", "u32", "i32", 2, lanes=2),
+        Kind("int8", "u32", "i32", 1, lanes=4),
+        Kind("uint8", "u32", "i32", 1, lanes=4),
+        Kind("bool", "u32", "i32", 1, lanes=4),
+    )
+}
+
+
+def supported(name: str, features: Collection[str]) -> bool:
+    """Can a shader on an adapter with these features compute with this dtype?"""
+    kind = KINDS.get(name)
+    return kind is not None and (not kind.feature or kind.feature in features)
+
+
+def enables(names: Collection[str]) -> str:
+    return "enable f16;\n" if "float16" in names else ""
+
+
+def load(name: str, binding: str, index: str) -> str:
+    """The expression for element `index` of a buffer, in the compute type."""
+    kind = KINDS[name]
+    if kind.lanes == 1:
+        value = f"{binding}[{index}]"
+        return value if kind.storage == kind.compute else f"{kind.compute}({value})"
+    if kind.lanes == 2:
+        half = f"({binding}[({index}) >> 1u] >> ((({index}) & 1u) * 16u))"
+        if name == "bfloat16":
+            return f"bitcast<f32>({half} << 16u)"
+        return f"(bitcast<i32>({half} << 16u) >> 16u)"
+    byte = f"({binding}[({index}) >> 2u] >> ((({index}) & 3u) * 8u))"
+    if name == "int8":
+        return f"(bitcast<i32>({byte} << 24u) >> 24u)"
+    return f"i32({byte} & 255u)"
+
+
+def lane_bits(name: str, value: str) -> str:
+    """The low bits of a word that hold `value` of a narrow type."""
+    if name == "bfloat16":
+        return f"bf16_bits({value})"
+    return f"(bitcast<u32>({value}) & {0xFFFF if KINDS[name].lanes == 2 else 0xFF:#x}u)"
+
+
+def stored(name: str, value: str) -> str:
+    """`value` in the storage type; for types that have a word of their own."""
+    kind = KINDS[name]
+    return value if kind.storage == kind.compute else f"{kind.storage}({value})"
+
+
+# Round to nearest, ties to even; a NaN stays one (its mantissa could round away otherwise).
+BF16_BITS = """fn bf16_bits(x: f32) -> u32 {
+  let b = bitcast<u32>(x);
+  if ((b & 0x7fffffffu) > 0x7f800000u) { return (b >> 16u) | 0x40u; }
+  return (b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u;
+}
+"""
+
+# `x != x` is folded to false by some compilers: NaN is told by its bits. inf and nan cannot be written as constants.
+HELPERS: dict[str, str] = {
+    "is_nan": "fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }\n",
+    "is_inf": "fn is_inf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }\n",
+    "quiet_nan": "fn quiet_nan() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }\n",
+    "infinity": "fn infinity() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }\n",
+}
+
+
+def convert(value: str, source: str, target: str) -> str:
+    """`value`, in the compute type of dtype `source`, as torch converts it to dtype `target` (its compute type)."""
+    have, want = KINDS[source], KINDS[target]
+    if target == "bool":
+        zero = f"{have.compute}(0)"
+        return value if source == "bool" else f"select(0, 1, {value} != {zero})"
+    if have.compute == want.compute and (have.floating or want.nbytes >= have.nbytes):
+        converted = value
+    elif have.floating and not want.floating and want.nbytes < 4:
+        converted = f"i32({value})"
+    else:
+        converted = f"{want.compute}({value})"
+    if target == "float16" or target == "bfloat16" or want.floating or want.nbytes >= 4:
+        return converted
+    # Narrow integers wrap round. Sign and width are restored by the store and the next load; within this shader, here.
+    if target == "uint8":
+        return f"({converted} & 255)"
+    bits = 8 * (4 - want.nbytes)
+    return f"(({converted} << {bits}u) >> {bits}u)"

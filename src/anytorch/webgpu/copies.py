@@ -1,0 +1,155 @@
+"""Copies: host to device, device to host, and on the device with a change of dtype or layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.runtime import open_runtime
+from anytorch.webgpu.pointwise import Rule, run
+from anytorch.webgpu.tensors import NAME, aten, buffer_of, new_contiguous
+
+COPY = Rule("{0}", compute="input")
+LARGE = 1 << 16  # from here on a plain buffer copy beats a kernel: it ends the compute pass, which costs a few µs
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU copy of a tensor of ours, with the same strides if it has no gaps."""
+    if tensor.numel() == 0:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    if not aten.is_non_overlapping_and_dense(tensor):
+        tensor = contiguous(tensor)
+    host = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    buffer, offset = buffer_of(tensor)
+    open_runtime().read(buffer, offset, host.data_ptr(), tensor.numel() * tensor.dtype.itemsize)
+    return host
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous():
+        return tensor
+    dense = new_contiguous(tensor.size(), tensor.dtype)
+    on_device(tensor, dense)
+    return dense
+
+
+def on_device(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Copy between two tensors of ours; sizes are equal or broadcast."""
+    if target.numel() == 0:
+        return target
+    if source.shape != target.shape:
+        source = source.expand(target.shape)
+    if source.dtype is target.dtype and source.stride() == target.stride() and source.is_contiguous():
+        nbytes = source.numel() * source.dtype.itemsize
+        runtime = open_runtime()
+        first, second = source.data_ptr(), target.data_ptr()
+        one, other = runtime.buffers[first >> SHIFT], runtime.buffers[second >> SHIFT]
+        whole_words = not (first & 3 or second & 3 or nbytes & 3)
+        if one is not other and whole_words and nbytes >= LARGE:
+            runtime.copy(one, first & OFFSET_MASK, other, second & OFFSET_MASK, nbytes)
+            return target
+    if run(COPY, aten.copy_.default, (source,), out=target) is None:
+        _through_host(source, target)
+    return target
+
+
+def _through_host(source: torch.Tensor, target: torch.Tensor) -> None:
+    """For dtypes no shader knows (complex, float8): whole storages travel."""
+    runtime = open_runtime()
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        host = torch.empty(storage.nbytes(), dtype=torch.uint8)
+        runtime.read(runtime.buffers[storage.data_ptr() >> SHIFT], 0, host.data_ptr(), host.numel())
+        return host
+
+    def view(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(0, dtype=like.dtype)
+        return made.set_(host.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+
+    held = whole(target)
+    view(held, target).copy_(view(whole(source), source))
+    storage = target.untyped_storage()
+    runtime.write(runtime.buffers[storage.data_ptr() >> SHIFT], 0, held.data_ptr(), held.numel())
+
+
+def from_host(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Upload; what is not one dense run of whole words is uploaded beside and copied on the device."""
+    if source.shape != target.shape:
+        source = source.expand(target.shape)
+    source = source.to(target.dtype)
+    if target.is_contiguous():
+        source = source.contiguous()
+        buffer, offset = buffer_of(target)
+        nbytes = source.numel() * source.dtype.itemsize
+        at_the_end = offset + nbytes == target.untyped_storage().nbytes()
+        if offset % 4 == 0 and (nbytes % 4 == 0 or at_the_end):
+            open_runtime().write(buffer, offset, source.data_ptr(), nbytes)
+            return target
+    beside = new_contiguous(target.size(), target.dtype)
+    from_host(source, beside)
+    return on_device(beside, target)
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """aten::_copy_from. Neither tensor is on a third device: torch goes through the CPU then."""
+    if source.numel() == 0:
+        return target
+    if source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg():
+        return _copy_lazy_bits(source, target)
+    if source.device.type == "cpu":
+        return from_host(source, target)
+    if target.device.type == "cpu":
+        target.copy_(to_host(source))
+        return target
+    if source.device.type == NAME and target.device.type == NAME:
+        return on_device(source, target)
+    return target.copy_(to_host(source) if source.device.type == NAME else source.cpu())
+
+
+def _copy_lazy_bits(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Conjugated and negated views carry a bit instead of changed values; both ends are resolved on the host."""
+
+    def plain(tensor: torch.Tensor) -> torch.Tensor:
+        return torch._conj(tensor) if tensor.is_conj() else torch._neg_view(tensor) if tensor.is_neg() else tensor
+
+    def host(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "cpu":
+            return tensor.resolve_conj().resolve_neg()
+        values = to_host(plain(tensor))
+        return values.conj().resolve_conj() if tensor.is_conj() else values.neg() if tensor.is_neg() else values
+
+    values = host(source).to(target.dtype)
+    if target.device.type == "cpu":
+        return target.copy_(values)
+    if target.is_conj():
+        values = values.conj().resolve_conj()
+    elif target.is_neg():
+        values = values.neg()
+    from_host(values.expand(target.shape).contiguous(), plain(target))
+    return target
+
+
+def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if target.shape != source.shape:
+        target.resize_(source.shape)
+    return target.copy_(source)
+
+
+def item(tensor: torch.Tensor) -> Any:
+    host = torch.empty((), dtype=tensor.dtype)
+    buffer, offset = buffer_of(tensor)
+    open_runtime().read(buffer, offset, host.data_ptr(), tensor.dtype.itemsize)
+    value = host.item()
+    return value.conjugate() if tensor.is_conj() else -value if tensor.is_neg() else value
+
+
+def register(library: torch.library.Library) -> None:
+    library.impl("_copy_from", copy_from, "PrivateUse1")
+    library.impl("_copy_from_and_resize", copy_from_and_resize, "PrivateUse1")
+    library.impl("_local_scalar_dense", item, "PrivateUse1")
+    # copy_ falls through these keys, but _copy_from would not: its fallback clones, which calls copy_, and so on for ever.
+    for key in ("Conjugate", "Negative"):
+        library.impl("_copy_from", torch.library.fallthrough_kernel, key)

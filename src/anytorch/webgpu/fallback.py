@@ -1,0 +1,127 @@
+"""Everything this device has no kernel for runs on the CPU: counted, said once per op, and forbidden on request."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from anytorch import config
+from anytorch.errors import DeviceError
+from anytorch.webgpu import copies, random
+from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
+
+counts: Counter[str] = Counter()
+_warned: set[str] = set()
+
+
+class FallbackForbidden(DeviceError):
+    """An op has no kernel on this device and ANYTORCH_WEBGPU_FALLBACK=error."""
+
+
+class FallbackWarning(UserWarning):
+    """An op runs on the CPU; issued once per op."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the schema of an op says about aliasing."""
+
+    names: tuple[str, ...]
+    written: tuple[bool, ...]  # per argument
+    tensors: tuple[bool, ...]  # per argument: a Tensor or Tensor?
+    view: bool  # returns a view of an argument
+    returned: tuple[int | None, ...]  # per result: the argument it is
+
+
+@lru_cache(maxsize=None)
+def signature(op: Any) -> Signature:
+    schema = op._schema
+    arguments = schema.arguments
+    returned: list[int | None] = []
+    for result in schema.returns:
+        alias = result.alias_info
+        owner = None
+        if alias is not None and alias.is_write:
+            for i, argument in enumerate(arguments):
+                if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set:
+                    owner = i
+                    break
+        returned.append(owner)
+    return Signature(
+        names=tuple(argument.name for argument in arguments),
+        written=tuple(a.alias_info is not None and a.alias_info.is_write for a in arguments),
+        tensors=tuple(str(a.type) in ("Tensor", "Optional[Tensor]") for a in arguments),
+        view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
+        returned=tuple(returned),
+    )
+
+
+def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run `op` on the CPU with copies of its arguments, and bring back what it changed and what it returns."""
+    known = signature(op)
+    if known.view:  # computes sizes and strides only
+        return op._handle.redispatch_boxed(CPU_KEYS, *args, **kwargs)
+    note(str(op))
+    position = {name: i for i, name in enumerate(known.names)}
+    changed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def to_host(i: int, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not is_ours(value):
+                return value
+            host = copies.to_host(value)
+            if known.written[i]:
+                changed.append((value, host))
+            return host
+        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+            return [to_host(i, item) for item in value]
+        if isinstance(value, torch.device) and value.type == device().type:
+            return torch.device("cpu")
+        if known.tensors[i] and isinstance(value, (bool, int, float, complex)):
+            return torch.tensor(value)  # a wrapped number reaches Python kernels as a plain one
+        return value
+
+    host_args = [to_host(i, value) for i, value in enumerate(args)]
+    host_kwargs = {name: to_host(position[name], value) for name, value in kwargs.items()}
+    if "generator" in position and host_kwargs.get("generator") is None and position["generator"] >= len(args):
+        host_kwargs["generator"] = random.host_generator()
+    result = op(*host_args, **host_kwargs)
+    for ours, host in changed:
+        if ours.shape != host.shape:
+            ours.resize_(host.shape)
+        ours.copy_(host)
+
+    def to_device(j: int, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            owner = known.returned[j] if j < len(known.returned) else None
+            if owner is not None:
+                return args[owner] if owner < len(args) else kwargs[known.names[owner]]
+            return value.to(device()) if value.device.type == "cpu" else value
+        if isinstance(value, (list, tuple)):
+            return [to_device(j, item) for item in value]
+        return value
+
+    if isinstance(result, tuple):
+        return tuple(to_device(j, value) for j, value in enumerate(result))
+    return to_device(0, result)
+
+
+def note(name: str) -> None:
+    counts[name] += 1
+    mode = config.get("webgpu_fallback")
+    if mode == "error":
+        raise FallbackForbidden(
+            f"{name} has no kernel on the webgpu device, and ANYTORCH_WEBGPU_FALLBACK=error forbids the CPU",
+            hint="set it to warn or silent, or see docs/reference/webgpu-operators.md for what is native",
+        )
+    if mode == "warn" and name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            FallbackWarning(f"{name} has no kernel on the webgpu device yet; it runs on the CPU (said once per op)"),
+            stacklevel=4,
+        )

@@ -1,0 +1,218 @@
+"""Tensors whose storage is a GPU buffer, made in pure Python.
+
+A storage is built over a made-up address (`gpu.buffers`); the Python object of a storage lives exactly as long as the C++
+one, so an attribute of it returns the buffer to the pool at the right moment. Views are torch's own: the CPU's view kernels
+only compute sizes and strides, so they are used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anytorch.errors import OutOfMemory
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
+from anytorch.gpu.runtime import Runtime, open_runtime
+
+NAME = "webgpu"
+aten = torch.ops.aten
+CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+# All four are present in torch 2.11 to 2.13; `anytorch.webgpu` checks them and says so if a later torch has dropped one.
+_make_storage = torch._C._construct_storage_from_data_pointer
+_make_tensor = torch._C._acc.create_empty_tensor  # type: ignore[attr-defined]
+
+
+def on_cpu(op: Any) -> Callable[..., Any]:
+    """Call the CPU's kernel of `op` whatever device its tensors claim; only for kernels that touch no data."""
+    redispatch = op._handle.redispatch_boxed
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return redispatch(CPU_KEYS, *args, **kwargs)
+
+    return call
+
+
+_set = on_cpu(aten.set_.source_Storage_storage_offset)
+_redispatch_set = aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_device: torch.device | None = None
+
+
+def device() -> torch.device:
+    global _device
+    if _device is None:
+        _device = torch.device(NAME, 0)
+    return _device
+
+
+class Lease:
+    """Held by a storage; gives the buffer back when the storage dies."""
+
+    __slots__ = ("buffer", "runtime")
+
+    def __init__(self, runtime: Runtime, buffer: Buffer) -> None:
+        self.runtime = runtime
+        self.buffer = buffer
+
+    def __del__(self) -> None:
+        # At interpreter exit the runtime's lock or module globals may be gone; the process is ending anyway.
+        runtime = self.runtime
+        if runtime is not None and runtime.lock is not None:
+            runtime.give(self.buffer)
+
+
+def new_storage(nbytes: int) -> torch.UntypedStorage:
+    if nbytes == 0:
+        return _make_storage(0, device(), 0)
+    runtime = open_runtime()
+    try:
+        buffer = runtime.take(nbytes)
+    except OutOfMemory as exc:
+        raise torch.OutOfMemoryError(str(exc)) from exc
+    storage = _make_storage(buffer.address, device(), nbytes)
+    storage._anytorch = Lease(runtime, buffer)
+    return storage
+
+
+def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor of this geometry."""
+    elements = 1
+    for length, step in zip(size, stride, strict=True):
+        if length == 0:
+            elements = 0
+            break
+        elements += (length - 1) * step
+    tensor: torch.Tensor = _make_tensor((0,), dtype)
+    _redispatch_set(CPU_KEYS, tensor, new_storage(elements * dtype.itemsize), 0, size, stride)
+    return tensor
+
+
+def contiguous_strides(size: Sequence[int]) -> list[int]:
+    strides = [0] * len(size)
+    step = 1
+    for d in range(len(size) - 1, -1, -1):
+        strides[d] = step
+        step *= size[d] if size[d] > 1 else 1
+    return strides
+
+
+def new_contiguous(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return new_tensor(size, contiguous_strides(size), dtype)
+
+
+def buffer_of(tensor: torch.Tensor) -> tuple[Buffer, int]:
+    """A tensor's buffer and its byte offset in it. The address holds both; no storage object is made."""
+    address = tensor.data_ptr()
+    return open_runtime().buffers[address >> SHIFT], address & OFFSET_MASK
+
+
+def is_ours(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == NAME
+
+
+# --- the ops every device must have --------------------------------------------------------------------------------
+
+
+def empty(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    return new_tensor(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
+
+
+def _strides(size: Sequence[int], memory_format: torch.memory_format | None) -> Sequence[int]:
+    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
+        return contiguous_strides(size)
+    assert memory_format is not None
+    return torch.empty(size, device="meta", memory_format=memory_format).stride()
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> torch.Tensor:
+    return new_tensor(size, stride, dtype or torch.get_default_dtype())
+
+
+def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    result: torch.Tensor = _set(tensor, storage, 0, (storage.nbytes() // tensor.dtype.itemsize,), (1,))
+    return result
+
+
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _set(
+        tensor, source.untyped_storage(), source.storage_offset(), source.size(), source.stride()
+    )
+    return result
+
+
+def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _set(tensor, new_storage(0), 0, (0,), (1,))
+    return result
+
+
+def resize(
+    tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    stride = _strides(size, memory_format)
+    elements = 1
+    for length in size:
+        elements *= length
+    needed = (elements + tensor.storage_offset()) * tensor.dtype.itemsize if elements else 0
+    storage = tensor.untyped_storage()
+    if needed > storage.nbytes():
+        grown = new_storage(needed)
+        if storage.nbytes():
+            runtime = open_runtime()
+            old = runtime.buffers[storage.data_ptr() >> SHIFT]
+            new = runtime.buffers[grown.data_ptr() >> SHIFT]
+            runtime.copy(old, 0, new, 0, min(-(-storage.nbytes() // 4) * 4, new.nbytes))
+        storage = grown
+    result: torch.Tensor = _set(tensor, storage, tensor.storage_offset(), size, stride)
+    return result
+
+
+VIEWS = ("as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex")
+
+
+def register(library: torch.library.Library) -> None:
+    for name in VIEWS:
+        library.impl(name, on_cpu(getattr(aten, name).default), "PrivateUse1")
+    library.impl("set_.source_Storage_storage_offset", _set, "PrivateUse1")
+    for name, function in (
+        ("empty.memory_format", empty),
+        ("empty_strided", empty_strided),
+        ("set_.source_Storage", set_storage),
+        ("set_.source_Tensor", set_tensor),
+        ("set_", set_nothing),
+        ("resize_", resize),
+    ):
+        library.impl(name, function, "PrivateUse1")
+    _patch_storage_constructor()
+
+
+def _patch_storage_constructor() -> None:
+    """torch.UntypedStorage(n, device="webgpu") would crash: no C++ allocator is registered for the device.
+
+    deepcopy, torch.load and storage.to() use it.
+    """
+    original = torch.UntypedStorage.__new__
+
+    def construct(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and torch.device(device).type == NAME:
+            if args and not isinstance(args[0], int):
+                raise TypeError("a webgpu storage is made from a size in bytes")
+            return new_storage(args[0] if args else 0)
+        return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
+
+    torch.UntypedStorage.__new__ = construct  # type: ignore[assignment,method-assign]

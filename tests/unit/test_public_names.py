@@ -1,0 +1,81 @@
+"""The public names, listed once more: adding or losing one is a decision, not an accident."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anytorch
+
+NAMES = """
+    AnytorchError BackendOptimizer BackendType DeviceBackend DeviceFallbackWarning Resolution UnifiedDeviceManager
+    __version__ auto_configure_backend autocast benchmark_backends best_device cleanup devices diagnose explain fit_batch
+    get_accelerator_type get_available_backends get_backend get_best_device get_device get_device_info get_device_manager
+    get_memory_info get_unified_backend is_cuda_available is_npu_available is_out_of_memory memory memory_cleanup resolve
+    resolve_device seed set_backend set_seed synchronize use
+""".split()
+
+
+def test_the_list() -> None:
+    assert sorted(anytorch.__all__) == sorted(NAMES)
+    assert len(anytorch.__all__) == len(set(anytorch.__all__))
+    assert dir(anytorch) == sorted(anytorch.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_loads(name: str) -> None:
+    value = getattr(anytorch, name)
+    assert name == "__version__" or callable(value)
+    # Public things say what they do.
+    assert name == "__version__" or (value.__doc__ or "").strip() or name in ("is_npu_available",)
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'anytorch' has no attribute 'nonsense'"):
+        anytorch.nonsense  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(anytorch.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names:
+            assert alias.asname == alias.name, "`import x as x` is what makes it public to type checkers"
+            seen[alias.name] = node.module
+    # `devices` is the package itself, which a type checker finds without being told.
+    assert seen == {name: module for name, module in anytorch.PUBLIC.items() if module != f"anytorch.{name}"}
+
+
+HEAVY = ("torch", "numpy", "wgpu", "rich", "matplotlib", "tomli_w", "importlib.metadata", "subprocess", "logging")
+
+
+def test_importing_costs_nothing(run_script: Callable[..., dict[str, Any]]) -> None:
+    told = run_script(
+        f"""
+        import sys
+        before = set(sys.modules)
+        import anytorch
+        loaded = set(sys.modules) - before
+        answer(heavy=sorted(loaded & set({HEAVY!r})), ours=sorted(name for name in loaded if name.startswith("anytorch")))
+        """
+    )
+    assert told["heavy"] == []
+    assert told["ours"] == ["anytorch", "anytorch._version"]
+
+
+def test_choosing_by_name_imports_no_torch(run_script: Callable[..., dict[str, Any]]) -> None:
+    """A program may ask for the device before it pays for torch; only `.device` needs it."""
+    told = run_script(
+        """
+        import sys, anytorch
+        name, best, backends = anytorch.resolve("cpu").name, anytorch.get_best_device(), anytorch.get_available_backends()
+        answer(name=name, loaded=sorted({"torch", "numpy", "wgpu", "rich"} & set(sys.modules)))
+        """
+    )
+    assert told == {"name": "cpu", "loaded": []}
