@@ -20,10 +20,10 @@ help: ## list the commands
 run: $(STAMPS)/venv ## show the devices of this machine and run a small real model on each of them
 	@$(BIN)/anytorch demo
 
-test: $(STAMPS)/dev $(STAMPS)/debian ## the tests, in parallel, without the slow ones
+test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not device" --cov --cov-report=term:skip-covered -q
 
-test-all: $(STAMPS)/dev $(STAMPS)/debian ## every test that needs no accelerator
+test-all: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not device" -q
 
 check: lint types ## lint, types and layers
@@ -88,3 +88,7 @@ $(STAMPS)/debian:
 	 else \
 	   echo "anytorch: this is no Debian; the tests need a C++ compiler, the Vulkan loader and lavapipe. Install them, or set ANYTORCH_TEST_REQUIRE=cpu" >&2; touch $@; \
 	 fi
+
+$(STAMPS)/mesa: tools/software-vulkan.sh $(STAMPS)/debian
+	@tools/software-vulkan.sh >/dev/null || echo "anytorch: using the system's lavapipe, which is slower" >&2
+	@touch $@

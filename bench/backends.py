@@ -3,9 +3,9 @@
     python bench/backends.py [--duration 30] [--devices cuda cpu] [--output bench/results/backends-<machine>.json]
 
 Runs `anytorch.devices.bench` on the CPU and on every other usable device, answers checked against fp64 first, and
-prints each device's rate, its share of the limit, and the ratio to the CPU of the same machine in float32. What the numbers do
-not show: other CPUs (a ratio to a slow CPU is a large ratio), training, and whole models. Without an accelerator there
-is nothing to compare, and it says so.
+prints each device's rate, its share of the limit, and the ratio to the CPU of the same machine in float32. What the
+numbers do not show: other CPUs (a ratio to a slow CPU is a large ratio), training, and whole models. Without an
+accelerator there is nothing to compare, and it says so.
 """
 
 from __future__ import annotations

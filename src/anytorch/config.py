@@ -158,6 +158,13 @@ SETTINGS: dict[str, Setting] = {
             "the most memory the webgpu device may take, such as 6GB; all there is when unset",
         ),
         Setting(
+            "webgpu_fallback",
+            "warn",
+            _one_of("warn", "silent", "error"),
+            ("ANYTORCH_WEBGPU_FALLBACK",),
+            "what happens when an op has no kernel on the webgpu device: run it on the CPU and warn once, silently, or not",
+        ),
+        Setting(
             "config_file",
             None,
             _text,

@@ -74,7 +74,6 @@ def test_copies_make_no_sense_where_memory_is_shared() -> None:
     ids=lambda case: f"{case.workload} {case.case}",
 )
 def test_every_workload_is_right_and_its_check_can_fail(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "LEAST_NBYTES", 2**20)
     monkeypatch.setattr(compute, "ENOUGH_S", 0.0)
     prepared: Prepared = case.prepare(bench())
     prepared.run()
@@ -122,8 +121,9 @@ def test_pinned_memory_that_does_not_work_is_a_reason(monkeypatch: pytest.Monkey
     [(2**40, None, 64), (2**40, 60 * 2**20, 240), (2**40, 2**31, 1024), (512 * 2**20, None, 32), (None, None, 64)],
 )
 def test_a_buffer_is_larger_than_the_cache_and_smaller_than_the_memory(
-    free: int | None, cache: int | None, mib: int
+    free: int | None, cache: int | None, mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(moving, "LEAST_NBYTES", 64 * 2**20)
     assert moving.buffer_nbytes(bench(free=free, cache_nbytes=cache)) == mib * 2**20
 
 

@@ -39,7 +39,8 @@ with warnings.catch_warnings():
     manager = anytorch.get_device_manager()
     manager.get_all_devices(), manager.get_best_device(), manager.get_device_summary(), manager.cleanup_all()
 summary = anytorch.DeviceBackend("cuda:0").get_memory_summary()
-answer(seen=seen, initialized=torch.cuda.is_initialized(), total=summary["total"], reason=anytorch.get_memory_info("cuda")["reason"])
+reason = anytorch.get_memory_info("cuda")["reason"]
+answer(seen=seen, initialized=torch.cuda.is_initialized(), total=summary["total"], reason=reason)
 """
 
 

@@ -26,7 +26,8 @@ def test_choice_and_facts(ask: Callable[[str], dict[str, Any]]) -> None:
         import anytorch
         info = anytorch.get_device_info()
         answer(
-            best=anytorch.get_best_device(), device=str(anytorch.get_device()), cpu=str(anytorch.get_device(force_cpu=True)),
+            best=anytorch.get_best_device(), device=str(anytorch.get_device()),
+            cpu=str(anytorch.get_device(force_cpu=True)),
             kind=anytorch.get_accelerator_type(), npu=anytorch.is_npu_available(), cuda=anytorch.is_cuda_available(),
             backends=[b.value for b in anytorch.get_available_backends()], in_force=anytorch.get_backend().value,
             after=anytorch.set_backend("cpu").value, then=str(anytorch.get_device()),

@@ -159,3 +159,22 @@ def test_this_machine_needs_no_child_for_the_cpu(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("anytorch.devices.try_out.try_out", no_child)
     monkeypatch.setattr("anytorch.devices.try_out.run_children", no_child)
     assert anytorch.resolve("cpu").device == torch.device("cpu")
+
+
+def test_the_facts_of_this_process_reach_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the user's own process knows that it woke CUDA and changed the mask afterwards."""
+    from anytorch.devices.gather import gather
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)  # torch/cuda/__init__.py: `return _initialized and …`
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = gather("needed")
+    assert found.torch is not None
+    assert found.torch.facts["cuda_initialized_before"] is True
+    assert found.torch.facts["mask_now"] == "1"
+    assert found.torch.facts["mask_at_import"] != "1"
+    assert found.torch.facts["start_method"] in ("fork", "spawn", "forkserver")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert gather("needed").settings["dtype"] == "bfloat16"
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -16,9 +16,10 @@ ROOT = Path(anytorch.__file__).parent
 
 # Lowest first; names on one line are one layer (DESIGN.md). A layer imports itself and what is below it.
 LAYERS = [
-    {"_version", "errors", "files", "config", "cache", "logs"},
+    {"_version", "values", "errors", "files", "config", "cache", "logs"},
     {"probe"},
     {"devices"},
+    {"gpu"},  # the torch-free GPU runtime that lite and webgpu share
     {"lite"},
     {"webgpu"},
     {"memory"},
@@ -35,26 +36,33 @@ LAYERS = [
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
-# Own modules imported inside a function are a way round a cycle, unless there is another reason. The reasons:
+# An own module imported inside a function is a way round a cycle, unless there is another reason, which must be here.
+# (`test_no_cycles` counts these imports too, so that no cycle hides behind one.)
 LATE = {
     "anytorch.__init__": "the public names are loaded when they are first used",
     "anytorch.devices": "the package can be called, and importing it imports nothing",
     "anytorch.probe": "importing the package costs nothing until somebody looks at the machine",
-}
-# …and whole layers in which `anytorch info` (80 ms of CPU time) pays for every module it loads: there a function may
-# import a module that only it needs. That a cycle hides behind one is excluded by `test_no_cycles`, which counts them too.
-LATE_LAYERS = {
-    "probe": "readers are loaded for the systems and vendors they read",
-    "devices": "what only the child, the doctor's pages or bad input needs is not on the path of `info`",
-    "cli": "a command is loaded when it is the one that was asked for",
+    "anytorch.probe.collect": "the readers of another operating system are not loaded on this one",
+    "anytorch.probe.nvidia": "ctypes, for machines that have the driver's library",
+    "anytorch.devices.base": "the trial computation runs in the child alone",
+    "anytorch.devices.gather": "json, hashing and processes: `anytorch info` answers from files alone, in 80 ms",
+    "anytorch.devices.cpu": "the process's own memory is read only when it is asked for",
+    "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
+    "anytorch.cli.commands.*": "every `--help` builds a command's parser; what its work needs is loaded when it runs",
+    "anytorch.cli.output": "JSON and error text are made only by the answers that need them",
 }
 
-# Words that are a back end's name and a word of their own: in an option's text "cpu" may be any CPU.
-BACKEND_NAMES = set(BUILT_IN)
-# Where a back end's name may stand above devices/, and why.
-NAMES_ALLOWED = {
-    "cli": "in texts for people (help, examples, hints): a literal that is more than the bare name",
+# What is wrong today and must not spread; an entry that is no longer true fails the test that reads it.
+TO_MEND_LATE = {
+    "anytorch.devices.mps": "belongs at the top: `base` imports the same name",
+    "anytorch.devices.bench.workloads": "dodges the cycle below",
 }
+TO_MEND_CYCLES = {
+    ("anytorch.devices.bench.workloads", "anytorch.devices.bench.compute"): "list_cases belongs in a module above both",
+    ("anytorch.devices.bench.workloads", "anytorch.devices.bench.moving"): "the same",
+}
+
+BACKEND_NAMES = set(BUILT_IN)
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,8 @@ def imports_of(module: str, tree: ast.Module) -> Iterator[Import]:
             for alias in node.names:
                 # `from anytorch import config` imports a module, `from anytorch.errors import X` a name of one.
                 whole = f"{node.module}.{alias.name}"
+                if whole == "anytorch.__version__":  # the package's own, from its lowest module
+                    whole = "anytorch._version"
                 yield whole if whole in MODULES else str(node.module)
 
     def walk(node: ast.AST, late: bool) -> Iterator[Import]:
@@ -130,9 +140,10 @@ def test_type_checking_imports_point_down_too() -> None:
         if module == "anytorch.__init__":
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anytorch."):
-                if HEIGHT[layer_of(str(node.module))] > HEIGHT[layer_of(module)]:
-                    upwards.append(f"{module}:{node.lineno} imports {node.module}")
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("anytorch."):
+                continue
+            if HEIGHT[layer_of(str(node.module))] > HEIGHT[layer_of(module)]:
+                upwards.append(f"{module}:{node.lineno} imports {node.module}")
     assert not upwards, "\n".join(upwards)
 
 
@@ -154,21 +165,39 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
     return next((found for module in sorted(edges) if (found := visit(module, []))), [])
 
 
+# Modules whose late imports lead to what stands above them: they are asked, and never ask back.
+DOORS = {"anytorch.__init__", "anytorch.devices", "anytorch.probe"}
+
+
 def test_no_cycles() -> None:
     """Not even with the late imports counted: those are for speed, never for dodging a cycle."""
     edges: dict[str, set[str]] = {}
     for found in IMPORTS:
-        if found.importer in LATE:
-            continue  # a package's own door, which stands above what it leads to
-        edges.setdefault(found.importer, set()).add(found.imported)
+        if found.importer not in DOORS and (found.importer, found.imported) not in TO_MEND_CYCLES:
+            edges.setdefault(found.importer, set()).add(found.imported)
     assert cycle(edges) == []
 
 
+def test_a_cycle_would_be_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
 def test_late_imports_have_a_reason() -> None:
-    unexplained = [
-        str(i) for i in IMPORTS if i.late and i.importer not in LATE and layer_of(i.importer) not in LATE_LAYERS
-    ]
-    assert not unexplained, "\n".join(unexplained)
+    def listed(module: str) -> str:
+        package = f"{module.rpartition('.')[0]}.*"
+        return package if package in LATE else module
+
+    late = {listed(found.importer): str(found) for found in IMPORTS if found.late}
+    late.setdefault("anytorch.__init__", "it imports by name, with import_module")
+    unexplained = late.keys() - LATE.keys() - TO_MEND_LATE.keys()
+    assert not unexplained, "\n".join(late[module] for module in unexplained)
+    assert not (LATE.keys() | TO_MEND_LATE.keys()) - late.keys(), "no longer needed in the list"
+
+
+def test_what_is_to_be_mended_is_still_broken() -> None:
+    edges = {(found.importer, found.imported) for found in IMPORTS}
+    assert TO_MEND_CYCLES.keys() <= edges, "mended: take it off the list"
 
 
 def docstrings(tree: ast.Module) -> set[int]:
@@ -182,34 +211,40 @@ def docstrings(tree: ast.Module) -> set[int]:
     return found
 
 
-def names_in(module: str) -> list[str]:
-    """String literals of a module that are a back end's bare name ("cuda", "cuda:0"), which only code can mean."""
+def names_in(module: str) -> list[tuple[int, str]]:
+    """Line and text of a module's string literals that are a back end's bare name: "cuda", "cuda:0"."""
     tree = TREES[module]
     skip = docstrings(tree)
-    return [
-        f"{module}:{node.lineno}: {node.value!r}"
+    literals = [
+        (node.lineno, node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and id(node) not in skip
-        and node.value.partition(":")[0].lower() in BACKEND_NAMES
-        and (":" not in node.value or node.value.partition(":")[2].isdigit())
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skip
+    ]
+    return [
+        (line, text)
+        for line, text in literals
+        if text.partition(":")[0] in BACKEND_NAMES and (":" not in text or text.partition(":")[2].isdigit())
     ]
 
 
-ABOVE = [module for module in MODULES if HEIGHT[layer_of(module)] > HEIGHT["devices"]]
-# `BackendType` and the like are the device layer's own. The CPU is the one device that is always there, and the reference
-# every answer is compared with: asking for it by name asks nothing about the hardware.
+ABOVE = [module for module in MODULES if HEIGHT.get(layer_of(module), 0) > HEIGHT["devices"]]
+# The CPU is the one device that is always there, and the reference every answer is compared with: asking for it by name
+# asks nothing about the hardware.
 REFERENCE = "cpu"
 
 
 @pytest.mark.parametrize("module", ABOVE)
 def test_no_back_end_is_named_above_the_device_layer(module: str) -> None:
-    """Code asks what a device can do, never which one it is. Texts for people may name them; a bare name may not stand."""
-    named = [line for line in names_in(module) if not line.endswith((f"'{REFERENCE}'", f"'{REFERENCE}:0'"))]
+    """Code asks what a device can do, never which one it is.
+
+    The rule is about whole literals: "cuda" and "cuda:0" are what code compares and asks for, and may not stand there;
+    a sentence, a help text or an example that has the word in it may. The webgpu device may say its own name.
+    """
+    allowed = {REFERENCE, layer_of(module)}
+    named = [f"{module}:{line}: {name!r}" for line, name in names_in(module) if name.partition(":")[0] not in allowed]
     assert not named, "\n".join(named)
 
 
 def test_the_name_rule_finds_what_it_looks_for() -> None:
-    assert any("'cuda'" in line for line in names_in("anytorch.devices.cuda"))
+    assert "cuda" in [name for _, name in names_in("anytorch.devices.cuda")]
     assert not names_in("anytorch.devices.child")

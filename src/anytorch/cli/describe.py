@@ -48,7 +48,7 @@ def devices_shown(output: Output, devices: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             device["id"],
-            device["name"] + (" (software)" if device["software"] else ""),
+            device["name"] + (" (software)" if device["software"] and "software" not in device["name"] else ""),
             device["state"],
             gigabytes(device["total"]),
             gigabytes(device["free"]),

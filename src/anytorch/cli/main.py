@@ -78,7 +78,8 @@ def _dispatch(arguments: list[str], output: Output) -> int:
     _check_settings(output, name)
     if name != "info":
         gc.enable()  # these may run for minutes
-    return load(name).run(options, output)
+    with output.kept_clean():
+        return load(name).run(options, output)
 
 
 def _check_settings(output: Output, command: str) -> None:

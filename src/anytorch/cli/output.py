@@ -24,6 +24,20 @@ class Output:
     def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
         self.json = json
         self.verbose = verbose
+        self._document: TextIO | None = None  # where `data` goes while `kept_clean` holds standard output
+
+    @contextmanager
+    def kept_clean(self) -> Iterator[None]:
+        """With --json, whatever else prints in this block (a plug-in, a library) prints to standard error."""
+        if not self.json:
+            yield
+            return
+        self._document = sys.stdout
+        sys.stdout = sys.stderr
+        try:
+            yield
+        finally:
+            sys.stdout, self._document = self._document, None
 
     # --- data ------------------------------------------------------------------------------------------------------
 
@@ -33,20 +47,20 @@ class Output:
 
         from anytorch.probe.facts import as_json
 
-        _write(sys.stdout, dumps(finite(as_json(value)), indent=2, ensure_ascii=False, default=str))
+        write(self._document or sys.stdout, dumps(finite(as_json(value)), indent=2, ensure_ascii=False, default=str))
 
     def text(self, line: str = "") -> None:
         """A line of the answer, for people. Nothing in JSON mode: there the document is the whole answer."""
         if not self.json:
-            _write(sys.stdout, line)
+            write(sys.stdout, line)
 
     def heading(self, title: str) -> None:
         if self.json:
             return
         if decorated(sys.stdout):
-            _write(sys.stdout, f"\n\033[1m{title}\033[0m")
+            write(sys.stdout, f"\n\033[1m{title}\033[0m")
         else:
-            _write(sys.stdout, f"\n{title}")
+            write(sys.stdout, f"\n{title}")
 
     def pairs(self, rows: Sequence[tuple[str, object]], *, indent: int = 2) -> None:
         """Aligned "name   value" lines; a value that is not known is left out."""
@@ -68,16 +82,16 @@ class Output:
         if title:
             self.heading(title)
         for line in aligned(columns, cells):
-            _write(sys.stdout, line)
+            write(sys.stdout, line)
 
     # --- words -----------------------------------------------------------------------------------------------------
 
     def note(self, words: str) -> None:
         """Something to read beside the answer."""
-        _write(sys.stderr, words)
+        write(sys.stderr, words)
 
     def warn(self, words: str) -> None:
-        _write(sys.stderr, f"warning: {words}")
+        write(sys.stderr, f"warning: {words}")
 
     def error(self, message: str, hint: str = "", *, kind: str = "", reasons: Sequence[str] = ()) -> None:
         """The one clear message of a failed command; in JSON mode it is the document on standard output, too."""
@@ -86,9 +100,9 @@ class Output:
             if reasons:
                 told["reasons"] = list(reasons)
             self.data({"error": told})
-        _write(sys.stderr, f"error: {message}")
+        write(sys.stderr, f"error: {message}")
         if hint:
-            _write(sys.stderr, f"hint: {hint}")
+            write(sys.stderr, f"hint: {hint}")
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress | None]:
@@ -195,7 +209,8 @@ def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     return True
 
 
-def _write(stream: TextIO, line: str) -> None:
+def write(stream: TextIO, line: str) -> None:
+    """One line to a stream."""
     try:
         stream.write(line + "\n")
     except UnicodeEncodeError:  # a terminal or pipe that is not UTF-8: say what can be said

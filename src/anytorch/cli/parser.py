@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from importlib import import_module
-from typing import NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
 
 from anytorch._version import __version__
-from anytorch.cli.output import Output
+from anytorch.cli.output import Output, write
 from anytorch.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 OVERVIEW = "Write PyTorch once, run it on whatever hardware is there."
 EPILOG = """\
@@ -122,6 +126,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """argparse's door for help and version, which by itself fails on a terminal that is not UTF-8."""
+        write(sys.stdout, message.rstrip("\n"))
 
 
 def root_parser() -> argparse.ArgumentParser:

@@ -55,7 +55,7 @@ def chain(exc: BaseException) -> str:
 
 
 def before_torch() -> dict[str, Any]:
-    return {"mask_at_import": os.environ.get("CUDA_VISIBLE_DEVICES"), "cuinit_code": cuinit_code()}
+    return {"cuinit_code": cuinit_code()}
 
 
 def cuinit_code() -> int | None:
@@ -70,8 +70,6 @@ def cuinit_code() -> int | None:
 
 
 def about_torch() -> dict[str, Any]:
-    import multiprocessing
-
     import torch
 
     name = torch._C._get_privateuse1_backend_name()
@@ -84,11 +82,9 @@ def about_torch() -> dict[str, Any]:
         "cuda_spoofed": torch.version.cuda is None and torch.version.hip is None and torch.cuda.is_available(),
         "mps_built": torch.backends.mps.is_built(),
         "mps_available": torch.backends.mps.is_available(),
-        "mask_now": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "arch_list": torch.cuda.get_arch_list(),
         "torch_cuda_version": torch.version.cuda,
         "torch_hip_version": torch.version.hip,
-        "start_method": multiprocessing.get_start_method(allow_none=True) or "",
     }
 
 

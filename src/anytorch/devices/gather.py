@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,8 +36,9 @@ def gather(
         report = try_out(hardware, refresh=refresh)
     elif tried == "needed" and hardware.torch is not None:
         report = cpu_only_report(hardware)
-    if tried != "never":
-        report = with_live_backends(report)
+    if tried != "never" and "torch" in sys.modules:
+        settings["dtype"] = chosen_dtype()
+        report = with_this_process(report)
     return Facts(hardware, report, settings)
 
 
@@ -66,14 +68,43 @@ def cpu_only_report(hardware: Hardware) -> TorchReport:
     return TorchReport(version=hardware.torch.version, backends={"cpu": BackendReport("cpu", (device,))})
 
 
-def with_live_backends(report: TorchReport | None) -> TorchReport | None:
-    """A device that somebody registered in this very process is invisible to the child: ask it here."""
-    if "torch" not in sys.modules:
-        return report
+def with_this_process(report: TorchReport | None) -> TorchReport:
+    """Add what only the user's own process knows: devices registered in it by hand, and what it has done to its driver."""
     live: Mapping[str, BackendReport] = {
         name: found for name, backend in registry().backends.items() if (found := backend.live()) is not None
     }
-    if not live:
-        return report
     base = TorchReport() if report is None else report
-    return replace(base, backends={**base.backends, **live})
+    return replace(base, backends={**base.backends, **live}, facts={**base.facts, **about_this_process()})
+
+
+def about_this_process() -> dict[str, Any]:
+    import multiprocessing
+
+    import torch
+
+    method = multiprocessing.get_start_method(allow_none=True)
+    return {
+        "cuda_initialized_before": torch.cuda.is_initialized(),
+        "start_method": method or multiprocessing.get_all_start_methods()[0],  # the first one is the default
+        "mask_at_import": mask_at_start(),
+        "mask_now": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def mask_at_start() -> str | None:
+    """CUDA_VISIBLE_DEVICES as this process was started with it; what it is now where the system does not tell."""
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
+            pairs = file.read().split(b"\0")
+    except OSError:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+    prefix = b"CUDA_VISIBLE_DEVICES="
+    return next((pair[len(prefix) :].decode(errors="replace") for pair in pairs if pair.startswith(prefix)), None)
+
+
+def chosen_dtype() -> str:
+    """The dtype this process computes in on a CUDA device: autocast's if it is on, else the default one."""
+    import torch
+
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.get_default_dtype()
+    return str(dtype).removeprefix("torch.")

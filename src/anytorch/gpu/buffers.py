@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,9 @@ OFFSET_MASK = (1 << SHIFT) - 1
 
 
 class Buffer:
-    """One GPU buffer. `epoch` is the submission it was last recorded in."""
+    """One GPU buffer."""
 
-    __slots__ = ("__weakref__", "address", "epoch", "handle", "key", "nbytes", "owner")
+    __slots__ = ("__weakref__", "address", "handle", "key", "nbytes", "owner")
 
     def __init__(self, owner: Any, handle: Any, nbytes: int, number: int) -> None:
         self.owner = owner  # wgpu's object, which destroys the buffer
@@ -26,7 +27,6 @@ class Buffer:
         self.nbytes = nbytes
         self.address = TAG | number << SHIFT
         self.key = self.address >> SHIFT
-        self.epoch = -1
 
 
 @dataclass
@@ -48,7 +48,11 @@ def bucket(nbytes: int) -> int:
 
 
 class Pool:
-    """Hands out buffers and takes them back. Not locked: the runtime's lock is held by every caller."""
+    """Hands out buffers and takes them back.
+
+    Not locked: the runtime's lock is held by every caller, except that `returned.append(buffer)` gives a buffer back from
+    anywhere, also from a finaliser that runs in the middle of something else; the next `take` sorts it in.
+    """
 
     def __init__(
         self, create: Callable[[int], Any], destroy: Callable[[Buffer], None], largest: int, limit: int | None = None
@@ -58,15 +62,18 @@ class Pool:
         self.largest = largest
         self.limit = limit  # bytes that may be reserved in all; None: as many as the device gives
         self.buffers: dict[int, Buffer] = {}  # by key, for finding a tensor's buffer from its address
-        self.statistics = PoolStatistics()
+        self.returned: deque[Buffer] = deque()
+        self._statistics = PoolStatistics()
         self._free: dict[int, list[Buffer]] = {}
         self._next = 1
 
     def take(self, nbytes: int, relieve: Callable[[], None]) -> Buffer:
-        """A buffer of at least `nbytes`. When the device is full, `relieve` is called once and the free ones are given up."""
+        """A buffer of at least `nbytes`. When the device is full, `relieve` is called and unused buffers are given up."""
         size = bucket(nbytes)
+        if self.returned:
+            self._sort_in()
         free = self._free.get(size)
-        statistics = self.statistics
+        statistics = self._statistics
         if free:
             buffer = free.pop()
             statistics.reused += 1
@@ -94,7 +101,7 @@ class Pool:
         number, self._next = self._next, self._next + 1
         buffer = Buffer(made, made._internal, size, number)
         self.buffers[buffer.key] = buffer
-        statistics = self.statistics
+        statistics = self._statistics
         statistics.created += 1
         statistics.reserved += size
         statistics.peak_reserved = max(statistics.peak_reserved, statistics.reserved)
@@ -109,12 +116,24 @@ class Pool:
             )
         return self._create(size)
 
-    def give(self, buffer: Buffer) -> None:
-        self.statistics.allocated -= buffer.nbytes
-        self._free.setdefault(buffer.nbytes, []).append(buffer)
+    @property
+    def statistics(self) -> PoolStatistics:
+        self._sort_in()
+        return self._statistics
+
+    def _sort_in(self) -> None:
+        returned, free, statistics = self.returned, self._free, self._statistics
+        while returned:
+            buffer = returned.popleft()
+            statistics.allocated -= buffer.nbytes
+            if buffer.nbytes in free:
+                free[buffer.nbytes].append(buffer)
+            else:
+                free[buffer.nbytes] = [buffer]
 
     def release_free(self) -> int:
         """Destroy every buffer nobody uses; returns the bytes given back."""
+        self._sort_in()
         given = 0
         for free in self._free.values():
             for buffer in free:
@@ -122,5 +141,5 @@ class Pool:
                 given += buffer.nbytes
                 self._destroy(buffer)
         self._free.clear()
-        self.statistics.reserved -= given
+        self._statistics.reserved -= given
         return given

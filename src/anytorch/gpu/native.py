@@ -13,10 +13,11 @@ from typing import Any
 from anytorch.errors import AnytorchError, DeviceLost, OutOfMemory
 
 try:
-    import wgpu
+    import wgpu as wgpu
     import wgpu.backends.wgpu_native
     from wgpu.backends.wgpu_native import _api
-    from wgpu.backends.wgpu_native._ffi import ffi, lib
+    from wgpu.backends.wgpu_native._ffi import ffi as ffi
+    from wgpu.backends.wgpu_native._ffi import lib as lib
 
     error_handler = _api.error_handler
     _checked = (lib.wgpuComputePassEncoderSetImmediates, _api.libf.wgpuDeviceCreateShaderModuleTrusted)
@@ -34,6 +35,10 @@ READBACK = int(wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST)
 
 class ShaderError(AnytorchError):
     """A shader of ours does not compile: a defect of ours, never of the user's."""
+
+
+class BindingTooLarge(AnytorchError):
+    """A buffer exceeds what one binding may cover, and the kernel was given no windows into it."""
 
 
 class GpuError(AnytorchError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from anytorch.errors import AnytorchError
 from anytorch.gpu.buffers import Buffer
-from anytorch.gpu.native import NULL, AnytorchError, ShaderError, ffi, lib, raising, shader_module, wgpu
+from anytorch.gpu.native import NULL, BindingTooLarge, ShaderError, ffi, lib, raising, shader_module, wgpu
 
 BIND_GROUPS_KEPT = 20_000
 
@@ -14,13 +15,13 @@ BIND_GROUPS_KEPT = 20_000
 class Program:
     """A compute pipeline, and what is needed to launch it."""
 
-    __slots__ = ("handle", "layout", "layout_key", "pipeline", "source")
+    __slots__ = ("groups", "handle", "layout", "pipeline", "source")
 
-    def __init__(self, pipeline: Any, layout: Any, layout_key: tuple[int, int], source: str) -> None:
+    def __init__(self, pipeline: Any, layout: Any, groups: dict[Any, Any], source: str) -> None:
         self.pipeline = pipeline  # wgpu's object, which owns the handle
         self.handle = pipeline._internal
         self.layout = layout
-        self.layout_key = layout_key
+        self.groups = groups  # bind groups by the buffers' keys, shared by all programs of this layout
         self.source = source
 
 
@@ -33,7 +34,7 @@ class Programs:
         self._programs: dict[Hashable, Program] = {}
         self._layouts: dict[tuple[int, int], Any] = {}
         self._pipeline_layouts: dict[tuple[int, int, int], Any] = {}
-        self._groups: dict[tuple[Any, ...], Any] = {}
+        self._groups: dict[tuple[int, int], dict[Any, Any]] = {}  # by layout, then by buffers
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -64,7 +65,7 @@ class Programs:
         except (AnytorchError, wgpu.GPUError) as exc:
             numbered = "\n".join(f"{i:4d}  {line}" for i, line in enumerate(source.splitlines(), 1))
             raise ShaderError(f"webgpu: a shader does not compile: {exc}\n{numbered}") from exc
-        return Program(pipeline, layout, layout_key, source)
+        return Program(pipeline, layout, self._groups.setdefault(layout_key, {}), source)
 
     def _layout(self, key: tuple[int, int]) -> Any:
         if key not in self._layouts:
@@ -90,18 +91,16 @@ class Programs:
             )
         return self._pipeline_layouts[whole]
 
-    def bind_group(self, program: Program, buffers: Sequence[Buffer], windows: Sequence[tuple[int, int]] | None) -> Any:
-        """The C handle of a bind group; the pool recycles buffers, so nearly every one is found here again.
+    def bind(self, program: Program, buffers: Sequence[Buffer], windows: tuple[tuple[int, int], ...] | None) -> Any:
+        """A bind group that `program.groups` does not have yet. The pool recycles buffers, so nearly every one is there.
 
         A binding may not exceed the adapter's limit (a longer one reads silent zeros): larger buffers need `windows`, an
         (offset, nbytes) pair per buffer.
         """
-        key = (program.layout_key, windows, *[buffer.key for buffer in buffers])
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = self._bind(program, buffers, windows)
-            if len(self._groups) > BIND_GROUPS_KEPT:
-                self.forget_bind_groups(keep=key)
+        if len(program.groups) >= BIND_GROUPS_KEPT:
+            self._forget(program.groups)
+        key = tuple([buffer.key for buffer in buffers])
+        group = program.groups[key if windows is None else (key, windows)] = self._bind(program, buffers, windows)
         return group
 
     def _bind(self, program: Program, buffers: Sequence[Buffer], windows: Sequence[tuple[int, int]] | None) -> Any:
@@ -109,9 +108,10 @@ class Programs:
         for i, buffer in enumerate(buffers):
             offset, nbytes = windows[i] if windows is not None else (0, buffer.nbytes)
             if nbytes > self._binding_limit:
-                raise ShaderError(
+                raise BindingTooLarge(
                     f"webgpu: a kernel was given {nbytes:,} bytes in one binding; this adapter's limit is "
-                    f"{self._binding_limit:,} and the kernel has no windows"
+                    f"{self._binding_limit:,} bytes",
+                    hint="split the tensor; elementwise ops do it by themselves",
                 )
             entry = entries[i]
             entry.binding = i
@@ -127,11 +127,13 @@ class Programs:
         with raising("binding buffers"):
             return lib.wgpuDeviceCreateBindGroup(self._device._internal, descriptor)
 
-    def forget_bind_groups(self, keep: tuple[Any, ...] | None = None) -> None:
+    def forget_bind_groups(self) -> None:
         """Bind groups keep their buffers alive: drop them all before buffers are destroyed."""
-        kept = self._groups.pop(keep, None) if keep is not None else None
-        for group in self._groups.values():
+        for groups in self._groups.values():
+            self._forget(groups)
+
+    @staticmethod
+    def _forget(groups: dict[Any, Any]) -> None:
+        for group in groups.values():
             lib.wgpuBindGroupRelease(group)
-        self._groups.clear()
-        if keep is not None and kept is not None:
-            self._groups[keep] = kept
+        groups.clear()

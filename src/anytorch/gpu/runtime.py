@@ -46,9 +46,8 @@ _from_buffer = ffi.from_buffer
 
 @dataclass
 class RuntimeStatistics:
-    dispatches: int = 0
+    commands: int = 0  # dispatches, copies and clears that were submitted
     submissions: int = 0
-    copies: int = 0
 
 
 class Runtime:
@@ -78,13 +77,13 @@ class Runtime:
             memory_limit,
         )
         self.buffers = self.pool.buffers
+        self.give = self.pool.returned.append  # without the lock: finalisers call it
         self._uploads = Uploads(self)
         self._readbacks = Readbacks(self)
         self._encoder: Any = None
         self._pass: Any = None
         self._program: Program | None = None
         self._pending = 0
-        self.epoch = 0
         self.lost: DeviceError | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -93,10 +92,6 @@ class Runtime:
         """A buffer from the pool. Raises OutOfMemory, after which the device is as usable as before."""
         with self.lock:
             return self.pool.take(nbytes, self._relieve)
-
-    def give(self, buffer: Buffer) -> None:
-        with self.lock:
-            self.pool.give(buffer)
 
     def empty_cache(self) -> int:
         """Give unused buffers back to the device; returns the bytes."""
@@ -128,7 +123,10 @@ class Runtime:
         with self.lock:
             if self._pass is None:
                 self._open_pass()
-            group = self.programs.bind_group(program, buffers, windows)
+            key: Any = tuple([buffer.key for buffer in buffers])
+            group = program.groups.get(key if windows is None else (key, windows))
+            if group is None:
+                group = self.programs.bind(program, buffers, windows)
             encoder = self._pass
             if self._program is not program:
                 _set_pipeline(encoder, program.handle)
@@ -136,13 +134,9 @@ class Runtime:
             _set_bind_group(encoder, 0, group, 0, NULL)
             _set_immediates(encoder, 0, _from_buffer(immediates), len(immediates))
             _dispatch(encoder, x, y, z)
-            self._recorded()
-
-    def _recorded(self) -> None:
-        self.statistics.dispatches += 1
-        self._pending += 1
-        if self._pending % LOOK_EVERY == 0 and (self._pending >= MOST_PENDING or self.poll(wait=False)):
-            self.submit()
+            pending = self._pending = self._pending + 1
+            if pending % LOOK_EVERY == 0 and (pending >= MOST_PENDING or self.poll(wait=False)):
+                self.submit()
 
     def record_copy(self, source: Any, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
         self._copy(source, source_offset, target.handle, offset, nbytes)
@@ -159,7 +153,6 @@ class Runtime:
         self._open_encoder()
         self._end_pass()
         lib.wgpuCommandEncoderCopyBufferToBuffer(self._encoder, source, source_offset, target, offset, nbytes)
-        self.statistics.copies += 1
         self._pending += 1
 
     def clear(self, buffer: Buffer, offset: int, nbytes: int) -> None:
@@ -205,8 +198,8 @@ class Runtime:
                 self._encoder = None
             finally:
                 error = error_handler.release("submit")
+            self.statistics.commands += self._pending
             self._pending = 0
-            self.epoch += 1
             if error is None:
                 error_handler.capture("submit")
                 lib.wgpuQueueSubmit(self._queue, 1, ffi.new("WGPUCommandBuffer[1]", [commands]))
@@ -264,7 +257,7 @@ def open_runtime() -> Runtime:
     if _forked_from is not None:
         raise DeviceUnavailable(
             f"this process was forked from process {_forked_from}, which had opened the GPU; a GPU does not survive fork()",
-            hint="use the 'spawn' start method (DataLoader(multiprocessing_context='spawn')), or keep GPU tensors out of workers",
+            hint="use DataLoader(multiprocessing_context='spawn'), or keep GPU tensors out of the workers",
         )
     with _lock:
         if _runtime is None:

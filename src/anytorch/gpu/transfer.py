@@ -8,7 +8,6 @@ mappable device buffers cost five to ten times the bandwidth on a discrete card.
 from __future__ import annotations
 
 import ctypes
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +140,7 @@ class Uploads:
     def _collect(self) -> None:
         if self._submitted:
             self._runtime.poll(wait=False)
-        waiting = []
+        waiting: list[Staging] = []
         for staging in self._submitted:
             (self._ready if staging.finished(write=True) else waiting).append(staging)
         self._submitted = waiting
@@ -199,5 +198,3 @@ class Readbacks:
         if free:
             return free.pop()
         return Staging(self._runtime.create_buffer(size, READBACK), size, mapped=False)
-
-

@@ -8,10 +8,9 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.runtime import open_runtime
-from anytorch.webgpu.pointwise import Rule, run
+from anytorch.webgpu.pointwise import COPY, run
 from anytorch.webgpu.tensors import NAME, aten, buffer_of, new_contiguous
 
-COPY = Rule("{0}", compute="input")
 LARGE = 1 << 16  # from here on a plain buffer copy beats a kernel: it ends the compute pass, which costs a few µs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class Signature:
     returned: tuple[int | None, ...]  # per result: the argument it is
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(op: Any) -> Signature:
     schema = op._schema
     arguments = schema.arguments

@@ -15,12 +15,13 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG, Buffer
+from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
-from anytorch.gpu.wgsl.types import KINDS, convert, load, supported
-from anytorch.webgpu.tensors import NAME, new_contiguous, new_tensor
+from anytorch.gpu.wgsl.types import KINDS, convert, supported
+from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor, storage_nbytes
 
 MOST_GROUPS = 65_535
 
@@ -32,7 +33,8 @@ class Rule:
     """How an op computes one element.
 
     `expression` has {0}, {1}, … for the op's operands (tensors and numbers, in schema order), already in the type it is
-    computed in; it may be a function of the op's remaining arguments ({} for none), for ops that have modes.
+    computed in; it may be a function of the op's remaining arguments, for ops that have modes. `short` is used when the
+    call leaves out the last operand (the `alpha` of an addition, nearly always).
 
     `compute`: the operands' common dtype ("promote"), the same but integers become floats ("float"), the result's dtype
     ("output"), or the first operand's ("input").
@@ -40,28 +42,61 @@ class Rule:
 
     expression: str | Callable[..., str]
     compute: Compute = "promote"
+    short: str | None = None
 
 
-@dataclass(frozen=True)
 class Plan:
     """All that does not change between two calls with the same geometry."""
 
-    program: Program
-    in_place: Program | None
-    x: int
-    y: int
-    pack: Callable[..., bytes]
-    tail: bytes  # sizes and strides
-    head: tuple[int, int]  # elements, threads per row of groups
-    shifts: tuple[int, ...]  # log2 of each operand's element size
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    operands: tuple[int, ...]  # which of the tensors are bound
-    expanded: tuple[tuple[int, ...], ...]
+    __slots__ = (
+        "dtype",
+        "expanded",
+        "head",
+        "in_place",
+        "nbytes",
+        "pack",
+        "program",
+        "shifts",
+        "size",
+        "stride",
+        "tail",
+        "x",
+        "y",
+    )
+
+    def __init__(
+        self,
+        *,
+        program: Program,
+        in_place: Program | None,
+        x: int,
+        y: int,
+        pack: Callable[..., bytes],
+        tail: bytes,
+        head: tuple[int, int],
+        shifts: tuple[int, ...],
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: torch.dtype,
+        expanded: tuple[tuple[int, ...], ...],
+    ) -> None:
+        self.program = program
+        self.in_place = in_place  # the same with an input's buffer as the output's
+        self.x = x  # groups; 0: nothing to compute
+        self.y = y
+        self.pack = pack
+        self.tail = tail  # sizes and strides
+        self.head = head  # elements, threads per row of groups
+        self.shifts = shifts  # log2 of each operand's element size
+        self.size = size
+        self.stride = stride
+        self.dtype = dtype
+        self.nbytes = storage_nbytes(size, stride, dtype)
+        self.expanded = expanded  # every operand's strides over the result's size
 
 
 _plans: dict[Any, Plan | None] = {}
+_UNKNOWN: Any = object()
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -79,86 +114,188 @@ def run(
     """Compute `rule` over `operands` into `out`, or into a new tensor. None: no shader can (the caller falls back).
 
     `call` re-runs the op on meta tensors when a plan is made; it is how torch's own errors and result types arise.
+    This is the hot path of the device: every call here is paid by every small op.
     """
-    runtime = open_runtime()
-    key: list[Any] = [rule, op, modes]
-    tensors: list[torch.Tensor] = []
-    scalars: list[int] = []
-    bits = 0
-    for value in operands:
-        if isinstance(value, torch.Tensor):
-            if value.device.type == NAME:
-                tensors.append(value)
-                bits |= value.data_ptr()
-                key.append((value.dtype, value.size(), value.stride()))
-                continue
-            if value.dim():
-                raise RuntimeError(
-                    f"{op}: expected all tensors to be on {NAME}, but one is on {value.device}; move it with .to('{NAME}')"
+    if len(operands) == 2 and out is None:  # most calls by far: two tensors of ours in, a new one out
+        a, b = operands
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            first, second = a.data_ptr(), b.data_ptr()
+            if first & second & TAG:
+                aligned = (first | second) & 15
+                found = _plans.get(
+                    (rule, op, modes, a.dtype, a.size(), a.stride(), b.dtype, b.size(), b.stride(), aligned)
                 )
-            value = value.item() if value.dtype is not torch.bool else bool(value.item())
-            key.append("tensor")
-        kind = type(value)
-        large = kind is int and not -(2**31) <= value < 2**31
-        key.append((kind, large))
-        scalars.append(value)
-    if out is not None:
-        bits |= out.data_ptr()
-        key.append((out.dtype, out.size(), out.stride()))
-    key.append(bits & 15)
-    identity = tuple(key)
-    plan = _plans.get(identity, False)
-    if plan is False:
-        plan = _plans[identity] = _make_plan(runtime, rule, op, operands, modes, out, bits & 15, call)
-    if plan is None:
-        return None
-    assert isinstance(plan, Plan)
-    if out is None:
-        out = new_tensor(plan.size, plan.stride, plan.dtype)
-    if not plan.x:
-        return out
-    return _launch(runtime, plan, rule, op, operands, modes, tensors, scalars, out, call)
+                if found is not None:
+                    out = sized_tensor(found.size, found.stride, found.dtype, found.nbytes)
+                    address = out.data_ptr()
+                    runtime = open_runtime()
+                    table, shifts = runtime.buffers, found.shifts
+                    offsets = (
+                        (first & OFFSET_MASK) >> shifts[0],
+                        (second & OFFSET_MASK) >> shifts[1],
+                        (address & OFFSET_MASK) >> shifts[2],
+                    )
+                    buffers = (table[first >> SHIFT], table[second >> SHIFT], table[address >> SHIFT])
+                    try:
+                        runtime.dispatch(
+                            found.program, buffers, found.pack(*found.head, *offsets) + found.tail, found.x, found.y
+                        )
+                    except BindingTooLarge:
+                        _in_windows(rule, op, operands, modes, out, call)
+                    return out
+    return _run_any(rule, op, operands, modes, out, call)
 
 
-def _launch(
-    runtime: Runtime,
-    plan: Plan,
+def _run_any(
     rule: Rule,
     op: Any,
     operands: Sequence[Any],
     modes: tuple[Any, ...],
-    tensors: list[torch.Tensor],
-    scalars: list[Any],
-    out: torch.Tensor,
+    out: torch.Tensor | None,
     call: Callable[[], Any] | None,
-) -> torch.Tensor:
-    buffers: list[Buffer] = []
-    offsets: list[int] = []
+    windows: tuple[tuple[int, int], ...] | None = None,
+) -> torch.Tensor | None:
+    key: list[Any] = [rule, op, modes]
+    tensors: list[torch.Tensor] = []
+    pointers: list[int] = []
+    scalars: list[Any] = []
+    bits = 0
+    for value in operands:
+        if isinstance(value, torch.Tensor):
+            pointer = value.data_ptr()
+            if pointer & TAG or value.device.type == NAME:  # a tensor without elements has no address
+                tensors.append(value)
+                pointers.append(pointer)
+                bits |= pointer
+                key += (value.dtype, value.size(), value.stride())
+                continue
+            value = _host_scalar(op, value)
+            key.append("tensor")
+        kind = type(value)
+        key += (kind, kind is int and not -(2**31) <= value < 2**31)
+        scalars.append(value)
+    if out is not None:
+        address = out.data_ptr()
+        bits |= address
+        key += (out.dtype, out.size(), out.stride())
+    key.append(bits & 15)
+    identity = tuple(key)
+    plan = _plans.get(identity, _UNKNOWN)
+    if plan is _UNKNOWN:
+        plan = _plans[identity] = _make_plan(open_runtime(), rule, op, operands, modes, out, bits & 15, call)
+    if plan is None:
+        return None
+    if out is None:
+        out = sized_tensor(plan.size, plan.stride, plan.dtype, plan.nbytes)
+        address = out.data_ptr()
+    if not plan.x:
+        return out
+    runtime = open_runtime()
     table = runtime.buffers
     shifts = plan.shifts
-    address = out.data_ptr()
     target = table[address >> SHIFT]
     program = plan.program
-    for i, tensor in enumerate(tensors):
-        pointer = tensor.data_ptr()
+    buffers: list[Buffer] = []
+    offsets: list[int] = []
+    i = 0
+    for pointer in pointers:
         buffer = table[pointer >> SHIFT]
         if buffer is target:
-            same = pointer == address and tensor.dtype is out.dtype and plan.expanded[i] == plan.expanded[-1]
+            same = pointer == address and tensors[i].dtype is out.dtype and plan.expanded[i] == plan.expanded[-1]
             if not same or plan.in_place is None:
-                # Some thread would read what another has already overwritten: compute beside, then copy.
-                beside = new_contiguous(out.size(), out.dtype)
-                run(rule, op, operands, modes, beside, call)
-                from anytorch.webgpu.copies import on_device  # noqa: PLC0415  (copies are pointwise ops themselves)
-
-                return on_device(beside, out)
+                return _beside(rule, op, operands, modes, out, call)
             program = plan.in_place
         buffers.append(buffer)
         offsets.append((pointer & OFFSET_MASK) >> shifts[i])
+        i += 1
     buffers.append(target)
-    offsets.append((address & OFFSET_MASK) >> shifts[-1])
+    offsets.append((address & OFFSET_MASK) >> shifts[i])
+    if windows is not None:
+        offsets = [o - (w[0] >> shift) for o, w, shift in zip(offsets, windows, shifts, strict=True)]
     immediates = plan.pack(*plan.head, *scalars, *offsets) + plan.tail
-    runtime.dispatch(program, buffers, immediates, plan.x, plan.y)
+    try:
+        runtime.dispatch(program, buffers, immediates, plan.x, plan.y, windows=windows)
+    except BindingTooLarge:
+        if windows is not None:
+            raise
+        _in_windows(rule, op, operands, modes, out, call)
     return out
+
+
+def _in_windows(
+    rule: Rule,
+    op: Any,
+    operands: Sequence[Any],
+    modes: tuple[Any, ...],
+    out: torch.Tensor,
+    call: Callable[[], Any] | None,
+) -> None:
+    """Compute in parts small enough that each operand's part fits into one binding of its buffer."""
+    runtime = open_runtime()
+    limit = runtime.binding_limit
+    parts: list[Any] = [v.expand(out.shape) if is_ours(v) else v for v in operands]
+    spans = [_span(t) for t in (*[p for p in parts if is_ours(p)], out)]
+    if max(last - first for first, last in spans) + 2 * WINDOW_STEP <= limit:
+        windows = tuple(
+            _window(span, runtime.buffers[t.data_ptr() >> SHIFT].nbytes)
+            for span, t in zip(spans, (*[p for p in parts if is_ours(p)], out), strict=True)
+        )
+        _run_any(rule, op, parts, modes, out, call, windows)
+        return
+    sizes, strides = list(out.shape), list(out.stride())
+    longest = max(range(len(sizes)), key=lambda d: sizes[d] * max(strides[d], 1) if sizes[d] > 1 else 0)
+    half = sizes[longest] // 2
+    for start, length in ((0, half), (half, sizes[longest] - half)):
+        _in_windows(
+            rule,
+            op,
+            [p.narrow(longest, start, length) if is_ours(p) else p for p in parts],
+            modes,
+            out.narrow(longest, start, length),
+            call,
+        )
+
+
+WINDOW_STEP = 256  # bindings start on multiples of this on every adapter
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte (past the end) of its buffer that a tensor touches."""
+    first = tensor.data_ptr() & OFFSET_MASK
+    return first, first + storage_nbytes(tensor.size(), tensor.stride(), tensor.dtype)
+
+
+def _window(span: tuple[int, int], buffer_nbytes: int) -> tuple[int, int]:
+    start = span[0] // WINDOW_STEP * WINDOW_STEP
+    return start, min(-(-span[1] // 16) * 16, buffer_nbytes) - start
+
+
+def _host_scalar(op: Any, value: torch.Tensor) -> Any:
+    """A CPU tensor among ours is allowed if it is a single number, as on every device of torch's."""
+    if value.dim():
+        raise RuntimeError(
+            f"{op}: expected all tensors to be on {NAME}, but one is on {value.device}; move it with .to('{NAME}')"
+        )
+    return value.item()
+
+
+def _beside(
+    rule: Rule,
+    op: Any,
+    operands: Sequence[Any],
+    modes: tuple[Any, ...],
+    out: torch.Tensor,
+    call: Callable[[], Any] | None,
+) -> torch.Tensor:
+    """Some thread would read what another has already overwritten: compute into a new tensor, then copy."""
+    beside = new_contiguous(out.size(), out.dtype)
+    run(rule, op, operands, modes, beside, call)
+    run(COPY, _copy_op, (beside,), (), out)
+    return out
+
+
+COPY = Rule("{0}", compute="input")
+_copy_op = torch.ops.aten.copy_.default
 
 
 def _make_plan(
@@ -180,13 +317,15 @@ def _make_plan(
         return None
     scalar_types, pack_scalars = _scalars(operands, compute)
     expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
+    if rule.short is not None and f"{{{len(operands)}}}" in expression:
+        expression = rule.short
     filled = _fill(expression, operands, name_of(compute), name_of(dtype))
     if filled is None:
         return None
     elements = 1
     for length in size:
         elements *= length
-    expanded = tuple(tuple(t.expand(size).stride()) for t in tensors) + (tuple(stride),)
+    expanded = (*[tuple(t.expand(size).stride()) for t in tensors], tuple(stride))
     sizes, strides = collapse(size, expanded)
     contiguous = not sizes or (len(sizes) == 1 and all(steps[0] == 1 for steps in strides))
     lanes = KINDS[name_of(dtype)].lanes
@@ -230,11 +369,10 @@ def _make_plan(
         pack=_packer(pack_scalars, len(tensors) + 1),
         tail=tail,
         head=(elements, x * WORKGROUP),
-        shifts=tuple(t.dtype.itemsize.bit_length() - 1 for t in tensors) + (dtype.itemsize.bit_length() - 1,),
+        shifts=(*[t.dtype.itemsize.bit_length() - 1 for t in tensors], dtype.itemsize.bit_length() - 1),
         size=tuple(size),
         stride=tuple(stride),
         dtype=dtype,
-        operands=tuple(range(len(tensors))),
         expanded=expanded,
     )
 
@@ -334,6 +472,3 @@ def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -
     if "{bool}" in filled:  # the expression is a condition: 1 or 0 whatever the type it was computed in
         return f"select(0, 1, {filled.replace('{bool}', '')})" if result == "bool" else None
     return convert(f"({filled})", compute, result)
-
-
-__all__ = ["Plan", "Rule", "load", "run"]

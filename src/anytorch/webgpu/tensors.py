@@ -14,15 +14,15 @@ import torch
 
 from anytorch.errors import OutOfMemory
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import open_runtime
 
 NAME = "webgpu"
 aten = torch.ops.aten
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 # All four are present in torch 2.11 to 2.13; `anytorch.webgpu` checks them and says so if a later torch has dropped one.
-_make_storage = torch._C._construct_storage_from_data_pointer
-_make_tensor = torch._C._acc.create_empty_tensor  # type: ignore[attr-defined]
+_make_storage: Any = torch._C._construct_storage_from_data_pointer
+_make_tensor: Any = torch._C._acc.create_empty_tensor
 
 
 def on_cpu(op: Any) -> Callable[..., Any]:
@@ -50,43 +50,53 @@ def device() -> torch.device:
 class Lease:
     """Held by a storage; gives the buffer back when the storage dies."""
 
-    __slots__ = ("buffer", "runtime")
+    __slots__ = ("buffer", "give")
 
-    def __init__(self, runtime: Runtime, buffer: Buffer) -> None:
-        self.runtime = runtime
+    def __init__(self, give: Callable[[Buffer], None], buffer: Buffer) -> None:
+        self.give = give
         self.buffer = buffer
 
     def __del__(self) -> None:
-        # At interpreter exit the runtime's lock or module globals may be gone; the process is ending anyway.
-        runtime = self.runtime
-        if runtime is not None and runtime.lock is not None:
-            runtime.give(self.buffer)
+        self.give(self.buffer)
 
 
 def new_storage(nbytes: int) -> torch.UntypedStorage:
+    storage: torch.UntypedStorage
     if nbytes == 0:
-        return _make_storage(0, device(), 0)
+        storage = _make_storage(0, device(), 0)
+        return storage
     runtime = open_runtime()
     try:
         buffer = runtime.take(nbytes)
     except OutOfMemory as exc:
         raise torch.OutOfMemoryError(str(exc)) from exc
-    storage = _make_storage(buffer.address, device(), nbytes)
-    storage._anytorch = Lease(runtime, buffer)
+    storage = _make_storage(buffer.address, _device or device(), nbytes)
+    storage._anytorch = Lease(runtime.give, buffer)  # type: ignore[attr-defined]
     return storage
 
 
 def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor of this geometry."""
+    return sized_tensor(size, stride, dtype, storage_nbytes(size, stride, dtype))
+
+
+def sized_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
+    """The same for a caller who knows how large the storage must be."""
+    tensor: torch.Tensor = _make_tensor(_NOTHING, dtype)
+    _redispatch_set(CPU_KEYS, tensor, new_storage(nbytes), 0, size, stride)
+    return tensor
+
+
+_NOTHING = (0,)
+
+
+def storage_nbytes(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
     elements = 1
     for length, step in zip(size, stride, strict=True):
         if length == 0:
-            elements = 0
-            break
+            return 0
         elements += (length - 1) * step
-    tensor: torch.Tensor = _make_tensor((0,), dtype)
-    _redispatch_set(CPU_KEYS, tensor, new_storage(elements * dtype.itemsize), 0, size, stride)
-    return tensor
+    return elements * dtype.itemsize
 
 
 def contiguous_strides(size: Sequence[int]) -> list[int]:
@@ -161,14 +171,12 @@ def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def resize(
-    tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None
-) -> torch.Tensor:
+def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None) -> torch.Tensor:
     stride = _strides(size, memory_format)
     elements = 1
     for length in size:
         elements *= length
-    needed = (elements + tensor.storage_offset()) * tensor.dtype.itemsize if elements else 0
+    needed = int((elements + tensor.storage_offset()) * tensor.dtype.itemsize) if elements else 0
     storage = tensor.untyped_storage()
     if needed > storage.nbytes():
         grown = new_storage(needed)
@@ -206,7 +214,7 @@ def _patch_storage_constructor() -> None:
 
     deepcopy, torch.load and storage.to() use it.
     """
-    original = torch.UntypedStorage.__new__
+    original: Any = torch.UntypedStorage.__new__
 
     def construct(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is not None and torch.device(device).type == NAME:
@@ -215,4 +223,4 @@ def _patch_storage_constructor() -> None:
             return new_storage(args[0] if args else 0)
         return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
 
-    torch.UntypedStorage.__new__ = construct  # type: ignore[assignment,method-assign]
+    torch.UntypedStorage.__new__ = construct  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from anytorch.cli.describe import device_json, devices_shown
 from anytorch.cli.output import Output
 from anytorch.devices.choose import Survey, activate, as_usable, resolve, survey
 from anytorch.devices.memory import synchronize
+from anytorch.devices.tune import use_tuned
 from anytorch.devices.types import Candidate, State
 from anytorch.devices.wheels import advise
 from anytorch.errors import AnytorchError, TorchMissing, UsageError
@@ -77,6 +78,8 @@ def trained(device: Candidate, iterations: int, output: Output) -> dict[str, Any
     document: dict[str, Any] = {"device": device.id, "name": device.name, "error": ""}
     try:
         activate(device)
+        if tuned := use_tuned(device.id).values:  # what `anytorch optimize --apply` stored, or was set by hand
+            output.note(f"{device.id}: {', '.join(f'{name} = {value}' for name, value in tuned.items())}")
         want = demo_model.reference()
         wait = partial(synchronize, device.id)
         document.update(asdict(demo_model.train(device.torch_name, iterations, want, wait)))

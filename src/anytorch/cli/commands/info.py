@@ -87,7 +87,7 @@ def attempt(part: str, problems: list[str], find: Callable[[], T]) -> T | None:
         return find()
     except AnytorchError as exc:
         problems.append(f"{part}: {exc.message}")
-    except Exception as exc:  # noqa: BLE001  (said in the answer, never swallowed)
+    except (Exception, SystemExit) as exc:  # noqa: BLE001  (a plug-in may even exit; it is said in the answer)
         problems.append(f"{part}: {type(exc).__name__}: {exc}")
     return None
 

@@ -98,9 +98,9 @@ def draw_panel(panel: Any, device: DeviceResult, unit: str, title: str, slots: i
     for place, row, rate, limit, spread in zip(places, rows, rates, limits, spreads, strict=True):
         stated = row.limit_source.startswith("stated")
         panel.plot([limit, limit], [place - 0.4, place + 0.4], color="black" if stated else "#999999", lw=2, zorder=4)
-        share = f" · {row.share:.0%}" if row.share is not None and (stated or row.share < 0.995) else ""
+        share = f" · {percent(row.share)}" if row.share is not None and (stated or row.share < 0.995) else ""
         panel.annotate(
-            f"{rate:.3g} {unit}{share}",
+            f"{rate:,.0f} {unit}{share}" if rate >= 1000 else f"{rate:.3g} {unit}{share}",
             (max(limit, rate + spread), place),
             xytext=(6, 0),
             textcoords="offset points",
@@ -142,6 +142,10 @@ def words(device: DeviceResult) -> list[str]:
 def draw_words(panel: Any, device: DeviceResult) -> None:
     text = "\n".join(words(device))
     panel.text(0.99, 0.02, text, transform=panel.transAxes, ha="right", va="bottom", fontsize=7.5, color="#555555")
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.095 else f"{share * 100:.2g}%"
 
 
 def rate_spreads(rows: Sequence[Row]) -> list[float]:

@@ -80,9 +80,9 @@ def tokens_per_s(row: Row) -> float:
 
 
 def relative_to_cpu(report: BenchmarkReport) -> dict[str, dict[str, float]]:
-    """How many times faster than the CPU each other device is, per workload; the CPU is always in float32. Pure.
+    """How many times faster than the CPU each other device is, by workload and dtype. Pure.
 
-    Every device counts with the fastest dtype it computes correctly in; the dtype is part of the name where it differs.
+    The CPU counts in float32, its safe choice: a device's "matmul bfloat16" is compared with the CPU's float32.
     """
     cpu = next((device for device in report.devices if device.torch_name == "cpu"), None)
     if cpu is None:

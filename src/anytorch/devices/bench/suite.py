@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from anytorch import __version__
+from anytorch import __version__, logs
+from anytorch.devices.bench.limits import disturbed_share, rate, with_limits
 from anytorch.devices.bench.provenance import commit, drivers, machine_facts, today
-from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row, Timing
+from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row
 from anytorch.devices.bench.timing import measure
 from anytorch.devices.bench.workloads import (
     Bench,
     Case,
-    Prepared,
     Skip,
     check,
     dtype_names,
@@ -35,6 +34,7 @@ from anytorch.probe import snapshot
 if TYPE_CHECKING:
     import torch
 
+log = logs.logger(__name__)
 HURRIED_S = 2.0  # with less than this per device, set-ups are made smaller
 GRACE_S = 1.0  # set-up is not free: how far beyond three times its duration a device may go before cases are skipped
 
@@ -92,6 +92,7 @@ def benchmark(
     for device, caps, cases in plan:
         run = DeviceRun(device, caps, duration_s, iterations)
         try:
+            run.warm_up()
             for position, case in enumerate(cases):
                 progress(done + position, total, f"{device.id}: {case.workload}, {case.case}")
                 run.add(case, left=len(cases) - position)
@@ -157,6 +158,17 @@ class DeviceRun:
     s_per_flop: dict[str, float] = field(default_factory=dict)  # by dtype, of the last case: cases grow, so the nearest
     _bench: Bench | None = None
 
+    def warm_up(self) -> None:
+        """Wake the driver and its libraries, which takes seconds on some, before the device's time starts to count."""
+        import torch
+
+        try:
+            x = torch.ones(16, 16, device=self.bench().device)
+            (x @ x).cpu()
+        except Exception as exc:  # noqa: BLE001  (every row below will carry the device's own words)
+            log.warning("%s could not be warmed up: %s", self.device.id, exc)
+        self.started = perf_counter()
+
     def bench(self) -> Bench:
         if self._bench is None:
             import torch
@@ -180,8 +192,10 @@ class DeviceRun:
         self.rows.append(replace(row, reason=reason) if reason else self.attempt(case, row, left))
 
     def too_long(self, case: Case) -> str:
-        if self.iterations is not None:
-            return ""  # a number of runs was asked for, whatever it takes
+        # A number of runs is done whatever it takes, and so is the first and smallest case of each workload: what a
+        # hurried or busy machine leaves out must not be a whole kind of number.
+        if self.iterations is not None or not any(row.workload == case.workload for row in self.rows):
+            return ""
         remaining = 3 * self.duration_s + GRACE_S - (perf_counter() - self.started)
         # The answer, the warm-up and one timed run are the least a case takes.
         needed = 3 * (case.flop or 0.0) * self.s_per_flop.get(case.dtype, 0.0)
@@ -210,11 +224,18 @@ class DeviceRun:
             reason = f"{type(exc).__name__}: {str(exc).strip()[:400]}"
             # The traceback's frames hold the tensors of this case: let them go before the next one.
             exc.__traceback__ = None
-            cleanup(self.device.id)
-            return replace(row, status=status, reason=reason)
+            return replace(row, status=status, reason=reason + self.clean())
         if prepared.flop:
             self.s_per_flop[case.dtype] = timing.best_s / prepared.flop
         return replace(row, status="ok", timing=timing, rate=rate(timing, prepared, case.unit))
+
+    def clean(self) -> str:
+        """Give memory back; a device that is lost cannot, and says so once more."""
+        try:
+            cleanup(self.device.id)
+        except RuntimeError as exc:
+            return f"; giving memory back failed too: {str(exc).strip()[:160]}"
+        return ""
 
     def result(self) -> DeviceResult:
         import torch
@@ -236,55 +257,6 @@ class DeviceRun:
                 "disturbed": disturbed_share(self.rows),
             },
         )
-
-
-def disturbed_share(rows: Sequence[Row]) -> float:
-    """The share of rows with mostly interrupted samples: near 1, the machine was too busy with other work to tell."""
-    timings = [row.timing for row in rows if row.timing is not None]
-    busy = [t for t in timings if t.disturbed >= t.repeats]
-    return len(busy) / len(timings) if timings else 0.0
-
-
-def rate(timing: Timing, prepared: Prepared, unit: str) -> float:
-    if unit == "µs":
-        return timing.median_s * 1e6
-    amount = prepared.flop / 1e12 if unit == "TFLOP/s" else prepared.nbytes / 1e9
-    return amount / timing.median_s
-
-
-def with_limits(rows: Sequence[Row], caps: Caps) -> tuple[Row, ...]:
-    """Each row beside its limit: what the device states, else the best of the same kind measured on it. Pure."""
-    best: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        if row.ok and row.rate is not None and row.rate > (best[kind(row)].rate or 0.0 if kind(row) in best else 0.0):
-            best[kind(row)] = row
-    result = []
-    for row in rows:
-        if not row.ok or row.rate is None or row.unit == "µs":
-            result.append(row)
-            continue
-        stated = stated_limit(row, caps)
-        if stated is not None:
-            limit, source = stated, "stated by the device"
-        else:
-            peer = best[kind(row)]
-            limit, source = peer.rate or math.inf, f"best measured here ({peer.workload}, {peer.case})"
-        result.append(replace(row, limit=limit, share=row.rate / limit, limit_source=source))
-    return tuple(result)
-
-
-def kind(row: Row) -> tuple[str, str]:
-    """Rows that share a limit: all computing in one dtype, all memory traffic, all copies."""
-    return ("compute", row.dtype) if row.unit == "TFLOP/s" else (row.workload, "")
-
-
-def stated_limit(row: Row, caps: Caps) -> float | None:
-    if row.workload == "bandwidth":
-        return caps.peak_gb_per_s
-    if row.unit != "TFLOP/s":
-        return None
-    reduced = row.dtype == "float32" and row.parameters.get("matmul_precision", "highest") != "highest"
-    return caps.peak_tflops.get("tf32" if reduced and "tf32" in caps.peak_tflops else row.dtype)
 
 
 def cache_nbytes(device: Candidate, caps: Caps) -> int | None:

@@ -21,7 +21,7 @@ from anytorch.devices.locate import locate
 from anytorch.devices.memory import cleanup
 from anytorch.devices.protocol import Backend
 from anytorch.devices.types import Candidate, MemoryUse
-from anytorch.errors import DeviceIndexError, DeviceUnavailable
+from anytorch.errors import AnytorchError, DeviceIndexError, DeviceUnavailable
 from anytorch.probe.facts import as_json
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class UnifiedDeviceManager:
             try:
                 activate(candidate)
                 found.setdefault(candidate.torch_name, torch.device(candidate.torch_name))
-            except (ImportError, RuntimeError) as exc:
+            except (ImportError, RuntimeError, AnytorchError) as exc:
                 # torch holds one plug-in device type per process; a second one works in a process of its own.
                 log.warning("%s works, but not in this process: %s", candidate.id, exc)
         return list(found.values())

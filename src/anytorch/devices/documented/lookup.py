@@ -11,6 +11,7 @@ from anytorch.devices.ranking import parse, pick, reasons_for
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate, MemoryUse, Reason, State
 from anytorch.errors import DeviceIndexError
+from anytorch.probe.facts import Hardware
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ def find(device: str | torch.device | None = None) -> Found:
     text = configured_request()[0] if device is None else str(device)
     wanted = parse(text, registry())
     asks_for_cpu = wanted.backend == "cpu"
-    found = survey("never" if asks_for_cpu else "needed")
+    found = survey("never" if asks_for_cpu else "needed", wanted=wanted.backend)
     if found.facts.hardware.torch is None:
         return Found(text, None, "torch is not installed")
     listed = [as_usable(c) if asks_for_cpu and c.backend == "cpu" else c for c in found.devices]
@@ -52,17 +53,25 @@ def find_quietly(device: str | torch.device) -> Found:
         return Found(str(device), None, exc.message)
 
 
-def usable_devices() -> list[Candidate]:
-    """Every usable device, best first. Empty where torch is missing or does not import."""
-    found = survey("needed")
+def usable_devices(wanted: str | None = None) -> list[Candidate]:
+    """Every usable device, best first. Empty where torch is missing or does not import.
+
+    A software adapter is tried, and listed for sure, only if its back end is the `wanted` one.
+    """
+    found = survey("needed", wanted=wanted)
     if found.facts.hardware.torch is None:
         return []
     return [candidate for candidate in found.devices if candidate.state is State.USABLE]
 
 
+def hardware() -> Hardware:
+    """The machine as the probes see it."""
+    return survey("never").facts.hardware
+
+
 def usable_of(name: str) -> list[Candidate]:
     """The usable devices of a back end. "cuda" means ROCm's where those are what torch calls "cuda"."""
-    devices = usable_devices()
+    devices = usable_devices(name)
     return [device for device in devices if device.backend == name] or [
         device for device in devices if device.torch_type == name
     ]

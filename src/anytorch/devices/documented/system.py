@@ -9,6 +9,7 @@ from anytorch.devices.documented.lookup import (
     backend_of,
     find,
     gigabytes_of,
+    hardware,
     usable_devices,
 )
 from anytorch.devices.memory import cleanup
@@ -16,7 +17,6 @@ from anytorch.devices.ranking import parse
 from anytorch.devices.registry import registry
 from anytorch.devices.seeds import seed as seed_everything
 from anytorch.devices.types import MemoryUse
-from anytorch.probe import snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,7 @@ def is_cuda_available() -> bool:
 
 
 def is_npu_available() -> bool:
+    """Can something be computed on an NPU? (`torch_npu` being installed is not enough.)"""
     return any(device.torch_type == "npu" for device in usable_devices())
 
 
@@ -74,8 +75,8 @@ def get_device_info() -> dict[str, Any]:
     devices = usable_devices()
     found = find()
     chosen = found.device or next((device for device in devices if device.backend == "cpu"), None)
-    hardware = snapshot()
-    wheel = hardware.torch
+    machine = hardware()
+    wheel = machine.torch
     return {
         "cuda_available": any(device.torch_type == "cuda" for device in devices),
         "npu_available": any(device.torch_type == "npu" for device in devices),
@@ -83,7 +84,7 @@ def get_device_info() -> dict[str, Any]:
         "device_name": chosen.name if chosen else "none",
         "device_type": chosen.torch_type if chosen else "none",
         "cuda_version": wheel.cuda if wheel else None,
-        "npu_version": hardware.packages.versions.get("torch-npu"),
+        "npu_version": machine.packages.versions.get("torch-npu"),
         # beyond the document
         "backend": chosen.backend if chosen else None,
         "hip_version": wheel.hip if wheel else None,

@@ -86,19 +86,21 @@ def decide(
     most_error: float = float("inf"),
     noise: float = NOISE,
 ) -> Item:
-    """The fastest accurate option; the default unless the gain is beyond the noise and the spread, on a quiet machine."""
+    """The fastest accurate option; but the default unless the gain is beyond noise and spread on a quiet machine."""
     base = next((option for option in options if option.value == default), None)
     good = [option for option in options if option.seconds is not None and _accurate(option, most_error)]
     if not good or (base is not None and base.seconds is not None and not any(o is not base for o in good)):
         return Item(setting, workload, default, default, 1.0, "nothing else can be used here", tuple(options))
-    best = min(good, key=lambda option: option.seconds or 0.0)
+    least = min(option.seconds or 0.0 for option in good)
+    # Of those that are equally fast, the first: candidates are listed from the most careful to the boldest.
+    best = next(option for option in good if (option.seconds or 0.0) <= least * (1 + noise))
     assert best.seconds is not None
     if base is None or base.seconds is None:
         why = f"the default {default} cannot be used: {base.note if base else 'it was not measured'}"
         return Item(setting, workload, default, best.value, 1.0, why, tuple(options))
     saved = base.seconds - best.seconds
     if best.value == default:
-        why = "the default is the fastest"
+        why = "the default is the fastest, or as fast as any"
     elif base.busy or best.busy:
         # Fewer threads win while somebody else holds a core; stored, that would slow every later run down.
         why = f"{best.value} seemed faster, but the machine was too busy with other work to tell"

@@ -141,8 +141,8 @@ MAIN = (
 def _main(kernel: Elementwise) -> str:
     out = len(kernel.inputs)
     if kernel.atomic:
-        word, shift = (f"a{out} >> 2u", f"(a{out} & 3u) * 8u") if kernel.lanes == 4 else (
-            f"a{out} >> 1u", f"(a{out} & 1u) * 16u"
+        word, shift = (
+            (f"a{out} >> 2u", f"(a{out} & 3u) * 8u") if kernel.lanes == 4 else (f"a{out} >> 1u", f"(a{out} & 1u) * 16u")
         )
         mask = "0xffu" if kernel.lanes == 4 else "0xffffu"
         return (

@@ -1,0 +1,374 @@
+"""Reductions: every output folds the elements of one row; rows and their elements are any dimensions of strided inputs.
+
+A `Reducer` says what is folded: a state, how an element enters it, how two states become one, what comes out. The same
+reducers drive the row kernels (`rows`) and the scans (`scan`).
+
+Two ways to share the work, each of which may split a row over several workers whose states a second launch folds:
+
+* group: a workgroup per row (or part of one), neighbouring threads read neighbouring elements of the row;
+* thread: a thread per row (or part of one), neighbouring threads read neighbouring rows. For short rows, for reductions
+  over the outer dimensions, and for software adapters, where barriers are slow.
+
+The order of every fold is fixed by the geometry: results are the same from run to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
+
+THREADS = 64  # workgroup size of the thread form
+UNROLL = 4  # loads in flight per thread
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """What is folded. `{T}` in the texts stands for the type the elements are computed in.
+
+    `fields` are (name, WGSL type, initial value); `add` changes the state `s` by an element with values x0, x1, … at
+    position `i` of its row; `merge` changes `s` by another state `o`; `results` are computed from `s` and the row's
+    length `n` (an f32).
+    """
+
+    fields: tuple[tuple[str, str, str], ...]
+    add: str
+    merge: str
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reduce:
+    reducer: Reducer
+    inputs: tuple[str, ...]  # dtypes
+    outputs: tuple[str, ...]  # dtypes that have a word of their own
+    compute: str  # WGSL type of the elements
+    kept: int  # dimensions of the rows' grid
+    reduced: int  # dimensions of a row
+    stage: str = "whole"  # or "first": states are written; or "second": states are read
+    threads: int = THREADS  # per workgroup
+    group: bool = False  # a workgroup per row; else a thread
+    subgroups: bool = False
+    scalars: int = 0  # f32 parameters s0, s1, …
+
+    @property
+    def words(self) -> int:
+        geometry = (
+            0 if self.stage == "second" else (self.kept + self.reduced) * (len(self.inputs) + 1) + len(self.inputs)
+        )
+        return 5 + self.scalars + geometry + len(self.outputs)
+
+    @property
+    def buffers(self) -> int:
+        return (1 if self.stage == "second" else len(self.inputs)) + (1 if self.stage == "first" else len(self.outputs))
+
+    @property
+    def writable(self) -> int:
+        first = 1 if self.stage == "second" else len(self.inputs)
+        return ((1 << self.buffers) - 1) & ~((1 << first) - 1)
+
+
+def typed(text: str, compute: str) -> str:
+    """The text with `{T}`, `{low}` and `{high}` (a type's smallest and largest value) filled in."""
+    limits = {
+        "f32": ("(-infinity())", "infinity()"),
+        "i32": ("(-2147483647i - 1i)", "2147483647i"),
+        "i64": ("(i64(1) << 63u)", "(~(i64(1) << 63u))"),
+    }
+    low, high = limits[compute]
+    return text.replace("{T}", compute).replace("{low}", low).replace("{high}", high)
+
+
+def state_text(reducer: Reducer, compute: str, arguments: int) -> str:
+    """State, start(), add() and merge() of a reducer, with the helpers they need."""
+    fields = ", ".join(f"{name}: {typed(kind, compute)}" for name, kind, _ in reducer.fields)
+    begin = " ".join(f"s.{name} = {typed(value, compute)};" for name, _, value in reducer.fields)
+    values = "".join(f", x{j}: {compute}" for j in range(arguments))
+    whole = "".join((reducer.add, reducer.merge, *reducer.results, begin))
+    text = _helpers(typed(whole, compute), compute)
+    return text + (
+        f"struct State {{ {fields} }}\n"
+        f"fn start() -> State {{ var s: State; {begin} return s; }}\n"
+        f"fn add(a: State{values}, i: u32) -> State {{ var s = a; {typed(reducer.add, compute)} return s; }}\n"
+        f"fn merge(a: State, o: State) -> State {{ var s = a; {typed(reducer.merge, compute)} return s; }}\n"
+    )
+
+
+# A variance's divisor may be 0: torch gives NaN for 0/0 and inf for x/0.
+_DIVIDED = (
+    "fn divided(a: f32, b: f32) -> f32 { if (b > 0.0) { return a / b; } "
+    "return select(infinity(), quiet_nan(), a == 0.0 || is_nan(a)); }\n"
+)
+
+
+def _helpers(text: str, compute: str) -> str:
+    found = ""
+    if "divided(" in text:
+        found, text = _DIVIDED, text + _DIVIDED
+    if "unordered(" in text:  # is x a NaN? Integers never are
+        answer = "is_nan(x)" if compute == "f32" else "false"
+        found += f"fn unordered(x: {compute}) -> bool {{ return {answer}; }}\n"
+        text += found
+    return "".join(body for name, body in HELPERS.items() if f"{name}(" in text) + found
+
+
+def group_text(reducer: Reducer, compute: str, threads: int, subgroups: bool) -> str:
+    """fold(): the states of a workgroup's threads become one, which every thread gets. To be called once per launch."""
+    subgroups = subgroups and all(typed(kind, compute) != "i64" for _, kind, _ in reducer.fields)
+    if not subgroups:
+        return (
+            f"var<workgroup> states: array<State, {threads}>;\n"
+            f"fn fold(mine: State, lane: u32, size: u32, number: u32, within: u32) -> State {{\n"
+            f"  states[lane] = mine;\n  workgroupBarrier();\n"
+            f"  for (var d = {threads // 2}u; d > 0u; d = d >> 1u) {{\n"
+            f"    if (lane < d) {{ states[lane] = merge(states[lane], states[lane + d]); }}\n    workgroupBarrier();\n  }}\n"
+            f"  return states[0];\n}}\n"
+        )
+    shuffles = " ".join(f"o.{name} = subgroupShuffleXor(s.{name}, d);" for name, _, _ in reducer.fields)
+    return (
+        f"var<workgroup> states: array<State, {threads}>;\n"
+        f"fn fold(mine: State, lane: u32, size: u32, number: u32, within: u32) -> State {{\n"
+        f"  var s = mine; var o: State;\n"
+        f"  for (var d = size >> 1u; d > 0u; d = d >> 1u) {{ {shuffles} s = merge(s, o); }}\n"
+        f"  if (within == 0u) {{ states[number] = s; }}\n  workgroupBarrier();\n"
+        f"  s = states[0];\n"
+        f"  for (var j = 1u; j < {threads}u / size; j++) {{ s = merge(s, states[j]); }}\n"
+        f"  return s;\n}}\n"
+    )
+
+
+def group_main(threads: int, subgroups: bool) -> str:
+    """The head of a kernel whose workgroups each take a row; sets `group`, `lane` and what fold() wants."""
+    builtins = (
+        "@builtin(workgroup_id) w: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, "
+        "@builtin(local_invocation_index) lane: u32"
+    )
+    sizes = "let size = 1u; let number = 0u; let within = 0u;"
+    if subgroups:
+        builtins += (
+            ", @builtin(subgroup_size) size: u32, @builtin(subgroup_id) number: u32, "
+            "@builtin(subgroup_invocation_id) within: u32"
+        )
+        sizes = ""
+    return f"@compute @workgroup_size({threads}) fn main({builtins}) {{\n  {sizes}\n  let group = w.x + w.y * grid.x;\n"
+
+
+def thread_main(threads: int) -> str:
+    return (
+        f"@compute @workgroup_size({threads}) fn main(@builtin(global_invocation_id) g: vec3<u32>, "
+        f"@builtin(num_workgroups) grid: vec3<u32>) {{\n  let thread = g.x + g.y * grid.x * {threads}u;\n"
+    )
+
+
+def render(kernel: Reduce) -> str:
+    reducer, compute = kernel.reducer, kernel.compute
+    inputs, outputs = len(kernel.inputs), len(kernel.outputs)
+    parts = [
+        enables({*kernel.inputs, *kernel.outputs}),
+        _parameters(kernel),
+        state_text(reducer, compute, inputs),
+    ]
+    if kernel.stage == "second":
+        parts.append("@group(0) @binding(0) var<storage, read> partial: array<State>;\n")
+        bound = 1
+    else:
+        parts += [
+            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{KINDS[name].storage}>;\n"
+            for j, name in enumerate(kernel.inputs)
+        ]
+        bound = inputs
+    if kernel.stage == "first":
+        parts.append(f"@group(0) @binding({bound}) var<storage, read_write> partial: array<State>;\n")
+    else:
+        parts += [
+            f"@group(0) @binding({bound + j}) var<storage, read_write> r{j}: array<{KINDS[name].storage}>;\n"
+            for j, name in enumerate(kernel.outputs)
+        ]
+    if kernel.stage == "first":
+        write = "partial[part * p.rows + row] = s;"
+    else:
+        values = [typed(text, compute) for text in reducer.results[:outputs]]
+        write = "let n = f32(p.total); " + " ".join(
+            f"r{j}[p.w{j} + row] = {stored(name, f'{KINDS[name].compute}({value})')};"
+            for j, (name, value) in enumerate(zip(kernel.outputs, values, strict=True))
+        )
+    if kernel.group:
+        parts.append(group_text(reducer, compute, kernel.threads, kernel.subgroups))
+        parts.append(_group(kernel, write))
+    else:
+        parts.append(_thread(kernel, write))
+    return "".join(parts)
+
+
+def _parameters(kernel: Reduce) -> str:
+    names = ["rows", "length", "parts", "chunk", "total"]
+    if kernel.stage != "second":
+        names += [f"k{d}" for d in range(kernel.kept)] + [f"e{d}" for d in range(kernel.reduced)]
+        for j in range(len(kernel.inputs)):
+            names += [
+                f"o{j}",
+                *[f"k{j}_{d}" for d in range(kernel.kept)],
+                *[f"e{j}_{d}" for d in range(kernel.reduced)],
+            ]
+    names += [f"w{j}" for j in range(len(kernel.outputs))]
+    fields = [f"{name}: u32" for name in names] + [f"s{j}: f32" for j in range(kernel.scalars)]
+    return f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n"
+
+
+def _walk(kernel: Reduce, prefix: str, rank: int, variable: str, result: str) -> str:
+    """Statements that add to each input's `result` the offset of linear index `variable` over `rank` dimensions."""
+    count = len(kernel.inputs)
+    if rank == 0:
+        return ""
+    if rank == 1:
+        return " ".join(f"{result}{j} += {variable} * p.{prefix}{j}_0;" for j in range(count))
+    lines = [f"var rest_{prefix} = {variable};"]
+    for d in range(rank - 1, 0, -1):
+        lines.append(
+            f"let c_{prefix}{d} = rest_{prefix} % p.{prefix}{d}; rest_{prefix} = rest_{prefix} / p.{prefix}{d};"
+        )
+        lines += [f"{result}{j} += c_{prefix}{d} * p.{prefix}{j}_{d};" for j in range(count)]
+    lines += [f"{result}{j} += rest_{prefix} * p.{prefix}{j}_0;" for j in range(count)]
+    return " ".join(lines)
+
+
+def _row_base(kernel: Reduce) -> str:
+    if kernel.stage == "second":
+        return ""
+    start = " ".join(f"var base{j} = p.o{j};" for j in range(len(kernel.inputs)))
+    return f"{start} {_walk(kernel, 'k', kernel.kept, 'row', 'base')}"
+
+
+def _element(kernel: Reduce, index: str, tag: str) -> str:
+    """Loads of one element, named by `tag`; `_fold` then adds it. Kept apart so several loads are in flight."""
+    if kernel.stage == "second":
+        return f"let m{tag} = partial[({index}) * p.rows + row];"
+    count = len(kernel.inputs)
+    return (
+        f"let i{tag} = {index}; "
+        + " ".join(f"var a{tag}_{j} = base{j};" for j in range(count))
+        + _walk(kernel, "e", kernel.reduced, f"i{tag}", f"a{tag}_")
+        .replace("rest_e", f"rest{tag}")
+        .replace("c_e", f"c{tag}_")
+        + " ".join(
+            f" let x{tag}_{j} = {_converted(name, f'b{j}', f'a{tag}_{j}', kernel.compute)};"
+            for j, name in enumerate(kernel.inputs)
+        )
+    )
+
+
+def _converted(name: str, binding: str, index: str, compute: str) -> str:
+    value = load(name, binding, index)
+    return value if KINDS[name].compute == compute else f"{compute}({value})"
+
+
+def _fold(kernel: Reduce, tag: str) -> str:
+    if kernel.stage == "second":
+        return f"s = merge(s, m{tag});"
+    values = "".join(f", x{tag}_{j}" for j in range(len(kernel.inputs)))
+    return f"s = add(s{values}, i{tag});"
+
+
+def _loop(kernel: Reduce, first: str, last: str, step: str) -> str:
+    several = range(UNROLL)
+    loads = "\n      ".join(_element(kernel, f"i + {u}u * {step}", f"_{u}") for u in several)
+    folds = " ".join(_fold(kernel, f"_{u}") for u in several)
+    return (
+        f"  var i = {first};\n"
+        f"  for (; i + {UNROLL - 1}u * {step} < {last}; i += {UNROLL}u * {step}) {{\n      {loads}\n      {folds}\n  }}\n"
+        f"  for (; i < {last}; i += {step}) {{ {_element(kernel, 'i', '_r')} {_fold(kernel, '_r')} }}\n"
+    )
+
+
+def _thread(kernel: Reduce, write: str) -> str:
+    return (
+        thread_main(kernel.threads) + "  if (thread >= p.rows * p.parts) { return; }\n"
+        "  let row = thread % p.rows; let part = thread / p.rows;\n"
+        f"  let end = min(p.length, (part + 1u) * p.chunk);\n  {_row_base(kernel)}\n  var s = start();\n"
+        f"{_loop(kernel, 'part * p.chunk', 'end', '1u')}  {write}\n}}\n"
+    )
+
+
+def _group(kernel: Reduce, write: str) -> str:
+    return (
+        group_main(kernel.threads, kernel.subgroups) + "  if (group >= p.rows * p.parts) { return; }\n"
+        "  let row = group % p.rows; let part = group / p.rows;\n"
+        f"  let end = min(p.length, (part + 1u) * p.chunk);\n  {_row_base(kernel)}\n  var s = start();\n"
+        f"{_loop(kernel, 'part * p.chunk + lane', 'end', f'{kernel.threads}u')}"
+        f"  s = fold(s, lane, size, number, within);\n"
+        f"  if (lane == 0u) {{ {write} }}\n}}\n"
+    )
+
+
+# --- what can be folded ----------------------------------------------------------------------------------------------
+
+
+def _simple(initial: str, add: str, merge: str, result: str = "s.v", kind: str = "{T}") -> Reducer:
+    return Reducer((("v", kind, initial),), add, merge, (result,))
+
+
+def extreme(sign: str) -> Reducer:
+    """The largest (sign ">") or smallest ("<") element and the position of the first one; a NaN wins over all."""
+    none = "0xffffffffu"
+    return Reducer(
+        (("v", "{T}", "{T}(0)"), ("i", "u32", none)),
+        f"if (s.i == {none} || (!unordered(s.v) && (unordered(x0) || x0 {sign} s.v))) {{ s.v = x0; s.i = i; }}",
+        f"if (o.i != {none}) {{ let on = unordered(o.v); let sn = unordered(s.v);\n"
+        f"  let tie = (on && sn) || (!on && !sn && o.v == s.v);\n"
+        f"  if (s.i == {none} || (tie && o.i < s.i) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
+        ("s.v", "s.i"),
+    )
+
+
+_MOMENTS = (("n", "f32", "0.0"), ("mean", "f32", "0.0"), ("m2", "f32", "0.0"))
+_ADD_MOMENTS = "s.n += 1.0; let d = x0 - s.mean; s.mean += d / s.n; s.m2 += d * (x0 - s.mean);"
+_MERGE_MOMENTS = (
+    "let t = s.n + o.n; if (t > 0.0) { let d = o.mean - s.mean; let share = o.n / t; "
+    "s.mean += d * share; s.m2 += o.m2 + d * d * s.n * share; s.n = t; }"
+)
+_VARIANCE = "divided(s.m2, max(n - p.s0, 0.0))"
+
+# log of a sum of exponentials, with the largest term kept apart; inf - inf is never computed.
+EXPONENTIALS = Reducer(
+    (("m", "f32", "(-infinity())"), ("z", "f32", "0.0")),
+    "if (!unordered(s.m)) { if (unordered(x0)) { s.m = x0; s.z = 1.0; }\n"
+    "  else if (x0 > s.m) { s.z = select(s.z * exp(s.m - x0), 0.0, is_inf(x0) || s.z == 0.0) + 1.0; s.m = x0; }\n"
+    "  else if (!is_inf(s.m)) { s.z += exp(x0 - s.m); } }",
+    "if (!unordered(s.m)) { if (unordered(o.m)) { s = o; }\n"
+    "  else if (o.m > s.m) { s.z = select(s.z * exp(s.m - o.m), 0.0, is_inf(o.m) || s.z == 0.0) + o.z; s.m = o.m; }\n"
+    "  else if (o.z > 0.0) { if (o.m == s.m) { s.z += o.z; } else if (!is_inf(s.m)) { s.z += o.z * exp(o.m - s.m); } } }",
+    ("select(s.m + log(s.z), s.m, is_inf(s.m))",),
+)
+
+_LARGER = "if (!unordered(s.v) && (unordered(o.v) || o.v > s.v)) { s.v = o.v; }"
+_SMALLER = "if (!unordered(s.v) && (unordered(o.v) || o.v < s.v)) { s.v = o.v; }"
+
+REDUCERS: dict[str, Reducer] = {
+    "sum": _simple("{T}(0)", "s.v += x0;", "s.v += o.v;"),
+    "mean": _simple("{T}(0)", "s.v += x0;", "s.v += o.v;", "s.v / n"),
+    "nansum": _simple("{T}(0)", "if (!unordered(x0)) { s.v += x0; }", "s.v += o.v;"),
+    "prod": _simple("{T}(1)", "s.v *= x0;", "s.v *= o.v;"),
+    "any": _simple("0i", "if (x0 != {T}(0)) { s.v = 1i; }", "s.v |= o.v;", kind="i32"),
+    "all": _simple("1i", "if (x0 == {T}(0)) { s.v = 0i; }", "s.v &= o.v;", kind="i32"),
+    "count_nonzero": _simple("0i", "if (x0 != {T}(0)) { s.v += 1i; }", "s.v += o.v;", kind="i32"),
+    "count_numbers": _simple("0i", "if (!unordered(x0)) { s.v += 1i; }", "s.v += o.v;", kind="i32"),
+    "amax": extreme(">"),
+    "amin": extreme("<"),
+    "var": Reducer(_MOMENTS, _ADD_MOMENTS, _MERGE_MOMENTS, (_VARIANCE, "s.mean")),
+    "std": Reducer(_MOMENTS, _ADD_MOMENTS, _MERGE_MOMENTS, (f"sqrt({_VARIANCE})", "s.mean")),
+    "norm0": _simple("0.0", "if (x0 != 0.0) { s.v += 1.0; }", "s.v += o.v;", kind="f32"),
+    "norm1": _simple("0.0", "s.v += abs(x0);", "s.v += o.v;", kind="f32"),
+    "norm2": _simple("0.0", "s.v += x0 * x0;", "s.v += o.v;", "sqrt(s.v)", kind="f32"),
+    "normp": _simple(
+        "0.0",
+        "if (x0 != 0.0 || p.s0 < 0.0) { s.v += pow(abs(x0), p.s0); }",
+        "s.v += o.v;",
+        "pow(s.v, 1.0 / p.s0)",
+        "f32",
+    ),
+    "normmax": _simple("0.0", "if (!unordered(s.v) && (unordered(x0) || abs(x0) > s.v)) { s.v = abs(x0); }", _LARGER, kind="f32"),
+    "normmin": _simple(
+        "infinity()", "if (!unordered(s.v) && (unordered(x0) || abs(x0) < s.v)) { s.v = abs(x0); }", _SMALLER, kind="f32"
+    ),
+    "logsumexp": EXPONENTIALS,
+}

@@ -1,0 +1,62 @@
+"""Kernels with one thread per element of their result: pooling, resampling, padding, cells, sums of parts.
+
+The body is WGSL that sees `i` (which element), the parameters in `p`, a function `load_<name>(index)` for every input and
+`store_<name>(index, value)` for every output; both count elements from the start of the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
+
+WORKGROUP = 64
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Outputs are of types that have a word of their own; the caller casts to narrower ones."""
+
+    inputs: tuple[tuple[str, str], ...]  # (name, dtype)
+    outputs: tuple[tuple[str, str], ...]
+    parameters: tuple[str, ...]  # "name: type"
+    body: str
+    functions: str = ""
+
+    @property
+    def words(self) -> int:
+        return 2 + len(self.inputs) + len(self.outputs) + len(self.parameters)
+
+    @property
+    def writable(self) -> int:
+        return ((1 << len(self.outputs)) - 1) << len(self.inputs)
+
+
+def render(kernel: Threads) -> str:
+    named = (*kernel.inputs, *kernel.outputs)
+    lines = [enables({dtype for _, dtype in named})]
+    for i, (name, dtype) in enumerate(named):
+        access = "read_write" if i >= len(kernel.inputs) else "read"
+        lines.append(
+            f"@group(0) @binding({i}) var<storage, {access}> buffer_{name}: array<{KINDS[dtype].storage}>;\n"
+        )
+    fields = ["n: u32", "row: u32", *[f"at_{name}: u32" for name, _ in named], *kernel.parameters]
+    lines.append(f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n")
+    for name, dtype in kernel.inputs:
+        value = load(dtype, f"buffer_{name}", "at")
+        lines.append(
+            f"fn load_{name}(index: u32) -> {KINDS[dtype].compute} {{ let at = p.at_{name} + index; return {value}; }}\n"
+        )
+    for name, dtype in kernel.outputs:
+        kind = KINDS[dtype].compute
+        lines.append(
+            f"fn store_{name}(index: u32, value: {kind}) {{ buffer_{name}[p.at_{name} + index] = {stored(dtype, 'value')}; }}\n"
+        )
+    text = kernel.functions + kernel.body
+    lines += [helper for name, helper in HELPERS.items() if f"{name}(" in text]
+    lines.append(kernel.functions)
+    lines.append(
+        f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
+        f"  let i = g.x + g.y * p.row;\n  if (i >= p.n) {{ return; }}\n{kernel.body}\n}}\n"
+    )
+    return "".join(lines)

@@ -1,0 +1,132 @@
+"""`torch.webgpu`: what torch and its users expect of a device's module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from anytorch.gpu.adapters import choose_adapter, list_adapters
+from anytorch.gpu.runtime import forked, open_runtime, opened
+from anytorch.webgpu import fallback, random
+from anytorch.webgpu.tensors import NAME
+
+
+class WebgpuModule:
+    """One device per process: torch hard-wires that for devices written in Python. ANYTORCH_WEBGPU_ADAPTER chooses it."""
+
+    # --- the device --------------------------------------------------------------------------------------------------
+
+    def is_available(self) -> bool:
+        return opened() or bool(list_adapters())
+
+    def is_initialized(self) -> bool:
+        return opened()
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        index = device if isinstance(device, int) else torch.device(device).index
+        if index:
+            raise RuntimeError(f"there is one webgpu device per process, webgpu:0; {device} does not exist")
+
+    def get_device_name(self, device: Any = None) -> str:
+        return open_runtime().adapter.name
+
+    def get_device_properties(self, device: Any = None) -> dict[str, Any]:
+        runtime = open_runtime()
+        adapter = runtime.adapter
+        return {
+            "name": adapter.name,
+            "api": adapter.api,
+            "kind": adapter.kind,
+            "driver": adapter.driver,
+            "features": sorted(runtime.features),
+            "limits": runtime.limits,
+        }
+
+    def adapters(self) -> list[dict[str, str]]:
+        """Every adapter that ANYTORCH_WEBGPU_ADAPTER could name, in our order."""
+        return [{"name": a.name, "api": a.api, "type": a.kind} for a in list_adapters()]
+
+    def choose(self, wanted: str) -> str:
+        """Which adapter a value of ANYTORCH_WEBGPU_ADAPTER would pick."""
+        return choose_adapter(list_adapters(), wanted).name
+
+    def synchronize(self, device: Any = None) -> None:
+        if opened():
+            open_runtime().synchronize()
+
+    def _is_in_bad_fork(self) -> bool:
+        return forked()
+
+    def _lazy_init(self) -> None:
+        open_runtime()
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return open_runtime().pool.statistics.allocated if opened() else 0
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return open_runtime().pool.statistics.peak_allocated if opened() else 0
+
+    def memory_reserved(self, device: Any = None) -> int:
+        return open_runtime().pool.statistics.reserved if opened() else 0
+
+    def max_memory_reserved(self, device: Any = None) -> int:
+        return open_runtime().pool.statistics.peak_reserved if opened() else 0
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        if opened():
+            statistics = open_runtime().pool.statistics
+            statistics.peak_allocated, statistics.peak_reserved = statistics.allocated, statistics.reserved
+
+    def empty_cache(self) -> None:
+        if opened():
+            open_runtime().empty_cache()
+
+    # --- random numbers ----------------------------------------------------------------------------------------------
+
+    def manual_seed(self, seed: int) -> None:
+        random.seed_all(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        random.seed_all(seed)
+
+    def initial_seed(self) -> int:
+        return random.initial_seed()
+
+    def get_rng_state(self, device: Any = NAME) -> torch.Tensor:
+        return random.get_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = NAME) -> None:
+        random.set_state(state)
+
+    # --- what ran where ----------------------------------------------------------------------------------------------
+
+    def fallback_stats(self) -> dict[str, int]:
+        """How often each op ran on the CPU since the start or the last reset."""
+        return dict(fallback.counts)
+
+    def reset_fallback_stats(self) -> None:
+        fallback.counts.clear()
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    class device:
+        """`with torch.webgpu.device(0):`; there is only one."""
+
+        def __init__(self, device: Any) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            return None
+
+        def __exit__(self, *_: object) -> None:
+            return None

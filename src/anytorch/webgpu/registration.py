@@ -1,0 +1,24 @@
+"""Registers every kernel with torch's dispatcher. The libraries live as long as the process."""
+
+from __future__ import annotations
+
+import torch
+
+from anytorch.webgpu import copies, fallback, tensors
+from anytorch.webgpu.ops import elementwise
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    _libraries.extend((library, everything))
+    tensors.register(library)
+    copies.register(library)
+    elementwise.register(library)
+    everything.fallback(fallback.fallback, "PrivateUse1")
+    # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
+    autocast = torch.library.Library("_", "IMPL")
+    _libraries.append(autocast)
+    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

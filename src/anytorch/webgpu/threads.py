@@ -1,0 +1,87 @@
+"""Launches `gpu.wgsl.threads` kernels on tensors."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.threads import WORKGROUP, Threads, render
+from anytorch.gpu.wgsl.types import KINDS, supported
+from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
+from anytorch.webgpu.tensors import new_tensor
+
+_CODES = {"u32": "I", "i32": "i", "f32": "f"}
+
+
+def computable(*dtypes: torch.dtype) -> bool:
+    """Can shaders on this adapter read all of these?"""
+    features = open_runtime().features
+    return all(supported(name_of(dtype), features) for dtype in dtypes)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype a kernel writes for a result of `dtype`: itself, or a 32-bit one to be cast afterwards."""
+    kind = KINDS[name_of(dtype)]
+    if kind.lanes == 1:
+        return dtype
+    return torch.float32 if kind.floating else torch.int32
+
+
+def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor` in `dtype`, with its strides."""
+    if tensor.dtype is dtype:
+        return tensor
+    from anytorch.webgpu.copies import on_device
+
+    made = new_tensor(tensor.size(), tensor.stride(), dtype)
+    return on_device(tensor, made)
+
+
+def launch(
+    inputs: Sequence[tuple[str, torch.Tensor]],
+    outputs: Sequence[tuple[str, torch.Tensor]],
+    parameters: Sequence[tuple[str, str, Any]],
+    count: int,
+    body: str,
+    functions: str = "",
+) -> None:
+    """Run `body` for i in range(count). `parameters` are (name, WGSL type, value)."""
+    if count == 0:
+        return
+    runtime = open_runtime()
+    kernel = Threads(
+        tuple((name, name_of(tensor.dtype)) for name, tensor in inputs),
+        tuple((name, name_of(tensor.dtype)) for name, tensor in outputs),
+        tuple(f"{name}: {kind}" for name, kind, _ in parameters),
+        body,
+        functions,
+    )
+    program = runtime.programs.get(kernel) or runtime.programs.make(
+        kernel,
+        lambda: render(kernel),
+        buffers=len(inputs) + len(outputs),
+        writable=kernel.writable,
+        immediates=4 * kernel.words,
+    )
+    groups = -(-count // WORKGROUP)
+    x = min(groups, MOST_GROUPS)
+    buffers, offsets = [], []
+    for _, tensor in (*inputs, *outputs):
+        address = tensor.data_ptr()
+        if address == 0:  # an empty operand has no buffer; one of another operand stands in and is never read
+            buffers.append(None)
+            offsets.append(0)
+            continue
+        buffers.append(runtime.buffers[address >> SHIFT])
+        offsets.append((address & OFFSET_MASK) // tensor.dtype.itemsize)
+    bound = [buffer if buffer is not None else next(b for b in buffers if b is not None) for buffer in buffers]
+    codes = "".join(_CODES[kind] for _, kind, _ in parameters)
+    packed = struct.pack(
+        f"<{2 + len(offsets)}I{codes}", count, x * WORKGROUP, *offsets, *[value for _, _, value in parameters]
+    )
+    runtime.dispatch(program, bound, packed, x, -(-groups // x))

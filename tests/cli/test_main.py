@@ -1,0 +1,253 @@
+"""The frame around the commands: help, errors, exit statuses, streams, lazy imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anytorch import __version__
+from anytorch.cli import main as main_module
+from anytorch.cli.parser import COMMANDS, command_parser, split
+
+SOURCES = Path(__file__).parents[2] / "src"
+EVERYTHING_ELSE = sorted(set(COMMANDS) - {"info", "reset", "version", "completion"})
+# Enough arguments for each command to get past its parser.
+ARGUMENTS = {"set": ["cpu"], "completion": ["bash"], "config": ["show"], "test": ["cpu"]}
+
+
+def test_help_lists_every_command_and_imports_none(process: Callable[..., Any]) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        answer = process(*arguments)
+        assert answer.status == 0 and not answer.err
+        assert all(f"  {name} " in answer.out for name in COMMANDS)
+        assert "examples:" in answer.out
+    code = "import sys; from anytorch.cli.main import main; main(['--help']); print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = done.stdout.splitlines()[-1].split()
+    assert not [name for name in modules if name.startswith(("anytorch.cli.commands.", "anytorch.devices"))]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name: str, cli: Callable[..., Any]) -> None:
+    answer = cli(name, "--help")
+    assert answer.status == 0
+    assert f"usage: anytorch {name}" in answer.out
+    examples = answer.out.partition("examples:")[2]
+    assert "anytorch" in examples
+    assert "--json" in answer.out and "--verbose" in answer.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_are_command_lines_that_parse(name: str) -> None:
+    for line in COMMANDS[name].examples.splitlines():
+        words = line.strip().partition("   ")[0].replace('eval "$(', "").replace(')"', "").split()
+        words = words[: next((n for n, word in enumerate(words) if word in ("|", ">")), len(words))]
+        assert words[:2] == ["anytorch", name]
+        command_parser(name).parse_args(words[2:])
+
+
+def test_version_three_ways(cli: Callable[..., Any]) -> None:
+    for arguments in (["--version"], ["version"]):
+        answer = cli(*arguments)
+        assert (answer.status, answer.out.strip()) == (0, f"anytorch {__version__}")
+    assert cli("--json", "version").document == {"anytorch": __version__}
+
+
+def test_json_before_and_after_the_command(cli: Callable[..., Any]) -> None:
+    assert cli("--json", "config", "path").document == cli("config", "path", "--json").document
+
+
+def test_split() -> None:
+    assert split(["--json", "info", "--why"]) == (["--json"], "info", ["--why"])
+    assert split(["-v"]) == (["-v"], None, [])
+    assert split([]) == ([], None, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "hint"),
+    [
+        (["inof"], "unknown command 'inof'", "anytorch info"),
+        (["--jsno", "info"], "unrecognized arguments: --jsno", "anytorch --help"),
+        (["info", "--porbe"], "unrecognized arguments: --porbe", "anytorch info --help"),
+        (["set"], "DEVICE", "anytorch set --help"),
+        (["config", "shwo"], "shwo", "anytorch config --help"),
+        (["set", "cdua"], "unknown device 'cdua'", "did you mean 'cuda'"),
+        (["test", "gpu9000"], "unknown device 'gpu9000'", "anytorch doctor"),
+        (["test", "cuda:x"], "must be a number", "cuda:0"),
+        (["doctor", "cpu-only-weel"], "no diagnosis", "cpu-only-wheel"),
+        (["demo", "--iterations", "0"], "--iterations 0", ""),
+        (["benchmark", "--plot", "rates.gif"], "rates.gif", ""),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2(
+    arguments: list[str], said: str, hint: str, cli: Callable[..., Any]
+) -> None:
+    answer = cli(*arguments)
+    assert answer.status == 2
+    assert answer.out == ""
+    assert answer.err.startswith("error: ") and said in answer.err
+    assert len(answer.err.splitlines()) <= 2 and "Traceback" not in answer.err
+    assert hint in answer.err
+    told = cli("--json", *arguments)
+    assert told.status == 2
+    assert said in told.document["error"]["message"] and hint in told.document["error"]["hint"]
+
+
+# --- damaged files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage", [b"backend = ", b"\xff\xfe\x00", b"settings = 3\n", b'[settings]\nthreads = "many"\n']
+)
+@pytest.mark.parametrize("name", EVERYTHING_ELSE)
+def test_a_corrupt_settings_file_is_status_2_and_stays_as_it_was(
+    name: str, damage: bytes, settings_file: Path, cli: Callable[..., Any]
+) -> None:
+    settings_file.write_bytes(damage)
+    answer = cli(name, *ARGUMENTS.get(name, []))
+    assert answer.status == 2, answer
+    assert str(settings_file) in answer.err and answer.err.count("error: ") == 1
+    assert answer.out == ""
+    assert settings_file.read_bytes() == damage
+    assert cli("--json", name, *ARGUMENTS.get(name, [])).document["error"]["type"] == "ConfigError"
+
+
+def test_an_unreadable_settings_file(settings_file: Path, cli: Callable[..., Any]) -> None:
+    settings_file.mkdir()  # root reads every file, but nobody reads a folder
+    answer = cli("config", "show")
+    assert answer.status == 2 and "cannot read" in answer.err
+    assert settings_file.is_dir()
+
+
+def test_a_bad_environment_variable(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYTORCH_THREADS", "several")
+    answer = cli("config", "show")
+    assert answer.status == 2 and "ANYTORCH_THREADS" in answer.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["info", "--probe"], ["doctor"], ["test", "cpu"], ["demo"], ["benchmark"], ["optimize"], ["set", "cuda"]],
+)
+@pytest.mark.parametrize("damage", [b"{", b'{"format": 1}', b'{"format": 99, "entries": {}}', None])
+def test_a_damaged_cache_is_status_2_and_stays_as_it_was(
+    arguments: list[str], damage: bytes | None, cache_file: Path, cli: Callable[..., Any]
+) -> None:
+    if damage is None:
+        cache_file.mkdir()
+    else:
+        cache_file.write_bytes(damage)
+    answer = cli(*arguments)
+    assert answer.status == 2, answer
+    assert str(cache_file) in answer.err and "anytorch reset --cache" in answer.err
+    assert answer.out == ""
+    assert cache_file.is_dir() if damage is None else cache_file.read_bytes() == damage
+
+
+# --- what goes wrong in us ------------------------------------------------------------------------------------------
+
+
+class Failing:
+    def __init__(self, exc: BaseException) -> None:
+        self.exc = exc
+
+    def arguments(self, parser: object) -> None:
+        pass
+
+    def run(self, options: object, output: object) -> int:
+        raise self.exc
+
+
+def test_a_bug_is_status_70_with_the_traceback_on_request(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main_module, "load", lambda name: Failing(ZeroDivisionError("division by zero")))
+    answer = cli("version")
+    assert answer.status == 70
+    assert "ZeroDivisionError: division by zero" in answer.err and "--verbose" in answer.err
+    assert "Traceback" not in answer.err
+    assert "Traceback" in cli("-v", "version").err
+    assert cli("--json", "version").document["error"]["type"] == "ZeroDivisionError"
+
+
+def test_interruption_is_status_130(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_module, "load", lambda name: Failing(KeyboardInterrupt()))
+    answer = cli("version")
+    assert (answer.status, answer.out) == (130, "")
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_leaves_no_traceback_no_file_and_no_child(tmp_path: Path, cache_file: Path) -> None:
+    hang = tmp_path / "hang"
+    (hang / "torch").mkdir(parents=True)
+    (hang / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda = None\n")
+    (hang / "torch" / "__init__.py").write_text(
+        "import time, os, pathlib\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anytorch", "test", "cpu"],
+        env={**os.environ, "PYTHONPATH": f"{hang}{os.pathsep}{SOURCES}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    from time import monotonic, sleep
+
+    until = monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert process.poll() is None and monotonic() < until
+        sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert list(cache_file.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anytorch", "--json", "info"],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert err == b""
+
+
+def test_python_dash_m_and_an_ascii_terminal(process: Callable[..., Any]) -> None:
+    answer = process("--help", env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
+    assert answer.status == 0
+    assert "COMMAND ?" in answer.out or "COMMAND …" in answer.out
+    answer = process("info", "--why", env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
+    assert (answer.status, answer.err) == (0, "")
+
+
+def test_verbose_logs_to_standard_error_only(process: Callable[..., Any], cache_file: Path) -> None:
+    answer = process("-v", "--json", "config", "path")
+    assert answer.status == 0
+    json.loads(answer.out)

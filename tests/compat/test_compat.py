@@ -1,0 +1,262 @@
+"""The compatibility distribution: its import paths, its environment variables, its command lines, its wheel."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMPAT = Path(__file__).resolve().parents[2] / "compat"
+SOURCES = COMPAT / "src"
+
+PATHS = {
+    "ai_os_diffusion.inference": ["get_best_device"],
+    "yirage": [
+        "BackendOptimizer",
+        "BackendType",
+        "auto_configure_backend",
+        "benchmark_backends",
+        "get_available_backends",
+        "get_backend",
+        "get_memory_info",
+        "set_backend",
+    ],
+    "apt_model.core.system": ["get_device", "get_device_info", "get_memory_info", "memory_cleanup", "set_seed"],
+    "apt_model.optimization.npu_backend": [
+        "DeviceBackend",
+        "UnifiedDeviceManager",
+        "get_accelerator_type",
+        "get_device_manager",
+        "get_unified_backend",
+        "is_cuda_available",
+        "is_npu_available",
+    ],
+}
+LATER = {
+    "ai_os_diffusion.inference": ["ArrowEngine"],
+    "yirage": ["new_kernel_graph", "PersistentKernel"],
+}
+LATER_MODULES = ["apt_model.optimization.vb_global", "apt_model.optimization.vgpu_stack"]
+
+
+@pytest.fixture
+def ask(run_script: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def run(code: str, env: dict[str, str | None] | None = None) -> dict[str, Any]:
+        return run_script(code, env, path=[SOURCES])
+
+    return run
+
+
+def test_every_name_is_anytorchs_own(ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        f"""
+        import importlib, sys
+        wrong = []
+        for path, names in {PATHS!r}.items():
+            module = importlib.import_module(path)
+            if sorted(module.__all__) != sorted(names):
+                wrong.append([path, module.__all__])
+            import anytorch
+            wrong += [[path, name] for name in names if getattr(module, name) is not getattr(anytorch, name)]
+        answer(wrong=wrong, torch="torch" in sys.modules)
+        """
+    )
+    assert told == {"wrong": [], "torch": False}
+
+
+def test_importing_prints_nothing(run_python: Callable[..., Any]) -> None:
+    code = "import yirage, ai_os_diffusion.inference, apt_model.core.system, apt_model.optimization.npu_backend"
+    done = run_python(code, path=[SOURCES], env={"YIRAGE_LOG_LEVEL": "DEBUG"})
+    assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in LATER for name in LATER[module]])
+def test_a_name_that_is_still_to_come(module: str, name: str, ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        f"""
+        import {module} as module
+        said = []
+        try:
+            from {module} import {name}
+        except ImportError as exc:
+            said.append(str(exc))
+        try:
+            module.{name}
+        except AttributeError as exc:
+            said.append(str(exc))
+        answer(said=said, has=hasattr(module, {name!r}))
+        """
+    )
+    imported, read = told["said"]
+    assert imported == read and "\n" not in read
+    assert read.startswith(f"{module}.{name} is documented, but not part of this version of anytorch: it arrives with ")
+    assert told["has"] is False
+
+
+@pytest.mark.parametrize("module", LATER_MODULES)
+def test_a_module_that_is_still_to_come(module: str, ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        f"""
+        try:
+            import {module} as vb
+        except ImportError as exc:
+            answer(said=str(exc), name=exc.name)
+        """
+    )
+    assert told["name"] == module and told["said"].startswith(f"{module} is documented, but not part of")
+
+
+def test_a_name_nobody_documented(ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        """
+        import yirage
+        try:
+            yirage.nonsense
+        except AttributeError as exc:
+            answer(said=str(exc))
+        """
+    )
+    assert told["said"] == "module 'yirage' has no attribute 'nonsense'"
+
+
+def test_no_logic() -> None:
+    """Re-exports and the one sentence: no function, no class, no branch outside the helper both sentences come from."""
+    for path in SOURCES.rglob("*.py"):
+        if path.parent.name == "anytorch_compat":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not isinstance(
+                node, (ast.FunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.Try, ast.Lambda)
+            ), f"{path}:{getattr(node, 'lineno', 0)}"
+
+
+@pytest.mark.parametrize("variable", ["YIRAGE_BACKEND", "KRONOS_DEVICE", "ANYTORCH_BACKEND"])
+def test_the_documented_variables_choose(variable: str, ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        """
+        import warnings, yirage
+        from anytorch import config
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            backend = yirage.get_backend().value
+        answer(backend=backend, source=config.lookup("backend").source, said=[str(w.message) for w in caught])
+        """,
+        {variable: "mps"},
+    )
+    assert told["source"] == variable
+    assert told["backend"] == "cpu" and f"'mps' (from {variable}) was asked for" in told["said"][0]
+
+
+def test_our_own_variable_comes_first(ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        "from anytorch import config; answer(value=config.get('backend'))",
+        {"ANYTORCH_BACKEND": "cpu", "YIRAGE_BACKEND": "cuda", "KRONOS_DEVICE": "mps"},
+    )
+    assert told["value"] == "cpu"
+
+
+def test_a_log_level_set_after_the_import_takes_effect(ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        """
+        import yirage
+        import logging, os
+        os.environ["YIRAGE_LOG_LEVEL"] = "debug"
+        from anytorch import logs
+        logs.configure()
+        answer(level=logging.getLevelName(logging.getLogger("anytorch").level))
+        """
+    )
+    assert told["level"] == "DEBUG"
+
+
+# --- command lines ---------------------------------------------------------------------------------------------------
+
+
+def script(name: str, *arguments: str, folder: Path, run_python: Callable[..., Any], check: bool = True) -> Any:
+    """`python <name> <arguments>` in `folder`, as the document types it."""
+    code = (
+        f"import os, runpy, sys; os.chdir({str(folder)!r}); sys.argv = {[name, *arguments]!r}\n"
+        f"runpy.run_path({str(COMPAT / name)!r}, run_name='__main__')"
+    )
+    return run_python(code, path=[SOURCES], timeout_s=400, check=check)
+
+
+MANAGER = "tools/yirage_backend_manager.py"
+DEMO = "demo/demo_multi_backend.py"
+BENCHMARK = "benchmark/multi_backend_benchmark.py"
+
+# Each as documented; the durations and sizes of the long ones are cut, their flags are not.
+COMMANDS: list[tuple[str, list[str], int]] = [
+    (MANAGER, ["info"], 0),
+    (MANAGER, ["test", "cpu"], 0),
+    (MANAGER, ["test", "cuda"], 1),  # there is none here, and that is what a test must say
+    (MANAGER, ["set", "cpu"], 0),
+    (MANAGER, ["optimize", "--backend", "auto", "--duration", "1"], 0),
+    (MANAGER, ["benchmark", "--duration", "1"], 0),
+    (DEMO, ["--backend", "all", "--iterations", "2"], 0),
+    (DEMO, ["--backend", "cpu"], 0),
+    (DEMO, ["--skip-persistent", "--iterations", "1"], 0),
+    (BENCHMARK, ["--iterations", "2", "--output", "results.json", "--duration", "1"], 0),
+    (
+        BENCHMARK,
+        [
+            *("--batch-sizes", "1", "4", "--seq-lengths", "16", "32", "--hidden-sizes", "64", "128"),
+            *("--dtype", "float16", "--duration", "1"),
+        ],
+        0,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "status"), COMMANDS, ids=[" ".join([c[0], *c[1]]) for c in COMMANDS])
+def test_command_line(
+    name: str, arguments: list[str], status: int, tmp_path: Path, run_python: Callable[..., Any]
+) -> None:
+    done = script(name, *arguments, folder=tmp_path, run_python=run_python, check=False)
+    assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    if "--output" in arguments:
+        assert (tmp_path / "results.json").stat().st_size > 100
+
+
+def test_manager_alone_prints_the_help(tmp_path: Path, run_python: Callable[..., Any]) -> None:
+    done = script(MANAGER, folder=tmp_path, run_python=run_python)
+    assert "optimize" in done.stdout and "benchmark" in done.stdout
+
+
+# --- the distribution ------------------------------------------------------------------------------------------------
+
+
+def test_wheel(tmp_path: Path) -> None:
+    """It builds, and holds the packages and nothing else: no top-level `tools`, `demo`, `benchmark` or `model`."""
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--no-index",
+            ),
+            *("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(COMPAT)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("anytorch_compat-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"anytorch_compat", "ai_os_diffusion", "yirage", "apt_model"}
+    assert {f"{package}/py.typed" for package in top} <= set(names)

@@ -1,0 +1,88 @@
+"""Our cheap frozen dataclass behaves as the standard one does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from dataclasses import FrozenInstanceError, asdict, field, fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from anytorch.values import dataclass
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A value."""
+
+    a: int
+    b: str = "b"
+    c: tuple[int, ...] = ()
+    d: dict[str, int] = field(default_factory=dict, compare=True)
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.a
+
+
+@dataclasses.dataclass(frozen=True)
+class Standard:
+    """The same value."""
+
+    a: int
+    b: str = "b"
+    c: tuple[int, ...] = ()
+    d: dict[str, int] = field(default_factory=dict, compare=True)
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [((1,), {}), ((1, "x"), {"c": (1, 2)}), ((), {"d": {"k": 1}, "a": 3}), ((1, "x", (), {"k": 2}), {})],
+)
+def test_made_alike(positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    ours, standard = Ours(*positional, **named), Standard(*positional, **named)
+    assert asdict(ours) == asdict(standard)
+    assert repr(ours) == repr(standard).replace("Standard", "Ours")
+    assert ours == Ours(*positional, **named) and ours != Ours(99)
+    assert copy.deepcopy(ours) == ours == pickle.loads(pickle.dumps(ours))
+
+
+@pytest.mark.parametrize(("positional", "named"), [((), {}), ((1, 2, 3, 4, 5), {}), ((1,), {"a": 2}), ((1,), {"z": 2})])
+def test_refused_alike(positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    for kind in (Ours, Standard):
+        with pytest.raises(TypeError):
+            kind(*positional, **named)
+
+
+def test_dataclass_functions_work() -> None:
+    assert is_dataclass(Ours) and [f.name for f in fields(Ours)] == ["a", "b", "c", "d"]
+    assert replace(Ours(1), b="x") == Ours(1, "x")
+    assert Ours(2).twice == 4
+    first, second = Ours(1), Ours(1)
+    assert first.d is not second.d, "a factory makes a new one each time"
+    assert Ours(1) != Standard(1)
+
+
+def test_frozen_and_hashable() -> None:
+    value = Ours(1)
+    with pytest.raises(FrozenInstanceError):
+        value.a = 2  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        del value.a  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        hash(value)  # it holds a dictionary, as the standard one would
+
+    @dataclass(frozen=True)
+    class Plain:
+        """Hashable."""
+
+        x: int
+
+    assert len({Plain(1), Plain(1), Plain(2)}) == 2
+
+
+def test_only_frozen() -> None:
+    with pytest.raises(AssertionError):
+        dataclass(frozen=False)

@@ -1,0 +1,63 @@
+"""What the tests of the webgpu device get: the device, a software GPU to run it on, and a rule about CPU fallbacks.
+
+    webgpu                 torch, with the device registered; without an adapter the test is skipped, or fails
+                           (ANYTORCH_TEST_REQUIRE)
+    @pytest.mark.native    the test may not fall back to the CPU: an op without a kernel raises FallbackForbidden
+
+Mesa 25's lavapipe is five to nine times as fast as Debian 12's own; `.cache/mesa/lvp.json` names it where it is
+installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAVAPIPE = REPOSITORY / ".cache" / "mesa" / "lvp.json"
+
+# Here, not in a fixture: the Vulkan loader reads it once, when the first adapter of the process is looked for.
+if "VK_ICD_FILENAMES" not in os.environ and "VK_DRIVER_FILES" not in os.environ and LAVAPIPE.exists():
+    os.environ["VK_ICD_FILENAMES"] = str(LAVAPIPE)
+os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # the loader complains on standard error without one
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "native: the test may not fall back to the CPU (tests/webgpu)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder gets the rule about fallbacks, also those that do not name the device."""
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.usefixtures("fallback_rule"))
+
+
+@pytest.fixture
+def fallback_rule(request: pytest.FixtureRequest, isolation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By environment variable, not by context: backward runs on a thread of autograd's own."""
+    native = request.node.get_closest_marker("native") is not None
+    monkeypatch.setenv("ANYTORCH_WEBGPU_FALLBACK", "error" if native else "silent")
+
+
+@pytest.fixture(scope="module")
+def webgpu(missing: Callable[[str, str], NoReturn]) -> Iterator[Any]:
+    """torch, with `torch.webgpu` and the device "webgpu" registered and opened."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("wgpu")
+    from anytorch.errors import DeviceUnavailable
+
+    try:
+        import anytorch.webgpu  # noqa: F401  (registers the device)
+        from anytorch.gpu.runtime import open_runtime
+
+        open_runtime()
+    except DeviceUnavailable as exc:
+        missing("webgpu-adapter", str(exc))
+    yield torch
+    torch.webgpu.synchronize()  # an error of this file's kernels belongs to this file

@@ -1,0 +1,643 @@
+"""PyTorch's own operator suite (OpInfo) on the webgpu device, against the CPU.
+
+    python tests/webgpu/opinfo.py --all --jobs 2 --output docs/reference/webgpu-operators.json
+    python tests/webgpu/opinfo.py --rotation 7 --of 60 --seconds 60
+    python tests/webgpu/opinfo.py add linalg.svd --dtypes float32        # some ops, every sample's verdict
+
+Every entry of `op_db`, in each dtype it supports of DTYPES, forward and (floating dtypes) backward, SAMPLES samples
+each, the first one non-contiguous too, and the in-place form where there is one. A verdict per entry and dtype:
+
+    agree            every sample's results and gradients equal the CPU's within the dtype's error
+    wrong            one does not
+    error            one raised where the CPU did not, or the process died or hung
+    not comparable   the CPU itself cannot, or the sample is of a kind no dense device has (sparse layouts)
+
+Ops run in worker processes: a crash costs one entry, which is then listed with the signal that ended it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+REPOSITORY = HERE.parents[2]
+LAVAPIPE = REPOSITORY / ".cache" / "mesa" / "lvp.json"
+
+DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
+SAMPLES = 4
+LOOKED_AT = 60  # samples a generator is asked for before SAMPLES of them are picked, evenly spread
+TIME_OUT_S = 180.0
+START_S = 240.0  # importing op_db takes some seconds on an idle machine, minutes on a busy one
+
+# rtol, atol. Half types: a few units in the last place; sums of n products grow with the root of n.
+TOLERANCE = {
+    "float32": (2e-4, 2e-5),
+    "float16": (6e-3, 2e-3),
+    "bfloat16": (4e-2, 1e-2),
+    "float64": (1e-6, 1e-7),
+    "complex64": (2e-4, 2e-5),
+    "complex128": (1e-6, 1e-7),
+}
+
+
+@dataclass
+class Verdict:
+    op: str
+    dtype: str
+    status: str  # "agree", "wrong", "error", "not comparable"
+    reason: str = ""
+    samples: int = 0
+    compared: int = 0
+    gradients: int = 0
+    fallbacks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+# --- in a worker ---------------------------------------------------------------------------------------------------
+
+
+class NotComparable(Exception):
+    """The CPU cannot, or no dense device could."""
+
+
+class Wrong(Exception):
+    pass
+
+
+def entry_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+class Examiner:
+    """One process's op_db and device."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch.testing._internal.common_methods_invocations import op_db
+
+        import anytorch.webgpu  # noqa: F401  (registers the device)
+        from anytorch.gpu.runtime import open_runtime
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        open_runtime()
+        self.torch = torch
+        self.device = torch.device("webgpu", 0)
+        self.entries = {entry_name(op): op for op in op_db}
+
+    def tasks(self) -> list[tuple[str, str]]:
+        found = []
+        for name, op in self.entries.items():
+            supported = op.supported_dtypes("cpu")
+            found += [(name, dtype) for dtype in DTYPES if getattr(self.torch, dtype) in supported]
+        return found
+
+    def examine(self, name: str, dtype_name: str, every: bool = False) -> Verdict:
+        torch = self.torch
+        op, dtype = self.entries[name], getattr(torch, dtype_name)
+        verdict = Verdict(name, dtype_name, "not comparable")
+        torch.webgpu.reset_fallback_stats()
+        started = time.monotonic()
+        floating = dtype.is_floating_point and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+        try:
+            samples = self.samples(op, dtype, floating, every)
+        except Exception as exc:  # noqa: BLE001  (a generator that cannot make its samples here says nothing about us)
+            verdict.reason = f"no samples: {brief(exc)}"
+            return verdict
+        verdict.samples = len(samples)
+        troubles: list[str] = []
+        skipped: list[str] = []
+        for number, (label, sample, function) in enumerate(samples):
+            try:
+                verdict.gradients += self.compare(op, function, sample, dtype_name, floating)
+                verdict.compared += 1
+            except NotComparable as exc:
+                skipped.append(str(exc))
+            except Wrong as exc:
+                troubles.append(f"wrong: {label} {number}: {exc}")
+            except Exception as exc:  # noqa: BLE001  (any error is the verdict)
+                troubles.append(f"error: {label} {number}: {brief(exc)}")
+        if troubles:
+            # A wrong answer is worse than an error: it is what is reported.
+            troubles.sort(key=lambda line: not line.startswith("wrong"))
+            verdict.status, _, verdict.reason = troubles[0].partition(": ")
+            if every:
+                verdict.reason = "\n    ".join(troubles)
+        elif verdict.compared:
+            verdict.status = "agree"
+        else:
+            verdict.reason = skipped[0] if skipped else "no samples"
+        verdict.fallbacks = sorted(torch.webgpu.fallback_stats())
+        verdict.seconds = round(time.monotonic() - started, 2)
+        return verdict
+
+    def samples(self, op: Any, dtype: Any, floating: bool, every: bool) -> list[tuple[str, Any, Any]]:
+        torch = self.torch
+        torch.manual_seed(0)
+        made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=floating), LOOKED_AT))
+        if not every and len(made) > SAMPLES:
+            made = [made[i * (len(made) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
+        found = [("sample", sample, op.op) for sample in made]
+        if made and isinstance(made[0].input, torch.Tensor) and made[0].input.layout is torch.strided:
+            if op.name not in UNINITIALISED:
+                found.append(("non-contiguous sample", made[0].noncontiguous(), op.op))
+            if op.inplace_variant is not None and op.supports_inplace_autograd is not None:
+                found.append(("in-place sample", made[0], _in_place(op.inplace_variant)))
+        return found
+
+    def compare(self, op: Any, function: Any, sample: Any, dtype: str, floating: bool) -> int:
+        """Raises unless the device agrees; returns how many gradients were compared."""
+        torch = self.torch
+        host = self.placed(sample, "cpu")
+        first = self.call(function, host, 0, NotComparable)
+        again = self.call(function, self.placed(sample, "cpu"), 1, NotComparable)
+        same = _equal(torch, first, again)
+        ours = self.placed(sample, self.device)
+        result = self.call(function, ours, 0, None)
+        tolerance_dtype = dtype
+        if op.name in UNINITIALISED or not same:  # random or uninitialised: its kind is all there is to compare
+            self.check(first, result, values=False, where="result")
+            return 0
+        try:
+            self.check(first, result, values=True, where="result")
+        except Wrong:
+            if not self.as_exact(function, sample, first, result):
+                raise
+        if not floating:
+            return 0
+        return self.gradients(host, first, ours, result, function, sample, tolerance_dtype)
+
+    def call(self, function: Any, sample: Any, seed: int, refusal: type[Exception] | None) -> Any:
+        torch = self.torch
+        torch.manual_seed(seed)
+        try:
+            result = function(sample.input, *sample.args, **sample.kwargs)
+        except Exception as exc:
+            if refusal is None:
+                raise
+            raise refusal(f"the CPU says: {brief(exc)}") from exc
+        for value in self.flat(result):
+            if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+                raise NotComparable("a sparse result")
+        return result
+
+    def placed(self, sample: Any, device: Any, dtype: Any = None) -> Any:
+        """A copy of a sample with its tensors on `device`, as leaves of autograd."""
+        torch = self.torch
+
+        def move(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if value.layout is not torch.strided:
+                    raise NotComparable("a sparse sample")
+                plain = value.detach()
+                if dtype is not None and plain.is_floating_point():
+                    plain = plain.to(dtype)
+                moved = torch.empty_strided(plain.size(), plain.stride(), dtype=plain.dtype) if _dense(plain) else None
+                moved = plain.clone() if moved is None else moved.copy_(plain)
+                if torch.device(device).type != "cpu":
+                    moved = moved.to(device)
+                return moved.requires_grad_(value.requires_grad)
+            if isinstance(value, torch.device) and value.type == "cpu":
+                return torch.device(device)
+            if value == "cpu" and isinstance(value, str):
+                return str(device)
+            if (
+                dtype is not None
+                and value in (torch.float16, torch.bfloat16, torch.float32)
+                and isinstance(value, torch.dtype)
+            ):
+                return dtype
+            return value
+
+        def walk(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                items = [walk(item) for item in value]
+                if isinstance(value, torch.Size):
+                    return value
+                return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            if isinstance(value, dict):
+                return {key: walk(item) for key, item in value.items()}
+            return move(value)
+
+        from torch.testing._internal.opinfo.core import SampleInput
+
+        return SampleInput(walk(sample.input), args=walk(tuple(sample.args)), kwargs=walk(dict(sample.kwargs)))
+
+    def flat(self, value: Any) -> list[Any]:
+        from torch.utils._pytree import tree_flatten
+
+        return list(tree_flatten(value)[0])
+
+    def check(self, expected: Any, found: Any, *, values: bool, where: str) -> None:
+        torch = self.torch
+        wanted, have = self.flat(expected), self.flat(found)
+        if len(wanted) != len(have):
+            raise Wrong(f"{where}: {len(have)} values instead of {len(wanted)}")
+        for i, (a, b) in enumerate(zip(wanted, have, strict=True)):
+            if not isinstance(a, torch.Tensor):
+                if values and not (a == b or (a != a and b != b) or _close(a, b)):
+                    raise Wrong(f"{where} {i}: {b!r} instead of {a!r}")
+                continue
+            if not isinstance(b, torch.Tensor):
+                raise Wrong(f"{where} {i}: {type(b).__name__} instead of a tensor")
+            if a.shape != b.shape or a.dtype != b.dtype:
+                raise Wrong(f"{where} {i}: {b.dtype} {list(b.shape)} instead of {a.dtype} {list(a.shape)}")
+            if values:
+                self.close(a.detach(), b.detach().cpu(), f"{where} {i}")
+
+    def close(self, a: Any, b: Any, where: str) -> None:
+        rtol, atol = TOLERANCE.get(str(a.dtype)[6:], (0.0, 0.0))
+        try:
+            self.torch.testing.assert_close(b.resolve_conj(), a.resolve_conj(), rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as exc:
+            raise Wrong(f"{where}: {brief(exc)}") from exc
+
+    def as_exact(self, function: Any, sample: Any, first: Any, result: Any) -> bool:
+        """Are we no further from the exact result (in float64) than the CPU is, within a factor of two?"""
+        torch = self.torch
+        try:
+            exact = self.call(function, self.placed(sample, "cpu", torch.float64), 0, NotComparable)
+        except NotComparable:
+            return False
+        triples = list(zip(self.flat(exact), self.flat(first), self.flat(result), strict=True))
+        for truth, cpu, ours in triples:
+            if not isinstance(truth, torch.Tensor):
+                continue
+            if not truth.is_floating_point():
+                if not torch.equal(ours.detach().cpu(), cpu.detach()):
+                    return False
+                continue
+            truth, cpu, ours = truth.detach().double(), cpu.detach().double(), ours.detach().cpu().double()
+            if truth.shape != ours.shape or not torch.equal(truth.isfinite(), ours.isfinite()):
+                return False
+            allowed = 2 * (cpu - truth).abs().nan_to_num() + TOLERANCE["float32"][1] + 1e-4 * truth.abs().nan_to_num()
+            if bool(((ours - truth).abs().nan_to_num() > allowed).any()):
+                return False
+        return True
+
+    def gradients(self, host: Any, first: Any, ours: Any, result: Any, function: Any, sample: Any, dtype: str) -> int:
+        torch = self.torch
+
+        def leaves(placed: Any) -> list[Any]:
+            flat = self.flat((placed.input, placed.args, placed.kwargs))
+            return [v for v in flat if isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf]
+
+        def outputs(value: Any) -> list[Any]:
+            return [v for v in self.flat(value) if isinstance(v, torch.Tensor) and v.requires_grad]
+
+        wanted, have = outputs(first), outputs(result)
+        if len(wanted) != len(have):
+            raise Wrong(f"{len(have)} of the results require grad instead of {len(wanted)}")
+        if not wanted or not leaves(host):
+            return 0
+        generator = torch.Generator().manual_seed(7)
+
+        def cotangent(like: Any) -> Any:
+            return torch.randn(like.shape, dtype=torch.float64, generator=generator).to(like.dtype)
+
+        weights = [cotangent(v) for v in wanted]
+        try:
+            expected = torch.autograd.grad(wanted, leaves(host), weights, allow_unused=True)
+        except RuntimeError as exc:
+            raise NotComparable(f"the CPU's backward says: {brief(exc)}") from exc
+        found = torch.autograd.grad(have, leaves(ours), [w.to(self.device) for w in weights], allow_unused=True)
+        for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+            if (a is None) != (b is None):
+                raise Wrong(
+                    f"gradient {i}: {'none' if b is None else 'one'} where the CPU has {'none' if a is None else 'one'}"
+                )
+            if a is None:
+                continue
+            try:
+                self.close(a, b.detach().cpu(), f"gradient {i}")
+            except Wrong:
+                if not self.gradient_as_exact(function, sample, weights, i, a, b):
+                    raise
+        return len(expected)
+
+    def gradient_as_exact(self, function: Any, sample: Any, weights: Sequence[Any], i: int, a: Any, b: Any) -> bool:
+        torch = self.torch
+        try:
+            placed = self.placed(sample, "cpu", torch.float64)
+            outs = [
+                v
+                for v in self.flat(self.call(function, placed, 0, NotComparable))
+                if isinstance(v, torch.Tensor) and v.requires_grad
+            ]
+            flat = self.flat((placed.input, placed.args, placed.kwargs))
+            leaves = [v for v in flat if isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf]
+            exact = torch.autograd.grad(
+                outs, leaves, [w.to(o.dtype) for w, o in zip(weights, outs, strict=True)], allow_unused=True
+            )
+        except (NotComparable, RuntimeError):
+            return False
+        truth = exact[i]
+        if truth is None:
+            return False
+        cpu, ours = a.detach().double(), b.detach().cpu().double()
+        allowed = 2 * (cpu - truth).abs().nan_to_num() + TOLERANCE["float32"][1] + 1e-4 * truth.abs().nan_to_num()
+        finite = torch.equal(truth.isfinite(), ours.isfinite())
+        return finite and not bool(((ours - truth).abs().nan_to_num() > allowed).any())
+
+
+# Their values are whatever was in memory.
+UNINITIALISED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+    "resize_", "resize_as_",
+}  # fmt: skip
+
+
+def _in_place(variant: Any) -> Any:
+    def call(value: Any, *args: Any, **kwargs: Any) -> Any:
+        # A leaf that requires grad may not be written; a copy may.
+        return variant(value.clone(), *args, **kwargs)
+
+    return call
+
+
+def _dense(tensor: Any) -> bool:
+    import torch
+
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def _equal(torch: Any, first: Any, again: Any) -> bool:
+    from torch.utils._pytree import tree_flatten
+
+    for a, b in zip(tree_flatten(first)[0], tree_flatten(again)[0], strict=True):
+        if isinstance(a, torch.Tensor):
+            if a.shape != b.shape:
+                return False
+            if (
+                not torch.allclose(a.detach(), b.detach(), equal_nan=True)
+                if a.dtype is not torch.bool
+                else not torch.equal(a, b)
+            ):
+                return False
+    return True
+
+
+def _close(a: Any, b: Any) -> bool:
+    import math
+
+    return (
+        isinstance(a, (int, float)) and isinstance(b, (int, float)) and math.isclose(a, b, rel_tol=2e-4, abs_tol=2e-5)
+    )
+
+
+def brief(exc: BaseException) -> str:
+    words = " ".join(str(exc).split())
+    return f"{type(exc).__name__}: {words[:300]}" if not isinstance(exc, AssertionError) else words[:300]
+
+
+def work() -> None:
+    """Answer tasks, a JSON object per line on standard input and one on standard output, until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever torch prints is not an answer
+    import warnings
+
+    warnings.simplefilter("ignore")
+    examiner = Examiner()
+    answers.write(json.dumps({"ready": examiner.tasks()}) + "\n")
+    for line in sys.stdin:
+        task = json.loads(line)
+        verdict = examiner.examine(task["op"], task["dtype"], task.get("every", False))
+        answers.write(json.dumps(asdict(verdict)) + "\n")
+
+
+# --- in the parent -------------------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    found = dict(os.environ)
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY / "src"), found.get("PYTHONPATH", "")]))
+    found["ANYTORCH_WEBGPU_FALLBACK"] = "silent"
+    found.setdefault("XDG_RUNTIME_DIR", "/tmp")
+    if "VK_ICD_FILENAMES" not in found and "VK_DRIVER_FILES" not in found and LAVAPIPE.exists():
+        found["VK_ICD_FILENAMES"] = str(LAVAPIPE)
+    return found
+
+
+class Worker:
+    """A worker process; started again whenever it has died or been ended."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.tasks: list[tuple[str, str]] = []
+        self.said = ""
+
+    def start(self) -> None:
+        import tempfile
+
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE), "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=environment(),
+        )
+        answer = self._answer(START_S)
+        if answer is None:
+            raise RuntimeError(f"the worker did not start: {self.end()}")
+        self.tasks = [tuple(task) for task in answer["ready"]]
+
+    def _answer(self, timeout_s: float) -> Any:
+        assert self.process is not None and self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        line = self.process.stdout.readline() if ready else ""
+        return json.loads(line) if line else None
+
+    def end(self) -> str:
+        """End the process; says how it went."""
+        process, self.process = self.process, None
+        assert process is not None
+        try:
+            code: int | None = process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+        self.errors.seek(0)
+        last = self.errors.read().strip().splitlines()[-1:]
+        self.errors.close()
+        if code is None:
+            return "no answer in time"
+        if code < 0:
+            return f"the process died of {signal.Signals(-code).name}"
+        return f"the process ended with status {code}: {' '.join(last)[:200]}"
+
+    def do(self, op: str, dtype: str, every: bool, timeout_s: float) -> Verdict:
+        if self.process is None:
+            self.start()
+        assert self.process is not None and self.process.stdin is not None
+        started = time.monotonic()
+        try:
+            self.process.stdin.write(json.dumps({"op": op, "dtype": dtype, "every": every}) + "\n")
+            self.process.stdin.flush()
+            answer = self._answer(timeout_s)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            return Verdict(op, dtype, "error", self.end(), seconds=round(time.monotonic() - started, 2))
+        return Verdict(**answer)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+            self.end()
+
+
+def place(op: str) -> int:
+    """A number that stays with an op's name, for the rotation."""
+    return int.from_bytes(hashlib.sha256(op.encode()).digest()[:4], "big")
+
+
+def chosen(tasks: Sequence[tuple[str, str]], rotation: int, of: int) -> list[tuple[str, str]]:
+    """The part of the sweep for one rotation; in `of` rotations each entry comes once."""
+    return sorted((t for t in tasks if place("/".join(t)) % of == rotation % of), key=lambda t: place("/".join(t)))
+
+
+def sweep(
+    tasks: Sequence[tuple[str, str]] | None,
+    *,
+    jobs: int = 1,
+    seconds: float | None = None,
+    every: bool = False,
+    timeout_s: float = TIME_OUT_S,
+    pick: Any = None,
+    quiet: bool = False,
+) -> Iterator[Verdict]:
+    """Verdicts as they come. `tasks` None: all, or what `pick` keeps of all. `seconds` counts from the first answer."""
+    first = Worker()
+    first.start()
+    wanted = list(first.tasks if tasks is None else tasks)
+    if pick is not None:
+        wanted = pick(wanted)
+    todo: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    for task in wanted:
+        todo.put(task)
+    done: queue.SimpleQueue[Verdict | None] = queue.SimpleQueue()
+    deadline = None if seconds is None else time.monotonic() + seconds
+
+    def run(worker: Worker) -> None:
+        try:
+            while deadline is None or time.monotonic() < deadline:
+                try:
+                    op, dtype = todo.get_nowait()
+                except queue.Empty:
+                    break
+                done.put(worker.do(op, dtype, every, timeout_s))
+            worker.close()
+        finally:
+            done.put(None)
+
+    workers = [first, *[Worker() for _ in range(jobs - 1)]]
+    for worker in workers:
+        threading.Thread(target=run, args=(worker,), daemon=True).start()
+    finished = 0
+    while finished < len(workers):
+        verdict = done.get()
+        if verdict is None:
+            finished += 1
+            continue
+        yield verdict
+
+
+def report(verdicts: Sequence[Verdict], seconds: float) -> str:
+    totals = Counter(v.status for v in verdicts)
+    lines = []
+    for status in ("wrong", "error", "not comparable"):
+        for verdict in verdicts:
+            if verdict.status == status:
+                lines.append(f"{status:14}  {verdict.op}  {verdict.dtype}  {verdict.reason}")
+    comparable = totals["agree"] + totals["wrong"] + totals["error"]
+    clean = sum(v.status == "agree" and not v.fallbacks for v in verdicts)
+    entries = {v.op for v in verdicts}
+    bad = {v.op for v in verdicts if v.status in ("wrong", "error")}
+    lines.append(
+        f"{len(verdicts)} entries x dtypes in {seconds:.0f} s: "
+        f"{totals['agree']} agree ({clean} of them without the CPU), "
+        f"{totals['wrong']} wrong, {totals['error']} error, {totals['not comparable']} not comparable; "
+        f"{totals['agree'] / max(comparable, 1):.2%} of the comparable agree; "
+        f"{len(entries) - len(bad)} of {len(entries)} op entries without trouble"
+    )
+    return "\n".join(lines)
+
+
+def write(path: Path, verdicts: Sequence[Verdict]) -> None:
+    import torch
+
+    found = {
+        "torch": torch.__version__,
+        "totals": dict(sorted(Counter(v.status for v in verdicts).items())),
+        "verdicts": [asdict(v) for v in sorted(verdicts, key=lambda v: (v.op, v.dtype))],
+    }
+    for verdict in found["verdicts"]:
+        del verdict["seconds"]  # the file shall change only when a verdict does
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("ops", nargs="*", help="names of entries (op or op.variant; a trailing * matches the rest)")
+    parser.add_argument("--all", action="store_true", help="the whole sweep")
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--rotation", type=int, help="one part of the sweep")
+    parser.add_argument("--of", type=int, default=60, help="in how many parts the sweep is cut")
+    parser.add_argument("--seconds", type=float, help="start no further op after this long")
+    parser.add_argument("--every", action="store_true", help="every sample instead of a few")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        work()
+        return 0
+    dtypes = options.dtypes.split(",")
+
+    def pick(tasks: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        tasks = [task for task in tasks if task[1] in dtypes]
+        if options.rotation is not None:
+            return chosen(tasks, options.rotation, options.of)
+        if options.all:
+            return tasks
+        import fnmatch
+
+        return [t for t in tasks if any(fnmatch.fnmatchcase(t[0], name) for name in options.ops)]
+
+    started = time.monotonic()
+    verdicts = []
+    for verdict in sweep(None, jobs=options.jobs, seconds=options.seconds, every=options.every, pick=pick):
+        verdicts.append(verdict)
+        if verdict.status in ("wrong", "error") or options.ops:
+            note = f" [CPU: {', '.join(verdict.fallbacks)}]" if verdict.fallbacks else ""
+            done = f"{verdict.compared}/{verdict.samples}"
+            sys.stderr.write(f"{verdict.status} {verdict.op} {verdict.dtype} {done} {verdict.reason}{note}\n")
+        if options.output is not None and len(verdicts) % 100 == 0:
+            write(options.output, verdicts)
+    print(report(verdicts, time.monotonic() - started))
+    if options.output is not None:
+        write(options.output, verdicts)
+    return 1 if any(v.status in ("wrong", "error") for v in verdicts) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

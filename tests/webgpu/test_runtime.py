@@ -1,0 +1,236 @@
+"""The GPU runtime below torch: pool, staging, stream order, ragged readback, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import pytest
+
+from anytorch.errors import OutOfMemory
+from anytorch.gpu.buffers import Pool, bucket
+
+
+class Made:
+    """What wgpu's create_buffer returns, as far as the pool looks at it."""
+
+    _internal = object()
+
+
+def pool(largest: int = 1 << 30, limit: int | None = None, device: int = 1 << 40) -> tuple[Pool, list[int]]:
+    made: list[int] = []
+
+    def create(nbytes: int) -> Made:
+        if sum(made) + nbytes > device:
+            raise OutOfMemory(f"webgpu: allocating {nbytes:,} bytes: Not enough memory left.")
+        made.append(nbytes)
+        return Made()
+
+    return Pool(create, lambda buffer: made.remove(buffer.nbytes), largest, limit), made
+
+
+def no_relief() -> None:
+    raise AssertionError("there was room")
+
+
+@pytest.mark.parametrize("nbytes", [1, 255, 256, 257, 4095, 4096, 4097, 1 << 20, (1 << 20) + 1, 123_456_789])
+def test_a_bucket_holds_the_size_and_wastes_an_eighth_at_most(nbytes: int) -> None:
+    size = bucket(nbytes)
+    assert size >= nbytes and size % 256 == 0
+    assert size == 256 or size - nbytes <= max(256, nbytes / 8)
+    assert bucket(size) == size, "a bucket's own size is in that bucket"
+
+
+def test_the_pool_hands_a_buffer_out_again() -> None:
+    memory, made = pool()
+    first = memory.take(1000, no_relief)
+    memory.returned.append(first)
+    assert memory.take(1024, no_relief) is first
+    assert made == [1024] and memory.statistics.reused == 1 and memory.statistics.created == 1
+
+
+def test_two_buffers_in_use_are_different_and_found_by_their_address() -> None:
+    memory, _ = pool()
+    first, second = memory.take(64, no_relief), memory.take(64, no_relief)
+    assert first.key != second.key
+    assert memory.buffers[first.address >> 36] is first and memory.buffers[second.key] is second
+    assert first.address >> 62 == 1, "the tag tells it from a pointer of the CPU"
+
+
+def test_statistics_follow_what_is_in_use() -> None:
+    memory, _ = pool()
+    held = [memory.take(4096, no_relief) for _ in range(3)]
+    memory.returned.append(held.pop())
+    assert memory.statistics.allocated == 2 * 4096 and memory.statistics.reserved == 3 * 4096
+    assert memory.statistics.peak_allocated == 3 * 4096
+    assert memory.release_free() == 4096 and memory.statistics.reserved == 2 * 4096
+
+
+def test_a_full_device_is_relieved_once_and_asked_again() -> None:
+    memory, made = pool(device=8192)
+    memory.returned.append(memory.take(8192, no_relief))
+    relieved: list[bool] = []
+    assert memory.take(4096, lambda: relieved.append(True)).nbytes == 4096
+    assert relieved == [True] and made == [4096], "the free buffer was given up for the new one"
+    with pytest.raises(OutOfMemory):
+        memory.take(8192, lambda: None)
+    assert memory.take(4096, lambda: None).nbytes == 4096, "the pool is as usable as before"
+
+
+def test_a_limit_is_kept_and_named() -> None:
+    memory, _ = pool(limit=10_000)
+    held = memory.take(8192, no_relief)
+    with pytest.raises(OutOfMemory, match="ANYTORCH_WEBGPU_MEMORY"):
+        memory.take(4096, lambda: None)
+    memory.returned.append(held)
+    assert memory.take(4096, lambda: None).nbytes == 4096
+
+
+def test_one_tensor_beyond_the_largest_buffer_says_so() -> None:
+    memory, made = pool(largest=1 << 20)
+    with pytest.raises(OutOfMemory, match="largest buffer, 1,048,576 bytes"):
+        memory.take((1 << 20) + 1, no_relief)
+    assert memory.take((1 << 20) - 4, no_relief).nbytes == 1 << 20 and made == [1 << 20]
+
+
+# --- on a device ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runtime(webgpu: Any) -> Any:
+    from anytorch.gpu.runtime import open_runtime
+
+    return open_runtime()
+
+
+def host(data: bytes) -> Any:
+    return ctypes.create_string_buffer(data, len(data))
+
+
+def upload(runtime: Any, buffer: Any, data: bytes, offset: int = 0) -> None:
+    source = host(data)
+    runtime.write(buffer, offset, ctypes.addressof(source), len(data))
+
+
+def download(runtime: Any, buffer: Any, nbytes: int, offset: int = 0) -> bytes:
+    target = ctypes.create_string_buffer(nbytes)
+    runtime.read(buffer, offset, ctypes.addressof(target), nbytes)
+    return target.raw
+
+
+def pattern(nbytes: int, seed: int = 1) -> bytes:
+    return bytes((i * 7 + seed * 13 + (i >> 8)) & 255 for i in range(nbytes))
+
+
+@pytest.fixture
+def buffer(runtime: Any) -> Any:
+    made = runtime.take(1 << 16)
+    yield made
+    runtime.give(made)
+
+
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 5, 255, 256, 257, 65_535, 65_536])
+def test_what_goes_up_comes_down(runtime: Any, buffer: Any, nbytes: int) -> None:
+    upload(runtime, buffer, pattern(nbytes))
+    assert download(runtime, buffer, nbytes) == pattern(nbytes)
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 1), (1, 1), (3, 2), (5, 7), (7, 257), (254, 3), (65_533, 3)])
+def test_reading_at_odd_offsets(runtime: Any, buffer: Any, offset: int, nbytes: int) -> None:
+    upload(runtime, buffer, pattern(65_536))
+    assert download(runtime, buffer, nbytes, offset) == pattern(65_536)[offset : offset + nbytes]
+
+
+def test_a_transfer_larger_than_the_staging_buffers(runtime: Any) -> None:
+    from anytorch.gpu.transfer import ARENA
+
+    nbytes = 2 * ARENA + 4096 + 3
+    large = runtime.take(nbytes)
+    piece = pattern(4096, 5)
+    data = (piece * (nbytes // 4096 + 1))[: nbytes - 3] + b"end"
+    upload(runtime, large, data)
+    assert download(runtime, large, nbytes) == data
+    runtime.give(large)
+
+
+ADD_ONE = """
+@group(0) @binding(0) var<storage, read_write> x: array<u32>;
+struct Parameters { n: u32 }
+var<immediate> p: Parameters;
+@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) g: vec3<u32>) {
+  if (g.x < p.n) { x[g.x] = x[g.x] + 1u; }
+}
+"""
+
+
+def add_one(runtime: Any) -> Any:
+    return runtime.programs.make("test: add one", ADD_ONE, buffers=1, writable=1, immediates=4)
+
+
+def test_uploads_keep_their_place_among_the_kernels(runtime: Any, buffer: Any) -> None:
+    """queue.write_buffer would run before everything not yet submitted: the first kernel would see the second upload."""
+    seen = runtime.take(1024)
+    program, n = add_one(runtime), struct.pack("I", 64)
+    for value in (10, 20):
+        upload(runtime, buffer, struct.pack("64I", *[value] * 64))
+        runtime.dispatch(program, [buffer], n, 1)
+        runtime.copy(buffer, 0, seen, 0 if value == 10 else 256, 256)
+    assert struct.unpack("128I", download(runtime, seen, 512)) == (11,) * 64 + (21,) * 64
+    runtime.give(seen)
+
+
+def test_many_dispatches_are_one_submission(runtime: Any, buffer: Any) -> None:
+    runtime.synchronize()
+    runtime.clear(buffer, 0, 256)
+    before = runtime.statistics.submissions
+    for _ in range(20):
+        runtime.dispatch(add_one(runtime), [buffer], struct.pack("I", 64), 1)
+    assert runtime.statistics.submissions == before, "nothing is submitted before somebody asks, or 32 have gathered"
+    assert struct.unpack("64I", download(runtime, buffer, 256)) == (20,) * 64
+    assert runtime.statistics.submissions == before + 1
+
+
+def test_a_program_is_compiled_once(runtime: Any) -> None:
+    first = add_one(runtime)
+    count = len(runtime.programs)
+    assert add_one(runtime) is first and len(runtime.programs) == count
+
+
+def test_a_shader_that_does_not_compile_is_our_exception_with_its_text(runtime: Any, buffer: Any) -> None:
+    from anytorch.gpu.native import ShaderError
+
+    with pytest.raises(ShaderError, match="does not compile") as caught:
+        runtime.programs.make("test: broken", "fn main( { nonsense", buffers=1, writable=1, immediates=4)
+    assert "   1  fn main( { nonsense" in str(caught.value)
+    runtime.clear(buffer, 0, 256)
+    runtime.dispatch(add_one(runtime), [buffer], struct.pack("I", 64), 1)
+    assert download(runtime, buffer, 4) == struct.pack("I", 1), "the device works on"
+
+
+def test_a_refused_command_raises_and_the_device_works_on(runtime: Any, buffer: Any) -> None:
+    """An invalid command buffer that reached wgpuQueueSubmit would abort the process."""
+    from anytorch.gpu.native import GpuError
+
+    other = runtime.take(256)
+    runtime.synchronize()
+    runtime.copy(buffer, 0, other, 0, 1 << 20)  # more than either holds
+    with pytest.raises(GpuError, match="submitting commands"):
+        runtime.submit()
+    upload(runtime, other, b"alive!!!")
+    assert download(runtime, other, 8) == b"alive!!!"
+    runtime.give(other)
+
+
+def test_clearing_a_range_leaves_the_rest(runtime: Any, buffer: Any) -> None:
+    upload(runtime, buffer, pattern(64))
+    runtime.clear(buffer, 16, 16)
+    assert download(runtime, buffer, 64) == pattern(64)[:16] + bytes(16) + pattern(64)[32:]
+
+
+def test_a_bind_group_is_made_again_after_the_cache_was_emptied(runtime: Any, buffer: Any) -> None:
+    runtime.clear(buffer, 0, 256)
+    runtime.dispatch(add_one(runtime), [buffer], struct.pack("I", 64), 1)
+    runtime.empty_cache()
+    runtime.dispatch(add_one(runtime), [buffer], struct.pack("I", 64), 1)
+    assert download(runtime, buffer, 4) == struct.pack("I", 2)
