@@ -87,7 +87,7 @@ PUBLIC: dict[str, str] = {
     "synchronize": "anytorch.devices.memory",
     "use": "anytorch.config",
 }
-__all__ = ["__version__", *PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", *PUBLIC]
 
 
 def __getattr__(name: str) -> Any:

@@ -54,7 +54,8 @@ class Store:
             replace_file(self.path, body.encode())
         except OSError as exc:
             raise CacheError(
-                f"cannot write the cache {self.path}: {exc.strerror}", hint="name another folder with ANYTORCH_CACHE_DIR"
+                f"cannot write the cache {self.path}: {exc.strerror}",
+                hint="name another folder with ANYTORCH_CACHE_DIR",
             ) from exc
 
     def clear(self) -> bool:

@@ -47,7 +47,7 @@ def _seconds(value: Any) -> float:
 
 
 def _nbytes(value: Any) -> int:
-    """"6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
+    """ "6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
     text = str(value).strip().lower().removesuffix("b").removesuffix("i")
     scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:], 1)
     number = float(text[:-1] if scale > 1 else text) * scale
@@ -331,7 +331,8 @@ def read_settings_file(path: Path | None = None) -> dict[str, Any]:
     for table in ("settings", "tuned"):
         if not isinstance(data.get(table, {}), dict):
             raise ConfigError(
-                f"the settings file {path}: {table!r} must be a table", hint=f"write it as [{table}] with lines below it"
+                f"the settings file {path}: {table!r} must be a table",
+                hint=f"write it as [{table}] with lines below it",
             )
     return data
 

@@ -1,19 +1,19 @@
 """Every error and warning anytorch raises, drawn as one tree.
 
-    AnytorchError                what was asked, what was found, then a `hint:` line
-    ├── UsageError               the request itself is wrong; the command line exits with 2
-    │   ├── UnknownDevice        no back end of that name
-    │   ├── DeviceIndexError     the back end is there, that index is not
-    │   ├── ConfigError          the settings file or an environment variable cannot be understood
-    │   └── CacheError           a cache file cannot be read
-    ├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
-    ├── DeviceError              the device said no; the command line exits with 1
-    │   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
-    │   ├── DeviceLost           the driver or the card went away
-    │   └── OutOfMemory          the device has not enough memory
-    └── WrongAnswer              a computation disagreed with its reference; never timed, never used
+AnytorchError                what was asked, what was found, then a `hint:` line
+├── UsageError               the request itself is wrong; the command line exits with 2
+│   ├── UnknownDevice        no back end of that name
+│   ├── DeviceIndexError     the back end is there, that index is not
+│   ├── ConfigError          the settings file or an environment variable cannot be understood
+│   └── CacheError           a cache file cannot be read
+├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
+├── DeviceError              the device said no; the command line exits with 1
+│   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
+│   ├── DeviceLost           the driver or the card went away
+│   └── OutOfMemory          the device has not enough memory
+└── WrongAnswer              a computation disagreed with its reference; never timed, never used
 
-    DeviceFallbackWarning        an explicit request could not be met and something else was chosen
+DeviceFallbackWarning        an explicit request could not be met and something else was chosen
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anytorch.devices.bench import compute, moving
+from anytorch.devices.bench.cases import list_cases
 from anytorch.devices.bench.workloads import (
     WORKLOADS,
     Bench,
@@ -15,7 +16,6 @@ from anytorch.devices.bench.workloads import (
     Skip,
     check,
     dtype_names,
-    list_cases,
     sizes,
     workload_names,
 )

@@ -43,7 +43,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def two_cards(machine: Callable[..., None]) -> None:
     cards = [
-        Gpu("nvidia", f"NVIDIA H200 {i}", f"0000:0{i}:00.0", driver="nvidia", uuid=f"GPU-{i}{i}", index=i, capability=(9, 0))
+        Gpu(
+            "nvidia",
+            f"NVIDIA H200 {i}",
+            f"0000:0{i}:00.0",
+            driver="nvidia",
+            uuid=f"GPU-{i}{i}",
+            index=i,
+            capability=(9, 0),
+        )
         for i in (0, 1)
     ]
     devices = tuple(
@@ -165,7 +173,9 @@ def test_the_facts_of_this_process_reach_the_doctor(monkeypatch: pytest.MonkeyPa
     """Only the user's own process knows that it woke CUDA and changed the mask afterwards."""
     from anytorch.devices.gather import gather
 
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)  # torch/cuda/__init__.py: `return _initialized and …`
+    monkeypatch.setattr(
+        "torch.cuda.is_initialized", lambda: True
+    )  # torch/cuda/__init__.py: `return _initialized and …`
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = gather("needed")
     assert found.torch is not None

@@ -70,6 +70,7 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"integrated": False, "free": 8 * GIB}, {"integrated": True, "free": 60 * GIB}, "it is integrated"),
     ({}, {"reasons": (WARNING,)}, "it has warnings"),
     ({"free": 40 * GIB}, {"free": 10 * GIB}, "less free memory"),
+    ({"in_use": True, "free": 10 * GIB}, {"free": 40 * GIB}, "this process already uses the other one"),
     ({}, {"display": True}, "it drives the display"),
 ]
 
@@ -83,7 +84,7 @@ def test_the_better_card_of_a_kind(better: dict[str, Any], worse: dict[str, Any]
 
 def test_a_small_difference_in_free_memory_does_not_decide() -> None:
     first = candidate("cuda:0", free=40 * GIB)
-    second = candidate("cuda:1", free=40 * GIB + 2**20)
+    second = candidate("cuda:1", free=43 * GIB)
     assert rank([second, first])[0] is first
     assert why_before(first, second) == "its index is higher"
 

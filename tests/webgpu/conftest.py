@@ -30,15 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "native: the test may not fall back to the CPU (tests/webgpu)")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder gets the rule about fallbacks, also those that do not name the device."""
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.usefixtures("fallback_rule"))
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fallback_rule(request: pytest.FixtureRequest, isolation: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """By environment variable, not by context: backward runs on a thread of autograd's own."""
     native = request.node.get_closest_marker("native") is not None

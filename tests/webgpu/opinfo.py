@@ -18,6 +18,7 @@ Ops run in worker processes: a crash costs one entry, which is then listed with 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import itertools
 import json
@@ -475,6 +476,10 @@ class Worker:
             process.kill()
             process.wait()
             code = None
+        for stream in (process.stdin, process.stdout):
+            if stream is not None and not stream.closed:
+                with contextlib.suppress(BrokenPipeError):  # a task the dead process never read
+                    stream.close()
         self.errors.seek(0)
         last = self.errors.read().strip().splitlines()[-1:]
         self.errors.close()

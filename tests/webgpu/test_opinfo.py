@@ -38,7 +38,9 @@ def test_the_days_part_of_the_operator_suite_agrees_with_the_cpu(webgpu: Any, tm
     pytest.importorskip("expecttest", reason="torch.testing._internal needs it")
     part, answers = rotation() % PARTS, tmp_path / "verdicts.json"
     command = [sys.executable, str(SCRIPT), "--rotation", str(part), "--of", str(PARTS), "--seconds", str(SECONDS)]
-    done = subprocess.run([*command, "--output", str(answers)], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [*command, "--output", str(answers)], capture_output=True, text=True, timeout=600, check=False
+    )
     assert answers.exists(), f"the sweep ended with status {done.returncode}\n{done.stderr}"
     verdicts = json.loads(answers.read_text("utf-8"))["verdicts"]
     assert sum(v["status"] == "agree" for v in verdicts) >= 3, done.stdout

@@ -85,7 +85,9 @@ class TorchBackend:
             return BackendReport(self.name, tuple(devices), facts=facts)
         if broken:
             return BackendReport(self.name, code="failed", error=broken[min(broken)], facts=facts)
-        return BackendReport(self.name, code="no-device", error=f"torch.{self.torch_type} counts 0 devices", facts=facts)
+        return BackendReport(
+            self.name, code="no-device", error=f"torch.{self.torch_type} counts 0 devices", facts=facts
+        )
 
     def describe(self, index: int) -> DeviceReport:
         properties = self.properties(index)
@@ -210,7 +212,9 @@ def torch_memory(torch_type: str, module: Any, index: int) -> MemoryUse:
             continue
         if answer is not None:
             free, total = int(answer[0]), int(answer[1])
-            source = f"torch.{torch_type}.{function_name}" if owner == "vendor" else f"torch.accelerator.{function_name}"
+            source = (
+                f"torch.{torch_type}.{function_name}" if owner == "vendor" else f"torch.accelerator.{function_name}"
+            )
             break
     return MemoryUse(figures["allocated"], figures["reserved"], figures["peak"], free, total, source)
 

@@ -59,9 +59,7 @@ def _tried(
     return result
 
 
-def _usable(
-    backend: Backend, device: DeviceReport, match: Candidate | None, about: tuple[Reason, ...]
-) -> Candidate:
+def _usable(backend: Backend, device: DeviceReport, match: Candidate | None, about: tuple[Reason, ...]) -> Candidate:
     software = device.software or (match.software if match else False)
     base = match or Candidate(
         backend.name, backend.torch_type, device.index, device.name, State.USABLE, priority=backend.priority
@@ -74,11 +72,13 @@ def _usable(
         uuid=device.uuid or base.uuid,
         pci=device.pci or base.pci,
         total=device.total if device.total is not None else base.total,
-        free=device.free if device.free is not None else base.free,
+        # The probes look now; the child's figure may come from the cache and be days old.
+        free=base.free if base.free is not None else device.free,
         integrated=device.integrated if device.integrated is not None else base.integrated,
         software=software,
         priority=SOFTWARE_PRIORITY if software else base.priority,
         caps=device.caps or base.caps,
+        in_use=bool(device.facts.get("in_use")),
         reasons=about,
         facts={**base.facts, **device.facts},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,8 +113,16 @@ def resolve(
     instead = instead or usable_cpu[0]
     origin = f" (from {from_settings})" if from_settings else ""
     warning = f"{text!r}{origin} was asked for and cannot be used: {why}. Using {instead.id} ({instead.name}) instead."
-    warnings.warn(DeviceFallbackWarning(warning, [r.code for r in reasons]), stacklevel=2)
+    warnings.warn(DeviceFallbackWarning(warning, [r.code for r in reasons]), stacklevel=callers_level())
     return Resolution(text, instead, True, reasons, warning)
+
+
+def callers_level() -> int:
+    """How many frames up the user's own code is: a warning should point there, not into this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anytorch."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def configured_request() -> tuple[str, str]:
@@ -164,7 +173,8 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
         about = reasons_for(wanted, listed, found.reasons)
         lines.append(f"chosen: nothing matches, because {why_not(wanted, listed, about)}")
     else:
-        lines.append(f"chosen: {chosen.id}, {chosen.name} ({chosen.state.value}, {gigabytes(chosen.free)} free)")
+        state = State.SEEN if tried == "never" else chosen.state
+        lines.append(f"chosen: {chosen.id}, {chosen.name} ({state.value}, {gigabytes(chosen.free)} free)")
     for candidate in listed:
         if candidate is chosen:
             continue

@@ -32,7 +32,7 @@ class CudaBackend(TorchBackend):
     aliases = ("nvidia",)
     chips = ("GeForce GTX 9xx and newer", "Tesla and data-centre cards from Maxwell on", "Jetson, GB10")
     precisions = ("float32", "float16", "bfloat16", "float64")
-    quantizations = ("int8", "int4", "int2")
+    quantizations: tuple[str, ...] = ("int8", "int4", "int2")
     least_gb, advised_gb = 4, 8
 
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:
@@ -41,7 +41,9 @@ class CudaBackend(TorchBackend):
         # which the doctor says when it matters (different-cards-order).
         cards.sort(key=lambda gpu: (gpu.index is None, gpu.index or 0, gpu.pci or ""))
         mask = visible(hardware.env.get("CUDA_VISIBLE_DEVICES"), len(cards), [gpu.uuid or "" for gpu in cards])
-        shown = [cards[i] for i in mask.visible] if mask.visible else cards  # all masked: list them, the doctor says why
+        shown = (
+            [cards[i] for i in mask.visible] if mask.visible else cards
+        )  # all masked: list them, the doctor says why
         return [
             self.candidate(index, gpu, facts={"capability": gpu.capability} if gpu.capability else {})
             for index, gpu in enumerate(shown)

@@ -53,8 +53,10 @@ def child_could_matter(hardware: Hardware, wanted: str | None = None) -> bool:
     plugin_groups = {"torch.backends", "anytorch.backends"}
     has_plugin = any(p.group in plugin_groups and p.distribution != "anytorch" for p in hardware.packages.entry_points)
     webgpu = registry().backends.get("webgpu")
-    our_gpu_path = "wgpu" in hardware.packages.versions and webgpu is not None and any(
-        not candidate.software or wanted == candidate.backend for candidate in webgpu.seen(hardware)
+    our_gpu_path = (
+        "wgpu" in hardware.packages.versions
+        and webgpu is not None
+        and any(not candidate.software or wanted == candidate.backend for candidate in webgpu.seen(hardware))
     )
     return wheel.kind != "cpu" or hardware.machine.system == "Darwin" or has_plugin or our_gpu_path
 
@@ -74,7 +76,20 @@ def with_this_process(report: TorchReport | None) -> TorchReport:
         name: found for name, backend in registry().backends.items() if (found := backend.live()) is not None
     }
     base = TorchReport() if report is None else report
-    return replace(base, backends={**base.backends, **live}, facts={**base.facts, **about_this_process()})
+    merged = {name: with_use(found) for name, found in {**base.backends, **live}.items()}
+    return replace(base, backends=merged, facts={**base.facts, **about_this_process()})
+
+
+def with_use(report: BackendReport) -> BackendReport:
+    """Mark the devices this process has memory on, where there is more than one to choose from."""
+    backend = registry().backends.get(report.name)
+    if len(report.devices) < 2 or backend is None:
+        return report
+    marked = [
+        replace(device, facts={**device.facts, "in_use": True}) if backend.memory(device.index).allocated else device
+        for device in report.devices
+    ]
+    return replace(report, devices=tuple(marked))
 
 
 def about_this_process() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from anytorch.devices.base import TorchBackend
 from anytorch.devices.types import BackendReport, Candidate, Caps, MemoryUse
+from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware
 
 
@@ -45,8 +46,6 @@ class MpsBackend(TorchBackend):
         return bool(torch.backends.mps.is_available())
 
     def device_name(self, index: int) -> str:
-        from anytorch.probe import snapshot
-
         return snapshot().cpu.model or self.title  # the GPU is part of the chip: "Apple M2 Pro"
 
     def memory(self, index: int) -> MemoryUse:

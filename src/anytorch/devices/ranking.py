@@ -49,26 +49,35 @@ def parse(text: str, known: Registry) -> Request:
 def rank(candidates: Sequence[Candidate], *, prefer: str | None = None) -> list[Candidate]:
     """Best first: usable before untried before unusable, then the order of back ends, then the better card of a kind.
 
-    Within a kind: discrete before integrated (an integrated GPU reports system RAM as its own), a card without the
-    display before the one with it, no warnings before warnings, more free memory, then the lower index.
+    Within a kind: discrete before integrated (an integrated GPU reports system RAM as its own), no warnings before
+    warnings, the one this process already uses, clearly more free memory, the one without the display, the lower index.
     """
 
     def score(candidate: Candidate) -> tuple[float, ...]:
         state = {State.USABLE: 2, State.SEEN: 1, State.UNUSABLE: 0}[candidate.state]
         priority = PREFERRED_PRIORITY if candidate.backend == prefer else candidate.priority
-        # Free memory moves all the time: two cards within a gigabyte of each other count as equal.
-        free_gb = (candidate.free or 0) >> 30
         return (
             -state,
             -priority,
             bool(candidate.integrated),
-            any(reason.level is not Level.NOTE for reason in candidate.reasons),
-            -free_gb,
+            has_warnings(candidate),
+            not candidate.in_use,
+            is_crowded(candidate, candidates),
             candidate.display,
             candidate.index,
         )
 
     return sorted(candidates, key=score)
+
+
+def has_warnings(candidate: Candidate) -> bool:
+    return any(reason.level is not Level.NOTE for reason in candidate.reasons)
+
+
+def is_crowded(candidate: Candidate, among: Sequence[Candidate]) -> bool:
+    """Has another card of its kind clearly more free memory? Free memory moves all the time, so a tenth is no difference."""
+    most = max((c.free or 0 for c in among if c.backend == candidate.backend and not c.integrated), default=0)
+    return (candidate.free or 0) < 0.9 * most
 
 
 def why_before(better: Candidate, worse: Candidate) -> str:
@@ -81,9 +90,11 @@ def why_before(better: Candidate, worse: Candidate) -> str:
         return f"{better.backend} comes before {worse.backend}"
     if bool(better.integrated) != bool(worse.integrated):
         return "it is integrated: discrete cards come first"
-    if len(better.reasons) != len(worse.reasons):
+    if has_warnings(worse) and not has_warnings(better):
         return "it has warnings"
-    if (better.free or 0) >> 30 != (worse.free or 0) >> 30:
+    if better.in_use and not worse.in_use:
+        return "this process already uses the other one"
+    if is_crowded(worse, [better, worse]):
         return f"it has less free memory ({gigabytes(worse.free)} against {gigabytes(better.free)})"
     if worse.display and not better.display:
         return "it drives the display"

@@ -76,7 +76,9 @@ def _plugins() -> tuple[EntryPoint, ...]:
 @lru_cache(maxsize=8)
 def _load(plugins: tuple[EntryPoint, ...], allowed: tuple[str, ...] | None) -> Registry:
     targets = [(name, target, "anytorch") for name, target in BUILT_IN.items()]
-    targets += [(p.name.lower(), p.value, p.distribution) for p in plugins if allowed is None or p.name.lower() in allowed]
+    targets += [
+        (p.name.lower(), p.value, p.distribution) for p in plugins if allowed is None or p.name.lower() in allowed
+    ]
     return load(targets)
 
 
@@ -89,7 +91,7 @@ def load(targets: Iterable[tuple[str, str, str]]) -> Registry:
             module, _, attribute = target.partition(":")
             backend = getattr(import_module(module.strip()), attribute.strip())()
             problem = _problem(backend, found)
-        except Exception as exc:  # noqa: BLE001  (a stranger's code may raise anything; the words are kept)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001  (a stranger's code may do anything; the words are kept)
             problem = f"{type(exc).__name__}: {exc}"
         if problem:
             errors[name] = f"{problem} (package {distribution}, {target})"
@@ -102,7 +104,8 @@ def load(targets: Iterable[tuple[str, str, str]]) -> Registry:
 
 def _problem(backend: object, taken: Mapping[str, Backend]) -> str:
     if not isinstance(backend, Backend):
-        missing = [word for word in dir(Backend) if not word.startswith("_") and not hasattr(backend, word)]
+        wanted = [*Backend.__annotations__, *[word for word in dir(Backend) if not word.startswith("_")]]
+        missing = [word for word in wanted if not hasattr(backend, word)]
         return f"it is no back end: it has no {', '.join(missing) or 'back-end attributes'}"
     if not backend.name or backend.name != backend.name.lower():
         return f"its name {backend.name!r} must be a lower-case word"

@@ -22,7 +22,7 @@ class RocmBackend(CudaBackend):
     aliases = ("hip", "amd")
     chips = ("Radeon RX 6000/7000/9000", "Radeon Pro", "Instinct MI100/MI200/MI300")
     precisions = ("float32", "float16", "bfloat16", "float64")
-    quantizations = ("int8", "int4")
+    quantizations: tuple[str, ...] = ("int8", "int4")
     least_gb, advised_gb = 4, 8
 
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:

@@ -118,8 +118,8 @@ def run_children(names: Sequence[str] = (), *, timeout_s: float | None = None) -
             break
         if end == "timed-out":
             for name in left:
-                told = f"no answer within {limit_s:g} s"
-                reports[name] = BackendReport(name, code="timed-out", error=told if name == trying else f"{told}; not reached")
+                told = f"no answer within {limit_s:g} s" + ("" if name == trying else "; not reached")
+                reports[name] = BackendReport(name, code="timed-out", error=told)
             break
         # It died. Blame the back end it was trying; if torch's own import killed it, nothing can be tried.
         if not trying:

@@ -100,7 +100,9 @@ class TorchReport:
     import_error: str = ""  # `import torch` failed, even with plug-in autoload off
     autoload_error: str = ""  # `import torch` failed only because of a plug-in
     backends: Mapping[str, BackendReport] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)  # threads, mkldnn_bf16, privateuse1 name, arch list, cuInit code, …
+    facts: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # threads, mkldnn_bf16, arch_list, cuinit_code, …
     seconds: float = 0.0
     cached: bool = False
 
@@ -132,6 +134,7 @@ class Candidate:
     integrated: bool | None = None
     software: bool = False
     display: bool = False
+    in_use: bool = False  # this process has memory on it
     caps: Caps | None = None
     reasons: tuple[Reason, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from anytorch.probe.facts import Hardware
 DEVICE_MODULE = "anytorch.webgpu"
 SOFTWARE_DRIVERS = ("lvp_icd", "lavapipe", "swiftshader", "vk_swiftshader")
 
+
 class WebgpuBackend(TorchBackend):
     name = "webgpu"
     torch_type = "webgpu"
@@ -58,7 +59,9 @@ class WebgpuBackend(TorchBackend):
         adapters = self.adapters()
         facts = {"adapters": adapters}
         if not adapters:
-            return BackendReport(self.name, code="no-device", error="wgpu found no adapter on this machine", facts=facts)
+            return BackendReport(
+                self.name, code="no-device", error="wgpu found no adapter on this machine", facts=facts
+            )
         if find_spec(DEVICE_MODULE) is None:
             return BackendReport(
                 self.name,

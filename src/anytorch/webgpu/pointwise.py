@@ -6,6 +6,7 @@ The first call of an op with some geometry makes a plan: torch computes the resu
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
+from anytorch.gpu.wgsl.functions import computable
 from anytorch.gpu.wgsl.types import KINDS, convert, supported
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor, storage_nbytes
 
@@ -95,6 +97,7 @@ class Plan:
         self.expanded = expanded  # every operand's strides over the result's size
 
 
+_INDEX = re.compile(r"\bi\b")  # the expression asks for the element's place in the output
 _plans: dict[Any, Plan | None] = {}
 _UNKNOWN: Any = object()
 
@@ -320,7 +323,7 @@ def _make_plan(
     if rule.short is not None and f"{{{len(operands)}}}" in expression:
         expression = rule.short
     filled = _fill(expression, operands, name_of(compute), name_of(dtype))
-    if filled is None:
+    if not computable(filled, KINDS[name_of(compute)].compute):
         return None
     elements = 1
     for length in size:
@@ -337,7 +340,8 @@ def _make_plan(
         name_of(dtype),
         scalar_types,
         rank=0 if contiguous else len(sizes),
-        vector=bool(tensors) and contiguous and not misaligned and elements % 4 == 0 and wide,
+        vector=bool(tensors) and contiguous and not misaligned and elements % 4 == 0 and wide
+        and _INDEX.search(filled) is None,
         atomic=lanes > 1 and not dense_words,
     )
     if kernel.words > MOST_WORDS:  # a rank too high for the parameters: its own shader
@@ -413,9 +417,8 @@ def _compute_dtype(rule: Rule, operands: Sequence[Any], result: torch.dtype) -> 
 def _scalars(operands: Sequence[Any], compute: torch.dtype) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """WGSL types of the numbers among the operands, and how struct packs each: in the type they are computed in."""
     kind = KINDS[name_of(compute)].compute
-    wgsl = {"f64": "f32"}.get(kind, kind)
     numbers = [v for v in operands if not (isinstance(v, torch.Tensor) and v.device.type == NAME)]
-    return (wgsl,) * len(numbers), (wgsl,) * len(numbers)
+    return (kind,) * len(numbers), (kind,) * len(numbers)
 
 
 _F32 = struct.Struct("f")
@@ -425,7 +428,7 @@ _U32 = struct.Struct("I")
 def _packer(kinds: tuple[str, ...], operands: int) -> Callable[..., bytes]:
     if not kinds:
         return struct.Struct(f"{2 + operands}I").pack
-    codes = {"f32": "f", "i32": "i", "i64": "q"}
+    codes = {"f32": "f", "i32": "i", "i64": "q", "f64": "d"}
     whole = struct.Struct("<2I" + "".join(codes[kind] for kind in kinds) + f"{operands}I")
     count = len(kinds)
     to_float = kinds[0] == "f32"
@@ -434,6 +437,8 @@ def _packer(kinds: tuple[str, ...], operands: int) -> Callable[..., bytes]:
         numbers = values[:count]
         if to_float:
             converted = [_clip(v) for v in numbers]
+        elif kinds[0] == "f64":
+            converted = [float(v) for v in numbers]
         elif kinds[0] == "i32":
             converted = [(int(v) + 2**31) % 2**32 - 2**31 for v in numbers]
         else:
@@ -453,7 +458,7 @@ def _clip(value: float) -> float:
     return value
 
 
-def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -> str | None:
+def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -> str:
     """The expression with its operands put in, converted to the type it computes in, and its value to the result's."""
     values = []
     tensor = number = 0
@@ -463,12 +468,16 @@ def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -
             tensor += 1
         else:
             scalar = f"s{number}()"
-            values.append(f"f64({scalar})" if compute == "float64" else scalar)
+            if compute in ("uint8", "int8", "int16"):  # numbers wrap round as elements do
+                scalar = convert(scalar, "int32", compute)
+            values.append(scalar)
             number += 1
     kind = KINDS[compute].compute
     filled = expression.replace("{T}", kind)
     for i, value in enumerate(values):
         filled = filled.replace(f"{{{i}}}", value)
     if "{bool}" in filled:  # the expression is a condition: 1 or 0 whatever the type it was computed in
-        return f"select(0, 1, {filled.replace('{bool}', '')})" if result == "bool" else None
+        return convert(f"select(0, 1, {filled.replace('{bool}', '')})", "bool", result)
+    if compute == "bool":  # what was added or multiplied may be more than 1 now
+        filled = f"select(0, 1, ({filled}) != 0)"
     return convert(f"({filled})", compute, result)

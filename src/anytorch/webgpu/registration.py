@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from anytorch.webgpu import copies, fallback, tensors
-from anytorch.webgpu.ops import elementwise
+from anytorch.webgpu.ops import elementwise, matmul, reductions
 
 _libraries: list[torch.library.Library] = []
 
@@ -17,6 +17,8 @@ def register() -> None:
     tensors.register(library)
     copies.register(library)
     elementwise.register(library)
+    reductions.register(library)
+    matmul.register(library)
     everything.fallback(fallback.fallback, "PrivateUse1")
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
     autocast = torch.library.Library("_", "IMPL")

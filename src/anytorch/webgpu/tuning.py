@@ -16,7 +16,7 @@ from anytorch.cache import Store
 from anytorch.errors import CacheError
 from anytorch.gpu.runtime import Runtime
 from anytorch.gpu.wgsl.matmul import Schedule
-from anytorch.logs import get_logger
+from anytorch.logs import logger
 
 WORTH_MEASURING = 1 << 27  # 512 x 512 x 512
 FEW = 8  # rows for which a product is a handful of dot products
@@ -36,9 +36,8 @@ MIDDLE_DENSE = Schedule("tiled", 64, 64, 16, 8, 8, unroll=16)
 MIDDLE_DOUBLE = Schedule("tiled", 64, 64, 16, 4, 4, unroll=16, double=True)
 SMALL = Schedule("tiled", 32, 32, 16, 4, 4, unroll=16)
 
-_store = Store("webgpu-matmul")
 _known: dict[str, dict[str, Any]] = {}
-_log = get_logger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def choose(
 def _remembered(device: str) -> dict[str, Any]:
     if device not in _known:
         try:
-            _known[device] = dict(_store.get(device) or {})
+            _known[device] = dict(Store("webgpu-matmul").get(device) or {})
         except CacheError as exc:
             _log.warning("%s; matrix products are measured again", exc)
             _known[device] = {}
@@ -150,7 +149,7 @@ def _remembered(device: str) -> dict[str, Any]:
 
 def _remember(device: str, known: dict[str, Any]) -> None:
     try:
-        _store.put(device, known)
+        Store("webgpu-matmul").put(device, known)
     except CacheError as exc:
         _log.warning("%s; this session's measurements are not kept", exc)
 

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anytorch import __version__, logs
+from anytorch.devices.bench.cases import list_cases
 from anytorch.devices.bench.limits import disturbed_share, rate, with_limits
 from anytorch.devices.bench.provenance import commit, drivers, machine_facts, today
 from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row
@@ -19,7 +20,6 @@ from anytorch.devices.bench.workloads import (
     Skip,
     check,
     dtype_names,
-    list_cases,
     sizes,
     workload_names,
 )

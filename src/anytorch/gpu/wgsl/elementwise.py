@@ -14,20 +14,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import BF16_BITS, HELPERS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.functions import needed
+from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
 
 WORKGROUP = 256
+WIDE = ("i64", "f64")  # scalars of two words
 MOST_WORDS = 32  # parameters: 128 bytes is what every adapter has
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """`expression` computes the output's value (in its compute type) from x0, x1, … and the scalars s0, s1, …"""
+    """`expression` computes the output's value (in its compute type) from x0, x1, … and the scalars s0, s1, …
+
+    It may name the element's place in the output, counted row by row, as `i` (not in the vector form).
+    """
 
     expression: str
     inputs: tuple[str, ...]  # dtypes
     output: str
-    scalars: tuple[str, ...] = ()  # WGSL types: "f32", "i32", "i64"
+    scalars: tuple[str, ...] = ()  # WGSL types: "f32", "i32", "i64", "f64"
     rank: int = 0  # 0: contiguous
     vector: bool = False
     in_place: bool = False  # an input is the output's own buffer
@@ -49,7 +54,7 @@ class Elementwise:
     @property
     def words(self) -> int:
         """How many 32-bit parameters the shader takes."""
-        scalars = sum(2 if kind == "i64" else 1 for kind in self.scalars)
+        scalars = sum(2 if kind in WIDE else 1 for kind in self.scalars)
         operands = len(self.inputs) + 1
         geometry = 0 if self.shape else self.rank * (operands + 1)
         return 2 + scalars + operands + geometry
@@ -64,13 +69,12 @@ class Elementwise:
 def render(kernel: Elementwise) -> str:
     """The WGSL text of a kernel."""
     count = len(kernel.inputs)
-    helpers = "".join(text for name, text in HELPERS.items() if f"{name}(" in kernel.expression)
     parts = [
         enables({*kernel.inputs, kernel.output}),
         *[_declare(i, name, kernel.in_place, kernel.vector, False) for i, name in enumerate(kernel.inputs)],
         _declare(count, kernel.output, True, kernel.vector, kernel.atomic),
         f"struct Parameters {{ {', '.join(_parameters(kernel))} }}\nvar<immediate> p: Parameters;\n",
-        helpers,
+        needed(kernel.expression),
         BF16_BITS if kernel.output == "bfloat16" or "bf16_bits(" in kernel.expression else "",
         _scalar_helpers(kernel),
     ]
@@ -89,7 +93,7 @@ def _parameters(kernel: Elementwise) -> list[str]:
     operands = len(kernel.inputs) + 1
     names = ["n: u32", "row: u32"]
     for i, kind in enumerate(kernel.scalars):
-        names += [f"s{i}_low: u32", f"s{i}_high: u32"] if kind == "i64" else [f"s{i}: u32"]
+        names += [f"s{i}_low: u32", f"s{i}_high: u32"] if kind in WIDE else [f"s{i}: u32"]
     names += [f"o{i}: u32" for i in range(operands)]
     if kernel.rank and not kernel.shape:
         names += [f"d{r}: u32" for r in range(kernel.rank)]
@@ -102,6 +106,8 @@ def _scalar_helpers(kernel: Elementwise) -> str:
     for i, kind in enumerate(kernel.scalars):
         if kind == "i64":
             value = f"(i64(bitcast<i32>(p.s{i}_high)) << 32u) | i64(p.s{i}_low)"
+        elif kind == "f64":
+            value = f"bitcast<f64>((u64(p.s{i}_high) << 32u) | u64(p.s{i}_low))"
         else:
             value = f"bitcast<{kind}>(p.s{i})"
         lines.append(f"fn s{i}() -> {kind} {{ return {value}; }}\n")

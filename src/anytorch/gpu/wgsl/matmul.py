@@ -248,9 +248,10 @@ def _direct(problem: Problem, s: Schedule) -> str:
     lines += [f"  let n_{j} = min(n0 + {j}u, p.n - {4 if whole else 1}u);\n" for j in range(s.tn)]
     lines += [f"  var c{r}_{h} = vec4<{kind}>();\n" for r in range(s.tm) for h in range(quads)]
     lines.append("  var k = first;\n")
-    steps = 4
-    lines.append(f"  for (; k + {steps}u <= end; k += {steps}u) {{\n{_direct_steps(problem, s, steps)}  }}\n")
-    if not (problem.a_vector and problem.a_along == "k") and not (problem.b_vector and problem.b_along == "k"):
+    along_k = (problem.a_vector and problem.a_along == "k") or (problem.b_vector and problem.b_along == "k")
+    if along_k:  # then k is a multiple of 4
+        lines.append(f"  for (; k < end; k += 4u) {{\n{_direct_steps(problem, s, 4)}  }}\n")
+    else:
         lines.append(f"  for (; k < end; k++) {{\n{_direct_steps(problem, s, 1)}  }}\n")
     for r in range(s.tm):
         lines.append(f"  if (m0 + {r}u < p.m) {{\n")

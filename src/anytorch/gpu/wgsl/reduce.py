@@ -366,9 +366,14 @@ REDUCERS: dict[str, Reducer] = {
         "pow(s.v, 1.0 / p.s0)",
         "f32",
     ),
-    "normmax": _simple("0.0", "if (!unordered(s.v) && (unordered(x0) || abs(x0) > s.v)) { s.v = abs(x0); }", _LARGER, kind="f32"),
+    "normmax": _simple(
+        "0.0", "if (!unordered(s.v) && (unordered(x0) || abs(x0) > s.v)) { s.v = abs(x0); }", _LARGER, kind="f32"
+    ),
     "normmin": _simple(
-        "infinity()", "if (!unordered(s.v) && (unordered(x0) || abs(x0) < s.v)) { s.v = abs(x0); }", _SMALLER, kind="f32"
+        "infinity()",
+        "if (!unordered(s.v) && (unordered(x0) || abs(x0) < s.v)) { s.v = abs(x0); }",
+        _SMALLER,
+        kind="f32",
     ),
     "logsumexp": EXPONENTIALS,
 }

@@ -33,9 +33,7 @@ def grid(groups: int) -> tuple[int, int]:
 
 def usable(runtime: Runtime, *dtypes: torch.dtype) -> bool:
     """Do our row kernels know these dtypes on this adapter? float64 is left to the CPU: few GPUs have it."""
-    return all(
-        dtype is not torch.float64 and supported(name_of(dtype), runtime.features) for dtype in dtypes
-    )
+    return all(dtype is not torch.float64 and supported(name_of(dtype), runtime.features) for dtype in dtypes)
 
 
 def word_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -79,7 +77,7 @@ def infer(op: Any, *args: Any, **kwargs: Any) -> list[tuple[torch.Size, torch.dt
         made = op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
         known = [(t.size(), t.dtype) for t in (made if isinstance(made, (tuple, list)) else (made,))]
         _inferred[key] = known
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def _mark(value: Any) -> Any:
@@ -179,7 +177,9 @@ def reduce_dims(
         return [new_contiguous(size, dtype).fill_(value) for dtype, value in zip(outputs, values, strict=False)]
     plan = _plans.get(key, False)
     if plan is False:
-        plan = _plans[key] = _make_plan(runtime, reducer or REDUCERS[name], inputs, dims, outputs, len(scalars), compute)
+        plan = _plans[key] = _make_plan(
+            runtime, reducer or REDUCERS[name], inputs, dims, outputs, len(scalars), compute
+        )
     if plan is None:  # more dimensions than the parameters hold: bring the folded ones together
         kept = [d for d in range(first.dim()) if d not in dims]
         order = [*kept, *dims]
@@ -254,9 +254,7 @@ def _make_plan(
     across = bool(kept_steps[0]) and (not row_steps[0] or kept_steps[0][-1] < row_steps[0][-1])
     group, threads, parts = share_work(rows, length, across, runtime.adapter.software)
     fields = {**kernel.__dict__, "group": group, "threads": threads, "subgroups": group and has_subgroups(runtime)}
-    geometry = tuple(
-        (*kept, *row) for kept, row in zip(kept_steps, row_steps, strict=True)
-    )
+    geometry = tuple((*kept, *row) for kept, row in zip(kept_steps, row_steps, strict=True))
     sizes = (*kept_sizes, *row_sizes)
     chunk = -(-length // parts)
     head = (rows, length, parts, chunk, length)
@@ -269,7 +267,13 @@ def _make_plan(
     first = Launch(_program(runtime, Reduce(**{**fields, "stage": "first"})), x, y, head, geometry, sizes)
     small = runtime.adapter.software or parts <= 32
     last = Reduce(
-        **{**fields, "stage": "second", "group": not small, "threads": 64, "subgroups": not small and has_subgroups(runtime)}
+        **{
+            **fields,
+            "stage": "second",
+            "group": not small,
+            "threads": 64,
+            "subgroups": not small and has_subgroups(runtime),
+        }
     )
     x, y = grid(rows if last.group else -(-rows // 64))
     second = Launch(_program(runtime, last), x, y, (rows, parts, 1, parts, length), (), ())
@@ -375,8 +379,8 @@ OPS: dict[str, Reduction] = {
     "min.dim": Reduction(lambda values, dtypes: ("amin", (), None), (0, 1)),
     "argmax": Reduction(lambda values, dtypes: ("amax", (), None), (1,)),
     "argmin": Reduction(lambda values, dtypes: ("amin", (), None), (1,)),
-    **dict.fromkeys(("var.correction", "var.dim", "var"), _spread("var", (0,))),
-    **dict.fromkeys(("std.correction", "std.dim", "std"), _spread("std", (0,))),
+    "var.correction": _spread("var", (0,)),
+    "std.correction": _spread("std", (0,)),
     "var_mean.correction": _spread("var", (0, 1)),
     "std_mean.correction": _spread("std", (0, 1)),
     **dict.fromkeys(("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), Reduction(_norm)),

@@ -1,0 +1,160 @@
+"""Kernels that fold each row and then compute every element of it again with the result: softmax, layer norm, …
+
+Rows are dense. Their elements are neighbours, or `inner` elements apart (softmax over a dimension that is not the last).
+A workgroup takes a row; or a thread does, where rows are short, lie side by side, or barriers are slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.reduce import UNROLL, Reducer, group_main, group_text, state_text, thread_main
+from anytorch.gpu.wgsl.types import BF16_BITS, HELPERS, KINDS, enables, lane_bits, load, stored
+
+
+@dataclass(frozen=True)
+class Input:
+    """Where a value comes from: `per` "element", "column" (position in the row), "row", or a WGSL index of `row` and `k`."""
+
+    dtype: str
+    per: str = "element"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`enter` are the values an element brings into the fold; `output` its new value, of x0, x1, … and the state `s`.
+
+    `prepare` are statements between the two, once per row, where `n` is the row's length as f32; `row_outputs` are f32
+    values per row. Parameters: e0, e1, … (u32, `extras` of them) and s0, s1, … (f32).
+    """
+
+    reducer: Reducer
+    inputs: tuple[Input, ...]
+    enter: tuple[str, ...]
+    prepare: str
+    output: str
+    dtype: str
+    row_outputs: tuple[str, ...] = ()
+    extras: int = 0
+    scalars: int = 0
+    strided: bool = False
+    threads: int = 64
+    group: bool = False
+    subgroups: bool = False
+
+    @property
+    def words(self) -> int:
+        return 3 + len(self.inputs) + self.extras + self.scalars
+
+    @property
+    def buffers(self) -> int:
+        return len(self.inputs) + 1 + len(self.row_outputs)
+
+    @property
+    def writable(self) -> int:
+        return ((1 << self.buffers) - 1) & ~((1 << len(self.inputs)) - 1)
+
+
+def render(kernel: Rows) -> str:
+    count = len(kernel.inputs)
+    names = ["rows", "length", "inner", *[f"o{j}" for j in range(count)], *[f"e{j}" for j in range(kernel.extras)]]
+    fields = [f"{name}: u32" for name in names] + [f"s{j}: f32" for j in range(kernel.scalars)]
+    state = state_text(kernel.reducer, "f32", len(kernel.enter))
+    body = kernel.prepare + kernel.output + "".join(kernel.row_outputs) + "".join(kernel.enter)
+    parts = [
+        enables({*[i.dtype for i in kernel.inputs], kernel.dtype}),
+        f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n",
+        *[
+            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{KINDS[i.dtype].storage}>;\n"
+            for j, i in enumerate(kernel.inputs)
+        ],
+        f"@group(0) @binding({count}) var<storage, read_write> out: array<{KINDS[kernel.dtype].storage}>;\n",
+        *[
+            f"@group(0) @binding({count + 1 + j}) var<storage, read_write> r{j}: array<f32>;\n"
+            for j in range(len(kernel.row_outputs))
+        ],
+        state,
+        "".join(text for name, text in HELPERS.items() if f"{name}(" in body and f"fn {name}(" not in state),
+        BF16_BITS if kernel.dtype == "bfloat16" else "",
+    ]
+    if kernel.group:
+        parts.append(group_text(kernel.reducer, "f32", kernel.threads, kernel.subgroups))
+        head = group_main(kernel.threads, kernel.subgroups) + "  if (group >= p.rows) { return; }\n  let row = group;\n"
+        first, step = "lane", f"{kernel.threads}u"
+        fold = "  s = fold(s, lane, size, number, within);\n"
+        once = "if (lane == 0u) "
+    else:
+        head = thread_main(kernel.threads) + "  if (thread >= p.rows) { return; }\n  let row = thread;\n"
+        first, step, fold, once = "0u", "1u", "", ""
+    base = "(row / p.inner) * p.length * p.inner + row % p.inner" if kernel.strided else "row * p.length"
+    writes = " ".join(f"r{j}[row] = {value};" for j, value in enumerate(kernel.row_outputs))
+    parts += [
+        head,
+        f"  let base = {base};\n  let n = f32(p.length);\n",
+        *[f"  let x{j} = {_value(kernel, j, 'k')};\n" for j, i in enumerate(kernel.inputs) if i.per == "row"],
+        "  var s = start();\n",
+        _fold_loop(kernel, first, step),
+        fold,
+        f"  {kernel.prepare}\n",
+        f"  {once}{{ {writes} }}\n" if writes else "",
+        _write_loop(kernel, first, step),
+        "}\n",
+    ]
+    return "".join(parts)
+
+
+def _at(kernel: Rows, k: str) -> str:
+    return f"base + ({k}) * p.inner" if kernel.strided else f"base + {k}"
+
+
+def _value(kernel: Rows, j: int, k: str) -> str:
+    operand = kernel.inputs[j]
+    where = {"element": _at(kernel, k), "column": k, "row": "row"}.get(operand.per)
+    index = where if where is not None else operand.per.replace("$k", f"({k})")
+    value = load(operand.dtype, f"b{j}", f"(p.o{j} + {index})")
+    return value if KINDS[operand.dtype].compute == "f32" else f"f32({value})"
+
+
+def _loads(kernel: Rows, k: str, needed: str) -> str:
+    return " ".join(
+        f"let x{j} = {_value(kernel, j, k)};"
+        for j, i in enumerate(kernel.inputs)
+        if i.per != "row" and f"x{j}" in needed
+    )
+
+
+def _fold_loop(kernel: Rows, first: str, step: str) -> str:
+    entering = ", ".join(kernel.enter)
+    needed = "".join(kernel.enter)
+    # Each block's loads come before its fold, and four blocks are open at once, so that loads overlap.
+    names = [f"v{a}" for a in range(len(kernel.enter))]
+    opened = "".join(f"      var {name}_{u}: f32;\n" for u in range(UNROLL) for name in names)
+    blocks = "".join(
+        f"      {{ let k = i + {u}u * {step}; {_loads(kernel, 'k', needed)} "
+        + " ".join(f"{name}_{u} = {value};" for name, value in zip(names, kernel.enter, strict=True))
+        + " }\n"
+        for u in range(UNROLL)
+    )
+    folds = " ".join(f"s = add(s, {', '.join(f'{name}_{u}' for name in names)}, i + {u}u * {step});" for u in range(UNROLL))
+    return (
+        f"  var i = {first};\n"
+        f"  for (; i + {UNROLL - 1}u * {step} < p.length; i += {UNROLL}u * {step}) {{\n{opened}{blocks}      {folds}\n  }}\n"
+        f"  for (; i < p.length; i += {step}) {{ let k = i; {_loads(kernel, 'k', needed)} s = add(s, {entering}, i); }}\n"
+    )
+
+
+def _write_loop(kernel: Rows, first: str, step: str) -> str:
+    lanes = KINDS[kernel.dtype].lanes
+    if lanes == 1:
+        value = stored(kernel.dtype, f"({kernel.output})")
+        return (
+            f"  for (var k = {first}; k < p.length; k += {step}) {{ {_loads(kernel, 'k', kernel.output)} "
+            f"out[{_at(kernel, 'k')}] = {value}; }}\n"
+        )
+    bits = 32 // lanes  # whole words: the caller sees to it that a row has only such
+    return (
+        f"  for (var word = {first}; word * {lanes}u < p.length; word += {step}) {{\n    var packed = 0u;\n"
+        f"    for (var part = 0u; part < {lanes}u; part++) {{ let k = word * {lanes}u + part; "
+        f"{_loads(kernel, 'k', kernel.output)} packed |= {lane_bits(kernel.dtype, f'({kernel.output})')} << (part * {bits}u); }}\n"
+        f"    out[base / {lanes}u + word] = packed;\n  }}\n"
+    )

@@ -1,0 +1,161 @@
+"""Activation functions and their gradients. Each is one expression; gradients have {0} = the gradient of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise, to_meta, variants
+from anytorch.webgpu.ops.arithmetic import op_of
+from anytorch.webgpu.pointwise import Rule, run
+from anytorch.webgpu.tensors import aten
+
+TANH_INNER = "0.7978845608028654 * ({x} + 0.044715 * {x} * {x} * {x})"
+
+
+def _gelu(approximate: str) -> str:
+    if approximate == "none":
+        return "{0} * normal_cdf({0})"
+    return "0.5 * {0} * (1.0 + tanh_{T}(" + TANH_INNER.replace("{x}", "{0}") + "))"
+
+
+def _gelu_backward(approximate: str) -> str:
+    if approximate == "none":
+        return "{0} * (normal_cdf({1}) + {1} * 0.3989422804014327 * exp_{T}(-0.5 * {1} * {1}))"
+    return "{0} * gelu_tanh_slope({1})"
+
+
+ACTIVATIONS = {
+    # A NaN is neither below nor above anything: it stays.
+    "relu": Rule("select({0}, {T}(0), {0} < {T}(0))"),
+    "silu": Rule("{0} * sigmoid_{T}({0})"),
+    "gelu": Rule(_gelu),
+    "mish": Rule("{0} * tanh_{T}(softplus_{T}({0}))"),
+    "softplus": Rule("softplus_scaled({0}, {1}, {2})"),
+    "elu": Rule("{2} * elu_unit({0}, {1}, {3})"),
+    "leaky_relu": Rule("select({0} * {1}, {0}, {0} > {T}(0))"),
+    "hardtanh": Rule("minimum_{T}(maximum_{T}({0}, {1}), {2})", compute="output"),
+    "hardswish": Rule("{0} * minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
+    "hardsigmoid": Rule("minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
+    "softshrink": Rule("select(select({T}(0), {0} + {1}, {0} < -{1}), {0} - {1}, {0} > {1}) + {0} * 0.0"),
+    "hardshrink": Rule("select({0}, {T}(0), at_most_{T}(-{1}, {0}) && at_most_{T}({0}, {1}))"),
+    "_prelu_kernel": Rule("select({0} * {1}, {0}, {0} > {T}(0))"),
+}
+
+
+def _logit(eps: float | None) -> str:
+    if eps is None or eps < 0:
+        return "log_{T}(divide_{T}({0}, 1.0 - {0}))"
+    low, high = f"f32({eps!r})", f"f32({1.0 - eps!r})"
+    clamped = f"minimum_{{T}}(maximum_{{T}}({{0}}, {low}), {high})"
+    return f"log_{{T}}(divide_{{T}}({clamped}, 1.0 - {clamped}))"
+
+
+def _logit_backward(eps: float | None) -> str:
+    slope = "divide_{T}({0}, {1} * (1.0 - {1}))"
+    if eps is None or eps < 0:
+        return f"select({slope}, quiet_nan(), {{1}} < 0.0 || {{1}} > 1.0)"
+    return f"select({slope}, 0.0, {{1}} < f32({eps!r}) || {{1}} > f32({1.0 - eps!r}))"
+
+
+def _elu_backward(is_result: bool) -> str:
+    if is_result:
+        negative = "{1} * {3} * ({4} + {1} * {2})"
+        return "{0} * select({2}, " + negative.replace("{1} * {3}", "{3}") + ", at_most_{T}({4}, 0.0))"
+    return "{0} * select({2}, {3} * {1} * {2} * exp_{T}({4} * {3}), at_most_{T}({4}, 0.0))"
+
+
+GRADIENTS = {
+    "threshold_backward": Rule("select({0}, {T}(0), at_most_{T}({1}, {2}))", compute="output"),
+    "sigmoid_backward": Rule("{0} * (1.0 - {1}) * {1}"),
+    "tanh_backward": Rule("{0} * (1.0 - {1} * {1})"),
+    "gelu_backward": Rule(_gelu_backward),
+    "silu_backward": Rule("{0} * silu_slope({1})"),
+    "mish_backward": Rule("{0} * mish_slope({1})"),
+    "softplus_backward": Rule("{0} * select(sigmoid_{T}({1} * {2}), 1.0, {1} * {2} > {3})"),
+    "elu_backward": Rule(_elu_backward),
+    "leaky_relu_backward": Rule(lambda is_result: "select({0} * {2}, {0}, {1} > {T}(0))"),
+    "hardtanh_backward": Rule("select({0}, {T}(0), at_most_{T}({1}, {2}) || at_most_{T}({3}, {1}))", compute="output"),
+    "hardswish_backward": Rule("{0} * hardswish_slope({1})"),
+    "hardsigmoid_backward": Rule("select(0.0, {0} / 6.0, {1} > -3.0 && {1} < 3.0)"),
+    "softshrink_backward": Rule("select({0}, {T}(0), at_most_{T}(-{2}, {1}) && at_most_{T}({1}, {2}))"),
+    "hardshrink_backward": Rule("select({0}, {T}(0), at_most_{T}(-{2}, {1}) && at_most_{T}({1}, {2}))"),
+}
+
+LOG_SIGMOID = Rule("minimum_{T}({0}, 0.0) - log1p_{T}(exp_{T}(-abs({0})))")
+LOG_SIGMOID_BACKWARD = Rule("{0} * sigmoid_{T}(-{1})")
+PRELU_INPUT = Rule("select({2} * {0}, {0}, {1} > {T}(0))", compute="output")
+PRELU_WEIGHT = Rule("select({1} * {0}, {T}(0), {1} > {T}(0))", compute="output")
+GLU = Rule("{0} * sigmoid_{T}({1})")
+GLU_FIRST = Rule("{0} * sigmoid_{T}({2})")
+GLU_SECOND = Rule("{0} * {1} * sigmoid_{T}({2}) * (1.0 - sigmoid_{T}({2}))")
+
+
+def shaped_like(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty_like(to_meta(tensor))
+
+
+def _log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    op = aten.log_sigmoid_forward.default
+    result = run(LOG_SIGMOID, op, (self,), (), None, shaped_like(self))
+    if result is None:
+        values = fallback(op, self)
+        return values[0], values[1]
+    return result, self.new_empty(0)  # the CPU keeps exp(-|x|) here for its gradient; ours is cheaper to recompute
+
+
+def _log_sigmoid_backward(grad: torch.Tensor, self: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    result = run(LOG_SIGMOID_BACKWARD, aten.log_sigmoid_backward.default, (grad, self), (), None, shaped_like(self))
+    return fallback(aten.log_sigmoid_backward.default, grad, self, buffer) if result is None else result
+
+
+def _prelu_backward(grad: torch.Tensor, self: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    op = aten._prelu_kernel_backward.default
+    first = run(PRELU_INPUT, op, (grad, self, weight), (), None, shaped_like(self))
+    second = run(PRELU_WEIGHT, op, (grad, self, weight), (), None, shaped_like(self))
+    if first is None or second is None:
+        values = fallback(op, grad, self, weight)
+        return values[0], values[1]
+    return first, second
+
+
+def _glu(self: torch.Tensor, dim: int, out: torch.Tensor) -> torch.Tensor:
+    first, second = self.chunk(2, dim)
+    if run(GLU, aten.glu.out, (first, second), (), out) is None:
+        fallback(aten.glu.out, self, dim, out=out)
+    return out
+
+
+def _glu_backward(grad: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
+    result = torch.empty_like(self)
+    first, second = self.chunk(2, dim)
+    for half, rule in zip(result.chunk(2, dim), (GLU_FIRST, GLU_SECOND), strict=True):
+        if run(rule, aten.glu_backward.default, (grad, first, second), (), half) is None:
+            return torch.as_tensor(fallback(aten.glu_backward.default, grad, self, dim))
+    return result
+
+
+def _register_logit(library: torch.library.Library) -> None:
+    for name, expression in (("logit", _logit), ("logit_backward", _logit_backward)):
+        op = op_of(name)
+        for variant in (op, *variants(op)):
+            library.impl(variant, pointwise_kernel(variant, Rule(expression, compute="float")), "PrivateUse1")
+
+
+def register(library: torch.library.Library) -> None:
+    for table in (ACTIVATIONS, GRADIENTS):
+        for name, rule in table.items():
+            register_pointwise(library, op_of(name), rule)
+    _register_logit(library)
+    kernels: tuple[tuple[str, Callable[..., Any]], ...] = (
+        ("log_sigmoid_forward", _log_sigmoid_forward),
+        ("log_sigmoid_backward", _log_sigmoid_backward),
+        ("_prelu_kernel_backward", _prelu_backward),
+        ("glu.out", _glu),
+        ("glu_backward", _glu_backward),
+    )
+    for name, kernel in kernels:
+        library.impl(name, kernel, "PrivateUse1")

@@ -1,0 +1,156 @@
+"""Comparisons, logic, bits, selection and clamping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise, variants
+from anytorch.webgpu.ops.arithmetic import op_of
+from anytorch.webgpu.pointwise import Rule
+from anytorch.webgpu.tensors import aten
+
+# A comparison that holds for equal values is not left to the compiler: `x <= x` may be folded to true, and x may be a NaN.
+COMPARISONS = {
+    "eq": "equal_{T}({0}, {1})",
+    "ne": "!equal_{T}({0}, {1})",
+    "lt": "{0} < {1}",
+    "le": "at_most_{T}({0}, {1})",
+    "gt": "{0} > {1}",
+    "ge": "at_most_{T}({1}, {0})",
+}
+
+LOGIC = {
+    "logical_not": Rule("{bool}{0} == {T}(0)", compute="input"),
+    "logical_and": Rule("{bool}({0} != {T}(0)) && ({1} != {T}(0))"),
+    "logical_or": Rule("{bool}({0} != {T}(0)) || ({1} != {T}(0))"),
+    "logical_xor": Rule("{bool}({0} != {T}(0)) != ({1} != {T}(0))"),
+    "bitwise_and.Tensor": Rule("{0} & {1}"),
+    "bitwise_or.Tensor": Rule("{0} | {1}"),
+    "bitwise_xor.Tensor": Rule("{0} ^ {1}"),
+    "bitwise_left_shift.Tensor": Rule("shift_left_{T}({0}, {1})"),
+    "bitwise_right_shift.Tensor": Rule("shift_right_{T}({0}, {1})"),
+    "__lshift__.Tensor": Rule("shift_left_{T}({0}, {1})"),
+    "__rshift__.Tensor": Rule("shift_right_{T}({0}, {1})"),
+    "__lshift__.Scalar": Rule("shift_left_{T}({0}, {1})"),
+    "__rshift__.Scalar": Rule("shift_right_{T}({0}, {1})"),
+    "heaviside": Rule("select(select({T}(0), {T}(1), {0} > {T}(0)), {1}, {0} == {T}(0))"),
+}
+
+SELECTION = {
+    "where.self": Rule("select({2}, {1}, {0} != {T}(0))", compute="output"),
+    "masked_fill.Scalar": Rule("select({0}, {2}, {1} != {T}(0))", compute="input"),
+    "masked_fill.Tensor": Rule("select({0}, {2}, {1} != {T}(0))", compute="input"),
+    "threshold": Rule("select({0}, {2}, at_most_{T}({0}, {1}))", compute="output"),
+}
+
+LOWER = Rule("maximum_{T}({0}, {1})")
+UPPER = Rule("minimum_{T}({0}, {1})")
+BOTH = Rule("minimum_{T}(maximum_{T}({0}, {1}), {2})")
+
+# Tests of a float's bits. Of an integer's value they are known without looking.
+BITS = {
+    "isnan": "is_nan({0})",
+    "isinf": "is_inf({0})",
+    "isposinf": "is_inf({0}) && {0} > 0.0",
+    "isneginf": "is_inf({0}) && {0} < 0.0",
+    "signbit": "(bitcast<u32>({0}) >> 31u) == 1u",
+}
+
+
+def _bits(op: Any, expression: str, integers: str) -> Callable[..., Any]:
+    floats = pointwise_kernel(op, Rule("{bool}" + expression, compute="input"))
+    others = pointwise_kernel(op, Rule("{bool}" + integers, compute="input"))
+
+    def test(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (floats if tensor.is_floating_point() else others)(tensor, *args, **kwargs)
+
+    return test
+
+
+def _not(op: Any) -> Callable[..., Any]:
+    bits = pointwise_kernel(op, Rule("~{0}"))
+    truth = pointwise_kernel(op, Rule("1 - {0}"))
+
+    def invert(tensor: torch.Tensor, **kwargs: Any) -> Any:
+        return (truth if tensor.dtype is torch.bool else bits)(tensor, **kwargs)
+
+    return invert
+
+
+def _clamp(op: Any) -> Callable[..., Any]:
+    """Either bound may be absent; then the other op's kernel is the whole of it."""
+    base, overload = op._schema.name.split("::")[1], op._overloadname
+    tensors = "Tensor" in overload
+    trailing = "_" if base.endswith("_") else ""
+    other = "Tensor_out" if tensors else "out"
+    chosen = other if overload.endswith("out") else "Tensor" if tensors else "default"
+    lower = pointwise_kernel(getattr(getattr(aten, "clamp_min" + trailing), chosen), LOWER)
+    upper = pointwise_kernel(getattr(getattr(aten, "clamp_max" + trailing), chosen), UPPER)
+    both = pointwise_kernel(op, BOTH)
+
+    def clamp(tensor: torch.Tensor, min: Any = None, max: Any = None, **kwargs: Any) -> Any:
+        if max is None and min is None:
+            raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+        if max is None:
+            return lower(tensor, min, **kwargs)
+        return upper(tensor, max, **kwargs) if min is None else both(tensor, min, max, **kwargs)
+
+    return clamp
+
+
+def _number(value: float) -> str:
+    """A number of a shader's text; WGSL cannot write inf or nan."""
+    if value != value:
+        return "quiet_nan()"
+    if value in (float("inf"), float("-inf")) or abs(value) > 3.4028234663852886e38:
+        return "infinity()" if value > 0 else "-infinity()"
+    return f"f32({value!r})"
+
+
+def _nan_to_num(op: Any) -> Callable[..., Any]:
+    def expression(largest: float) -> Callable[..., str]:
+        def make(nan: float | None, positive: float | None, negative: float | None) -> str:
+            above = _number(largest if positive is None else positive)
+            below = _number(-largest if negative is None else negative)
+            inf = f"select({below}, {above}, {{0}} > 0.0)"
+            return f"select(select({{0}}, {inf}, is_inf({{0}})), {_number(nan or 0.0)}, is_nan({{0}}))"
+
+        return make
+
+    kernels = {
+        dtype: pointwise_kernel(op, Rule(expression(torch.finfo(dtype).max), compute="input"))
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    }
+    unchanged = pointwise_kernel(op, Rule(lambda *_: "{0}", compute="input"))
+
+    def replace(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return kernels.get(tensor.dtype, unchanged)(tensor, *args, **kwargs)
+
+    return replace
+
+
+def register(library: torch.library.Library) -> None:
+    for name, expression in COMPARISONS.items():
+        for overload in ("Tensor", "Scalar"):
+            register_pointwise(library, op_of(f"{name}.{overload}"), Rule("{bool}" + expression))
+    for table in (LOGIC, SELECTION):
+        for name, rule in table.items():
+            register_pointwise(library, op_of(name), rule)
+    for name, rule in (("clamp_min", LOWER), ("clamp_max", UPPER)):
+        register_pointwise(library, op_of(name), rule)
+        register_pointwise(library, op_of(f"{name}.Tensor"), rule)
+    for name, expression in BITS.items():
+        for variant in (op_of(name), *variants(op_of(name))):
+            integers = "{0} < {T}(0)" if name == "signbit" else "{0} != {0}"
+            library.impl(variant, _bits(variant, expression, integers), "PrivateUse1")
+    for op, make in (
+        (aten.bitwise_not.default, _not),
+        (aten.clamp.default, _clamp),
+        (aten.clamp.Tensor, _clamp),
+        (aten.nan_to_num.default, _nan_to_num),
+    ):
+        for variant in (op, *variants(op)):
+            library.impl(variant, make(variant), "PrivateUse1")
