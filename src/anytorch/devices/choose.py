@@ -179,7 +179,8 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
         if candidate is chosen:
             continue
         if candidate.state is State.UNUSABLE:
-            why = "; ".join(r.text for r in candidate.reasons if r.level is Level.ERROR) or "it did not work when tried"
+            errors = [r.text for r in candidate.reasons if r.level is Level.ERROR]
+            why = "; ".join(errors or [r.text for r in candidate.reasons]) or "it did not work when tried"
             fix = next((r.fix for r in candidate.reasons if r.fix), "")
             lines.append(f"not {candidate.id}, {candidate.name}: {why}" + (f"\n    fix: {fix}" if fix else ""))
         elif chosen is not None and wanted.automatic:

@@ -71,10 +71,12 @@ class CudaBackend(TorchBackend):
         if hasattr(found, "pci_bus_id"):
             domain = getattr(found, "pci_domain_id", 0)
             facts["pci"] = f"{domain:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-        for fact in ("L2_cache_size", "memory_clock_rate", "memory_bus_width", "clock_rate", "gcnArchName"):
+        for fact in ("L2_cache_size", "memory_clock_rate", "memory_bus_width", "clock_rate"):
             if getattr(found, fact, None):
                 facts[fact] = getattr(found, fact)
-        if not torch.version.hip:
+        if torch.version.hip:
+            facts["gcnArchName"] = found.gcnArchName
+        else:
             facts["capability"] = [found.major, found.minor]
         return facts
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import torch
 
 from anytorch.webgpu import copies, fallback, tensors
-from anytorch.webgpu.ops import elementwise, matmul, reductions
+from anytorch.webgpu.ops import (
+    convolution,
+    elementwise,
+    indexing,
+    losses,
+    matmul,
+    norms,
+    reductions,
+    scans,
+    shapes,
+    softmax,
+)
 
 _libraries: list[torch.library.Library] = []
 
@@ -19,6 +30,13 @@ def register() -> None:
     elementwise.register(library)
     reductions.register(library)
     matmul.register(library)
+    softmax.register(library)
+    norms.register(library)
+    convolution.register(library)
+    losses.register(library)
+    indexing.register(library)
+    shapes.register(library)
+    scans.register(library)
     everything.fallback(fallback.fallback, "PrivateUse1")
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
     autocast = torch.library.Library("_", "IMPL")

@@ -24,6 +24,7 @@ BUSY_DISCRETE = 128  # workgroups that keep a large GPU busy
 BUSY_INTEGRATED = 24
 
 DIRECT = Schedule("direct", tm=4, tn=8)
+DIRECT_SQUARE = Schedule("direct", tm=4, tn=4)  # for loads that are long functions: fewer copies of them
 DIRECT_ROW = Schedule("direct", tm=1, tn=4)
 LARGE = Schedule("tiled", 128, 128, 16, 8, 8, unroll=16)
 LARGE_DOUBLE = Schedule("tiled", 128, 128, 16, 8, 8, unroll=16, double=True)
@@ -62,7 +63,7 @@ class Choice:
 def candidates(shape: Shape, *, software: bool, integrated: bool, shared_bytes: int) -> list[Choice]:
     """Schedules that can compute this shape, the likeliest first."""
     if software:
-        return [Choice(DIRECT if shape.m > 1 else DIRECT_ROW)]
+        return [Choice(DIRECT_ROW if shape.m == 1 else DIRECT_SQUARE if shape.gathered else DIRECT)]
     busy = BUSY_INTEGRATED if integrated else BUSY_DISCRETE
     if shape.m <= FEW and not shape.gathered:
         return _few_rows(shape, busy)

@@ -417,7 +417,7 @@ fn lgamma_f32(x: f32) -> f32 {
   if (is_inf(x)) { return infinity(); }
   if (x > 0.0) { return lgamma_positive(x); }
   if (x == floor(x)) { return infinity(); }
-  let fraction = x - floor(x);
+  let fraction = x - round(x);
   return 1.1447298858 - log_f32(abs(sin_f32(3.14159265 * fraction))) - lgamma_positive(1.0 - x);
 }
 
@@ -428,7 +428,7 @@ fn digamma_f32(x: f32) -> f32 {
   var sum = 0.0;
   if (x < 0.0) {
     if (x == floor(x)) { return quiet_nan(); }
-    let fraction = x - floor(x);
+    let fraction = x - round(x);
     sum = -3.14159265 / tan_f32(3.14159265 * fraction);
     y = 1.0 - x;
   }

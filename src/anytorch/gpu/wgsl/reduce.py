@@ -94,10 +94,10 @@ def state_text(reducer: Reducer, compute: str, arguments: int) -> str:
     )
 
 
-# A variance's divisor may be 0: torch gives NaN for 0/0 and inf for x/0.
+# WGSL need not divide by zero as IEEE does; torch does.
 _DIVIDED = (
-    "fn divided(a: f32, b: f32) -> f32 { if (b > 0.0) { return a / b; } "
-    "return select(infinity(), quiet_nan(), a == 0.0 || is_nan(a)); }\n"
+    "fn divided(a: f32, b: f32) -> f32 { if (b != 0.0) { return a / b; } "
+    "return select(select(infinity(), -infinity(), a < 0.0), quiet_nan(), a == 0.0 || is_nan(a)); }\n"
 )
 
 
@@ -320,9 +320,13 @@ def extreme(sign: str) -> Reducer:
     )
 
 
-_MOMENTS = (("n", "f32", "0.0"), ("mean", "f32", "0.0"), ("m2", "f32", "0.0"))
-_ADD_MOMENTS = "s.n += 1.0; let d = x0 - s.mean; s.mean += d / s.n; s.m2 += d * (x0 - s.mean);"
-_MERGE_MOMENTS = (
+def add_moments(x: str) -> str:
+    """Welford's update of count, mean and sum of squared deviations."""
+    return f"s.n += 1.0; let d = {x} - s.mean; s.mean += d / s.n; s.m2 += d * ({x} - s.mean);"
+
+
+MOMENTS = (("n", "f32", "0.0"), ("mean", "f32", "0.0"), ("m2", "f32", "0.0"))
+MERGE_MOMENTS = (
     "let t = s.n + o.n; if (t > 0.0) { let d = o.mean - s.mean; let share = o.n / t; "
     "s.mean += d * share; s.m2 += o.m2 + d * d * s.n * share; s.n = t; }"
 )
@@ -354,8 +358,8 @@ REDUCERS: dict[str, Reducer] = {
     "count_numbers": _simple("0i", "if (!unordered(x0)) { s.v += 1i; }", "s.v += o.v;", kind="i32"),
     "amax": extreme(">"),
     "amin": extreme("<"),
-    "var": Reducer(_MOMENTS, _ADD_MOMENTS, _MERGE_MOMENTS, (_VARIANCE, "s.mean")),
-    "std": Reducer(_MOMENTS, _ADD_MOMENTS, _MERGE_MOMENTS, (f"sqrt({_VARIANCE})", "s.mean")),
+    "var": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (_VARIANCE, "s.mean")),
+    "std": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (f"sqrt({_VARIANCE})", "s.mean")),
     "norm0": _simple("0.0", "if (x0 != 0.0) { s.v += 1.0; }", "s.v += o.v;", kind="f32"),
     "norm1": _simple("0.0", "s.v += abs(x0);", "s.v += o.v;", kind="f32"),
     "norm2": _simple("0.0", "s.v += x0 * x0;", "s.v += o.v;", "sqrt(s.v)", kind="f32"),

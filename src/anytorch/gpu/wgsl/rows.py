@@ -135,7 +135,9 @@ def _fold_loop(kernel: Rows, first: str, step: str) -> str:
         + " }\n"
         for u in range(UNROLL)
     )
-    folds = " ".join(f"s = add(s, {', '.join(f'{name}_{u}' for name in names)}, i + {u}u * {step});" for u in range(UNROLL))
+    folds = " ".join(
+        f"s = add(s, {', '.join(f'{name}_{u}' for name in names)}, i + {u}u * {step});" for u in range(UNROLL)
+    )
     return (
         f"  var i = {first};\n"
         f"  for (; i + {UNROLL - 1}u * {step} < p.length; i += {UNROLL}u * {step}) {{\n{opened}{blocks}      {folds}\n  }}\n"
@@ -152,9 +154,10 @@ def _write_loop(kernel: Rows, first: str, step: str) -> str:
             f"out[{_at(kernel, 'k')}] = {value}; }}\n"
         )
     bits = 32 // lanes  # whole words: the caller sees to it that a row has only such
+    lane = lane_bits(kernel.dtype, f"({kernel.output})")
     return (
         f"  for (var word = {first}; word * {lanes}u < p.length; word += {step}) {{\n    var packed = 0u;\n"
         f"    for (var part = 0u; part < {lanes}u; part++) {{ let k = word * {lanes}u + part; "
-        f"{_loads(kernel, 'k', kernel.output)} packed |= {lane_bits(kernel.dtype, f'({kernel.output})')} << (part * {bits}u); }}\n"
+        f"{_loads(kernel, 'k', kernel.output)} packed |= {lane} << (part * {bits}u); }}\n"
         f"    out[base / {lanes}u + word] = packed;\n  }}\n"
     )

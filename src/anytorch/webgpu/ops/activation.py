@@ -40,7 +40,7 @@ ACTIVATIONS = {
     "hardtanh": Rule("minimum_{T}(maximum_{T}({0}, {1}), {2})", compute="output"),
     "hardswish": Rule("{0} * minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
     "hardsigmoid": Rule("minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
-    "softshrink": Rule("select(select({T}(0), {0} + {1}, {0} < -{1}), {0} - {1}, {0} > {1}) + {0} * 0.0"),
+    "softshrink": Rule("select(select({0} * 0.0, {0} + {1}, {0} < -{1}), {0} - {1}, {0} > {1})"),
     "hardshrink": Rule("select({0}, {T}(0), at_most_{T}(-{1}, {0}) && at_most_{T}({0}, {1}))"),
     "_prelu_kernel": Rule("select({0} * {1}, {0}, {0} > {T}(0))"),
 }
@@ -63,8 +63,7 @@ def _logit_backward(eps: float | None) -> str:
 
 def _elu_backward(is_result: bool) -> str:
     if is_result:
-        negative = "{1} * {3} * ({4} + {1} * {2})"
-        return "{0} * select({2}, " + negative.replace("{1} * {3}", "{3}") + ", at_most_{T}({4}, 0.0))"
+        return "{0} * select({2}, {3} * ({4} + {1} * {2}), at_most_{T}({4}, 0.0))"
     return "{0} * select({2}, {3} * {1} * {2} * exp_{T}({4} * {3}), at_most_{T}({4}, 0.0))"
 
 

@@ -1,167 +1,200 @@
-"""Losses taken element by element: the element's loss and its gradient are expressions, the reduction is torch's."""
+"""Losses: negative log likelihood as kernels of its own, the elementwise ones by torch's decompositions."""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.loss import (
+    BACKWARD_WORDS,
+    PICK_WORDS,
+    THREADS,
+    TOTALS,
+    Pick,
+    PickBackward,
+    render_pick,
+    render_pick_backward,
+)
+from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.pointwise import Rule, run
-from anytorch.webgpu.tensors import aten
+from anytorch.webgpu.ops.reductions import (
+    buffers,
+    element_offset,
+    grid,
+    narrowed,
+    on_webgpu,
+    reduce_dims,
+    register_with_out,
+    usable,
+    word_dtype,
+)
+from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.tensors import aten, new_contiguous
 
-NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
+NONE, MEAN = 0, 1  # torch's numbers for `reduction`; 2 is a sum
 
-# {0} the input, {1} the target, {2} beta or delta.
-LOSSES = {
-    "mse_loss": Rule("({0} - {1}) * ({0} - {1})"),
-    "smooth_l1_loss": Rule("smooth_l1({0} - {1}, {2})"),
-    "huber_loss": Rule("huber({0} - {1}, {2})"),
-}
-# {0} the gradient, {1} the input, {2} the target, {3} the weight of an element (1/n for a mean), {4} beta or delta.
-LOSS_GRADIENTS = {
-    "mse_loss_backward": Rule("{3} * 2.0 * ({1} - {2}) * {0}"),
-    "smooth_l1_loss_backward": Rule("{3} * {0} * smooth_l1_slope({1} - {2}, {4})"),
-    "huber_loss_backward": Rule("{3} * {0} * minimum_{T}(maximum_{T}({1} - {2}, -{4}), {4})"),
-}
-
-CROSS_ENTROPY = "binary_cross_entropy({0}, {1})"
-CROSS_ENTROPY_SLOPE = "{3} * {0} * ({1} - {2}) / maximum_{T}((1.0 - {1}) * {1}, 1e-12)"
-BINARY = Rule(CROSS_ENTROPY)
-BINARY_WEIGHTED = Rule(f"{{2}} * {CROSS_ENTROPY}")
-BINARY_GRADIENT = Rule(CROSS_ENTROPY_SLOPE)
-BINARY_GRADIENT_WEIGHTED = Rule(f"{{4}} * {CROSS_ENTROPY_SLOPE}")
+Maybe = torch.Tensor | None
 
 
-def _result_like(*tensors: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """The geometry of an elementwise result: the first tensor's strides if it has the result's shape."""
-
-    def make() -> torch.Tensor:
-        shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
-        dtype = tensors[0].dtype
-        for tensor in tensors[1:]:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-        first = tensors[0]
-        if first.shape == shape:
-            return torch.empty_like(torch.empty_strided(shape, first.stride(), dtype=dtype, device="meta"))
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    return make
-
-
-def _reduced(values: torch.Tensor, reduction: int) -> torch.Tensor:
-    return values.mean() if reduction == MEAN else values.sum() if reduction == SUM else values
+def _shape_error(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe) -> str | None:
+    """What torch would say of shapes that do not fit. The meta kernel says it too, but not of every op here."""
+    classes = self.size(1) if self.dim() > 1 else self.size(0) if self.dim() else 0
+    samples = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
+    if (
+        self.dim() == 0
+        or (self.dim() > 1 and list(target.shape) != samples)
+        or (self.dim() == 1 and target.numel() != 1)
+    ):
+        return f"{op}: size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})"
+    if weight is not None and (weight.dim() != 1 or weight.numel() != classes):
+        return f"{op}: weight tensor should be defined either for all {classes} classes or no classes"
+    return None
 
 
-def _deliver(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    if out is None:
-        return value
-    torch._prims_common.wrappers._maybe_resize_out(out, value.shape)
-    return out.copy_(value)
+def _fits(self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int) -> bool:
+    dtypes = [t.dtype for t in (self, target, weight) if t is not None]
+    return (
+        self.is_floating_point()
+        and not target.is_floating_point()
+        and usable(open_runtime(), *dtypes)
+        and -(2**31) <= ignore_index < 2**31
+    )
 
 
-def _loss(op: Any, rule: Rule) -> Callable[..., Any]:
-    def loss(
+def _geometry(self: torch.Tensor) -> tuple[int, int]:
+    """Classes, and samples that lie side by side."""
+    return (self.size(1), math.prod(self.shape[2:])) if self.dim() > 1 else (self.size(0), 1)
+
+
+def _forward(op: Any) -> Callable[..., Any]:
+    def kernel(
+        self: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        on_webgpu(op, self, target, weight)
+        error = _shape_error(op, self, target, weight)
+        if error:
+            raise ValueError(error) if "mismatch" in error and self.dim() > 1 else RuntimeError(error)
+        if not _fits(self, target, weight, ignore_index):
+            return fallback(op, self, target, weight, reduction, ignore_index)  # type: ignore[no-any-return]
+        size = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
+        losses, weights = _pick(self, target, weight, ignore_index, math.prod(size))
+        if reduction == NONE:
+            return narrowed(losses, self.dtype).view(size), new_contiguous((), self.dtype).fill_(0)
+        if not losses.numel():
+            empty = math.nan if reduction == MEAN else 0.0
+            return new_contiguous((), self.dtype).fill_(empty), new_contiguous((), self.dtype).fill_(0)
+        mean = (float(reduction == MEAN),)
+        made = reduce_dims("totals", (losses, weights), (0,), [self.dtype] * 2, (), mean, "f32", TOTALS)
+        return made[0], made[1]
+
+    return kernel
+
+
+def _pick(
+    self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int, samples: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    runtime = open_runtime()
+    losses, weights = new_contiguous((samples,), torch.float32), new_contiguous((samples,), torch.float32)
+    if not samples:
+        return losses, weights
+    classes, inner = _geometry(self)
+    if not classes:
+        return losses.fill_(math.nan), weights.fill_(math.nan)
+    tensors = [contiguous(t) for t in (self, target, weight) if t is not None]
+    offsets = [element_offset(t) for t in tensors] + [0] * (3 - len(tensors))
+    kernel = Pick(name_of(self.dtype), name_of(target.dtype), name_of(weight.dtype) if weight is not None else "")
+    program = runtime.programs.make(
+        kernel,
+        lambda: render_pick(kernel),
+        buffers=len(tensors) + 2,
+        writable=3 << len(tensors),
+        immediates=4 * PICK_WORDS,
+    )
+    immediates = struct.pack("<3Ii3I", samples, classes, inner, ignore_index, *offsets)
+    x, y = grid(-(-samples // THREADS))
+    runtime.dispatch(program, buffers(runtime, [*tensors, losses, weights]), immediates, x, y)
+    return losses, weights
+
+
+def _backward(op: Any) -> Callable[..., Any]:
+    def kernel(
+        grad_output: torch.Tensor,
         self: torch.Tensor,
         target: torch.Tensor,
-        reduction: int = MEAN,
-        width: float = 1.0,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> Any:
-        check_devices(str(op), self, target)
-        operands = (self, target) if rule is LOSSES["mse_loss"] else (self, target, float(width))
-        values = run(rule, op, operands, (), None, _result_like(self, target))
-        if values is None:
-            rest = () if rule is LOSSES["mse_loss"] else (width,)
-            return fallback(op, self, target, reduction, *rest, **({} if out is None else {"out": out}))
-        return _deliver(_reduced(values, reduction), out)
-
-    return loss
-
-
-def _gradient(op: Any, rule: Rule) -> Callable[..., Any]:
-    mse = rule is LOSS_GRADIENTS["mse_loss_backward"]
-
-    def gradient(
-        grad: torch.Tensor,
-        self: torch.Tensor,
-        target: torch.Tensor,
+        weight: Maybe,
         reduction: int,
-        width: float = 1.0,
-        *,
-        out: torch.Tensor | None = None,
-        grad_input: torch.Tensor | None = None,
-    ) -> Any:
-        check_devices(str(op), grad, self, target)
-        weight = 1.0 / max(self.numel(), 1) if reduction == MEAN else 1.0
-        operands = (grad, self, target, weight) if mse else (grad, self, target, weight, float(width))
-        values = run(rule, op, operands, (), None, _result_like(self, target))
-        given = {name: t for name, t in (("out", out), ("grad_input", grad_input)) if t is not None}
-        if values is None:
-            return fallback(op, grad, self, target, reduction, *(() if mse else (width,)), **given)
-        return _deliver(values, next(iter(given.values()), None))
+        ignore_index: int,
+        total_weight: torch.Tensor,
+    ) -> torch.Tensor:
+        on_webgpu(op, grad_output, self, target, weight, total_weight)
+        same = grad_output.dtype is total_weight.dtype
+        if not same or not _fits(self, target, weight, ignore_index):
+            return fallback(op, grad_output, self, target, weight, reduction, ignore_index, total_weight)  # type: ignore[no-any-return]
+        runtime = open_runtime()
+        out = new_contiguous(self.shape, word_dtype(self.dtype))
+        if not out.numel():
+            return narrowed(out, self.dtype)
+        classes, inner = _geometry(self)
+        tensors = [contiguous(t) for t in (grad_output, total_weight, target, weight) if t is not None]
+        offsets = [element_offset(t) for t in tensors] + [0] * (4 - len(tensors))
+        description = PickBackward(
+            name_of(grad_output.dtype),
+            name_of(target.dtype),
+            name_of(weight.dtype) if weight is not None else "",
+            name_of(out.dtype),
+            reduction == MEAN,
+            reduction == NONE and grad_output.dim() > 0,
+        )
+        program = runtime.programs.make(
+            description,
+            lambda: render_pick_backward(description),
+            buffers=len(tensors) + 1,
+            writable=1 << len(tensors),
+            immediates=4 * BACKWARD_WORDS,
+        )
+        immediates = struct.pack("<3Ii5I", out.numel(), classes, inner, ignore_index, *offsets, 0)
+        x, y = grid(-(-out.numel() // THREADS))
+        runtime.dispatch(program, buffers(runtime, [*tensors, out]), immediates, x, y)
+        return narrowed(out, self.dtype)
 
-    return gradient
+    return kernel
 
 
-def _binary(op: Any) -> Callable[..., Any]:
-    def loss(
-        self: torch.Tensor,
-        target: torch.Tensor,
-        weight: torch.Tensor | None = None,
-        reduction: int = MEAN,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> Any:
-        check_devices(str(op), self, target, weight)
-        operands = (self, target) if weight is None else (self, target, weight)
-        rule = BINARY if weight is None else BINARY_WEIGHTED
-        values = run(rule, op, operands, (), None, _result_like(*operands))
-        if values is None:
-            return fallback(op, self, target, weight, reduction, **({} if out is None else {"out": out}))
-        return _deliver(_reduced(values, reduction), out)
-
-    return loss
-
-
-def _binary_gradient(op: Any) -> Callable[..., Any]:
-    def gradient(
-        grad: torch.Tensor,
-        self: torch.Tensor,
-        target: torch.Tensor,
-        weight: torch.Tensor | None = None,
-        reduction: int = MEAN,
-        *,
-        grad_input: torch.Tensor | None = None,
-    ) -> Any:
-        check_devices(str(op), grad, self, target, weight)
-        scale = 1.0 / max(self.numel(), 1) if reduction == MEAN else 1.0
-        operands = (grad, self, target, scale) if weight is None else (grad, self, target, scale, weight)
-        rule = BINARY_GRADIENT if weight is None else BINARY_GRADIENT_WEIGHTED
-        values = run(rule, op, operands, (), None, _result_like(self, target))
-        if values is None:
-            given = {} if grad_input is None else {"grad_input": grad_input}
-            return fallback(op, grad, self, target, weight, reduction, **given)
-        return _deliver(values, grad_input)
-
-    return gradient
+# Short compositions of elementwise ops and one reduction.
+DECOMPOSED = (
+    "mse_loss",
+    "mse_loss_backward",
+    "smooth_l1_loss",
+    "smooth_l1_loss_backward",
+    "huber_loss",
+    "huber_loss_backward",
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
+)
 
 
 def register(library: torch.library.Library) -> None:
-    for name, rule in LOSSES.items():
-        for overload in ("default", "out"):
-            op = getattr(getattr(aten, name), overload)
-            library.impl(op, _loss(op, rule), "PrivateUse1")
-    for name, rule in LOSS_GRADIENTS.items():
-        for overload in getattr(aten, name).overloads():
-            op = getattr(getattr(aten, name), overload)
-            library.impl(op, _gradient(op, rule), "PrivateUse1")
-    for overload in ("default", "out"):
-        op = getattr(aten.binary_cross_entropy, overload)
-        library.impl(op, _binary(op), "PrivateUse1")
-    for overload in ("default", "grad_input"):
-        op = getattr(aten.binary_cross_entropy_backward, overload)
-        library.impl(op, _binary_gradient(op), "PrivateUse1")
+    for name in ("nll_loss_forward", "nll_loss2d_forward"):
+        op = getattr(aten, name).default
+        register_with_out(library, op, _forward(op))
+    for name in ("nll_loss_backward", "nll_loss2d_backward"):
+        op = getattr(aten, name).default
+        register_with_out(library, op, _backward(op))
+    for name in DECOMPOSED:
+        op = getattr(aten, name).default
+        register_with_out(library, op, _decomposed(op))
+
+
+def _decomposed(op: Any) -> Callable[..., Any]:
+    function = decomposition_table[op]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return kernel

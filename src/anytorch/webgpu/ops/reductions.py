@@ -287,6 +287,39 @@ def _make_plan(
     )
 
 
+def part_states(
+    reducer: Reducer, x: torch.Tensor, dims: Sequence[int], parts: int, chunk: int, compute: str
+) -> torch.Tensor:
+    """The states of each row's parts, `chunk` elements each, as raw words in the order (part, row)."""
+    runtime = open_runtime()
+    shape, stride = x.shape, x.stride()
+    kept = [d for d in range(len(shape)) if d not in dims]
+    kept_sizes, (kept_steps,) = collapse([shape[d] for d in kept], [[stride[d] for d in kept]])
+    row_sizes, (row_steps,) = collapse([shape[d] for d in dims], [[stride[d] for d in dims]])
+    rows, length = math.prod(kept_sizes), math.prod(row_sizes)
+    kernel = Reduce(
+        reducer,
+        (name_of(x.dtype),),
+        (),
+        compute,
+        len(kept_sizes),
+        len(row_sizes),
+        stage="first",
+        threads=256,
+        group=True,
+        subgroups=has_subgroups(runtime),
+    )
+    states = new_contiguous((rows * parts * state_words(reducer, compute),), torch.int32)
+    words = (rows, length, parts, chunk, length, *kept_sizes, *row_sizes, element_offset(x), *kept_steps, *row_steps)
+    runtime.dispatch(
+        _program(runtime, kernel),
+        buffers(runtime, [x, states]),
+        struct.pack(f"<{len(words)}I", *words),
+        *grid(rows * parts),
+    )
+    return states
+
+
 def share_work(rows: int, length: int, across: bool, software: bool) -> tuple[bool, int, int]:
     """Whether a workgroup takes a row, its threads, and the parts a row is cut into."""
     if software:

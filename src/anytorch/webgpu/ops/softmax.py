@@ -119,7 +119,7 @@ def _program(runtime: Runtime, kernel: Rows) -> Program:
     )
 
 
-def _geometry(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
+def row_geometry(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
     """Rows, length and the distance between a row's elements, for a dense tensor."""
     if x.dim() == 0:
         return 1, 1, 1
@@ -138,7 +138,7 @@ def _forward(op: Any, rule: RowRule) -> Callable[..., Any]:
         if not self.is_floating_point() or not usable(runtime, self.dtype):
             return fallback(op, self, dim, half_to_float)
         infer(op, self, dim, False)
-        return run_rows(rule, [(contiguous(self), "element")], *_geometry(self, dim), self.shape, dtype)
+        return run_rows(rule, [(contiguous(self), "element")], *row_geometry(self, dim), self.shape, dtype)
 
     return kernel
 
@@ -149,7 +149,7 @@ def _backward(op: Any, rule: RowRule) -> Callable[..., Any]:
             return fallback(op, grad, output, dim, input_dtype)
         on_webgpu(op, grad, output)
         inputs = [(contiguous(grad), "element"), (contiguous(output), "element")]
-        return run_rows(rule, inputs, *_geometry(grad, dim), grad.shape, input_dtype)
+        return run_rows(rule, inputs, *row_geometry(grad, dim), grad.shape, input_dtype)
 
     return kernel
 

@@ -1,0 +1,128 @@
+"""Normalisations: what they fold, and the kernel that scales a tensor by values of its channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, thread_main
+from anytorch.gpu.wgsl.softmax import RowRule
+from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+
+_ROW_MOMENTS = Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, ("s.mean", "inverseSqrt(s.m2 / n + p.s0)"))
+_SQUARES = Reducer((("v", "f32", "0.0"),), "s.v += x0 * x0;", "s.v += o.v;", ("s.v",))
+_TWO_SUMS = Reducer(
+    (("a", "f32", "0.0"), ("b", "f32", "0.0")),
+    "s.a += x0; s.b += x0 * x1;",
+    "s.a += o.a; s.b += o.b;",
+    ("s.a", "s.b"),
+)
+_DOT = Reducer((("v", "f32", "0.0"),), "s.v += x0 * x1;", "s.v += o.v;", ("s.v",))
+
+
+def normalise(weight: bool, bias: bool) -> RowRule:
+    """Layer and group norm of x0 with weight and bias, where present, as the next inputs. s0 is epsilon."""
+    value = "(x0 - mean) * rstd"
+    if weight:
+        value += " * x1"
+    if bias:
+        value += f" + x{2 if weight else 1}"
+    return RowRule(_ROW_MOMENTS, ("x0",), "let mean = s.mean; let rstd = inverseSqrt(s.m2 / n + p.s0);", value)
+
+
+def normalise_backward(weight: bool) -> RowRule:
+    """The gradient of x: x0 is the result's gradient, x1 the input, x2 mean and x3 rstd of the row, x4 the weight."""
+    grad = "(x0 * x4)" if weight else "x0"
+    centred = "((x1 - x2) * x3)"
+    return RowRule(
+        _TWO_SUMS,
+        (grad, centred),
+        "let first = s.a / n; let second = s.b / n;",
+        f"x3 * ({grad} - first - {centred} * second)",
+    )
+
+
+def root_mean_square(weight: bool) -> RowRule:
+    return RowRule(
+        _SQUARES, ("x0",), "let rstd = inverseSqrt(s.v / n + p.s0);", "x0 * rstd * x1" if weight else "x0 * rstd"
+    )
+
+
+def root_mean_square_backward(weight: bool) -> RowRule:
+    """x0 is the result's gradient, x1 the input, x2 rstd of the row, x3 the weight."""
+    grad = "(x0 * x3)" if weight else "x0"
+    return RowRule(_DOT, (grad, "(x1 * x2)"), "let share = s.v / n;", f"x2 * ({grad} - x1 * x2 * share)")
+
+
+# Folds over the rows, for the gradients of weights: x0 gradient, x1 input, x2 mean, x3 rstd.
+WEIGHT_AND_BIAS = Reducer(
+    (("w", "f32", "0.0"), ("b", "f32", "0.0")),
+    "s.w += x0 * (x1 - x2) * x3; s.b += x0;",
+    "s.w += o.w; s.b += o.b;",
+    ("s.w", "s.b"),
+)
+SCALE_ONLY = Reducer((("w", "f32", "0.0"),), "s.w += x0 * x1 * x2;", "s.w += o.w;", ("s.w",))
+
+# Batch norm over a channel: mean, rstd (s0 is epsilon), unbiased variance.
+CHANNEL_MOMENTS = Reducer(
+    MOMENTS,
+    add_moments("x0"),
+    MERGE_MOMENTS,
+    ("s.mean", "inverseSqrt(s.m2 / n + p.s0)", "divided(s.m2, max(n - 1.0, 0.0))"),
+)
+
+
+@dataclass(frozen=True)
+class Channelwise:
+    """Each element from the same element of the inputs x0, x1, … and its channel's f32 values c0, c1, …"""
+
+    expression: str
+    inputs: tuple[str, ...]
+    channels: int
+    dtype: str
+
+    @property
+    def words(self) -> int:
+        return 3 + len(self.inputs) + self.channels
+
+    @property
+    def buffers(self) -> int:
+        return len(self.inputs) + self.channels + 1
+
+
+CHANNEL_THREADS = 256
+
+
+def render_channelwise(kernel: Channelwise) -> str:
+    """A thread computes one element, or the elements of one word. Memory order: channels `inner` elements apart."""
+    inputs, channels = len(kernel.inputs), kernel.channels
+    names = ["count", "inner", "channels", *[f"o{j}" for j in range(inputs)], *[f"q{j}" for j in range(channels)]]
+    loads = " ".join(f"let x{j} = {load(name, f'b{j}', f'(p.o{j} + i)')};" for j, name in enumerate(kernel.inputs))
+    values = " ".join(f"let c{j} = h{j}[p.q{j} + channel];" for j in range(channels))
+    lanes = KINDS[kernel.dtype].lanes
+    if lanes == 1:
+        main = f"  if (thread >= p.count) {{ return; }}\n  out[thread] = {stored(kernel.dtype, 'evaluate(thread)')};\n"
+    else:
+        bits = 32 // lanes
+        main = (
+            f"  let first = thread * {lanes}u; if (first >= p.count) {{ return; }}\n  var word = 0u;\n"
+            f"  for (var k = 0u; k < {lanes}u && first + k < p.count; k++) "
+            f"{{ word |= {lane_bits(kernel.dtype, 'evaluate(first + k)')} << (k * {bits}u); }}\n  out[thread] = word;\n"
+        )
+    return "".join(
+        (
+            enables({*kernel.inputs, kernel.dtype}),
+            f"struct Parameters {{ {', '.join(f'{name}: u32' for name in names)} }}\nvar<immediate> p: Parameters;\n",
+            *[
+                f"@group(0) @binding({j}) var<storage, read> b{j}: array<{KINDS[name].storage}>;\n"
+                for j, name in enumerate(kernel.inputs)
+            ],
+            *[f"@group(0) @binding({inputs + j}) var<storage, read> h{j}: array<f32>;\n" for j in range(channels)],
+            f"@group(0) @binding({inputs + channels}) var<storage, read_write> out: array<{KINDS[kernel.dtype].storage}>;\n",
+            BF16_BITS if kernel.dtype == "bfloat16" else "",
+            f"fn evaluate(i: u32) -> f32 {{ let channel = (i / p.inner) % p.channels; {loads} {values} "
+            f"return {kernel.expression}; }}\n",
+            thread_main(CHANNEL_THREADS),
+            main,
+            "}\n",
+        )
+    )

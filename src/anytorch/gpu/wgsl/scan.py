@@ -1,0 +1,135 @@
+"""Running folds along a row: every element gets the fold of the row up to and including it.
+
+Rows are dense, their elements `inner` apart. A thread walks a row; or a workgroup does in blocks, scanning each block in
+workgroup memory and carrying its total to the next. A long row is cut into parts: their totals come from a reduction's
+first stage, `render_prefixes` turns them into what each part starts from, and every part is scanned by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.reduce import EXPONENTIALS, REDUCERS, Reducer, group_main, state_text, thread_main, typed
+from anytorch.gpu.wgsl.types import KINDS, enables, load, stored
+
+PER_THREAD = 4
+GROUP = 256
+BLOCK = PER_THREAD * GROUP
+THREADS = 64
+
+
+@dataclass(frozen=True)
+class Scan:
+    reducer: Reducer
+    input: str  # dtype
+    outputs: tuple[str, ...]  # dtypes that have a word of their own
+    compute: str
+    group: bool = False
+    parts: bool = False  # parts start from prefixes, which is the last binding
+
+    @property
+    def buffers(self) -> int:
+        return 1 + len(self.outputs) + self.parts
+
+    @property
+    def writable(self) -> int:
+        return ((1 << len(self.outputs)) - 1) << 1
+
+
+WORDS = 6
+
+
+def _latest(sign: str) -> Reducer:
+    """The extreme so far and where it was last reached; a NaN wins over all, and the latest NaN is named."""
+    none = "0xffffffffu"
+    return Reducer(
+        (("v", "{T}", "{T}(0)"), ("i", "u32", none)),
+        f"if (s.i == {none} || unordered(x0) || (!unordered(s.v) && x0 {sign}= s.v)) {{ s.v = x0; s.i = i; }}",
+        f"if (o.i != {none}) {{ let on = unordered(o.v); let sn = unordered(s.v);\n"
+        f"  let tie = (on && sn) || (!on && !sn && o.v == s.v);\n"
+        f"  if (s.i == {none} || (tie && o.i > s.i) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
+        ("s.v", "s.i"),
+    )
+
+
+SCANS: dict[str, Reducer] = {
+    "cumsum": REDUCERS["sum"],
+    "cumprod": REDUCERS["prod"],
+    "cummax": _latest(">"),
+    "cummin": _latest("<"),
+    "logcumsumexp": EXPONENTIALS,
+    "count": REDUCERS["count_nonzero"],
+}
+
+
+def render(kernel: Scan) -> str:
+    outputs = len(kernel.outputs)
+    value = load(kernel.input, "b0", "(p.offset + base + k * p.inner)")
+    if KINDS[kernel.input].compute != kernel.compute:
+        value = f"{kernel.compute}({value})"
+    results = [typed(text, kernel.compute) for text in kernel.reducer.results[:outputs]]
+    writes = " ".join(
+        f"r{j}[base + k * p.inner] = {stored(name, f'{KINDS[name].compute}({result})')};"
+        for j, (name, result) in enumerate(zip(kernel.outputs, results, strict=True))
+    )
+    parts = [
+        enables({kernel.input, *kernel.outputs}),
+        "struct Parameters { rows: u32, length: u32, inner: u32, parts: u32, chunk: u32, offset: u32 }\n"
+        "var<immediate> p: Parameters;\n",
+        state_text(kernel.reducer, kernel.compute, 1),
+        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.input].storage}>;\n",
+        *[
+            f"@group(0) @binding({1 + j}) var<storage, read_write> r{j}: array<{KINDS[name].storage}>;\n"
+            for j, name in enumerate(kernel.outputs)
+        ],
+        f"@group(0) @binding({1 + outputs}) var<storage, read> prefixes: array<State>;\n" if kernel.parts else "",
+        f"fn write(s: State, base: u32, k: u32) {{ let n = 1.0; {writes} }}\n",
+    ]
+    worker = "group" if kernel.group else "thread"
+    head = (
+        f"  if ({worker} >= p.rows * p.parts) {{ return; }}\n"
+        f"  let row = {worker} % p.rows; let part = {worker} / p.rows;\n"
+        "  let base = (row / p.inner) * p.length * p.inner + row % p.inner;\n"
+        "  let end = min(p.length, (part + 1u) * p.chunk);\n"
+        f"  var carry = {'prefixes[part * p.rows + row]' if kernel.parts else 'start()'};\n"
+    )
+    if not kernel.group:
+        parts += [
+            thread_main(THREADS),
+            head,
+            f"  for (var k = part * p.chunk; k < end; k++) {{ carry = add(carry, {value}, k); write(carry, base, k); }}\n}}\n",
+        ]
+        return "".join(parts)
+    parts += [
+        f"var<workgroup> totals: array<State, {GROUP}>;\n",
+        group_main(GROUP, False),
+        head,
+        f"  for (var block = part * p.chunk; block < end; block += {BLOCK}u) {{\n"
+        f"    let first = block + lane * {PER_THREAD}u;\n    var own: array<State, {PER_THREAD}>;\n    var s = start();\n"
+        f"    for (var e = 0u; e < {PER_THREAD}u; e++) {{\n"
+        f"      let k = first + e; if (k < end) {{ s = add(s, {value}, k); }} own[e] = s;\n    }}\n"
+        "    totals[lane] = s;\n    workgroupBarrier();\n"
+        f"    for (var d = 1u; d < {GROUP}u; d = d << 1u) {{\n"
+        "      var t = totals[lane]; if (lane >= d) { t = merge(totals[lane - d], t); }\n"
+        "      workgroupBarrier();\n      totals[lane] = t;\n      workgroupBarrier();\n    }\n"
+        "    var before = carry; if (lane > 0u) { before = merge(carry, totals[lane - 1u]); }\n"
+        f"    for (var e = 0u; e < {PER_THREAD}u; e++) {{\n"
+        "      let k = first + e; if (k < end) { write(merge(before, own[e]), base, k); }\n    }\n"
+        f"    carry = merge(carry, totals[{GROUP - 1}]);\n    workgroupBarrier();\n  }}\n}}\n",
+    ]
+    return "".join(parts)
+
+
+def render_prefixes(reducer: Reducer, compute: str) -> str:
+    """Totals of parts become, in place, the fold of all parts before each. A thread per row: parts are few."""
+    return "".join(
+        (
+            "struct Parameters { rows: u32, parts: u32 }\nvar<immediate> p: Parameters;\n",
+            state_text(reducer, compute, 1),
+            "@group(0) @binding(0) var<storage, read_write> totals: array<State>;\n",
+            thread_main(THREADS),
+            "  if (thread >= p.rows) { return; }\n  var s = start();\n"
+            "  for (var part = 0u; part < p.parts; part++) {\n"
+            "    let at = part * p.rows + thread; let total = totals[at]; totals[at] = s; s = merge(s, total);\n  }\n}\n",
+        )
+    )

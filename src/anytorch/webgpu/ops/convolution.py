@@ -1,0 +1,292 @@
+"""Convolutions of one to three dimensions, plain and transposed, grouped and dilated, with their gradients."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from anytorch.gpu.buffers import OFFSET_MASK
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl import conv as wgsl
+from anytorch.gpu.wgsl.matmul import render
+from anytorch.gpu.wgsl.types import KINDS
+from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.kernels import check_devices
+from anytorch.webgpu.ops.matmul import FLOATS, finish, grid
+from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.tensors import aten, buffer_of, new_contiguous, new_tensor
+from anytorch.webgpu.threads import computable, wide
+from anytorch.webgpu.tuning import DIRECT, Choice, Shape, choose
+
+Triple = tuple[int, int, int]
+
+
+def _triple(values: Sequence[int], rank: int, missing: int) -> Triple:
+    whole = list(values) * rank if len(values) == 1 else list(values)
+    padded = [missing] * (3 - rank) + whole
+    return (padded[0], padded[1], padded[2])
+
+
+def _spatial(tensor: torch.Tensor) -> Triple:
+    return _triple(tensor.shape[2:], tensor.dim() - 2, 1) if tensor.dim() > 2 else (1, 1, 1)
+
+
+def _place_stride(tensor: torch.Tensor) -> int | None:
+    """The distance between neighbouring places, if one number reaches them all (channels first or last); else None."""
+    expected = None
+    for length, step in zip(reversed(tensor.shape[2:]), reversed(tensor.stride()[2:]), strict=True):
+        if length == 1:
+            continue
+        if expected is None:
+            first = step
+            expected = step
+        if step != expected:
+            return None
+        expected = step * length
+    return first if expected is not None else 1
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if _place_stride(tensor) is not None else contiguous(tensor)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    place = _place_stride(tensor)
+    assert place is not None
+    return tensor.stride(0), tensor.stride(1), place
+
+
+def _compute(
+    kind: str,
+    a: torch.Tensor,
+    x: torch.Tensor,
+    other: torch.Tensor,
+    result: torch.Tensor,
+    bias: torch.Tensor | None,
+    sizes: tuple[int, int, int],
+    groups: int,
+    geometry: tuple[Triple, Triple, Triple, Triple],
+) -> None:
+    """One product per group. `other` is the tensor whose places are walked in step: the result, or the gradient g."""
+    runtime = open_runtime()
+    m, n, k = sizes
+    dtype = name_of(x.dtype)
+    channels = x.shape[1] // groups
+
+    def launched(choice: Choice, target: torch.Tensor) -> None:
+        split = choice.splits > 1
+        aligned = (a.data_ptr() & OFFSET_MASK) // a.dtype.itemsize % 4 == 0
+        spec = wgsl.Convolution(
+            kind,
+            dtype,
+            name_of(target.dtype),
+            *geometry,
+            bias=bias is not None,
+            a_vector=kind == "gather" and k % 4 == 0 and aligned and choice.schedule.form == "tiled",
+            split=split,
+        )
+        bound = [a, x, *([bias] if bias is not None and not split else []), target]
+        program = runtime.programs.make(
+            (spec, choice.schedule),
+            lambda: render(wgsl.convolution(spec), choice.schedule),
+            buffers=len(bound),
+            writable=1 << (len(bound) - 1),
+            immediates=4 * len(wgsl.CONVOLUTION_PARAMETERS),
+        )
+        found = [buffer_of(tensor) for tensor in bound]
+        at = [offset // tensor.dtype.itemsize for (_, offset), tensor in zip(found, bound, strict=True)]
+        head = struct.pack("<4I", at[0], at[1], at[2] if len(at) == 4 else 0, at[-1])
+        tail, columns, rows = grid(choice.schedule, groups, m, n, k, choice.splits)
+        numbers = struct.pack("<13I", channels, *_spatial(x), *_spatial(other), *_strides(x), *_strides(other))
+        runtime.dispatch(program, [buffer for buffer, _ in found], head + tail + numbers, columns, rows)
+
+    def trial(choice: Choice) -> None:
+        launched(choice, new_contiguous((choice.splits, groups * m, n), torch.float32) if choice.splits > 1 else result)
+
+    along = "k" if kind == "weight" else "n"
+    if x.dtype in FLOATS:
+        choice = choose(runtime, Shape(groups, m, n, k, along, gathered=True), dtype, trial)
+    else:
+        choice = Choice(DIRECT)
+    if choice.splits == 1:
+        launched(choice, result)
+        return
+    parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
+    launched(choice, parts)
+    if kind == "weight":
+        finish(parts, result.view(groups, m, n))
+        return
+    images, places = result.shape[0], n // result.shape[0]
+    summed = new_contiguous((groups, m, n), torch.float32)
+    finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
+    on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
+
+
+def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:
+    """[images, channels, places] over the same memory; places are evenly spaced by construction."""
+    image, channel, place = _strides(result)
+    return result.as_strided((result.shape[0], result.shape[1], places), (image, channel, place))
+
+
+def _new_result(size: Sequence[int], dtype: torch.dtype, like: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Channels last if the input or the weight is, as torch's own convolutions do."""
+    if len(size) == 4 and any(t.dim() == 4 and _channels_last(t) for t in (like, weight)):
+        images, channels, height, width = size
+        return new_tensor(size, (channels * height * width, 1, width * channels, channels), dtype)
+    return new_contiguous(size, dtype)
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+class Settings:
+    """A convolution's geometry, in three dimensions."""
+
+    def __init__(self, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool) -> None:
+        self.rank = weight.dim() - 2
+        self.kernel = _triple(weight.shape[2:], self.rank, 1)
+        self.stride = _triple(stride, self.rank, 1)
+        self.padding = _triple(padding, self.rank, 0)
+        self.dilation = _triple(dilation, self.rank, 1)
+        self.transposed = transposed
+        self.taps = self.kernel[0] * self.kernel[1] * self.kernel[2]
+
+    @property
+    def geometry(self) -> tuple[Triple, Triple, Triple, Triple]:
+        return self.kernel, self.stride, self.padding, self.dilation
+
+
+def _result_size(
+    x: torch.Tensor, weight: torch.Tensor, s: Settings, output_padding: Sequence[int], groups: int
+) -> list[int]:
+    sizes = []
+    extra = _triple(output_padding, s.rank, 0)
+    for i in range(3 - s.rank, 3):
+        length, reach = _spatial(x)[i], s.dilation[i] * (s.kernel[i] - 1)
+        if s.transposed:
+            sizes.append((length - 1) * s.stride[i] - 2 * s.padding[i] + reach + extra[i] + 1)
+        else:
+            sizes.append((length + 2 * s.padding[i] - reach - 1) // s.stride[i] + 1)
+    return [x.shape[0], weight.shape[1] * groups if s.transposed else weight.shape[0], *sizes]
+
+
+def _apply(
+    kind: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    size: Sequence[int],
+    s: Settings,
+    groups: int,
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """A plain ("gather") or transposed ("scatter") convolution of x into a tensor of `size`."""
+    result = _new_result(size, x.dtype, like, weight)
+    if result.numel() == 0:
+        return result
+    target = result if wide(x.dtype) is x.dtype else new_tensor(result.size(), result.stride(), wide(x.dtype))
+    rows = size[1] // groups
+    places = result.numel() // (size[0] * size[1])
+    inner = x.shape[1] // groups * s.taps
+    if inner == 0 or x.numel() == 0:
+        result.zero_()
+        return result if bias is None else result.add_(bias.view(-1, *[1] * s.rank))
+    _compute(
+        kind,
+        contiguous(weight),
+        _readable(x),
+        target,
+        target,
+        contiguous(bias) if bias is not None else None,
+        (rows, size[0] * places, inner),
+        groups,
+        s.geometry,
+    )
+    return on_device(target, result) if target is not result else result
+
+
+def convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    check_devices("convolution", x, weight, bias)
+    settings = Settings(weight, stride, padding, dilation, transposed)
+    same = x.dtype is weight.dtype and (bias is None or bias.dtype is x.dtype)
+    if not same or settings.rank > 3 or not computable(x.dtype) or not _handled(x.dtype):
+        made: torch.Tensor = fallback(
+            aten.convolution.default,
+            *(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
+        )
+        return made
+    size = _result_size(x, weight, settings, output_padding, groups)
+    return _apply("scatter" if transposed else "gather", x, weight, bias, size, settings, groups, x)
+
+
+def _handled(dtype: torch.dtype) -> bool:
+    return dtype in FLOATS or (dtype in (torch.int32, torch.int64) and KINDS[name_of(dtype)].lanes == 1)
+
+
+def convolution_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    settings = Settings(weight, stride, padding, dilation, transposed)
+    if settings.rank > 3 or not computable(x.dtype) or x.dtype not in FLOATS:
+        bias_sizes = [weight.shape[1] * groups if transposed else weight.shape[0]]
+        found = fallback(
+            aten.convolution_backward.default,
+            *(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups),
+            list(output_mask),
+        )
+        return found[0], found[1], found[2]
+    to_x = to_weight = to_bias = None
+    if output_mask[0]:
+        # The gradient of a plain convolution's input is a transposed one, and the other way round.
+        to_x = _apply("gather" if transposed else "scatter", gradient, weight, None, x.shape, settings, groups, x)
+    if output_mask[1]:
+        to_weight = _weight_gradient(gradient, x, weight, settings, groups)
+    if output_mask[2]:
+        to_bias = gradient.sum([0, *range(2, gradient.dim())])
+    return to_x, to_weight, to_bias
+
+
+def _weight_gradient(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, s: Settings, groups: int
+) -> torch.Tensor:
+    result = new_contiguous(weight.shape, weight.dtype)
+    if result.numel() == 0:
+        return result
+    walked, read = (x, gradient) if s.transposed else (gradient, x)
+    if walked.numel() == 0 or read.numel() == 0:
+        return result.zero_()
+    walked, read = _readable(walked), _readable(read)
+    target = result if wide(x.dtype) is x.dtype else new_contiguous(weight.shape, torch.float32)
+    rows, columns = weight.shape[0] // groups, weight.shape[1] * s.taps
+    inner = walked.numel() // walked.shape[1]
+    _compute("weight", walked, read, walked, target, None, (rows, columns, inner), groups, s.geometry)
+    return on_device(target, result) if target is not result else result
+
+
+def register(library: torch.library.Library) -> None:
+    library.impl("convolution_overrideable", convolution, "PrivateUse1")
+    library.impl("convolution_backward_overrideable", convolution_backward, "PrivateUse1")
