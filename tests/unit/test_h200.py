@@ -16,7 +16,7 @@ from anytorch.devices.ranking import rank
 from anytorch.devices.registry import registry
 from anytorch.devices.try_out import report_from_json
 from anytorch.devices.types import Facts, Level, State
-from anytorch.probe.facts import Cpu, Gpu, Graphics, Hardware, Icd, Machine, Memory, Nvidia, Packages, TorchWheel
+from anytorch.probe.facts import Cpu, Gpu, Graphics, Hardware, Icd, Machine, Memory, Node, Nvidia, Packages, TorchWheel
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures/h200.json").read_text())
 
@@ -33,13 +33,19 @@ def facts() -> Facts:
         graphics[list_name] = [Icd(**icd) for icd in graphics[list_name]]
     hardware = Hardware(
         machine=value(Machine, RECORDED["machine"]),
-        cpu=value(Cpu, {**RECORDED["cpu"], "features": None} | {"features": frozenset(RECORDED["cpu"]["features"])}),
+        cpu=value(Cpu, {**RECORDED["cpu"], "features": frozenset(RECORDED["cpu"]["features"])}),
         memory=value(Memory, RECORDED["memory"]),
         gpus=tuple(value(Gpu, gpu) for gpu in RECORDED["gpus"]),
         nvidia=value(Nvidia, RECORDED["nvidia"]),
         graphics=value(Graphics, graphics),
         torch=value(TorchWheel, RECORDED["torch"]),
         packages=Packages(RECORDED["packages"]),
+        # Not part of that JSON; torch ran on the card there as root, so the nodes were open.
+        nodes=(
+            Node("/dev/nvidia0", True, True),
+            Node("/dev/nvidiactl", True, True),
+            Node("/dev/nvidia-uvm", True, True),
+        ),
     )
     return Facts(hardware, report_from_json(RECORDED["probe"]))
 
@@ -60,7 +66,9 @@ def test_it_is_the_best_device_and_one_card_not_two(facts: Facts) -> None:
 
 
 def test_its_limits_follow_from_what_the_driver_tells() -> None:
-    properties = {name: int(RECORDED["properties"][name]) for name in ("memory_clock_rate", "memory_bus_width", "clock_rate")}
+    properties = {
+        name: int(RECORDED["properties"][name]) for name in ("memory_clock_rate", "memory_bus_width", "clock_rate")
+    }
     properties["multiprocessors"] = int(RECORDED["properties"]["multi_processor_count"])
     assert memory_gb_per_s(properties) == pytest.approx(4814, abs=5)  # the data sheet says 4.8 TB/s
     assert matrix_tflops((9, 0), properties)["float32"] == pytest.approx(66.9, abs=0.1)  # 67 there
