@@ -6,6 +6,7 @@ import torch
 
 from anytorch.webgpu import copies, fallback, tensors
 from anytorch.webgpu.ops import (
+    attention,
     convolution,
     elementwise,
     indexing,
@@ -37,6 +38,7 @@ def register() -> None:
     indexing.register(library)
     shapes.register(library)
     scans.register(library)
+    attention.register(library)
     everything.fallback(fallback.fallback, "PrivateUse1")
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
     autocast = torch.library.Library("_", "IMPL")

@@ -26,16 +26,17 @@ BUSY_INTEGRATED = 24
 DIRECT = Schedule("direct", tm=4, tn=8)
 DIRECT_SQUARE = Schedule("direct", tm=4, tn=4)  # for loads that are long functions: fewer copies of them
 DIRECT_ROW = Schedule("direct", tm=1, tn=4)
-LARGE = Schedule("tiled", 128, 128, 16, 8, 8, unroll=16)
-LARGE_DOUBLE = Schedule("tiled", 128, 128, 16, 8, 8, unroll=16, double=True)
+LARGE = Schedule("tiled", 128, 128, 16, 8, 8)
+LARGE_DOUBLE = Schedule("tiled", 128, 128, 16, 8, 8, double=True)
 LARGE_SHALLOW = Schedule("tiled", 128, 128, 8, 8, 8, unroll=8, double=True)
-LARGE_ROLLED = Schedule("tiled", 128, 128, 16, 8, 8, unroll=4)
-WIDE = Schedule("tiled", 64, 128, 16, 4, 8, unroll=16)
-TALL = Schedule("tiled", 128, 64, 16, 8, 4, unroll=16)
-MIDDLE = Schedule("tiled", 64, 64, 16, 4, 4, unroll=16)
-MIDDLE_DENSE = Schedule("tiled", 64, 64, 16, 8, 8, unroll=16)
-MIDDLE_DOUBLE = Schedule("tiled", 64, 64, 16, 4, 4, unroll=16, double=True)
-SMALL = Schedule("tiled", 32, 32, 16, 4, 4, unroll=16)
+LARGE_UNROLLED = Schedule("tiled", 128, 128, 16, 8, 8, unroll=16)
+WIDE = Schedule("tiled", 64, 128, 16, 4, 8)
+TALL = Schedule("tiled", 128, 64, 16, 8, 4)
+MIDDLE = Schedule("tiled", 64, 64, 16, 4, 4)
+MIDDLE_DENSE = Schedule("tiled", 64, 64, 16, 8, 8)
+MIDDLE_DOUBLE = Schedule("tiled", 64, 64, 16, 4, 4, double=True)
+SMALL = Schedule("tiled", 32, 32, 16, 4, 4)
+TILES = (LARGE, LARGE_DOUBLE, LARGE_SHALLOW, LARGE_UNROLLED, TALL, WIDE, MIDDLE, MIDDLE_DOUBLE, MIDDLE_DENSE, SMALL)
 
 _known: dict[str, dict[str, Any]] = {}
 _log = logger(__name__)
@@ -70,8 +71,7 @@ def candidates(shape: Shape, *, software: bool, integrated: bool, shared_bytes: 
     if shape.m <= 2:  # depthwise: nothing is shared between rows
         return [Choice(DIRECT_ROW)]
     found = []
-    order = [LARGE, LARGE_DOUBLE, LARGE_SHALLOW, LARGE_ROLLED, TALL, WIDE, MIDDLE, MIDDLE_DOUBLE, MIDDLE_DENSE, SMALL]
-    usable = [s for s in order if s.shared_bytes <= shared_bytes]
+    usable = [s for s in TILES if s.shared_bytes <= shared_bytes]
     for schedule in usable:
         groups = shape.batch * -(-shape.m // schedule.bm) * -(-shape.n // schedule.bn)
         splits = splits_for(groups, shape.k, busy)

@@ -199,7 +199,7 @@ def render_scatter(kernel: Scatter) -> str:
     source = {"float32": "f32", "int32": "i32"}.get(kernel.dtype, storage)
     return (
         f"@group(0) @binding(0) var<storage, read> b0: array<{source}>;\n{_indices(walk, 1)}"
-        f"@group(0) @binding({out}) var<storage, read_write> target: array<{element}>;\n{walk.parameters()}{put}"
+        f"@group(0) @binding({out}) var<storage, read_write> there: array<{element}>;\n{walk.parameters()}{put}"
         f"{MAIN}  if (thread >= p.n) {{ return; }}\n  {walk.offsets('thread')}\n  {walk.look_up(1, 1, '')}\n"
         f"  put(a1, {_loaded(kernel.nbytes, 'b0', 'a0')});\n}}\n"
     )
@@ -219,25 +219,26 @@ def _put(kernel: Scatter) -> tuple[str, str]:
     storage, lanes, bits = _element(kernel.nbytes)
     if kernel.mode == "set":
         if lanes == 1:
-            return storage, f"fn put(at: u32, value: {storage}) {{ target[at] = value; }}\n"
+            return storage, f"fn put(at: u32, value: {storage}) {{ there[at] = value; }}\n"
         shift, mask = lanes.bit_length() - 1, (1 << bits) - 1
         return "atomic<u32>", (
             f"fn put(at: u32, value: u32) {{\n  let word = at >> {shift}u; let place = (at & {lanes - 1}u) * {bits}u;\n"
-            "  var old = atomicLoad(&target[word]);\n  loop {\n"
-            f"    let tried = atomicCompareExchangeWeak(&target[word], old, (old & ~({mask:#x}u << place)) | (value << place));\n"
+            "  var old = atomicLoad(&there[word]);\n  loop {\n"
+            f"    let changed = (old & ~({mask:#x}u << place)) | (value << place);\n"
+            "    let tried = atomicCompareExchangeWeak(&there[word], old, changed);\n"
             "    if (tried.exchanged) { break; }\n    old = tried.old_value;\n  }\n}\n"
         )
     if kernel.dtype == "int64":
         assert kernel.mode == "sum", "64-bit atomics exist for sums only: two words and a carry"
         return "array<atomic<u32>, 2>", (
-            "fn put(at: u32, value: vec2<u32>) {\n  let old = atomicAdd(&target[at][0], value.x);\n"
-            "  atomicAdd(&target[at][1], value.y + select(0u, 1u, old + value.x < old));\n}\n"
+            "fn put(at: u32, value: vec2<u32>) {\n  let old = atomicAdd(&there[at][0], value.x);\n"
+            "  atomicAdd(&there[at][1], value.y + select(0u, 1u, old + value.x < old));\n}\n"
         )
     if kernel.dtype == "int32" and kernel.mode != "prod":
         function = {"sum": "atomicAdd", "amin": "atomicMin", "amax": "atomicMax"}[kernel.mode]
-        return "atomic<i32>", f"fn put(at: u32, value: i32) {{ {function}(&target[at], value); }}\n"
+        return "atomic<i32>", f"fn put(at: u32, value: i32) {{ {function}(&there[at], value); }}\n"
     if kernel.dtype == "float32" and kernel.mode == "sum" and kernel.float_atomics:
-        return "atomic<f32>", "fn put(at: u32, value: f32) { atomicAdd(&target[at], value); }\n"
+        return "atomic<f32>", "fn put(at: u32, value: f32) { atomicAdd(&there[at], value); }\n"
     kind = "f32" if kernel.dtype == "float32" else "i32"
     combined = COMBINE[kernel.mode]
     helpers = ""
@@ -245,10 +246,10 @@ def _put(kernel: Scatter) -> tuple[str, str]:
         helpers = NAN
         combined = f"select(select({combined}, old, is_nan(old)), value, is_nan(value))"
     return "atomic<u32>", (
-        f"{helpers}fn put(at: u32, value: {kind}) {{\n  var bits = atomicLoad(&target[at]);\n  loop {{\n"
+        f"{helpers}fn put(at: u32, value: {kind}) {{\n  var bits = atomicLoad(&there[at]);\n  loop {{\n"
         f"    let old = bitcast<{kind}>(bits);\n    let new_bits = bitcast<u32>({combined});\n"
         "    if (new_bits == bits) { break; }\n"
-        "    let tried = atomicCompareExchangeWeak(&target[at], bits, new_bits);\n"
+        "    let tried = atomicCompareExchangeWeak(&there[at], bits, new_bits);\n"
         "    if (tried.exchanged) { break; }\n    bits = tried.old_value;\n  }\n}\n"
     )
 

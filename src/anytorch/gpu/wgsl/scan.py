@@ -97,7 +97,8 @@ def render(kernel: Scan) -> str:
         parts += [
             thread_main(THREADS),
             head,
-            f"  for (var k = part * p.chunk; k < end; k++) {{ carry = add(carry, {value}, k); write(carry, base, k); }}\n}}\n",
+            f"  for (var k = part * p.chunk; k < end; k++) {{\n    carry = add(carry, {value}, k);\n"
+            "    write(carry, base, k);\n  }\n}\n",
         ]
         return "".join(parts)
     parts += [

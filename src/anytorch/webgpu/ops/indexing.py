@@ -219,11 +219,11 @@ def index_put_impl(
     values = ours(op, values)
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
-    if mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate:
+    fills = mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate
+    if fills and mask is not None and list(mask.shape) == list(target.shape[: mask.dim()]):
         # The commonest form, x[mask] = value, needs no positions, so no wait for the device.
-        if list(mask.shape) == list(target.shape[: mask.dim()]):
-            shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))
-            return target.masked_fill_(shaped, values.reshape(()))
+        shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))
+        return target.masked_fill_(shaped, values.reshape(()))
     place = advanced(target, indices)
     if place is None:
         result: torch.Tensor = fallback(op, target, indices, values, accumulate, unsafe)
@@ -247,6 +247,8 @@ def gather_out(
     source: torch.Tensor, dim: int, index: torch.Tensor, sparse_grad: bool = False, *, out: torch.Tensor
 ) -> torch.Tensor:
     op = aten.gather.out
+    if out.numel() == 0:
+        return out
     whole, dim = on_dimension(ours(op, source), dim)
     if not usable(index):
         result: torch.Tensor = fallback(op, source, dim, index, sparse_grad=sparse_grad, out=out)
@@ -296,6 +298,8 @@ def written(
     again: Any,
 ) -> torch.Tensor:
     """Start `out` from `first` and let `write` change it; `again` is the fallback."""
+    if index.numel() == 0 and out.dtype is first.dtype:
+        return start(out, first)
     if not usable(index) or (out.dtype is not first.dtype):
         result: torch.Tensor = again()
         return result

@@ -1,0 +1,315 @@
+"""Attention in one kernel: the scores of a query never leave the chip; the softmax is corrected as later keys arrive.
+
+    tile     a workgroup for a block of queries; blocks of keys pass through workgroup memory
+    short    a workgroup for one query: the decoding step, where there is only one
+    row      a thread for one query, without workgroup memory or barriers: for CPU adapters
+
+Also writes the logarithm of each row's sum of exponentials, from which the backward pass recomputes the probabilities.
+Rows with no key to look at give zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.matmul import load_four
+from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, load
+
+CHUNK = 16  # of the head's dimension per pass through workgroup memory
+LOWEST = "-3.0e38"  # stands for minus infinity, which cannot be written
+
+PARAMETERS = (
+    "q_at: u32",
+    "k_at: u32",
+    "v_at: u32",
+    "mask_at: u32",
+    "out_at: u32",
+    "sums_at: u32",
+    "queries: u32",
+    "keys: u32",
+    "heads: u32",
+    "shared_by: u32",  # query heads per key head
+    "blocks: u32",  # of queries
+    "row: u32",  # workgroups per row of the launch grid
+    "total: u32",  # workgroups or threads
+    "scale: f32",
+    *[f"{name}_{part}: u32" for name in ("q", "k", "v", "out") for part in ("batch", "head", "place")],
+    *[f"mask_{part}: u32" for part in ("batch", "head", "query", "key")],
+)
+
+
+@dataclass(frozen=True)
+class Attention:
+    form: str  # "tile", "short", "row"
+    dtype: str
+    dimension: int  # of a head; a multiple of 4
+    causal: bool = False
+    mask: str = ""  # dtype of a mask that is added to the scores
+    queries: int = 64  # per block, for "tile"
+    keys: int = 64
+
+    @property
+    def threads(self) -> int:
+        return {"tile": self.queries * self.keys // 16, "short": 256, "row": 64}[self.form]
+
+    @property
+    def value_keys(self) -> int:
+        """Keys whose values are in workgroup memory at a time."""
+        return max(4, min(self.keys, 2048 // self.dimension))
+
+    @property
+    def shared_bytes(self) -> int:
+        if self.form == "row":
+            return 0
+        if self.form == "short":
+            return 16 * (self.dimension // 4 + 256) + 4 * 512
+        across = self.keys // 4
+        vectors = (self.queries + self.keys) * (CHUNK // 4 + 1) + self.queries * (self.keys // 4 + 1)
+        return 16 * (vectors + self.queries * across // 4 + self.value_keys * self.dimension // 4)
+
+
+def render(kernel: Attention) -> str:
+    element = "vec2<u32>" if kernel.dtype == "bfloat16" else f"vec4<{KINDS[kernel.dtype].storage}>"
+    names = ["q", "k", "v", *(["mask"] if kernel.mask else []), "out", "sums"]
+    kinds = [element] * 3 + ([KINDS[kernel.mask].storage] if kernel.mask else []) + [element, "f32"]
+    lines = [enables({kernel.dtype, kernel.mask})]
+    for i, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        access = "read_write" if name in ("out", "sums") else "read"
+        lines.append(f"@group(0) @binding({i}) var<storage, {access}> {name}: array<{kind}>;\n")
+    lines.append(f"struct Parameters {{ {', '.join(PARAMETERS)} }}\nvar<immediate> p: Parameters;\n")
+    for name in "qkv":
+        head = "head / p.shared_by" if name != "q" else "head"
+        lines.append(
+            f"fn {name}4(batch: u32, head: u32, place: u32, d: u32) -> vec4<f32> {{ "
+            f"let i = p.{name}_at + batch * p.{name}_batch + ({head}) * p.{name}_head + place * p.{name}_place + d; "
+            f"return {load_four(kernel.dtype, name, 'i')}; }}\n"
+        )
+    lines.append(_score(kernel))
+    if kernel.dtype == "bfloat16":
+        packed = "vec2<u32>(bf16_bits(o.x) | bf16_bits(o.y) << 16u, bf16_bits(o.z) | bf16_bits(o.w) << 16u)"
+    else:
+        packed = "o" if kernel.dtype == "float32" else f"vec4<{KINDS[kernel.dtype].storage}>(o)"
+    lines.append(BF16_BITS if kernel.dtype == "bfloat16" else "")
+    lines.append(
+        "fn put(batch: u32, head: u32, place: u32, d: u32, o: vec4<f32>) { "
+        "let i = p.out_at + batch * p.out_batch + head * p.out_head + place * p.out_place + d; "
+        f"out[i / 4u] = {packed}; }}\n"
+        "fn put_sum(batch: u32, head: u32, place: u32, top: f32, sum: f32) { "
+        f"var value = {LOWEST}; if (sum > 0.0) {{ value = top + log(sum); }} "
+        "sums[p.sums_at + (batch * p.heads + head) * p.queries + place] = value; }\n"
+    )
+    return "".join(lines) + {"tile": _tile, "short": _short, "row": _row}[kernel.form](kernel)
+
+
+def _score(kernel: Attention) -> str:
+    """The score of a pair, scaled and masked."""
+    body = "var s = dot * p.scale;"
+    if kernel.mask:
+        at = "(p.mask_at + batch * p.mask_batch + head * p.mask_head + query * p.mask_query + key * p.mask_key)"
+        body += f" s = max(s + {load(kernel.mask, 'mask', at)}, {LOWEST});"
+    condition = "key >= p.keys" + (" || key > query" if kernel.causal else "")
+    return (
+        "fn score(batch: u32, head: u32, query: u32, key: u32, dot: f32) -> f32 {\n"
+        f"  if (query >= p.queries || {condition}) {{ return {LOWEST}; }}\n  {body} return s;\n}}\n"
+        # A row all of whose keys are hidden has a top of LOWEST: its weights are zero, not exp(0).
+        f"fn weight(s: f32, top: f32) -> f32 {{ if (s <= {LOWEST}) {{ return 0.0; }} return exp(s - top); }}\n"
+    )
+
+
+def _head(kernel: Attention, argument: str) -> str:
+    return (
+        f"@compute @workgroup_size({kernel.threads}) fn main(@builtin(workgroup_id) group: vec3<u32>, "
+        f"@builtin(local_invocation_index) t: u32) {{\n  let linear = {argument};\n"
+    )
+
+
+def _row(kernel: Attention) -> str:
+    vectors = kernel.dimension // 4
+    end = "min(p.keys, query + 1u)" if kernel.causal else "p.keys"
+    return (
+        _head(kernel, f"(group.x + group.y * p.row) * {kernel.threads}u + t")
+        + f"""  if (linear >= p.total) {{ return; }}
+  let query = linear % p.queries; let head = (linear / p.queries) % p.heads; let batch = linear / (p.queries * p.heads);
+  var o: array<vec4<f32>, {vectors}>;
+  var query_row: array<vec4<f32>, {vectors}>;
+  for (var d = 0u; d < {vectors}u; d++) {{ o[d] = vec4<f32>(); query_row[d] = q4(batch, head, query, d * 4u); }}
+  var top = {LOWEST}; var sum = 0.0;
+  for (var key = 0u; key < {end}; key++) {{
+    var product = 0.0;
+    for (var d = 0u; d < {vectors}u; d++) {{ product += dot(query_row[d], k4(batch, head, key, d * 4u)); }}
+    let s = score(batch, head, query, key, product);
+    let next = max(top, s);
+    let keep = weight(top, next);
+    let w = weight(s, next);
+    sum = sum * keep + w; top = next;
+    for (var d = 0u; d < {vectors}u; d++) {{ o[d] = o[d] * keep + w * v4(batch, head, key, d * 4u); }}
+  }}
+  var inverse = 0.0; if (sum > 0.0) {{ inverse = 1.0 / sum; }}
+  for (var d = 0u; d < {vectors}u; d++) {{ put(batch, head, query, d * 4u, o[d] * inverse); }}
+  put_sum(batch, head, query, top, sum);
+}}
+"""
+    )
+
+
+def _short(kernel: Attention) -> str:
+    vectors = kernel.dimension // 4
+    parts = 256 // vectors
+    end = "min(p.keys, query + 1u)" if kernel.causal else "p.keys"
+    return (
+        f"var<workgroup> query_row: array<vec4<f32>, {vectors}>;\n"
+        "var<workgroup> weights: array<f32, 256>;\nvar<workgroup> ladder: array<f32, 256>;\n"
+        "var<workgroup> partial: array<vec4<f32>, 256>;\n"
+        + _head(kernel, "group.x + group.y * p.row")
+        + f"""  let query = linear % p.queries; let head = (linear / p.queries) % p.heads;
+  let batch = min(linear, p.total - 1u) / (p.queries * p.heads);
+  if (t < {vectors}u) {{ query_row[t] = q4(batch, head, query, t * 4u); }}
+  workgroupBarrier();
+  let column = t % {vectors}u; let part = t / {vectors}u;
+  var o = vec4<f32>(); var top = {LOWEST}; var sum = 0.0;
+  let end = {end};
+  for (var first = 0u; first < end; first += 256u) {{
+    let key = first + t;
+    var s = {LOWEST};
+    if (key < end) {{
+      var product = 0.0;
+      for (var d = 0u; d < {vectors}u; d++) {{ product += dot(query_row[d], k4(batch, head, key, d * 4u)); }}
+      s = score(batch, head, query, key, product);
+    }}
+    ladder[t] = s;
+    workgroupBarrier();
+    for (var half = 128u; half > 0u; half /= 2u) {{
+      if (t < half) {{ ladder[t] = max(ladder[t], ladder[t + half]); }}
+      workgroupBarrier();
+    }}
+    let next = max(top, ladder[0]);
+    let keep = weight(top, next);
+    top = next;
+    let w = weight(s, next);
+    sum = sum * keep + w;
+    weights[t] = w;
+    workgroupBarrier();
+    o *= keep;
+    if (part < {parts}u) {{
+      for (var j = part; j < min(256u, end - first); j += {parts}u) {{
+        o += weights[j] * v4(batch, head, first + j, column * 4u);
+      }}
+    }}
+    workgroupBarrier();
+  }}
+  ladder[t] = sum; partial[t] = o;
+  workgroupBarrier();
+  for (var half = 128u; half > 0u; half /= 2u) {{
+    if (t < half) {{ ladder[t] += ladder[t + half]; }}
+    workgroupBarrier();
+  }}
+  if (part == 0u && linear < p.total) {{
+    var whole = vec4<f32>();
+    for (var j = 0u; j < {parts}u; j++) {{ whole += partial[j * {vectors}u + column]; }}
+    let total = ladder[0];
+    var inverse = 0.0; if (total > 0.0) {{ inverse = 1.0 / total; }}
+    put(batch, head, query, column * 4u, whole * inverse);
+    if (t == 0u) {{ put_sum(batch, head, query, top, total); }}
+  }}
+}}
+"""
+    )
+
+
+def _tile(kernel: Attention) -> str:
+    queries, keys, threads = kernel.queries, kernel.keys, kernel.threads
+    across = keys // 4  # threads along keys
+    vectors = kernel.dimension // 4
+    width = CHUNK // 4 + 1
+    weights_width = keys // 4 + 1
+    columns = -(-vectors // across)
+    step = kernel.value_keys
+    chunk4 = CHUNK // 4
+    lines = [
+        f"var<workgroup> tile_q: array<vec4<f32>, {queries * width}>;\n",
+        f"var<workgroup> tile_k: array<vec4<f32>, {keys * width}>;\n",
+        f"var<workgroup> weights: array<vec4<f32>, {queries * weights_width}>;\n",
+        f"var<workgroup> ladder: array<vec4<f32>, {queries * across // 4}>;\n",
+        f"var<workgroup> tile_v: array<vec4<f32>, {step * vectors}>;\n",
+        _head(kernel, "group.x + group.y * p.row"),
+        "  let block = linear % p.blocks; let head = (linear / p.blocks) % p.heads;\n",
+        "  let batch = min(linear, p.total - 1u) / (p.blocks * p.heads);\n",
+        f"  let q0 = block * {queries}u; let tx = t % {across}u; let ty = t / {across}u;\n",
+    ]
+    lines += [f"  var o{r}_{c} = vec4<f32>();\n" for r in range(4) for c in range(columns)]
+    lines += [f"  var top{r} = {LOWEST}; var sum{r} = 0.0;\n" for r in range(4)]
+    end = f"min(p.keys, q0 + {queries}u)" if kernel.causal else "p.keys"
+    lines.append(f"  let end = {end};\n  for (var k0 = 0u; k0 < end; k0 += {keys}u) {{\n")
+    # Scores: both operands pass through workgroup memory a chunk of the dimension at a time.
+    lines += [f"  var s{r}_{c} = 0.0;\n" for r in range(4) for c in range(4)]
+    lines.append(f"  for (var d0 = 0u; d0 < {kernel.dimension}u; d0 += {CHUNK}u) {{\n")
+    for name, rows, first, limit in (("q", queries, "q0", "p.queries"), ("k", keys, "k0", "p.keys")):
+        lines.append(
+            f"    for (var e = t; e < {rows * chunk4}u; e += {threads}u) {{\n"
+            f"      let line = e / {chunk4}u; let d = e % {chunk4}u; var value = vec4<f32>();\n"
+            f"      if ({first} + line < {limit} && d0 + d * 4u < {kernel.dimension}u) "
+            f"{{ value = {name}4(batch, head, {first} + line, d0 + d * 4u); }}\n"
+            f"      tile_{name}[line * {width}u + d] = value;\n    }}\n"
+        )
+    lines.append(f"    workgroupBarrier();\n    for (var d = 0u; d < {chunk4}u; d++) {{\n")
+    lines += [f"      let a{r} = tile_q[(ty * 4u + {r}u) * {width}u + d];\n" for r in range(4)]
+    lines += [f"      let b{c} = tile_k[(tx + {c * across}u) * {width}u + d];\n" for c in range(4)]
+    lines += [f"      s{r}_{c} += dot(a{r}, b{c});\n" for r in range(4) for c in range(4)]
+    lines.append("    }\n    workgroupBarrier();\n  }\n")
+    for r in range(4):
+        for c in range(4):
+            lines.append(
+                f"  s{r}_{c} = score(batch, head, q0 + ty * 4u + {r}u, k0 + tx + {c * across}u, s{r}_{c});\n"
+            )
+        best = f"max(max(s{r}_0, s{r}_1), max(s{r}_2, s{r}_3))"
+        lines.append(f"  ladder[(ty * 4u + {r}u) * {across // 4}u + tx / 4u][tx % 4u] = {best};\n")
+    lines.append("  workgroupBarrier();\n")
+    for r in range(4):
+        lines.append(f"  {{ var most = ladder[(ty * 4u + {r}u) * {across // 4}u];\n")
+        lines += [
+            f"  most = max(most, ladder[(ty * 4u + {r}u) * {across // 4}u + {j}u]);\n" for j in range(1, across // 4)
+        ]
+        lines.append(f"  let next = max(top{r}, max(max(most.x, most.y), max(most.z, most.w)));\n")
+        lines.append(f"  let keep = weight(top{r}, next); top{r} = next; sum{r} *= keep;\n")
+        lines += [f"  o{r}_{c} *= keep;\n" for c in range(columns)]
+        for c in range(4):
+            at = f"(ty * 4u + {r}u) * {weights_width}u + (tx + {c * across}u) / 4u"
+            lines.append(
+                f"  {{ let w = weight(s{r}_{c}, next); sum{r} += w; weights[{at}][(tx + {c * across}u) % 4u] = w; }}\n"
+            )
+        lines.append("  }\n")
+    # Values, a few keys at a time.
+    lines.append(f"  for (var j0 = 0u; j0 < {keys}u; j0 += {step}u) {{\n")
+    lines.append(
+        f"    workgroupBarrier();\n    for (var e = t; e < {step * vectors}u; e += {threads}u) {{\n"
+        f"      let key = k0 + j0 + e / {vectors}u; var value = vec4<f32>();\n"
+        f"      if (key < p.keys) {{ value = v4(batch, head, key, (e % {vectors}u) * 4u); }}\n"
+        f"      tile_v[e] = value;\n    }}\n    workgroupBarrier();\n"
+        f"    for (var j = 0u; j < {step}u; j += 4u) {{\n"
+    )
+    lines += [f"      let w{r} = weights[(ty * 4u + {r}u) * {weights_width}u + (j0 + j) / 4u];\n" for r in range(4)]
+    for c in range(columns):
+        lines.append(f"      {{ let column = min(tx + {c * across}u, {vectors - 1}u);\n")
+        for u, axis in enumerate("xyzw"):
+            lines.append(f"      let v{u} = tile_v[(j + {u}u) * {vectors}u + column];\n")
+            lines += [f"      o{r}_{c} = fma(vec4<f32>(w{r}.{axis}), v{u}, o{r}_{c});\n" for r in range(4)]
+        lines.append("      }\n")
+    lines.append("    }\n  }\n  workgroupBarrier();\n  }\n")
+    # Each thread has summed its own keys; the scaling was the same for all of a row.
+    for r in range(4):
+        lines.append(f"  ladder[(ty * 4u + {r}u) * {across // 4}u + tx / 4u][tx % 4u] = sum{r};\n")
+    lines.append("  workgroupBarrier();\n  if (linear >= p.total) { return; }\n")
+    for r in range(4):
+        lines.append(f"  {{ let query = q0 + ty * 4u + {r}u;\n  var all = vec4<f32>();\n")
+        lines += [f"  all += ladder[(ty * 4u + {r}u) * {across // 4}u + {j}u];\n" for j in range(across // 4)]
+        lines.append(
+            "  let total = all.x + all.y + all.z + all.w; var inverse = 0.0;\n"
+            "  if (total > 0.0) { inverse = 1.0 / total; }\n  if (query < p.queries) {\n"
+        )
+        for c in range(columns):
+            lines.append(
+                f"    if (tx + {c * across}u < {vectors}u) "
+                f"{{ put(batch, head, query, (tx + {c * across}u) * 4u, o{r}_{c} * inverse); }}\n"
+            )
+        lines.append(f"    if (tx == 0u) {{ put_sum(batch, head, query, top{r}, total); }}\n  }} }}\n")
+    return "".join(lines) + "}\n"

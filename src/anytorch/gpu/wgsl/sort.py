@@ -1,0 +1,288 @@
+"""Sorting rows, and finding things in sorted ones or by counting.
+
+Every dtype becomes an unsigned key whose order is torch's: NaN above all, -0 equal to 0, inverted for descending. Pairs of
+(key, position) are sorted, so that equal keys keep their order; values are fetched by position at the end.
+
+Blocks are sorted in workgroup memory by a bitonic network; sorted runs are then merged in passes: every element finds its
+place by a binary search in the neighbouring run. Without the blocks (software adapters, where barriers are slow) the passes
+start from runs of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.reduce import thread_main
+from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
+
+BLOCK = 1024
+GROUP = 256
+THREADS = 64
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Makes keys and positions of values; with `block`, sorts each block of BLOCK and keeps the first `keep` of it.
+
+    `pairs`: the input is keys and positions already.
+    """
+
+    dtype: str
+    descending: bool
+    block: bool = False
+    pairs: bool = False
+
+    @property
+    def wide(self) -> bool:
+        return self.dtype == "int64"
+
+    @property
+    def buffers(self) -> int:
+        return 4 if self.pairs else 3
+
+    @property
+    def writable(self) -> int:
+        return 0b1100 if self.pairs else 0b110
+
+
+KEY_WORDS = 5  # rows, length, offset, blocks per row, keep
+
+
+def key_type(wide: bool) -> str:
+    return "u64" if wide else "u32"
+
+
+def _key_function(dtype: str, descending: bool) -> str:
+    sign = "~" if descending else ""
+    compute = KINDS[dtype].compute
+    if compute == "i64":
+        return f"fn key_of(x: i64) -> u64 {{ return {sign}(u64(x) ^ (u64(1) << 63u)); }}\n"
+    if compute == "i32":
+        return f"fn key_of(x: i32) -> u32 {{ return {sign}(bitcast<u32>(x) ^ 0x80000000u); }}\n"
+    return (
+        "fn ordered(x: f32) -> u32 {\n  let bits = bitcast<u32>(x);\n"
+        "  if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0xffffffffu; }\n"
+        "  if ((bits & 0x7fffffffu) == 0u) { return 0x80000000u; }\n"
+        "  return select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u);\n}\n"
+        f"fn key_of(x: f32) -> u32 {{ return {sign}ordered(x); }}\n"
+    )
+
+
+def render_keys(kernel: Keys) -> str:
+    key = key_type(kernel.wide)
+    bound = 1
+    if kernel.pairs:
+        source = (
+            f"@group(0) @binding(0) var<storage, read> keys_in: array<{key}>;\n"
+            "@group(0) @binding(1) var<storage, read> at_in: array<u32>;\n"
+        )
+        bound = 2
+        fetch = ("keys_in[i]", "at_in[i]")
+    else:
+        source = f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n" + _key_function(
+            kernel.dtype, kernel.descending
+        )
+        fetch = (f"key_of({load(kernel.dtype, 'b0', '(p.offset + i)')})", "k")
+    text = (
+        enables({kernel.dtype}) + "struct Parameters { rows: u32, length: u32, offset: u32, blocks: u32, keep: u32 }\n"
+        "var<immediate> p: Parameters;\n"
+        + source
+        + f"@group(0) @binding({bound}) var<storage, read_write> keys: array<{key}>;\n"
+        f"@group(0) @binding({bound + 1}) var<storage, read_write> at: array<u32>;\n"
+    )
+    if not kernel.block:
+        return (
+            text + thread_main(THREADS) + "  if (thread >= p.rows * p.length) { return; }\n"
+            "  let i = thread; let k = thread % p.length;\n"
+            f"  keys[i] = {fetch[0]}; at[i] = {fetch[1]};\n}}\n"
+        )
+    largest = "~u64(0)" if kernel.wide else "0xffffffffu"
+    return (
+        text + f"var<workgroup> ks: array<{key}, {BLOCK}>;\nvar<workgroup> is: array<u32, {BLOCK}>;\n"
+        f"@compute @workgroup_size({GROUP}) fn main(@builtin(workgroup_id) w: vec3<u32>, "
+        "@builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {\n"
+        "  let group = w.x + w.y * grid.x;\n  if (group >= p.rows * p.blocks) { return; }\n"
+        "  let row = group / p.blocks; let block = group % p.blocks;\n"
+        f"  for (var j = lane; j < {BLOCK}u; j += {GROUP}u) {{\n"
+        f"    let k = block * {BLOCK}u + j; let i = row * p.length + k;\n"
+        f"    if (k < p.length) {{ ks[j] = {fetch[0]}; is[j] = {fetch[1]}; }}\n"
+        f"    else {{ ks[j] = {largest}; is[j] = 0xffffffffu; }}\n  }}\n  workgroupBarrier();\n"
+        f"  for (var size = 2u; size <= {BLOCK}u; size = size << 1u) {{\n"
+        "    for (var d = size >> 1u; d > 0u; d = d >> 1u) {\n"
+        f"      for (var j = lane; j < {BLOCK // 2}u; j += {GROUP}u) {{\n"
+        "        let a = (j / d) * d * 2u + j % d; let b = a + d;\n"
+        "        let ka = ks[a]; let kb = ks[b]; let ia = is[a]; let ib = is[b];\n"
+        "        let above = ka > kb || (ka == kb && ia > ib);\n"
+        "        if (above == ((a & size) == 0u)) { ks[a] = kb; ks[b] = ka; is[a] = ib; is[b] = ia; }\n"
+        "      }\n      workgroupBarrier();\n    }\n  }\n"
+        # The last block of a row may be short; where blocks are cut to `keep`, all but it fill their share.
+        f"  let own = min({BLOCK}u, p.length - block * {BLOCK}u);\n"
+        f"  let share = min({BLOCK}u, p.keep);\n  let last = p.length - (p.blocks - 1u) * {BLOCK}u;\n"
+        "  let width = (p.blocks - 1u) * share + min(last, share);\n"
+        f"  for (var j = lane; j < min(own, share); j += {GROUP}u) {{\n"
+        "    let to = row * width + block * share + j; keys[to] = ks[j]; at[to] = is[j];\n  }\n}\n"
+    )
+
+
+MERGE_WORDS = 3  # rows, length, run
+
+
+def render_merge(wide: bool) -> str:
+    """One pass: runs of `run` become runs of twice that. Bindings: keys, positions, and the same to write."""
+    key = key_type(wide)
+    return (
+        "struct Parameters { rows: u32, length: u32, run: u32 }\nvar<immediate> p: Parameters;\n"
+        f"@group(0) @binding(0) var<storage, read> keys_in: array<{key}>;\n"
+        "@group(0) @binding(1) var<storage, read> at_in: array<u32>;\n"
+        f"@group(0) @binding(2) var<storage, read_write> keys: array<{key}>;\n"
+        "@group(0) @binding(3) var<storage, read_write> at: array<u32>;\n"
+        + thread_main(THREADS)
+        + "  if (thread >= p.rows * p.length) { return; }\n"
+        "  let k = thread % p.length; let base = thread - k; let mine = keys_in[thread];\n"
+        "  let run = k / p.run; let left = (run & 1u) == 0u;\n"
+        "  let start = select(run - 1u, run + 1u, left) * p.run;\n"
+        "  var low = min(start, p.length); let from = low; var high = min(start + p.run, p.length);\n"
+        # Equal keys of the left run come first: it counts what is smaller on the right, the right what is not larger.
+        "  while (low < high) {\n    let middle = (low + high) / 2u; let other = keys_in[base + middle];\n"
+        "    if (other < mine || (!left && other == mine)) { low = middle + 1u; } else { high = middle; }\n  }\n"
+        "  let to = base + (run & ~1u) * p.run + k % p.run + (low - from);\n"
+        "  keys[to] = mine; at[to] = at_in[thread];\n}\n"
+    )
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Values and positions (int64) of the first `keep` of each sorted row. Bindings: values, positions, results."""
+
+    dtype: str
+    output: str
+    positions: bool = True
+
+
+FETCH_WORDS = 5  # rows, keep, width of the positions' rows, width of the values' rows, offset
+
+
+def render_fetch(kernel: Fetch) -> str:
+    value = stored(kernel.output, load(kernel.dtype, "b0", "(p.offset + row * p.length + k)"))
+    positions = "@group(0) @binding(3) var<storage, read_write> where_at: array<i64>;\n" if kernel.positions else ""
+    return (
+        enables({kernel.dtype, kernel.output})
+        + "struct Parameters { rows: u32, keep: u32, width: u32, length: u32, offset: u32 }\n"
+        "var<immediate> p: Parameters;\n"
+        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n"
+        "@group(0) @binding(1) var<storage, read> at: array<u32>;\n"
+        f"@group(0) @binding(2) var<storage, read_write> out: array<{KINDS[kernel.output].storage}>;\n"
+        + positions
+        + thread_main(THREADS)
+        + "  if (thread >= p.rows * p.keep) { return; }\n"
+        "  let row = thread / p.keep; let k = at[row * p.width + thread % p.keep];\n"
+        f"  out[thread] = {value};" + (" where_at[thread] = i64(k);" if kernel.positions else "") + "\n}\n"
+    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where each value would be inserted in its sorted row. Bindings: sequence, values, results (int32 or int64)."""
+
+    sequence: str
+    values: str
+    output: str
+    right: bool
+    compute: str
+
+
+SEARCH_WORDS = 6  # values, values per row, length, offset of the sequence, offset of the values, stride of rows
+
+
+def render_search(kernel: Search) -> str:
+    compute = kernel.compute
+    mid = f"{compute}({load(kernel.sequence, 'b0', '(p.o0 + base + middle)')})"
+    mine = f"{compute}({load(kernel.values, 'b1', '(p.o1 + thread)')})"
+    nan = "is_nan(a) || is_nan(b)" if compute == "f32" else "false"
+    sign = ">" if kernel.right else ">="
+    return (
+        enables({kernel.sequence, kernel.values})
+        + "struct Parameters { count: u32, per_row: u32, length: u32, o0: u32, o1: u32, step: u32 }\n"
+        "var<immediate> p: Parameters;\n"
+        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.sequence].storage}>;\n"
+        f"@group(0) @binding(1) var<storage, read> b1: array<{KINDS[kernel.values].storage}>;\n"
+        f"@group(0) @binding(2) var<storage, read_write> out: array<{KINDS[kernel.output].storage}>;\n"
+        + (HELPERS["is_nan"] if compute == "f32" else "")
+        + f"fn beyond(a: {compute}, b: {compute}) -> bool {{ return !({nan}) && a {sign} b; }}\n"
+        + thread_main(THREADS)
+        + "  if (thread >= p.count) { return; }\n"
+        f"  let base = (thread / p.per_row) * p.step; let mine = {mine};\n"
+        "  var low = 0u; var high = p.length;\n"
+        "  while (low < high) { let middle = (low + high) / 2u; "
+        f"if (beyond({mid}, mine)) {{ high = middle; }} else {{ low = middle + 1u; }} }}\n"
+        f"  out[thread] = {KINDS[kernel.output].storage}(low);\n}}\n"
+    )
+
+
+MOST_RANK = 12
+COMPACT_WORDS = 2 + MOST_RANK
+
+
+def render_compact(rank: int) -> str:
+    """Positions at which a running count rises. Bindings: counts (int32), results.
+
+    rank 0: u32 positions. Otherwise int64 coordinates, `rank` to a position.
+    """
+    sizes = ", ".join(f"d{r}: u32" for r in range(MOST_RANK))
+    head = (
+        f"struct Parameters {{ count: u32, offset: u32, {sizes} }}\nvar<immediate> p: Parameters;\n"
+        "@group(0) @binding(0) var<storage, read> counts: array<i32>;\n"
+        f"@group(0) @binding(1) var<storage, read_write> out: array<{'i64' if rank else 'u32'}>;\n"
+        + thread_main(THREADS)
+        + "  if (thread >= p.count) { return; }\n"
+        "  var before = 0; if (thread > 0u) { before = counts[p.offset + thread - 1u]; }\n"
+        "  if (counts[p.offset + thread] == before) { return; }\n"
+    )
+    if not rank:
+        return head + "  out[before] = thread;\n}\n"
+    steps = "".join(
+        f"  out[to + {r}u] = i64(rest % p.d{r}); rest = rest / p.d{r};\n" for r in range(rank - 1, 0, -1)
+    )
+    return head + f"  let to = u32(before) * {rank}u; var rest = thread;\n{steps}  out[to] = i64(rest);\n}}\n"
+
+
+def render_place() -> str:
+    """out[at[i]] = counts[i] - 1, as int64: the number of each element's group, back in the elements' own order."""
+    return (
+        "struct Parameters { count: u32, offset: u32 }\nvar<immediate> p: Parameters;\n"
+        "@group(0) @binding(0) var<storage, read> counts: array<i32>;\n"
+        "@group(0) @binding(1) var<storage, read> at: array<u32>;\n"
+        "@group(0) @binding(2) var<storage, read_write> out: array<i64>;\n"
+        + thread_main(THREADS)
+        + "  if (thread >= p.count) { return; }\n  out[at[thread]] = i64(counts[p.offset + thread] - 1);\n}\n"
+    )
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many elements fall in each bin: their own value, or one of `bins` equal parts of s0..s1. Results are u32."""
+
+    dtype: str
+    parts: bool
+
+
+COUNT_WORDS = 5  # elements, bins, offset, s0, s1
+
+
+def render_count(kernel: Count) -> str:
+    value = load(kernel.dtype, "b0", "(p.offset + thread)")
+    if kernel.parts:
+        choose = (
+            f"  let x = f32({value});\n  if (!(x >= p.s0 && x <= p.s1)) {{ return; }}\n"
+            "  let bin = min(u32((x - p.s0) / (p.s1 - p.s0) * f32(p.bins)), p.bins - 1u);\n"
+        )
+    else:
+        choose = f"  let bin = u32({value});\n  if (bin >= p.bins) {{ return; }}\n"
+    return (
+        enables({kernel.dtype})
+        + "struct Parameters { count: u32, bins: u32, offset: u32, s0: f32, s1: f32 }\nvar<immediate> p: Parameters;\n"
+        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n"
+        "@group(0) @binding(1) var<storage, read_write> out: array<atomic<u32>>;\n"
+        + thread_main(THREADS)
+        + f"  if (thread >= p.count) {{ return; }}\n{choose}  atomicAdd(&out[bin], 1u);\n}}\n"
+    )

@@ -1,0 +1,244 @@
+"""scaled_dot_product_attention: one kernel forward; backward recomputes the probabilities from the kept row sums.
+
+torch asks `_fused_sdp_choice` which implementation to use. Ours takes what it handles and leaves the rest (dropout, odd head
+sizes) to torch's composition of matmul and softmax, which runs on this device too.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import torch
+
+from anytorch.gpu.buffers import OFFSET_MASK
+from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.wgsl.attention import PARAMETERS, Attention, render
+from anytorch.webgpu.copies import contiguous
+from anytorch.webgpu.kernels import check_devices
+from anytorch.webgpu.ops.matmul import FLOATS, product
+from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
+from anytorch.webgpu.tensors import buffer_of, new_contiguous, new_tensor
+from anytorch.webgpu.threads import computable, launch, narrowed
+
+MATH, OVERRIDEABLE = 0, 4  # torch.nn.attention.SDPBackend
+SHORT = 4  # up to this many queries, a workgroup each
+LARGEST = 256  # head dimension
+
+
+def choice(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Which implementation scaled_dot_product_attention takes for these operands."""
+    same = q.dtype is k.dtype is v.dtype and q.dtype in FLOATS and computable(q.dtype)
+    plain = q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0]
+    if not same or not plain or dropout > 0.0 or (mask is not None and causal):
+        return MATH
+    dimension = q.shape[3]
+    if dimension % 4 or not 4 <= dimension <= LARGEST or v.shape[3] != dimension or k.shape[3] != dimension:
+        return MATH
+    heads = k.shape[1]
+    if v.shape[1] != heads or heads == 0 or q.shape[1] % heads or (q.shape[1] != heads and not enable_gqa):
+        return MATH
+    if q.numel() == 0 or k.numel() == 0 or k.shape[2] != v.shape[2]:
+        return MATH
+    if mask is not None and (mask.requires_grad or mask.device != q.device):
+        return MATH
+    return OVERRIDEABLE
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows must be whole aligned vec4s."""
+    aligned = (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize % 4 == 0
+    if tensor.stride(3) == 1 and aligned and all(step % 4 == 0 for step in tensor.stride()[:3]):
+        return tensor
+    dense = contiguous(tensor)
+    return dense if (dense.data_ptr() & 15) == 0 else dense.clone()
+
+
+def _kernel(runtime: Runtime, q: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Attention:
+    dtype, dimension = name_of(q.dtype), q.shape[3]
+    masked = name_of(mask.dtype) if mask is not None else ""
+    if runtime.adapter.software:
+        return Attention("row", dtype, dimension, causal, masked)
+    if q.shape[2] <= SHORT:
+        return Attention("short", dtype, dimension, causal, masked)
+    limit = int(runtime.limits["max-compute-workgroup-storage-size"])
+    for queries, keys in ((64, 64), (32, 64), (32, 32), (16, 16)):
+        kernel = Attention("tile", dtype, dimension, causal, masked, queries, keys)
+        if kernel.shared_bytes <= limit:
+            return kernel
+    return Attention("row", dtype, dimension, causal, masked)
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, laid out as [batch, place, head, dimension], and the row sums' logarithms."""
+    runtime = open_runtime()
+    batch, heads, queries, dimension = q.shape
+    keys = k.shape[2]
+    q, k, v = _readable(q), _readable(k), _readable(v)
+    if mask is not None:
+        mask = mask.expand(batch, heads, queries, keys)
+    kernel = _kernel(runtime, q, mask, causal)
+    strides = (queries * heads * dimension, dimension, heads * dimension, 1)
+    out = new_tensor((batch, heads, queries, dimension), strides, q.dtype)
+    sums = new_contiguous((batch, heads, queries), torch.float32)
+    bound = [q, k, v, *([mask] if mask is not None else []), out, sums]
+    program = runtime.programs.make(
+        kernel,
+        lambda: render(kernel),
+        buffers=len(bound),
+        writable=0b11 << (len(bound) - 2),
+        immediates=4 * len(PARAMETERS),
+    )
+    found = [buffer_of(tensor) for tensor in bound]
+    at = [offset // tensor.dtype.itemsize for (_, offset), tensor in zip(found, bound, strict=True)]
+    if mask is None:
+        at.insert(3, 0)
+    blocks = -(-queries // kernel.queries) if kernel.form == "tile" else queries
+    total = batch * heads * blocks
+    groups = -(-total // kernel.threads) if kernel.form == "row" else total
+    x = min(groups, MOST_GROUPS)
+    packed = struct.pack(
+        "<13If16I",
+        *at,
+        queries,
+        keys,
+        heads,
+        heads // k.shape[1],
+        blocks,
+        x,
+        total,
+        scale,
+        *[step for tensor in (q, k, v, out) for step in tensor.stride()[:3]],
+        *(mask.stride() if mask is not None else (0, 0, 0, 0)),
+    )
+    runtime.dispatch(program, [buffer for buffer, _ in found], packed, x, -(-groups // x))
+    return out, sums
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    check_devices("scaled_dot_product_attention", q, k, v, mask)
+    if choice(q, k, v, None, dropout, causal, scale=scale, enable_gqa=True) != OVERRIDEABLE:
+        raise RuntimeError(
+            "webgpu: this fused attention takes 4-D float tensors of equal batch, without dropout, with a head dimension "
+            f"that is a multiple of 4 and at most {LARGEST}; got {tuple(q.shape)} {q.dtype}, dropout {dropout}"
+        )
+    out, sums = forward(q, k, v, mask, causal, _scale(q, scale))
+    nothing = new_contiguous((0,), torch.int64)
+    return out, sums, nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing
+
+
+def _scale(q: torch.Tensor, scale: float | None) -> float:
+    return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+
+
+def attention_backward(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    grad_input_mask: Any,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    philox_seed: Any,
+    philox_offset: Any,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """With P the probabilities, dP = g V', dS = P (dP - rowsum(g out)); then three products. Scores exist in f32 here."""
+    batch, heads, queries, dimension = q.shape
+    keys, key_heads = k.shape[2], k.shape[1]
+    factor = _scale(q, scale)
+    repeated = heads // key_heads
+    flat = (batch * heads, -1, dimension)
+    left, g = q.reshape(flat), gradient.reshape(flat)
+    right, values = (_per_query_head(t, repeated).reshape(flat) for t in (k, v))
+    scores = product(left, right.transpose(1, 2), new_contiguous((batch * heads, queries, keys), torch.float32))
+    inner = product(g, values.transpose(1, 2), new_contiguous(scores.shape, torch.float32))
+    outer = (gradient.float() * out.float()).sum(-1).contiguous()
+    weights, steps = new_contiguous(scores.shape, torch.float32), new_contiguous(scores.shape, torch.float32)
+    _probabilities(scores, inner, outer, sums, mask, causal, factor, (batch, heads, queries, keys), weights, steps)
+    weights, steps = narrowed(weights, q.dtype), narrowed(steps, q.dtype)
+    to_q = product(steps, right, new_contiguous(left.shape, q.dtype), alpha=factor).view(q.shape)
+    to_k = product(steps.transpose(1, 2), left, new_contiguous(right.shape, q.dtype), alpha=factor)
+    to_v = product(weights.transpose(1, 2), g, new_contiguous(right.shape, q.dtype))
+    shape = (batch, key_heads, repeated, keys, dimension)
+    if repeated > 1:
+        return to_q, to_k.view(shape).sum(2), to_v.view(shape).sum(2), None
+    whole = (batch, heads, keys, dimension)
+    to_mask = steps.view(batch, heads, queries, keys) if mask is not None and grad_input_mask[3] else None
+    if to_mask is not None and mask is not None:
+        to_mask = to_mask.sum_to_size(mask.shape)
+    return to_q, to_k.view(whole), to_v.view(whole), to_mask
+
+
+def _per_query_head(tensor: torch.Tensor, repeated: int) -> torch.Tensor:
+    return tensor.repeat_interleave(repeated, 1) if repeated > 1 else tensor
+
+
+def _probabilities(
+    scores: torch.Tensor,
+    inner: torch.Tensor,
+    outer: torch.Tensor,
+    sums: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+    sizes: tuple[int, int, int, int],
+    weights: torch.Tensor,
+    steps: torch.Tensor,
+) -> None:
+    batch, heads, queries, keys = sizes
+    inputs = [("scores", scores), ("inner", inner), ("outer", outer), ("sums", sums)]
+    numbers: list[tuple[str, str, Any]] = [("queries", "u32", queries), ("keys", "u32", keys), ("scale", "f32", scale)]
+    value = "load_scores(i) * p.scale"
+    if mask is not None:
+        mask = mask.expand(batch, heads, queries, keys)
+        inputs.append(("mask", mask))
+        numbers.append(("heads", "u32", heads))
+        numbers += [(f"m{j}", "u32", step) for j, step in enumerate(mask.stride())]
+        place = "(row / (p.queries * p.heads)) * p.m0 + ((row / p.queries) % p.heads) * p.m1 + query * p.m2 + key * p.m3"
+        value = f"max({value} + load_mask({place}), -3.0e38)"
+    hidden = "key > query" if causal else "false"
+    body = (
+        "  let row = i / p.keys; let key = i % p.keys; let query = row % p.queries;\n"
+        f"  var w = 0.0; let s = {value};\n"
+        f"  if (!({hidden}) && s > -3.0e38) {{ w = exp(s - load_sums(row)); }}\n"
+        "  store_weights(i, w); store_steps(i, w * (load_inner(i) - load_outer(row)));"
+    )
+    launch(inputs, [("weights", weights), ("steps", steps)], numbers, batch * heads * queries * keys, body)
+
+
+def register(library: torch.library.Library) -> None:
+    library.impl("_fused_sdp_choice", choice, "PrivateUse1")
+    library.impl("_scaled_dot_product_fused_attention_overrideable", attention, "PrivateUse1")
+    library.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward, "PrivateUse1")

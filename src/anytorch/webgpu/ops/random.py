@@ -1,0 +1,318 @@
+"""Random numbers and dropout. The device has one seed and one counter (`webgpu.random`); a CPU generator may be given instead."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.philox import IMMEDIATES, WORKGROUP, Dropout, Random, render, render_dropout
+from anytorch.gpu.wgsl.types import supported
+from anytorch.webgpu import random
+from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.kernels import register_pointwise
+from anytorch.webgpu.pointwise import MOST_GROUPS, Rule, name_of, run
+from anytorch.webgpu.tensors import aten, buffer_of, device, new_contiguous
+
+# Digits of a number in [0, 1) that a type can hold: with more, rounding could make 1 of one just below.
+DIGITS = {torch.float16: 11, torch.bfloat16: 8}
+KEEP = Rule("select({T}(0), {T}(1), {1} < {2})", compute="output")
+
+
+def _draw(numbers: int, generator: torch.Generator | None) -> tuple[int, int]:
+    if generator is None:
+        return random.take(numbers)
+    seed = torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator).item()
+    return int(seed) & (2**64 - 1), 0
+
+
+def _groups(threads: int) -> tuple[int, int]:
+    groups = -(-threads // WORKGROUP)
+    x = min(groups, MOST_GROUPS)
+    return x, -(-groups // x)
+
+
+def _pack(n: int, row: int, seed: int, counter: int, bits: int, words: tuple[int, ...], offset: int) -> bytes:
+    return struct.pack(
+        "<12I",
+        n,
+        row,
+        seed & 0xFFFFFFFF,
+        seed >> 32,
+        counter & 0xFFFFFFFF,
+        counter >> 32 & 0xFFFFFFFF,
+        bits,
+        *words,
+        offset,
+    )
+
+
+def _bits(value: float) -> int:
+    """A float32's bits; a number beyond its range is the infinity it rounds to."""
+    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32).item()) & 0xFFFFFFFF
+
+
+def _generate(
+    self: torch.Tensor,
+    distribution: str,
+    words: tuple[int, ...],
+    kind: torch.dtype,
+    generator: torch.Generator | None,
+) -> torch.Tensor:
+    """Fill a tensor; what is not contiguous or of the kernel's own type is generated beside and copied."""
+    n = self.numel()
+    if n == 0:
+        return self
+    kernel = Random(distribution)
+    seed, counter = _draw(n * 4 // kernel.per_thread, generator)
+    direct = self.dtype is kind and self.is_contiguous()
+    target = self if direct else new_contiguous(self.shape, kind)
+    runtime = open_runtime()
+    program = runtime.programs.make(
+        kernel, lambda: render(kernel), buffers=1, writable=1, immediates=IMMEDIATES
+    )
+    buffer, offset = buffer_of(target)
+    limit = (runtime.binding_limit // kind.itemsize - 64) // 256 * 256
+    start = 0
+    while start < n:  # one launch, but for outputs beyond the binding limit
+        count = min(n - start, limit)
+        x, y = _groups(-(-count // kernel.per_thread))
+        begin = offset + start * kind.itemsize
+        window = None
+        if buffer.nbytes > runtime.binding_limit:
+            base = begin // 256 * 256
+            window = ((base, min(-(-(begin - base + count * kind.itemsize) // 16) * 16, buffer.nbytes - base)),)
+            begin -= base
+        immediates = _pack(
+            count,
+            x * WORKGROUP,
+            seed,
+            counter + start // kernel.per_thread,
+            DIGITS.get(self.dtype, 24),
+            (*words, *(0,) * (4 - len(words))),
+            begin // kind.itemsize,
+        )
+        runtime.dispatch(program, [buffer], immediates, x, y, windows=window)
+        start += count
+    return self if direct else on_device(target, self)
+
+
+def _can(self: torch.Tensor) -> bool:
+    return supported(name_of(self.dtype), open_runtime().features)
+
+
+def _distribution(
+    op: Any, name: str, check: Callable[[float, float], str | None]
+) -> Callable[..., torch.Tensor]:
+    """A kernel of `op(self, a, b, generator)`. `check` says what is wrong with the parameters."""
+    defaults = [a.default_value for a in op._schema.arguments[1:3] if a.has_default_value() and a.name != "generator"]
+
+    def kernel(self: torch.Tensor, *args: float, generator: torch.Generator | None = None, **kwargs: float) -> Any:
+        values = [*args, *defaults[len(args) :]]
+        for argument, value in kwargs.items():
+            values[[a.name for a in op._schema.arguments[1:]].index(argument)] = value
+        first, second = (*values, 0.0)[:2]
+        wrong = check(float(first), float(second))
+        if wrong:
+            raise RuntimeError(wrong)
+        if not _can(self) or self.dtype is torch.float64:
+            return fallback(op, self, *values, generator=generator)
+        return _generate(self, name, (_bits(first), _bits(second)), torch.float32, generator)
+
+    return kernel
+
+
+def _no_check(first: float, second: float) -> str | None:
+    return None
+
+
+def _check_uniform(first: float, second: float) -> str | None:
+    return f"uniform_ expects to return a [from, to) range, but found from={first} > to={second}" if first > second else None
+
+
+def _check_normal(first: float, second: float) -> str | None:
+    return f"normal expects std >= 0.0, but found std {second}" if second < 0 else None
+
+
+def _check_positive(name: str) -> Callable[[float, float], str | None]:
+    return lambda first, second: f"{name} expects its parameter > 0.0, but found {first}" if first <= 0 else None
+
+
+def _check_probability(first: float, second: float) -> str | None:
+    return f"bernoulli_ expects p to be in [0, 1], but got p={first}" if not 0 <= first <= 1 else None
+
+
+def _check_geometric(first: float, second: float) -> str | None:
+    return f"geometric_ expects p to be in (0, 1), but got p={first}" if not 0 < first < 1 else None
+
+
+def bernoulli_tensor(self: torch.Tensor, p: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    uniform = _generate(new_contiguous(self.shape, torch.float32), "uniform", (0, _bits(1.0)), torch.float32, generator)
+    chance = p.to(device=device(), dtype=torch.float32).expand(self.shape)
+    chosen = uniform < chance
+    return self.copy_(chosen)
+
+
+LARGEST = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
+
+
+def random_default(self: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    if self.dtype is torch.bool:
+        return random_from(self, 0, 2, generator=generator)
+    top = LARGEST.get(self.dtype)
+    return random_from(self, 0, top + 1 if top else torch.iinfo(self.dtype).max, generator=generator, inclusive=not top)
+
+
+def random_to(self: torch.Tensor, to: int, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    return random_from(self, 0, to, generator=generator)
+
+
+def random_from(
+    self: torch.Tensor,
+    low: int,
+    high: int | None,
+    *,
+    generator: torch.Generator | None = None,
+    inclusive: bool = False,
+) -> torch.Tensor:
+    op = aten.random_.__getattr__("from")
+    if high is None:
+        top = LARGEST.get(self.dtype)
+        high, inclusive = top if top else 1 if self.dtype is torch.bool else torch.iinfo(self.dtype).max, True
+    length = high - low + inclusive
+    if length <= 0:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+    if not _can(self):
+        return torch.as_tensor(fallback(op, self, low, high, generator=generator))
+    if length <= 2**32 and -(2**31) <= low and high <= 2**31:
+        return _generate(self, "range", (low & 0xFFFFFFFF, length & 0xFFFFFFFF), torch.int32, generator)
+    if not supported("int64", open_runtime().features):
+        return torch.as_tensor(fallback(op, self, low, high, generator=generator))
+    start = low & (2**64 - 1)
+    words = (start & 0xFFFFFFFF, start >> 32, length & 0xFFFFFFFF, length >> 32 & 0xFFFFFFFF)
+    return _generate(self, "wide", words, torch.int64, generator)
+
+
+def randperm(n: int, generator: torch.Generator | None = None, *, out: torch.Tensor) -> torch.Tensor:
+    if n < 0:
+        raise RuntimeError(f"n must be non-negative, got {n}")
+    if out.shape != (n,):
+        torch._prims_common.wrappers._maybe_resize_out(out, (n,))
+    if n < 2:
+        return out.zero_()
+    keys = random_from(new_contiguous((n,), torch.int32), -(2**31), 2**31, generator=generator)
+    return out.copy_(torch.argsort(keys))
+
+
+def _normal(mean: Any, std: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+    """normal with tensors for its parameters."""
+    if isinstance(std, torch.Tensor):
+        if not std.is_complex() and std.numel() and bool((std < 0).any()):
+            raise RuntimeError("normal expects all elements of std >= 0.0")
+    elif std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    tensors = [v for v in (mean, std) if isinstance(v, torch.Tensor)]
+    made = torch.empty(torch.broadcast_shapes(*[t.shape for t in tensors]), dtype=tensors[0].dtype, device=device())
+    return made.normal_(0.0, 1.0, generator=generator).mul_(std).add_(mean)
+
+
+def _normal_out(mean: Any, std: Any, generator: torch.Generator | None = None, *, out: torch.Tensor) -> torch.Tensor:
+    made = _normal(mean, std, generator)
+    torch._prims_common.wrappers._maybe_resize_out(out, made.shape)
+    return out.copy_(made)
+
+
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if input.numel() == 0 or p == 0 or train is False:
+        return input.clone(), torch.ones(input.shape, dtype=torch.bool, device=input.device)
+    if p == 1:
+        return torch.zeros_like(input), torch.zeros(input.shape, dtype=torch.bool, device=input.device)
+    scale = 1.0 / (1.0 - p)
+    n = input.numel()
+    runtime = open_runtime()
+    native = input.dtype in (torch.float32, torch.float16, torch.bfloat16) and _can(input)
+    if not native or n * input.dtype.itemsize > runtime.binding_limit:
+        mask = torch.empty(input.shape, dtype=torch.bool, device=input.device).bernoulli_(1.0 - p)
+        return input * mask * scale, mask
+    dense = contiguous(input)
+    out = new_contiguous(input.shape, input.dtype)
+    mask = new_contiguous(input.shape, torch.bool)
+    seed, counter = random.take(n)
+    kernel = Dropout(name_of(input.dtype))
+    program = runtime.programs.make(
+        kernel, lambda: render_dropout(kernel), buffers=3, writable=0b110, immediates=IMMEDIATES
+    )
+    source, offset = buffer_of(dense)
+    x, y = _groups(-(-n // 4))
+    words = (_bits(1.0 - p), _bits(scale), 0, 0)
+    immediates = _pack(n, x * WORKGROUP, seed, counter, 24, words, offset // input.dtype.itemsize)
+    runtime.dispatch(program, [source, buffer_of(out)[0], buffer_of(mask)[0]], immediates, x, y)
+    return out, mask
+
+
+def multinomial(
+    self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """The largest of p/q over exponential q are a sample without replacement; with it, by the cumulative sum."""
+    if num_samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if self.dim() not in (1, 2):
+        raise RuntimeError("prob_dist must be 1 or 2 dim")
+    if not self.is_floating_point():
+        raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {self.dtype}")
+    if not replacement and num_samples > self.shape[-1]:
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    weights = self.float()
+    if num_samples == 1 or not replacement:
+        q = torch.empty_like(weights).exponential_(1.0, generator=generator)
+        ratio = weights / q
+        if num_samples == 1:
+            return ratio.argmax(dim=-1, keepdim=True)
+        return ratio.topk(num_samples, dim=-1).indices
+    steps = weights.cumsum(-1)
+    total = steps.narrow(-1, steps.shape[-1] - 1, 1)
+    points = torch.empty((*self.shape[:-1], num_samples), device=self.device).uniform_(generator=generator) * total
+    return torch.searchsorted(steps.contiguous(), points, right=True).clamp_(max=self.shape[-1] - 1)
+
+
+def register(library: torch.library.Library) -> None:
+    for op, name, check in (
+        (aten.uniform_.default, "uniform", _check_uniform),
+        (aten.normal_.default, "normal", _check_normal),
+        (aten.log_normal_.default, "log_normal", _no_check),
+        (aten.exponential_.default, "exponential", _check_positive("exponential_")),
+        (aten.bernoulli_.float, "bernoulli", _check_probability),
+        (aten.geometric_.default, "geometric", _check_geometric),
+        (aten.cauchy_.default, "cauchy", _no_check),
+    ):
+        library.impl(op, _distribution(op, name, check), "PrivateUse1")
+    for name, kernel in (
+        ("bernoulli_.Tensor", bernoulli_tensor),
+        ("random_", random_default),
+        ("random_.to", random_to),
+        ("random_.from", random_from),
+        ("randperm.generator_out", randperm),
+        ("normal.Tensor_float", _normal),
+        ("normal.float_Tensor", _normal),
+        ("normal.Tensor_Tensor", _normal),
+        ("normal.Tensor_float_out", _normal_out),
+        ("normal.float_Tensor_out", _normal_out),
+        ("normal.Tensor_Tensor_out", _normal_out),
+        ("native_dropout", native_dropout),
+        ("multinomial", multinomial),
+    ):
+        library.impl(name, kernel, "PrivateUse1")
+    register_pointwise(library, aten.native_dropout_backward.default, Rule(_dropout_backward, compute="output"))
+
+
+def _dropout_backward(scale: float) -> str:
+    return f"{{0}} * {{1}} * {{T}}({scale!r})"
+
+
+__all__ = ["KEEP", "register", "run"]
