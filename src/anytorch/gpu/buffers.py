@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ OFFSET_MASK = (1 << SHIFT) - 1
 class Buffer:
     """One GPU buffer."""
 
-    __slots__ = ("__weakref__", "address", "handle", "key", "nbytes", "owner")
+    __slots__ = ("__weakref__", "address", "handle", "key", "nbytes", "owner", "pins")
 
     def __init__(self, owner: Any, handle: Any, nbytes: int, number: int) -> None:
         self.owner = owner  # wgpu's object, which destroys the buffer
@@ -27,6 +27,7 @@ class Buffer:
         self.nbytes = nbytes
         self.address = TAG | number << SHIFT
         self.key = self.address >> SHIFT
+        self.pins = 0  # tapes that will write to it again
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Pool:
         self.returned: deque[Buffer] = deque()
         self._statistics = PoolStatistics()
         self._free: dict[int, list[Buffer]] = {}
+        self._parked: set[Buffer] = set()  # given back, but pinned
         self._next = 1
 
     def take(self, nbytes: int, relieve: Callable[[], None]) -> Buffer:
@@ -125,11 +127,32 @@ class Pool:
         returned, free, statistics = self.returned, self._free, self._statistics
         while returned:
             buffer = returned.popleft()
+            if buffer.pins:
+                self._parked.add(buffer)
+                continue
             statistics.allocated -= buffer.nbytes
             if buffer.nbytes in free:
                 free[buffer.nbytes].append(buffer)
             else:
                 free[buffer.nbytes] = [buffer]
+
+    def pin(self, buffers: Iterable[Buffer]) -> None:
+        """Keep buffers from being handed out, whether they are in use or free."""
+        self._sort_in()
+        for buffer in buffers:
+            buffer.pins += 1
+            free = self._free.get(buffer.nbytes, [])
+            if buffer in free:
+                free.remove(buffer)
+                self._statistics.allocated += buffer.nbytes
+                self._parked.add(buffer)
+
+    def unpin(self, buffers: Iterable[Buffer]) -> None:
+        for buffer in buffers:
+            buffer.pins -= 1
+            if not buffer.pins and buffer in self._parked:
+                self._parked.discard(buffer)
+                self.returned.append(buffer)
 
     def release_free(self) -> int:
         """Destroy every buffer nobody uses; returns the bytes given back."""

@@ -10,10 +10,10 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from anytorch import config
-from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable
+from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
 from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising, translated
@@ -48,6 +48,18 @@ _from_buffer = ffi.from_buffer
 class RuntimeStatistics:
     commands: int = 0  # dispatches, copies and clears that were submitted
     submissions: int = 0
+
+
+class Recorder(Protocol):
+    """Is told of every command while it is the runtime's `recorder` (see `tape`)."""
+
+    def note_launch(
+        self, program: Program, buffers: Sequence[Buffer], group: Any, immediates: bytes, x: int, y: int, z: int
+    ) -> None: ...
+
+    def note_copy(self, source: Buffer, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None: ...
+
+    def note_clear(self, buffer: Buffer, offset: int, nbytes: int) -> None: ...
 
 
 class Runtime:
@@ -85,6 +97,7 @@ class Runtime:
         self._program: Program | None = None
         self._pending = 0
         self.lost: DeviceError | None = None
+        self.recorder: Recorder | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -134,34 +147,47 @@ class Runtime:
             _set_bind_group(encoder, 0, group, 0, NULL)
             _set_immediates(encoder, 0, _from_buffer(immediates), len(immediates))
             _dispatch(encoder, x, y, z)
+            if self.recorder is not None:
+                self.recorder.note_launch(program, buffers, group, immediates, x, y, z)
             pending = self._pending = self._pending + 1
             if pending % LOOK_EVERY == 0 and (pending >= MOST_PENDING or self.poll(wait=False)):
                 self.submit()
 
-    def record_copy(self, source: Any, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
-        self._copy(source, source_offset, target.handle, offset, nbytes)
-
-    def record_copy_out(self, source: Buffer, offset: int, target: Any, nbytes: int) -> None:
-        self._copy(source.handle, offset, target, 0, nbytes)
-
     def copy(self, source: Buffer, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
         """Device to device, between different buffers; offsets and size are multiples of 4."""
         with self.lock:
-            self._copy(source.handle, source_offset, target.handle, offset, nbytes)
+            self.encode_copy(source.handle, source_offset, target.handle, offset, nbytes)
+            if self.recorder is not None:
+                self.recorder.note_copy(source, source_offset, target, offset, nbytes)
 
-    def _copy(self, source: Any, source_offset: int, target: Any, offset: int, nbytes: int) -> None:
+    def clear(self, buffer: Buffer, offset: int, nbytes: int) -> None:
+        """Zero a range; offset and size are multiples of 4."""
+        with self.lock:
+            self.encode_clear(buffer.handle, offset, nbytes)
+            if self.recorder is not None:
+                self.recorder.note_clear(buffer, offset, nbytes)
+
+    def encode_copy(self, source: Any, source_offset: int, target: Any, offset: int, nbytes: int) -> None:
         self._open_encoder()
         self._end_pass()
         lib.wgpuCommandEncoderCopyBufferToBuffer(self._encoder, source, source_offset, target, offset, nbytes)
         self._pending += 1
 
-    def clear(self, buffer: Buffer, offset: int, nbytes: int) -> None:
-        """Zero a range; offset and size are multiples of 4."""
-        with self.lock:
-            self._open_encoder()
-            self._end_pass()
-            lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer.handle, offset, nbytes)
-            self._pending += 1
+    def encode_clear(self, buffer: Any, offset: int, nbytes: int) -> None:
+        self._open_encoder()
+        self._end_pass()
+        lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, offset, nbytes)
+        self._pending += 1
+
+    def compute_pass(self) -> Any:
+        """The open compute pass, for who encodes launches by himself (tapes)."""
+        if self._pass is None:
+            self._open_pass()
+        return self._pass
+
+    def forget_pipeline(self) -> None:
+        """Somebody else has set a pipeline on the open pass."""
+        self._program = None
 
     def _open_encoder(self) -> None:
         if self._encoder is None:
@@ -230,6 +256,7 @@ class Runtime:
     def write(self, buffer: Buffer, offset: int, source: int, nbytes: int) -> None:
         """Copy host memory to the device. `offset` is a multiple of 4; a ragged end is padded with zeros."""
         with self.lock:
+            self._not_while_recording("an upload")
             whole = nbytes & ~3
             if whole:
                 self._uploads.write(buffer, offset, source, whole)
@@ -241,7 +268,15 @@ class Runtime:
     def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
         """Copy device memory to the host, after everything recorded so far."""
         with self.lock:
+            self._not_while_recording("reading back")
             self._readbacks.read(buffer, offset, destination, nbytes)
+
+    def _not_while_recording(self, what: str) -> None:
+        if self.recorder is not None:
+            raise UsageError(
+                f"{what} while a tape is recording would happen once, not at every replay",
+                hint="keep .item(), .cpu(), new tensors from the host and ops that run on the CPU out of the recorded part",
+            )
 
 
 _lock = threading.Lock()

@@ -108,7 +108,7 @@ class Uploads:
             arena = self._arena()
             part = min(nbytes - done, arena.nbytes - self._used)
             move(arena.pointer + self._used, source + done, part)
-            runtime.record_copy(arena.handle, self._used, buffer, offset + done, part)
+            runtime.encode_copy(arena.handle, self._used, buffer.handle, offset + done, part)
             self._used += -(-part // 16) * 16
             done += part
             if self._used >= arena.nbytes:
@@ -177,7 +177,7 @@ class Readbacks:
                 first = (offset + at) & ~3
                 length = min(-(-(offset + at + part - first) // 4) * 4, buffer.nbytes - first)
                 staging = self._take(length)
-                self._runtime.record_copy_out(buffer, first, staging.handle, length)
+                self._runtime.encode_copy(buffer.handle, first, staging.handle, 0, length)
                 self._runtime.submit()
                 staging.start_mapping(write=False)
                 started.append((staging, offset + at - first, destination + at, part))

@@ -40,11 +40,16 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
     in_place = out_at is None and arguments[0].alias_info is not None and arguments[0].alias_info.is_write
     simple = not mode_at and out_at is None
 
+    tensor_at = [i for i, a in enumerate(arguments) if str(a.type) == "Tensor"]
     least = len(names) - 1 if rule.short is not None else len(names)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         def on_meta() -> Any:
-            return op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
+            # A wrapped number arrives as a plain one even where the schema says Tensor, and only some ops take it back so:
+            # the packet finds the overload for numbers, which promotes alike.
+            wrapped = any(i < len(args) and not isinstance(args[i], torch.Tensor) for i in tensor_at)
+            call = op.overloadpacket if wrapped else op
+            return call(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
 
         if simple and not kwargs and len(args) >= least:
             result = run(rule, op, args, (), args[0] if in_place else None, on_meta)
@@ -87,7 +92,11 @@ def variants(op: Any) -> list[Any]:
     return found
 
 
+RULES: dict[Any, Rule] = {}  # functional overload to rule, for the compiler that fuses them
+
+
 def register_pointwise(library: torch.library.Library, op: Any, rule: Rule) -> None:
+    RULES[op] = rule
     for variant in (op, *variants(op)):
         library.impl(variant, pointwise_kernel(variant, rule), "PrivateUse1")
 

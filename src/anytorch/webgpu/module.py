@@ -8,6 +8,7 @@ import torch
 
 from anytorch.gpu.adapters import choose_adapter, list_adapters
 from anytorch.gpu.runtime import forked, open_runtime, opened
+from anytorch.gpu.tape import Tape
 from anytorch.webgpu import fallback, random
 from anytorch.webgpu.tensors import NAME
 
@@ -66,6 +67,14 @@ class WebgpuModule:
 
     def _lazy_init(self) -> None:
         open_runtime()
+
+    def Graph(self) -> Tape:  # named as torch.cuda.CUDAGraph and torch.accelerator.Graph are
+        """`graph = torch.webgpu.Graph()`, `with graph: y = model(x)`, then `x.copy_(…)` and `graph.replay()`.
+
+        As with CUDA graphs: run the work once beforehand (kernels are compiled then), keep inputs and outputs, and neither
+        read back nor upload inside. Random numbers repeat at every replay.
+        """
+        return Tape(open_runtime())
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

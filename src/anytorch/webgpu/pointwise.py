@@ -313,7 +313,7 @@ def _make_plan(
 ) -> Plan | None:
     size, stride, dtype = _result(op, operands, out, call)
     tensors = [v for v in operands if isinstance(v, torch.Tensor) and v.device.type == NAME]
-    compute = _compute_dtype(rule, operands, dtype)
+    compute = compute_dtype(rule, operands, dtype)
     dtypes = [name_of(t.dtype) for t in tensors]
     names = {*dtypes, name_of(dtype), name_of(compute)}
     if not all(supported(name, runtime.features) for name in names):
@@ -340,7 +340,11 @@ def _make_plan(
         name_of(dtype),
         scalar_types,
         rank=0 if contiguous else len(sizes),
-        vector=bool(tensors) and contiguous and not misaligned and elements % 4 == 0 and wide
+        vector=bool(tensors)
+        and contiguous
+        and not misaligned
+        and elements % 4 == 0
+        and wide
         and _INDEX.search(filled) is None,
         atomic=lanes > 1 and not dense_words,
     )
@@ -403,7 +407,7 @@ def _result(
     return made.size(), made.stride(), made.dtype
 
 
-def _compute_dtype(rule: Rule, operands: Sequence[Any], result: torch.dtype) -> torch.dtype:
+def compute_dtype(rule: Rule, operands: Sequence[Any], result: torch.dtype) -> torch.dtype:
     if rule.compute == "output" or not operands:
         return result
     if rule.compute == "input":
@@ -472,6 +476,11 @@ def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -
                 scalar = convert(scalar, "int32", compute)
             values.append(scalar)
             number += 1
+    return put_in(expression, values, compute, result)
+
+
+def put_in(expression: str, values: Sequence[str], compute: str, result: str) -> str:
+    """An expression with the texts of its operands, which are in the compute type of dtype `compute` already."""
     kind = KINDS[compute].compute
     filled = expression.replace("{T}", kind)
     for i, value in enumerate(values):

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from anytorch.webgpu import copies, fallback, tensors
+from anytorch.webgpu import autocast, copies, fallback, tensors
 from anytorch.webgpu.ops import (
     attention,
     convolution,
+    decompositions,
     elementwise,
     indexing,
     losses,
     matmul,
     norms,
+    optimizers,
+    pooling,
+    quantized,
+    random,
+    recurrent,
     reductions,
+    resampling,
     scans,
     shapes,
     softmax,
+    sorting,
 )
 
 _libraries: list[torch.library.Library] = []
@@ -29,6 +37,9 @@ def register() -> None:
     tensors.register(library)
     copies.register(library)
     elementwise.register(library)
+    random.register(library)
+    optimizers.register(library)
+    autocast.register(library)
     reductions.register(library)
     matmul.register(library)
     softmax.register(library)
@@ -39,8 +50,14 @@ def register() -> None:
     shapes.register(library)
     scans.register(library)
     attention.register(library)
+    pooling.register(library)
+    sorting.register(library)
+    decompositions.register(library)  # last: only what no family has a kernel for
+    resampling.register(library)
+    recurrent.register(library)
+    quantized.register(library)
     everything.fallback(fallback.fallback, "PrivateUse1")
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
-    autocast = torch.library.Library("_", "IMPL")
-    _libraries.append(autocast)
-    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    casts = torch.library.Library("_", "IMPL")
+    _libraries.append(casts)
+    casts.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

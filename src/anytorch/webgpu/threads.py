@@ -85,3 +85,45 @@ def launch(
         f"<{2 + len(offsets)}I{codes}", count, x * WORKGROUP, *offsets, *[value for _, _, value in parameters]
     )
     runtime.dispatch(program, bound, packed, x, -(-groups // x))
+
+
+_results: dict[Any, Any] = {}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.size(), value.stride(), value.dtype
+    return tuple(value) if isinstance(value, list) else value
+
+
+def result_of(op: Any, *args: Any) -> Any:
+    """What `op` returns for these arguments, as meta tensors: sizes, strides, dtypes, and torch's own errors."""
+    key = (op, *[_frozen(value) for value in args])
+    made = _results.get(key)
+    if made is None:
+        from anytorch.webgpu.kernels import to_meta
+
+        made = _results[key] = op(*[to_meta(value) for value in args])
+    return made
+
+
+def new_wide(like: torch.Tensor) -> torch.Tensor:
+    """A tensor with the geometry of a meta tensor, in the dtype a kernel can write it in."""
+    return new_tensor(like.size(), like.stride(), wide(like.dtype))
+
+
+def with_out(function: Any) -> Any:
+    """The `out=` form of a kernel with one result: computed beside, then copied."""
+
+    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+        name = next(name for name in ("out", "grad_input") if name in kwargs)
+        out: torch.Tensor = kwargs.pop(name)
+        return _copied(function(*args, **kwargs), out)
+
+    return kernel
+
+
+def _copied(made: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if out.shape != made.shape:
+        torch._prims_common.wrappers._maybe_resize_out(out, made.shape)  # type: ignore[attr-defined]
+    return out.copy_(made)

@@ -61,7 +61,7 @@ WITHIN = "fn within(r: u32) -> u32 { if (p.b == 0u) { return r; } return multipl
 
 @dataclass(frozen=True)
 class Random:
-    """A distribution of DISTRIBUTIONS into a contiguous output of float32 or int32, or "wide": a range of 64-bit integers."""
+    """A distribution into a contiguous output: one of DISTRIBUTIONS, or "wide", a range of 64-bit integers."""
 
     distribution: str
 

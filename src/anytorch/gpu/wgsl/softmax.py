@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from anytorch.gpu.wgsl.reduce import EXPONENTIALS, Reducer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowRule:
-    """The part of a row kernel that does not depend on dtypes and geometry."""
+    """The part of a row kernel that does not depend on dtypes and geometry. Compared by identity: it is a fast key."""
 
     reducer: Reducer
     enter: tuple[str, ...]

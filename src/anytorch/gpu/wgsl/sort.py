@@ -1,4 +1,4 @@
-"""Sorting rows, and finding things in sorted ones or by counting.
+"""Sorting rows, finding things in sorted ones, counting.
 
 Every dtype becomes an unsigned key whose order is torch's: NaN above all, -0 equal to 0, inverted for descending. Pairs of
 (key, position) are sorted, so that equal keys keep their order; values are fetched by position at the end.
@@ -79,8 +79,9 @@ def render_keys(kernel: Keys) -> str:
         bound = 2
         fetch = ("keys_in[i]", "at_in[i]")
     else:
-        source = f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n" + _key_function(
-            kernel.dtype, kernel.descending
+        source = (
+            f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n"
+            + _key_function(kernel.dtype, kernel.descending)
         )
         fetch = (f"key_of({load(kernel.dtype, 'b0', '(p.offset + i)')})", "k")
     text = (
@@ -98,29 +99,29 @@ def render_keys(kernel: Keys) -> str:
         )
     largest = "~u64(0)" if kernel.wide else "0xffffffffu"
     return (
-        text + f"var<workgroup> ks: array<{key}, {BLOCK}>;\nvar<workgroup> is: array<u32, {BLOCK}>;\n"
+        text + f"var<workgroup> ks: array<{key}, {BLOCK}>;\nvar<workgroup> ps: array<u32, {BLOCK}>;\n"
         f"@compute @workgroup_size({GROUP}) fn main(@builtin(workgroup_id) w: vec3<u32>, "
         "@builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {\n"
         "  let group = w.x + w.y * grid.x;\n  if (group >= p.rows * p.blocks) { return; }\n"
         "  let row = group / p.blocks; let block = group % p.blocks;\n"
         f"  for (var j = lane; j < {BLOCK}u; j += {GROUP}u) {{\n"
         f"    let k = block * {BLOCK}u + j; let i = row * p.length + k;\n"
-        f"    if (k < p.length) {{ ks[j] = {fetch[0]}; is[j] = {fetch[1]}; }}\n"
-        f"    else {{ ks[j] = {largest}; is[j] = 0xffffffffu; }}\n  }}\n  workgroupBarrier();\n"
+        f"    if (k < p.length) {{ ks[j] = {fetch[0]}; ps[j] = {fetch[1]}; }}\n"
+        f"    else {{ ks[j] = {largest}; ps[j] = 0xffffffffu; }}\n  }}\n  workgroupBarrier();\n"
         f"  for (var size = 2u; size <= {BLOCK}u; size = size << 1u) {{\n"
         "    for (var d = size >> 1u; d > 0u; d = d >> 1u) {\n"
         f"      for (var j = lane; j < {BLOCK // 2}u; j += {GROUP}u) {{\n"
         "        let a = (j / d) * d * 2u + j % d; let b = a + d;\n"
-        "        let ka = ks[a]; let kb = ks[b]; let ia = is[a]; let ib = is[b];\n"
+        "        let ka = ks[a]; let kb = ks[b]; let ia = ps[a]; let ib = ps[b];\n"
         "        let above = ka > kb || (ka == kb && ia > ib);\n"
-        "        if (above == ((a & size) == 0u)) { ks[a] = kb; ks[b] = ka; is[a] = ib; is[b] = ia; }\n"
+        "        if (above == ((a & size) == 0u)) { ks[a] = kb; ks[b] = ka; ps[a] = ib; ps[b] = ia; }\n"
         "      }\n      workgroupBarrier();\n    }\n  }\n"
         # The last block of a row may be short; where blocks are cut to `keep`, all but it fill their share.
         f"  let own = min({BLOCK}u, p.length - block * {BLOCK}u);\n"
         f"  let share = min({BLOCK}u, p.keep);\n  let last = p.length - (p.blocks - 1u) * {BLOCK}u;\n"
         "  let width = (p.blocks - 1u) * share + min(last, share);\n"
         f"  for (var j = lane; j < min(own, share); j += {GROUP}u) {{\n"
-        "    let to = row * width + block * share + j; keys[to] = ks[j]; at[to] = is[j];\n  }\n}\n"
+        "    let to = row * width + block * share + j; keys[to] = ks[j]; at[to] = ps[j];\n  }\n}\n"
     )
 
 
@@ -141,11 +142,11 @@ def render_merge(wide: bool) -> str:
         "  let k = thread % p.length; let base = thread - k; let mine = keys_in[thread];\n"
         "  let run = k / p.run; let left = (run & 1u) == 0u;\n"
         "  let start = select(run - 1u, run + 1u, left) * p.run;\n"
-        "  var low = min(start, p.length); let from = low; var high = min(start + p.run, p.length);\n"
+        "  var low = min(start, p.length); let begin = low; var high = min(start + p.run, p.length);\n"
         # Equal keys of the left run come first: it counts what is smaller on the right, the right what is not larger.
         "  while (low < high) {\n    let middle = (low + high) / 2u; let other = keys_in[base + middle];\n"
         "    if (other < mine || (!left && other == mine)) { low = middle + 1u; } else { high = middle; }\n  }\n"
-        "  let to = base + (run & ~1u) * p.run + k % p.run + (low - from);\n"
+        "  let to = base + (run & ~1u) * p.run + k % p.run + (low - begin);\n"
         "  keys[to] = mine; at[to] = at_in[thread];\n}\n"
     )
 
@@ -219,31 +220,17 @@ def render_search(kernel: Search) -> str:
     )
 
 
-MOST_RANK = 12
-COMPACT_WORDS = 2 + MOST_RANK
-
-
-def render_compact(rank: int) -> str:
-    """Positions at which a running count rises. Bindings: counts (int32), results.
-
-    rank 0: u32 positions. Otherwise int64 coordinates, `rank` to a position.
-    """
-    sizes = ", ".join(f"d{r}: u32" for r in range(MOST_RANK))
-    head = (
-        f"struct Parameters {{ count: u32, offset: u32, {sizes} }}\nvar<immediate> p: Parameters;\n"
+def render_compact() -> str:
+    """Positions at which a running count rises. Bindings: counts (int32), positions (u32)."""
+    return (
+        "struct Parameters { count: u32, offset: u32 }\nvar<immediate> p: Parameters;\n"
         "@group(0) @binding(0) var<storage, read> counts: array<i32>;\n"
-        f"@group(0) @binding(1) var<storage, read_write> out: array<{'i64' if rank else 'u32'}>;\n"
+        "@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n"
         + thread_main(THREADS)
         + "  if (thread >= p.count) { return; }\n"
         "  var before = 0; if (thread > 0u) { before = counts[p.offset + thread - 1u]; }\n"
-        "  if (counts[p.offset + thread] == before) { return; }\n"
+        "  if (counts[p.offset + thread] != before) { out[before] = thread; }\n}\n"
     )
-    if not rank:
-        return head + "  out[before] = thread;\n}\n"
-    steps = "".join(
-        f"  out[to + {r}u] = i64(rest % p.d{r}); rest = rest / p.d{r};\n" for r in range(rank - 1, 0, -1)
-    )
-    return head + f"  let to = u32(before) * {rank}u; var rest = thread;\n{steps}  out[to] = i64(rest);\n}}\n"
 
 
 def render_place() -> str:
@@ -260,29 +247,24 @@ def render_place() -> str:
 
 @dataclass(frozen=True)
 class Count:
-    """How many elements fall in each bin: their own value, or one of `bins` equal parts of s0..s1. Results are u32."""
+    """How many elements fall in each of `bins` equal parts of low..high. Results are u32, zero before."""
 
     dtype: str
-    parts: bool
 
 
-COUNT_WORDS = 5  # elements, bins, offset, s0, s1
+COUNT_WORDS = 5  # elements, bins, offset, low, high
 
 
 def render_count(kernel: Count) -> str:
     value = load(kernel.dtype, "b0", "(p.offset + thread)")
-    if kernel.parts:
-        choose = (
-            f"  let x = f32({value});\n  if (!(x >= p.s0 && x <= p.s1)) {{ return; }}\n"
-            "  let bin = min(u32((x - p.s0) / (p.s1 - p.s0) * f32(p.bins)), p.bins - 1u);\n"
-        )
-    else:
-        choose = f"  let bin = u32({value});\n  if (bin >= p.bins) {{ return; }}\n"
     return (
-        enables({kernel.dtype})
-        + "struct Parameters { count: u32, bins: u32, offset: u32, s0: f32, s1: f32 }\nvar<immediate> p: Parameters;\n"
+        enables({kernel.dtype}) + "struct Parameters { count: u32, bins: u32, offset: u32, low: f32, high: f32 }\n"
+        "var<immediate> p: Parameters;\n"
         f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n"
         "@group(0) @binding(1) var<storage, read_write> out: array<atomic<u32>>;\n"
         + thread_main(THREADS)
-        + f"  if (thread >= p.count) {{ return; }}\n{choose}  atomicAdd(&out[bin], 1u);\n}}\n"
+        + f"  if (thread >= p.count) {{ return; }}\n  let x = f32({value});\n"
+        "  if (!(x >= p.low && x <= p.high)) { return; }\n"
+        "  let bin = min(u32((x - p.low) / (p.high - p.low) * f32(p.bins)), p.bins - 1u);\n"
+        "  atomicAdd(&out[bin], 1u);\n}\n"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise, variants
 from anytorch.webgpu.pointwise import Compute, Rule
 from anytorch.webgpu.tensors import aten
@@ -23,7 +25,34 @@ def _float(expression: str | Callable[..., str]) -> Rule:
 
 
 # One function of `gpu.wgsl.functions` each; integers are computed as floats.
-ELEMENTARY = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "sinc"]
+ELEMENTARY = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+    "digamma",
+    "sinc",
+]
 
 UNARY = {
     "neg": Rule("-{0}"),
@@ -101,16 +130,28 @@ POWERS: dict[float, tuple[str, Compute]] = {
 }
 
 
+# In a half type torch rounds the quotient to the type before it cuts off the fraction.
+NARROW_TRUNC = {
+    torch.float16: Rule("trunc(rounded_to_half(divide_{T}({0}, {1})))"),
+    torch.bfloat16: Rule("trunc(bitcast<f32>(bf16_bits(divide_{T}({0}, {1})) << 16u))"),
+}
+
+
 def _division(op: Any) -> Callable[..., Any]:
     kernels = {mode: pointwise_kernel(op, rule) for mode, rule in DIVISIONS.items()}
+    narrow = {dtype: pointwise_kernel(op, rule) for dtype, rule in NARROW_TRUNC.items()}
 
     def divide(*args: Any, rounding_mode: str | None = None, **kwargs: Any) -> Any:
         if rounding_mode not in kernels:
             raise RuntimeError(
-                "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
-                f"'{rounding_mode}'"
+                f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
             )
-        return kernels[rounding_mode](*args, rounding_mode=rounding_mode, **kwargs)
+        chosen = kernels[rounding_mode]
+        if rounding_mode == "trunc":
+            dtypes = {v.dtype for v in args if isinstance(v, torch.Tensor)}
+            if len(dtypes) == 1:
+                chosen = narrow.get(dtypes.pop(), chosen)
+        return chosen(*args, rounding_mode=rounding_mode, **kwargs)
 
     return divide
 
@@ -138,6 +179,16 @@ def _round_decimals(op: Any) -> Callable[..., Any]:
     return pointwise_kernel(op, Rule(expression))
 
 
+def _next_after(op: Any) -> Callable[..., Any]:
+    single = pointwise_kernel(op, Rule("next_after({0}, {1})"))
+
+    def next_after(self: torch.Tensor, other: Any, **kwargs: Any) -> Any:
+        dtypes = {v.dtype for v in (self, other) if isinstance(v, torch.Tensor)}
+        return (single if dtypes == {torch.float32} else partial(fallback, op))(self, other, **kwargs)
+
+    return next_after
+
+
 def register(library: torch.library.Library) -> None:
     for table in (UNARY, BINARY, TERNARY):
         for name, rule in table.items():
@@ -146,6 +197,7 @@ def register(library: torch.library.Library) -> None:
         (aten.div.Tensor_mode, _division),
         (aten.pow.Tensor_Scalar, _power),
         (aten.round.decimals, _round_decimals),
+        (aten.nextafter.default, _next_after),
     ):
         for variant in (op, *variants(op)):
             library.impl(variant, make(variant), "PrivateUse1")

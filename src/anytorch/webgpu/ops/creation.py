@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import META, pointwise_kernel, to_meta
 from anytorch.webgpu.pointwise import Rule, run
-from anytorch.webgpu.tensors import aten, buffer_of, is_ours
+from anytorch.webgpu.tensors import aten, buffer_of, is_ours, new_contiguous
 
 FILL = Rule("{1}", compute="input")
 ZERO = Rule("{0}", compute="output")
@@ -81,9 +82,7 @@ def _resized(out: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
 def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
     shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
     _resized(out, shape)
-    if out.numel() and (
-        not _in_one_binding(out) or run(STEPS, aten.arange.start_out, (start, step), (), out) is None
-    ):
+    if out.numel() and (not _in_one_binding(out) or run(STEPS, aten.arange.start_out, (start, step), (), out) is None):
         fallback(aten.arange.start_out, start, end, step, out=out)
     return out
 
@@ -108,9 +107,7 @@ def eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     if n < 0 or columns < 0:
         raise RuntimeError(f"n must be greater or equal to 0, got {min(n, columns)}")
     _resized(out, (n, columns))
-    if out.numel() and (
-        not _in_one_binding(out) or run(DIAGONAL, aten.eye.m_out, (), (columns,), out) is None
-    ):
+    if out.numel() and (not _in_one_binding(out) or run(DIAGONAL, aten.eye.m_out, (), (columns,), out) is None):
         fallback(aten.eye.m_out, n, columns, out=out)
     return out
 
@@ -139,6 +136,17 @@ def _triangle(op: Any, rule: Rule, narrow: Rule) -> Any:
     return triangle
 
 
+def efficient_zero_tensor(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> torch.Tensor:
+    """Zeros that autograd knows to be zeros, on devices that can mark them so; here they are plain."""
+    return zero_(new_contiguous(size, dtype or torch.get_default_dtype()))
+
+
 def register(library: torch.library.Library) -> None:
     for op in (aten.fill.Scalar, aten.fill_.Scalar, aten.fill.Scalar_out):
         library.impl(op, pointwise_kernel(op, FILL), "PrivateUse1")
@@ -149,6 +157,7 @@ def register(library: torch.library.Library) -> None:
         ("linspace.out", linspace),
         ("eye.out", eye),
         ("eye.m_out", eye),
+        ("_efficientzerotensor", efficient_zero_tensor),
     ):
         library.impl(name, kernel, "PrivateUse1")
     for name, rule, narrow in (("tril", LOWER, NARROW_LOWER), ("triu", UPPER, NARROW_UPPER)):

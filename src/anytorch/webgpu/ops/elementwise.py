@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from anytorch.webgpu.ops import activation, arithmetic, comparison, creation, losses
+from anytorch.webgpu.ops import activation, arithmetic, comparison, creation, pointwise_losses
 
 
 def register(library: torch.library.Library) -> None:
-    for family in (arithmetic, comparison, activation, losses, creation):
+    for family in (arithmetic, comparison, activation, pointwise_losses, creation):
         family.register(library)

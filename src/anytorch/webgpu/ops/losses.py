@@ -1,4 +1,4 @@
-"""Losses: negative log likelihood as kernels of its own, the elementwise ones by torch's decompositions."""
+"""Losses: negative log likelihood. The elementwise ones are in `pointwise_losses`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.loss import (
@@ -166,19 +165,6 @@ def _backward(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-# Short compositions of elementwise ops and one reduction.
-DECOMPOSED = (
-    "mse_loss",
-    "mse_loss_backward",
-    "smooth_l1_loss",
-    "smooth_l1_loss_backward",
-    "huber_loss",
-    "huber_loss_backward",
-    "binary_cross_entropy",
-    "binary_cross_entropy_backward",
-)
-
-
 def register(library: torch.library.Library) -> None:
     for name in ("nll_loss_forward", "nll_loss2d_forward"):
         op = getattr(aten, name).default
@@ -186,15 +172,3 @@ def register(library: torch.library.Library) -> None:
     for name in ("nll_loss_backward", "nll_loss2d_backward"):
         op = getattr(aten, name).default
         register_with_out(library, op, _backward(op))
-    for name in DECOMPOSED:
-        op = getattr(aten, name).default
-        register_with_out(library, op, _decomposed(op))
-
-
-def _decomposed(op: Any) -> Callable[..., Any]:
-    function = decomposition_table[op]
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return kernel

@@ -67,30 +67,52 @@ def _with_affine(
 # --- layer norm -------------------------------------------------------------------------------------------------------
 
 
+_layers: dict[Any, tuple[int, int, list[int]] | None] = {}
+
+
+def _layer(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe
+) -> tuple[int, int, list[int]] | None:
+    """Rows, their length, and the statistics' size; None for dtypes the CPU must do. Shapes that do not fit raise."""
+    key = (input.dtype, input.size(), tuple(normalized_shape), _mark(weight), _mark(bias))
+    known = _layers.get(key, ())
+    if known != ():
+        return known  # type: ignore[return-value]
+    op = aten.native_layer_norm.default
+    on_webgpu(op, input, weight, bias)
+    geometry = None
+    if _floats(input, weight, bias):
+        infer(op, input, list(normalized_shape), weight, bias, 0.0)
+        kept = input.dim() - len(normalized_shape)
+        size = [*input.shape[:kept], *[1] * len(normalized_shape)]
+        geometry = (math.prod(size), math.prod(normalized_shape), size)
+    _layers[key] = geometry
+    return geometry
+
+
+def _mark(tensor: Maybe) -> Any:
+    return None if tensor is None else (tensor.dtype, tensor.size(), tensor.device.type)
+
+
 def layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    op = aten.native_layer_norm.default
-    on_webgpu(op, input, weight, bias)
-    if not _floats(input, weight, bias):
+    geometry = _layer(input, normalized_shape, weight, bias)
+    if geometry is None:
+        op = aten.native_layer_norm.default
         return fallback(op, input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
-    infer(op, input, list(normalized_shape), weight, bias, eps)
-    kept = input.dim() - len(normalized_shape)
-    length = math.prod(normalized_shape)
-    rows = math.prod(input.shape[:kept])
-    size = [*input.shape[:kept], *[1] * len(normalized_shape)]
+    rows, length, size = geometry
     mean, rstd = new_contiguous(size, torch.float32), new_contiguous(size, torch.float32)
     if rows and not length:
         mean.fill_(0.0)
         rstd.fill_(math.nan)
-    rule = _forward_rule(weight is not None, bias is not None)
     out = run_rows(
-        rule,
+        _forward_rule(weight is not None, bias is not None),
         _with_affine([(contiguous(input), "element")], weight, bias, "column"),
         rows,
         length,
         1,
-        input.shape,
+        input.size(),
         input.dtype,
         (("mean", mean), ("rstd", rstd)),
         scalars=(eps,),
@@ -174,21 +196,18 @@ def _affine_gradients(
 def rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    op = aten._fused_rms_norm.default
-    on_webgpu(op, input, weight)
-    if not _floats(input, weight):
-        return fallback(op, input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
-    _check_normalized(input, normalized_shape, weight)
-    kept = input.dim() - len(normalized_shape)
-    size = [*input.shape[:kept], *[1] * len(normalized_shape)]
+    geometry = _layer(input, normalized_shape, weight, None)
+    if geometry is None:
+        return fallback(aten._fused_rms_norm.default, input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
+    rows, length, size = geometry
     rstd = new_contiguous(size, torch.float32)
     out = run_rows(
         _rms_rule(weight is not None),
         _with_affine([(contiguous(input), "element")], weight, None, "column"),
-        math.prod(input.shape[:kept]),
-        math.prod(normalized_shape),
+        rows,
+        length,
         1,
-        input.shape,
+        input.size(),
         input.dtype,
         (("rstd", rstd),),
         scalars=(torch.finfo(input.dtype).eps if eps is None else eps,),
@@ -232,11 +251,6 @@ def rms_norm_backward(
             "scale_only", views, (0,), [weight.dtype], normalized_shape, compute="f32", reducer=SCALE_ONLY
         )
     return grad_input, grad_weight
-
-
-def _check_normalized(input: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe) -> None:
-    """Raise torch's own error where shapes do not fit: that of layer norm, which asks for the same."""
-    infer(aten.native_layer_norm.default, input, list(normalized_shape), weight, None, 0.0)
 
 
 def rms_norm_whole(

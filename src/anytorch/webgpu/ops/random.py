@@ -1,4 +1,4 @@
-"""Random numbers and dropout. The device has one seed and one counter (`webgpu.random`); a CPU generator may be given instead."""
+"""Random numbers and dropout. The device has one seed and one counter (`webgpu.random`), or a CPU generator is given."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from anytorch.webgpu import random
 from anytorch.webgpu.copies import contiguous, on_device
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import register_pointwise
-from anytorch.webgpu.pointwise import MOST_GROUPS, Rule, name_of, run
+from anytorch.webgpu.pointwise import MOST_GROUPS, Rule, name_of
 from anytorch.webgpu.tensors import aten, buffer_of, device, new_contiguous
 
 # Digits of a number in [0, 1) that a type can hold: with more, rounding could make 1 of one just below.
 DIGITS = {torch.float16: 11, torch.bfloat16: 8}
-KEEP = Rule("select({T}(0), {T}(1), {1} < {2})", compute="output")
 
 
 def _draw(numbers: int, generator: torch.Generator | None) -> tuple[int, int]:
@@ -72,9 +71,7 @@ def _generate(
     direct = self.dtype is kind and self.is_contiguous()
     target = self if direct else new_contiguous(self.shape, kind)
     runtime = open_runtime()
-    program = runtime.programs.make(
-        kernel, lambda: render(kernel), buffers=1, writable=1, immediates=IMMEDIATES
-    )
+    program = runtime.programs.make(kernel, lambda: render(kernel), buffers=1, writable=1, immediates=IMMEDIATES)
     buffer, offset = buffer_of(target)
     limit = (runtime.binding_limit // kind.itemsize - 64) // 256 * 256
     start = 0
@@ -105,9 +102,7 @@ def _can(self: torch.Tensor) -> bool:
     return supported(name_of(self.dtype), open_runtime().features)
 
 
-def _distribution(
-    op: Any, name: str, check: Callable[[float, float], str | None]
-) -> Callable[..., torch.Tensor]:
+def _distribution(op: Any, name: str, check: Callable[[float, float], str | None]) -> Callable[..., torch.Tensor]:
     """A kernel of `op(self, a, b, generator)`. `check` says what is wrong with the parameters."""
     defaults = [a.default_value for a in op._schema.arguments[1:3] if a.has_default_value() and a.name != "generator"]
 
@@ -131,7 +126,11 @@ def _no_check(first: float, second: float) -> str | None:
 
 
 def _check_uniform(first: float, second: float) -> str | None:
-    return f"uniform_ expects to return a [from, to) range, but found from={first} > to={second}" if first > second else None
+    return (
+        f"uniform_ expects to return a [from, to) range, but found from={first} > to={second}"
+        if first > second
+        else None
+    )
 
 
 def _check_normal(first: float, second: float) -> str | None:
@@ -188,7 +187,7 @@ def random_from(
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     if not _can(self):
         return torch.as_tensor(fallback(op, self, low, high, generator=generator))
-    if length <= 2**32 and -(2**31) <= low and high <= 2**31:
+    if length <= 2**32 and low >= -(2**31) and high <= 2**31:
         return _generate(self, "range", (low & 0xFFFFFFFF, length & 0xFFFFFFFF), torch.int32, generator)
     if not supported("int64", open_runtime().features):
         return torch.as_tensor(fallback(op, self, low, high, generator=generator))
@@ -281,6 +280,10 @@ def multinomial(
     return torch.searchsorted(steps.contiguous(), points, right=True).clamp_(max=self.shape[-1] - 1)
 
 
+def _dropout_backward(scale: float) -> str:
+    return f"{{0}} * {{1}} * {{T}}({scale!r})"
+
+
 def register(library: torch.library.Library) -> None:
     for op, name, check in (
         (aten.uniform_.default, "uniform", _check_uniform),
@@ -309,10 +312,3 @@ def register(library: torch.library.Library) -> None:
     ):
         library.impl(name, kernel, "PrivateUse1")
     register_pointwise(library, aten.native_dropout_backward.default, Rule(_dropout_backward, compute="output"))
-
-
-def _dropout_backward(scale: float) -> str:
-    return f"{{0}} * {{1}} * {{T}}({scale!r})"
-
-
-__all__ = ["KEEP", "register", "run"]

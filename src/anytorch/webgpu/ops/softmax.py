@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.rows import Input, Rows, render
@@ -17,8 +18,6 @@ from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.ops.reductions import (
-    buffers,
-    element_offset,
     grid,
     has_subgroups,
     infer,
@@ -30,6 +29,22 @@ from anytorch.webgpu.ops.reductions import (
 )
 from anytorch.webgpu.pointwise import name_of
 from anytorch.webgpu.tensors import aten, new_contiguous
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a launch but its tensors."""
+
+    program: Program
+    x: int
+    y: int
+    written: torch.dtype
+    head: bytes  # rows, length, inner
+    offsets: struct.Struct
+    tail: bytes  # extras and scalars
+
+
+_plans: dict[Any, Plan] = {}
 
 
 def run_rows(
@@ -46,70 +61,70 @@ def run_rows(
 ) -> torch.Tensor:
     """Run a row rule over dense inputs, given with what each is indexed by; a new tensor of `size` and `dtype`.
 
-    `row_outputs` are expressions and the f32 tensors, one element per row, they are written to.
+    `row_outputs` are expressions and the f32 tensors, one element per row, they are written to; a rule must always be
+    given the same ones.
     """
     runtime = open_runtime()
-    lanes = KINDS[name_of(dtype)].lanes
-    written = dtype if inner == 1 and length % lanes == 0 else word_dtype(dtype)
-    made = new_contiguous(size, written)
-    if made.numel() == 0:
-        return narrowed(made, dtype)
-    group = not runtime.adapter.software and length > 32 and (inner == 1 or rows < 4096)
-    kernel = _describe(
-        rule,
-        tuple(Input(name_of(t.dtype), per) for t, per in inputs),
-        name_of(written),
-        tuple(expression for expression, _ in row_outputs),
-        len(extras),
-        len(scalars),
-        inner != 1,
-        64 if not group or length <= 512 else 256,
-        group,
-        group and has_subgroups(runtime),
-    )
-    tensors = [t for t, _ in inputs]
-    immediates = struct.pack(
-        f"<{3 + len(tensors) + len(extras)}I{len(scalars)}f",
-        rows,
-        length,
-        inner,
-        *[element_offset(t) for t in tensors],
-        *extras,
-        *scalars,
-    )
-    x, y = grid(rows if group else -(-rows // kernel.threads))
-    bound = buffers(runtime, [*tensors, made, *[t for _, t in row_outputs]])
-    runtime.dispatch(_program(runtime, kernel), bound, immediates, x, y)
-    return narrowed(made, dtype)
+    key = (rule, rows, length, inner, dtype, extras, scalars, *[(t.dtype, per) for t, per in inputs])
+    plan = _plans.get(key)
+    if plan is None:
+        if not rows * length:
+            return new_contiguous(size, dtype)
+        outputs = tuple(expression for expression, _ in row_outputs)
+        kinds = tuple(Input(name_of(t.dtype), per) for t, per in inputs)
+        plan = _plans[key] = _make_plan(runtime, rule, kinds, rows, length, inner, dtype, outputs, extras, scalars)
+    made = new_contiguous(size, plan.written)
+    table = runtime.buffers
+    bound, offsets = [], []
+    for tensor, _ in inputs:
+        address = tensor.data_ptr()
+        bound.append(table[address >> SHIFT])
+        offsets.append((address & OFFSET_MASK) // tensor.itemsize)
+    bound.append(table[made.data_ptr() >> SHIFT])
+    bound += [table[t.data_ptr() >> SHIFT] for _, t in row_outputs]
+    runtime.dispatch(plan.program, bound, plan.head + plan.offsets.pack(*offsets) + plan.tail, plan.x, plan.y)
+    return made if plan.written is dtype else narrowed(made, dtype)
 
 
-@cache
-def _describe(
+def _make_plan(
+    runtime: Runtime,
     rule: RowRule,
     inputs: tuple[Input, ...],
-    dtype: str,
+    rows: int,
+    length: int,
+    inner: int,
+    dtype: torch.dtype,
     row_outputs: tuple[str, ...],
-    extras: int,
-    scalars: int,
-    strided: bool,
-    threads: int,
-    group: bool,
-    subgroups: bool,
-) -> Rows:
-    return Rows(
+    extras: tuple[int, ...],
+    scalars: tuple[float, ...],
+) -> Plan:
+    whole_words = inner == 1 and length % KINDS[name_of(dtype)].lanes == 0
+    written = dtype if whole_words else word_dtype(dtype)
+    group = not runtime.adapter.software and length > 32 and (inner == 1 or rows < 4096)
+    kernel = Rows(
         rule.reducer,
         inputs,
         rule.enter,
         rule.prepare,
         rule.output,
-        dtype,
+        name_of(written),
         row_outputs,
-        extras,
-        scalars,
-        strided,
-        threads,
-        group,
-        subgroups,
+        len(extras),
+        len(scalars),
+        strided=inner != 1,
+        threads=64 if not group or length <= 512 else 256,
+        group=group,
+        subgroups=group and has_subgroups(runtime),
+    )
+    x, y = grid(rows if group else -(-rows // kernel.threads))
+    return Plan(
+        _program(runtime, kernel),
+        x,
+        y,
+        written,
+        struct.pack("<3I", rows, length, inner),
+        struct.Struct(f"<{len(inputs)}I"),
+        struct.pack(f"<{len(extras)}I{len(scalars)}f", *extras, *scalars),
     )
 
 
@@ -132,13 +147,19 @@ def row_geometry(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
 
 
 def _forward(op: Any, rule: RowRule) -> Callable[..., Any]:
+    known: dict[Any, tuple[int, int, int] | None] = {}
+
     def kernel(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-        runtime = open_runtime()
-        dtype = torch.float32 if half_to_float else self.dtype
-        if not self.is_floating_point() or not usable(runtime, self.dtype):
+        key = (self.dtype, self.size(), dim)
+        geometry = known.get(key, ())
+        if geometry == ():
+            infer(op, self, dim, False)
+            ours = self.is_floating_point() and usable(open_runtime(), self.dtype)
+            geometry = known[key] = row_geometry(self, dim) if ours else None
+        if not geometry:
             return fallback(op, self, dim, half_to_float)
-        infer(op, self, dim, False)
-        return run_rows(rule, [(contiguous(self), "element")], *row_geometry(self, dim), self.shape, dtype)
+        dtype = torch.float32 if half_to_float else self.dtype
+        return run_rows(rule, ((contiguous(self), "element"),), *geometry, self.size(), dtype)
 
     return kernel
 

@@ -1,0 +1,82 @@
+"""Products with weights kept as 8- or 4-bit integers, unpacked on load; the schedules are those of `wgsl.matmul`.
+
+    int8    weight[n, k] is an i8; its row's scale is applied to the finished sum
+    int4    weight[n, k] is a nibble, eight to a word, the first in the lowest bits; value = (q - 8) * scale + zero per group of k
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.wgsl.matmul import SCHEDULE_PARAMETERS, Problem, load_four
+from anytorch.gpu.wgsl.types import KINDS, load, stored
+
+QUANTIZED_PARAMETERS = (
+    "a_at: u32",
+    "b_at: u32",
+    "d_at: u32",
+    "c_at: u32",
+    *[f"{name}: u32" for name in SCHEDULE_PARAMETERS],
+    "batches: u32",
+    "a_row: u32",
+    "c_row: u32",
+)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    bits: int  # 8 or 4
+    activation: str  # dtype of x, which is contiguous along k
+    scales: str  # dtype
+    output: str
+    group: int = 0  # elements of k per scale, for 4 bits: a multiple of 4
+    a_vector: bool = False
+
+
+def quantized(spec: Quantized) -> Problem:
+    at = "let i = p.a_at + m * p.a_row + k;"
+    arguments = "batch: u32, m: u32, k: u32"
+    if spec.a_vector:
+        four = load_four(spec.activation, "a", "i")
+        loads = (
+            f"fn load_a4({arguments}) -> vec4<f32> {{ {at} return {four}; }}\n"
+            f"fn load_a({arguments}) -> f32 {{ {at} return {four}[i % 4u]; }}\n"
+        )
+    else:
+        loads = f"fn load_a({arguments}) -> f32 {{ {at} return {load(spec.activation, 'a', 'i')}; }}\n"
+    finished = "v"
+    if spec.bits == 8:
+        loads += (
+            "fn load_b4(batch: u32, k: u32, n: u32) -> vec4<f32> { let word = bitcast<i32>(b[(p.b_at + n * p.k + k) / 4u]);\n"
+            "  return vec4<f32>(vec4<i32>(word << 24u, word << 16u, word << 8u, word) >> vec4<u32>(24u)); }\n"
+        )
+        finished = f"v * {load(spec.scales, 'd', '(p.d_at + n)')}"
+    else:
+        place = f"(p.d_at + ((k / {spec.group}u) * p.n + n) * 2u"
+        loads += (
+            "fn load_b4(batch: u32, k: u32, n: u32) -> vec4<f32> {\n"
+            "  let word = b[p.b_at + (n * p.k + k) / 8u] >> ((k & 4u) * 4u);\n"
+            "  let q = vec4<f32>((vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u)) - 8.0;\n"
+            f"  return q * {load(spec.scales, 'd', place + ')')} + {load(spec.scales, 'd', place + ' + 1u)')}; }}\n"
+        )
+    loads += "fn load_b(batch: u32, k: u32, n: u32) -> f32 { return load_b4(batch, k & ~3u, n)[k & 3u]; }\n"
+    store = (
+        f"fn store(batch: u32, part: u32, m: u32, n: u32, v: f32) "
+        f"{{ c[p.c_at + m * p.c_row + n] = {stored(spec.output, finished)}; }}\n"
+        "fn store4(batch: u32, part: u32, m: u32, n: u32, v: vec4<f32>) { "
+        + " ".join(f"if (n + {j}u < p.n) {{ store(batch, part, m, n + {j}u, v.{a}); }}" for j, a in enumerate("xyzw"))
+        + " }\n"
+    )
+    a_storage = KINDS[spec.activation].storage
+    if spec.a_vector:
+        a_storage = "vec2<u32>" if spec.activation == "bfloat16" else f"vec4<{a_storage}>"
+    return Problem(
+        (a_storage, "u32", KINDS[spec.scales].storage, KINDS[spec.output].storage),
+        QUANTIZED_PARAMETERS,
+        loads + store,
+        (spec.activation, spec.scales, spec.output),
+        a_along="k",
+        b_along="k",
+        a_vector=spec.a_vector,
+        b_vector=True,
+    )

@@ -1,0 +1,185 @@
+"""Turns a graph of torch ops into the same graph with chains of elementwise ops replaced by single kernels."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP
+from anytorch.gpu.wgsl.functions import computable
+from anytorch.gpu.wgsl.fused import Fused, render
+from anytorch.gpu.wgsl.types import KINDS, convert, supported
+from anytorch.webgpu.kernels import RULES, is_operand
+from anytorch.webgpu.pointwise import MOST_GROUPS, compute_dtype, name_of, put_in
+from anytorch.webgpu.tensors import NAME, contiguous_strides, new_tensor
+
+
+def fuse(module: GraphModule) -> tuple[GraphModule, int]:
+    """Fuse what can be fused, one shape after another; returns the module and the number of kernels made."""
+    shapes = list(dict.fromkeys(tuple(n.meta["val"].shape) for n in module.graph.nodes if is_fusable(n)))
+    made = 0
+    for k, shape in enumerate(shapes):
+        partitioner = CapabilityBasedPartitioner(module, _OfShape(shape), allows_single_node_partition=False)
+        partitions = partitioner.propose_partitions()
+        prefix = f"fused_{k}_"
+        module = partitioner.fuse_partitions(partitions, prefix=prefix)
+        for node in module.graph.nodes:
+            if node.op == "call_module" and node.target.startswith(prefix):
+                kernel = compile_group(getattr(module, node.target))
+                if kernel is not None:
+                    setattr(module, node.target, kernel)
+                    made += 1
+    module.recompile()
+    return module, made
+
+
+class _OfShape(OperatorSupportBase):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def is_node_supported(self, submodules: Any, node: Node) -> bool:
+        return is_fusable(node) and tuple(node.meta["val"].shape) == self.shape
+
+
+def is_fusable(node: Node) -> bool:
+    """An elementwise op of ours with a plain result: static shape, contiguous, in dtypes this adapter computes with."""
+    if node.op != "call_function" or node.target not in RULES:
+        return False
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.device.type != NAME or not value.numel():
+        return False
+    if any(not isinstance(length, int) for length in value.shape) or not value.is_contiguous():
+        return False
+    features = open_runtime().features
+    operands = [argument.meta.get("val") for argument in node.all_input_nodes]
+    tensors = [v for v in operands if isinstance(v, torch.Tensor)]
+    if len(tensors) != len(operands) or any(t.device.type != NAME for t in tensors):
+        return False
+    return all(supported(name_of(t.dtype), features) for t in (value, *tensors)) and node_statement(node) is not None
+
+
+def node_statement(node: Node) -> tuple[str, str] | None:
+    """The value of a node as WGSL, with {name} for each input node, and its dtype. None if it cannot be written."""
+    op: Any = node.target
+    rule = RULES[op]
+    arguments = op._schema.arguments
+    values: list[Any] = [
+        *node.args,
+        *[a.default_value if a.has_default_value() else None for a in arguments[len(node.args) :]],
+    ]
+    names = [a.name for a in arguments]
+    for name, value in node.kwargs.items():
+        values[names.index(name)] = value
+    operands = [values[i] for i, a in enumerate(arguments) if is_operand(a)]
+    modes = [values[i] for i, a in enumerate(arguments) if not is_operand(a)]
+    known: list[Any] = [v.meta["val"] if isinstance(v, Node) else v for v in operands]
+    if any(v is None or not isinstance(v, (torch.Tensor, bool, int, float)) for v in known):
+        return None
+    result: torch.dtype = node.meta["val"].dtype
+    compute = name_of(compute_dtype(rule, known, result))
+    kind = KINDS[compute].compute if compute in KINDS else ""
+    if kind not in ("f32", "i32") and not (kind == "i64" and "shader-int64" in open_runtime().features):
+        return None
+    expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
+    texts = []
+    for value, fact in zip(operands, known, strict=True):
+        if isinstance(value, Node):
+            texts.append(f"({convert(f'<{value.name}>', name_of(fact.dtype), compute)})")
+        else:
+            literal = number(fact, kind)
+            if literal is None:
+                return None
+            texts.append(literal)
+    text = put_in(expression, texts, compute, name_of(result))
+    return (text, name_of(result)) if computable(text, kind) else None
+
+
+def number(value: float, kind: str) -> str | None:
+    """A constant of the graph as WGSL. Infinities and NaN cannot be written as such."""
+    if kind == "f32":
+        value = float(value)
+        if value != value:
+            return "quiet_nan()"
+        if value in (float("inf"), float("-inf")):
+            return "infinity()" if value > 0 else "(-infinity())"
+        if abs(value) > 3.4e38:
+            return None
+        return f"f32({value!r})"
+    return f"{kind}({int(value)})" if -(2**31) < int(value) < 2**31 else None
+
+
+def compile_group(group: GraphModule) -> FusedKernel | None:
+    """A group of nodes of one shape as a kernel; None if it needs more buffers or parameters than there are."""
+    nodes = list(group.graph.nodes)
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    body = [n for n in nodes if n.op == "call_function"]
+    (output,) = [n for n in nodes if n.op == "output"]
+    returned = output.args[0]
+    results: list[Node] = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    shape = tuple(body[0].meta["val"].shape)
+    names = {n.name: f"x{i}" for i, n in enumerate(inputs)}
+    statements = []
+    for k, node in enumerate(body):
+        written = node_statement(node)
+        if written is None:
+            return None
+        text = written[0]
+        for source in node.all_input_nodes:
+            text = text.replace(f"<{source.name}>", names[source.name])
+        names[node.name] = f"v{k}"
+        statements.append(f"let v{k} = {text};")
+    kernel = Fused(
+        shape=shape,
+        inputs=tuple(
+            (name_of(n.meta["val"].dtype), tuple(int(s) for s in n.meta["val"].expand(shape).stride())) for n in inputs
+        ),
+        statements=tuple(statements),
+        outputs=tuple((name_of(n.meta["val"].dtype), names[n.name]) for n in results),
+    )
+    limit = int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
+    if kernel.buffers > limit or kernel.words > MOST_WORDS:
+        return None
+    return FusedKernel(kernel, [n.meta["val"].dtype for n in results], single=not isinstance(returned, (list, tuple)))
+
+
+class FusedKernel(torch.nn.Module):
+    """A launched group: tensors in, new contiguous tensors out."""
+
+    def __init__(self, kernel: Fused, dtypes: Sequence[torch.dtype], *, single: bool) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self._program = open_runtime().programs.make(
+            kernel,
+            lambda: render(kernel),
+            buffers=kernel.buffers,
+            writable=kernel.writable,
+            immediates=4 * kernel.words,
+        )
+        threads = -(-kernel.elements // kernel.per_thread)
+        groups = -(-threads // WORKGROUP)
+        self._x = min(groups, MOST_GROUPS)
+        self._y = -(-groups // self._x)
+        self._pack = struct.Struct(f"{kernel.words}I").pack
+        self._shifts = [KINDS[dtype].nbytes.bit_length() - 1 for dtype, _ in kernel.inputs]
+        self._dtypes = list(dtypes)
+        self._stride = contiguous_strides(kernel.shape)
+        self._single = single
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        runtime = open_runtime()
+        table = runtime.buffers
+        pointers = [tensor.data_ptr() for tensor in inputs]
+        outputs = [new_tensor(self.kernel.shape, self._stride, dtype) for dtype in self._dtypes]
+        buffers = [table[pointer >> SHIFT] for pointer in pointers]
+        buffers += [table[tensor.data_ptr() >> SHIFT] for tensor in outputs]
+        offsets = [(pointer & OFFSET_MASK) >> shift for pointer, shift in zip(pointers, self._shifts, strict=True)]
+        runtime.dispatch(self._program, buffers, self._pack(self._x * WORKGROUP, *offsets), self._x, self._y)
+        return outputs[0] if self._single else outputs

@@ -1,0 +1,300 @@
+"""Ops made of other ops: torch's own decompositions where it has one, ours where it has none.
+
+Registered last, and only where no kernel is: a family that gains a kernel of its own loses its decomposition here. An op
+whose tensors have a dtype no shader computes with (complex) runs on the CPU whole, not piece by piece.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.types import supported
+from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.kernels import variants
+from anytorch.webgpu.tensors import aten, device
+
+KEY = "PrivateUse1"
+
+# Torch's own. Left out of its table: what wraps a primitive that calls the op again (the special functions), what belongs
+# to one library (cudnn_*, miopen_*), and views, which need nothing.
+TORCH = (
+    "_add_relu.Tensor", "_adaptive_avg_pool2d", "_weight_norm_interface", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "channel_shuffle", "col2im", "glu", "grid_sampler_2d", "im2col",
+    "isin.Scalar_Tensor", "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "log_sigmoid_forward",
+    "logspace", "max_unpool2d", "max_unpool3d", "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma",
+    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "renorm", "replication_pad1d", "replication_pad2d",
+    "replication_pad3d", "trace", "tril_indices", "triu_indices", "unfold_backward",
+    "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "upsample_trilinear3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "__ilshift__.Scalar", "__ilshift__.Tensor", "__irshift__.Scalar", "__irshift__.Tensor", "glu_backward",
+    "log_sigmoid_backward", "max_pool2d_with_indices_backward", "addmm.dtype", "baddbmm.dtype",
+)  # fmt: skip
+
+
+def find(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    packet = getattr(aten, base, None)
+    return None if packet is None else getattr(packet, overload or "default", None)
+
+
+def has_kernel(op: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), KEY))
+
+
+def computable(value: Any, features: frozenset[str]) -> bool:
+    if isinstance(value, torch.Tensor):
+        return supported(str(value.dtype)[6:], features)
+    if isinstance(value, (list, tuple)):
+        return all(computable(item, features) for item in value)
+    return not isinstance(value, complex)
+
+
+def functional(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that computes `op` by its decomposition."""
+
+    @functools.wraps(decomposition)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        features = open_runtime().features
+        if not all(computable(value, features) for value in (*args, *kwargs.values())):
+            return fallback(op, *args, **kwargs)
+        result = decomposition(*args, **kwargs)
+        # A decomposition may hand back its argument where nothing is to do; the op promises a tensor of its own.
+        if any(result is value for value in args if isinstance(value, torch.Tensor)):
+            return result.clone()
+        return result
+
+    return kernel
+
+
+def in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def changed(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return first.copy_(kernel(first, *args, **kwargs))
+
+    return changed
+
+
+def with_out(kernel: Callable[..., Any], outs: Sequence[str]) -> Callable[..., Any]:
+    def written(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(name) for name in outs]
+        results = kernel(*args, **kwargs)
+        for target, result in zip(targets, [results] if len(targets) == 1 else results, strict=True):
+            if target.shape != result.shape:
+                torch._prims_common.wrappers._maybe_resize_out(target, result.shape)
+            target.copy_(result)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return written
+
+
+def out_forms(op: Any) -> list[tuple[Any, list[str]]]:
+    """The `out=` overloads of a functional op, with the names of their outputs."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    found = []
+    packet = op.overloadpacket
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        outs = [a.name for a in candidate._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        rest = [(a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in outs]
+        if outs and rest == wanted and len(outs) == len(op._schema.returns):
+            found.append((candidate, outs))
+    return found
+
+
+def install(library: torch.library.Library, op: Any, decomposition: Callable[..., Any]) -> list[str]:
+    """Register a decomposition for every form of `op` that has no kernel; returns what was registered."""
+    writes = op._schema.arguments and op._schema.arguments[0].alias_info is not None
+    forms = [] if writes else out_forms(op)
+    if has_kernel(op) or any(has_kernel(form) for form, _ in forms):
+        return []  # torch makes an op's other forms of its out= form
+    kernel = functional(op, decomposition)
+    made = [(op, kernel), *[(form, with_out(kernel, outs)) for form, outs in forms]]
+    if not writes:
+        written = {form for form, _ in forms}
+        made += [(form, in_place(kernel)) for form in variants(op) if form not in written]
+    installed = []
+    for form, function in made:
+        if not has_kernel(form) and not composite(form):
+            library.impl(form, function, KEY)
+            installed.append(form.name())
+    return installed
+
+
+def composite(op: Any) -> bool:
+    """Has torch a kernel for every device, made of other ops?"""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(has(op.name(), "CompositeImplicitAutograd") or has(op.name(), "CompositeExplicitAutograd"))
+
+
+# --- ours --------------------------------------------------------------------------------------------------------------
+
+
+def equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.shape == second.shape and bool((first == second).all().item())
+
+
+def is_set_to(first: torch.Tensor, second: torch.Tensor) -> bool:
+    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    geometry = (first.storage_offset(), first.size(), first.stride())
+    return same and geometry == (second.storage_offset(), second.size(), second.stride())
+
+
+def angle(x: torch.Tensor) -> torch.Tensor:
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    turned = torch.where(x < 0, math.pi, 0.0).to(x.dtype)
+    return torch.where(x.isnan(), x, turned)
+
+
+def cdist(first: torch.Tensor, second: torch.Tensor, p: float, mode: int | None) -> torch.Tensor:
+    difference = (first.unsqueeze(-2) - second.unsqueeze(-3)).abs()
+    return distance(difference, p)
+
+
+def distance(difference: torch.Tensor, p: float) -> torch.Tensor:
+    if difference.size(-1) == 0:
+        return difference.sum(-1)
+    if p == 0:
+        return (difference != 0).to(difference.dtype).sum(-1)
+    if p == 1:
+        return difference.sum(-1)
+    if p == math.inf:
+        return difference.amax(-1)
+    if p == 2:
+        return (difference * difference).sum(-1).sqrt()
+    return difference.pow(p).sum(-1).pow(1 / p)
+
+
+def slope(difference: torch.Tensor, length: torch.Tensor, p: float) -> torch.Tensor:
+    """The derivative of the p-norm of `difference` by it; `length` is the norm, with a last dimension of 1."""
+    sign = difference.sign()
+    if p == 1:
+        return sign
+    if p == math.inf:
+        return sign * (difference.abs() == length)
+    if p == 2:
+        return torch.where(length == 0, 0.0, difference / length)
+    raised = sign * difference.abs().pow(p - 1) / length.pow(p - 1)
+    # Below 2 the derivative is infinite at zero; torch takes zero there.
+    flat = (length == 0) | (difference == 0) if p < 2 else length == 0
+    return torch.where(flat, 0.0, raised)
+
+
+def cdist_backward(
+    gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor, p: float, distances: torch.Tensor
+) -> torch.Tensor:
+    if p == 0:
+        return torch.zeros_like(first)
+    difference = first.unsqueeze(-2) - second.unsqueeze(-3)
+    by = slope(difference, distances.unsqueeze(-1), p)
+    return (gradient.unsqueeze(-1) * by).sum(-2).expand(first.shape).contiguous()
+
+
+def pairs(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = torch.triu_indices(count, count, 1, device=device())
+    return rows, columns
+
+
+def pdist(x: torch.Tensor, p: float = 2) -> torch.Tensor:
+    if x.size(0) <= 1:
+        return x.new_empty((0,))
+    rows, columns = pairs(x.size(0))
+    return distance((x[rows] - x[columns]).abs(), p)
+
+
+def pdist_backward(gradient: torch.Tensor, x: torch.Tensor, p: float, distances: torch.Tensor) -> torch.Tensor:
+    if x.size(0) <= 1 or p == 0 or x.numel() == 0:
+        return torch.zeros_like(x)
+    rows, columns = pairs(x.size(0))
+    difference = x[rows] - x[columns]
+    share = gradient.unsqueeze(-1) * slope(difference, distances.unsqueeze(-1), p)
+    return torch.zeros_like(x).index_add_(0, rows, share).index_add_(0, columns, -share)
+
+
+def pad_backward(place: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The gradient of a padding that repeats elements: each element collects from wherever it was copied to."""
+
+    def backward(gradient: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+        result = gradient
+        for number in range(len(padding) // 2):
+            dim = x.dim() - 1 - number
+            before, after = padding[2 * number], padding[2 * number + 1]
+            size = x.size(dim)
+            source = place(torch.arange(-before, size + after, device=device()), size)
+            shape = list(result.shape)
+            shape[dim] = size
+            result = result.new_zeros(shape).index_add_(dim, source, result)
+        return result
+
+    return backward
+
+
+def nearest(at: torch.Tensor, size: int) -> torch.Tensor:
+    return at.clamp(0, size - 1)
+
+
+def mirrored(at: torch.Tensor, size: int) -> torch.Tensor:
+    return size - 1 - (size - 1 - at.abs()).abs()
+
+
+def weight_norm_backward(
+    gradient: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    others = [d for d in range(v.dim()) if d != dim % v.dim()]
+    norms = norms.to(v.dtype)
+    along = (gradient * v).sum(others, keepdim=True)
+    return g / norms * (gradient - v * along / (norms * norms)), along / norms
+
+
+def assert_async(
+    condition: torch.Tensor, message: str = "Expected Tensor with single nonzero value, but got zero"
+) -> None:
+    if not bool(condition.item()):
+        raise RuntimeError(message)
+
+
+def glu_jvp(result: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, dim: int) -> torch.Tensor:
+    gate = x.narrow(dim, x.size(dim) // 2, x.size(dim) // 2).sigmoid()
+    first, second = dx.chunk(2, dim)
+    return first * gate + result * (1 - gate) * second
+
+
+OURS: dict[str, Callable[..., Any]] = {
+    "equal": equal,
+    "is_set_to": is_set_to,
+    "angle": angle,
+    "_cdist_forward": cdist,
+    "_cdist_backward": cdist_backward,
+    "_pdist_forward": pdist,
+    "_pdist_backward": pdist_backward,
+    "_weight_norm_interface_backward": weight_norm_backward,
+    "_assert_async": assert_async,
+    "_assert_async.msg": assert_async,
+    "glu_jvp": glu_jvp,
+    **{f"replication_pad{n}d_backward": pad_backward(nearest) for n in (1, 2, 3)},
+    **{f"reflection_pad{n}d_backward": pad_backward(mirrored) for n in (1, 2, 3)},
+}
+
+# What `register` found without a kernel and installed; the table in the documentation is made from it.
+installed: list[str] = []
+
+
+def register(library: torch.library.Library) -> None:
+    installed.clear()
+    for name, function in OURS.items():
+        op = find(name)
+        if op is not None:
+            installed.extend(install(library, op, function))
+    for name in TORCH:
+        op = find(name)
+        if op is not None and op in decomposition_table:
+            installed.extend(install(library, op, decomposition_table[op]))
+
+
+__all__ = ["OURS", "TORCH", "installed", "register"]

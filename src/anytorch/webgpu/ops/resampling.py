@@ -1,0 +1,211 @@
+"""Upsampling, reflection and replication padding, im2col and col2im, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anytorch.gpu.wgsl import resample as wgsl
+from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
+from anytorch.webgpu.threads import computable, launch, narrowed, result_of, wide, with_out
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+# aten's name without rank or direction, the generator's mode, whether align_corners is an argument, ranks
+MODES = (
+    ("upsample_nearest{}d", "nearest", False, (1, 2, 3)),
+    ("_upsample_nearest_exact{}d", "exact", False, (1, 2, 3)),
+    ("upsample_linear{}d", "linear", True, (1,)),
+    ("upsample_bilinear{}d", "linear", True, (2,)),
+    ("upsample_trilinear{}d", "linear", True, (3,)),
+    ("upsample_bicubic{}d", "cubic", True, (2,)),
+)
+
+
+def _laid_out(dense: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A contiguous result in the dtype and the strides torch says it has."""
+    if dense.stride() == like.stride():
+        return narrowed(dense, like.dtype)
+    return on_device(dense, new_tensor(like.size(), like.stride(), like.dtype))
+
+
+def _scales(x: Sequence[int], y: Sequence[int], align_corners: bool, given: Sequence[float | None]) -> list[float]:
+    """How far the source moves per place of the result, on each axis."""
+    found = []
+    for length, wanted, scale in zip(x, y, given, strict=True):
+        if align_corners:
+            found.append((length - 1) / (wanted - 1) if wanted > 1 else 0.0)
+        else:
+            found.append(1.0 / scale if scale is not None and scale > 0 else length / wanted)
+    return found
+
+
+def _numbers(x: Sequence[int], y: Sequence[int], scales: Sequence[float]) -> list[tuple[str, str, Any]]:
+    rank = len(scales)
+    return [
+        (name.split(":")[0], name.split(": ")[1], value)
+        for name, value in zip(wgsl.sizes(rank), (*x, *y, *scales), strict=True)
+    ]
+
+
+def _upsample(op: Any, mode: str, rank: int, aligning: bool) -> Callable[..., torch.Tensor]:
+    def kernel(x: torch.Tensor, output_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        values = _arguments(op, 2, rest, named)
+        align = bool(values[0]) if aligning else False
+        given = values[1:] if aligning else values
+        made = result_of(op, x, list(output_size), *values)
+        if x.dtype not in FLOATS or not computable(x.dtype):
+            there: torch.Tensor = fallback(op, x, output_size, *values)
+            return there
+        y = new_contiguous(made.size(), wide(x.dtype))
+        scales = _scales(x.shape[2:], y.shape[2:], align, given)
+        numbers = _numbers(x.shape[2:], y.shape[2:], scales)
+        functions = wgsl.interpolation(mode, align)
+        launch([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.forward(mode, rank), functions)
+        return _laid_out(y, made)
+
+    return kernel
+
+
+def _upsample_backward(op: Any, mode: str, rank: int, aligning: bool) -> Callable[..., torch.Tensor]:
+    def kernel(g: torch.Tensor, output_size: Any, input_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        values = _arguments(op, 3, rest, named)
+        align = bool(values[0]) if aligning else False
+        given = values[1:] if aligning else values
+        made = result_of(op, g, list(output_size), list(input_size), *values)
+        if g.dtype not in FLOATS or not computable(g.dtype):
+            there: torch.Tensor = fallback(op, g, output_size, input_size, *values)
+            return there
+        x = new_contiguous(made.size(), wide(g.dtype))
+        scales = _scales(x.shape[2:], g.shape[2:], align, given)
+        numbers = _numbers(x.shape[2:], g.shape[2:], scales)
+        functions = wgsl.interpolation(mode, align)
+        launch([("g", contiguous(g))], [("x", x)], numbers, x.numel(), wgsl.backward(mode, rank), functions)
+        return _laid_out(x, made)
+
+    return kernel
+
+
+def _arguments(op: Any, first: int, rest: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+    """What follows the sizes: align_corners where there is one, then a scale per axis."""
+    values = list(rest)
+    for argument in op._schema.arguments[first + len(values) :]:
+        values.append(named.get(argument.name))
+    return values
+
+
+# --- padding -------------------------------------------------------------------------------------------------------
+
+
+def _lefts(padding: Sequence[int], rank: int) -> list[int]:
+    """torch counts axes from the last."""
+    return [padding[2 * (rank - 1 - axis)] for axis in range(rank)]
+
+
+def _padding_numbers(x: Sequence[int], y: Sequence[int], padding: Sequence[int]) -> list[tuple[str, str, Any]]:
+    rank = len(padding) // 2
+    names = wgsl.padding_parameters(rank)
+    values = (*x[-rank:], *y[-rank:], *_lefts(padding, rank))
+    return [(name.split(":")[0], name.split(": ")[1], value) for name, value in zip(names, values, strict=True)]
+
+
+def _pad(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
+    def kernel(x: torch.Tensor, padding: Any) -> torch.Tensor:
+        made = result_of(op, x, list(padding))
+        if not computable(x.dtype):
+            there: torch.Tensor = fallback(op, x, padding)
+            return there
+        y = new_contiguous(made.size(), wide(x.dtype))
+        numbers = _padding_numbers(x.shape, y.shape, padding)
+        functions = wgsl.padding_source(mode)
+        launch([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.padding_forward(rank), functions)
+        return _laid_out(y, made)
+
+    return kernel
+
+
+def _pad_backward(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
+    def kernel(g: torch.Tensor, x: torch.Tensor, padding: Any) -> torch.Tensor:
+        made = result_of(op, g, x, list(padding))
+        if x.dtype not in FLOATS or not computable(x.dtype):
+            there: torch.Tensor = fallback(op, g, x, padding)
+            return there
+        result = new_contiguous(made.size(), wide(x.dtype))
+        numbers = _padding_numbers(x.shape, g.shape, padding)
+        body = wgsl.padding_backward(mode, rank)
+        launch([("g", contiguous(g))], [("x", result)], numbers, result.numel(), body)
+        return _laid_out(result, made)
+
+    return kernel
+
+
+# --- unfolding -----------------------------------------------------------------------------------------------------
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    return (values[0], values[-1])
+
+
+def _places(height: int, width: int, kernel: Any, dilation: Any, padding: Any, stride: Any) -> tuple[int, int]:
+    found = [
+        (length + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        for i, length in enumerate((height, width))
+    ]
+    return found[0], found[1]
+
+
+def im2col(x: torch.Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> torch.Tensor:
+    op = aten.im2col.default
+    made = result_of(op, x, list(kernel_size), list(dilation), list(padding), list(stride))
+    if x.dtype not in FLOATS or not computable(x.dtype):
+        there: torch.Tensor = fallback(op, x, kernel_size, dilation, padding, stride)
+        return there
+    geometry = (_pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
+    height, width = x.shape[-2:]
+    places = _places(height, width, *geometry)
+    y = new_contiguous(made.size(), wide(x.dtype))
+    numbers = [(n[:2], "u32", v) for n, v in zip(wgsl.UNFOLD_PARAMETERS, (height, width, *places), strict=True)]
+    launch([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.unfold(*geometry))
+    return narrowed(y, x.dtype)
+
+
+def col2im(
+    y: torch.Tensor, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> torch.Tensor:
+    op = aten.col2im.default
+    made = result_of(op, y, list(output_size), list(kernel_size), list(dilation), list(padding), list(stride))
+    if y.dtype not in FLOATS or not computable(y.dtype):
+        there: torch.Tensor = fallback(op, y, output_size, kernel_size, dilation, padding, stride)
+        return there
+    geometry = (_pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
+    height, width = _pair(output_size)
+    places = _places(height, width, *geometry)
+    x = new_contiguous(made.size(), wide(y.dtype))
+    numbers = [(n[:2], "u32", v) for n, v in zip(wgsl.UNFOLD_PARAMETERS, (height, width, *places), strict=True)]
+    launch([("y", contiguous(y))], [("x", x)], numbers, x.numel(), wgsl.fold(*geometry))
+    return narrowed(x, y.dtype)
+
+
+def register(library: torch.library.Library) -> None:
+    def add(name: str, function: Callable[..., torch.Tensor], out: str) -> None:
+        library.impl(name, function, "PrivateUse1")
+        library.impl(f"{name}.{out}", with_out(function), "PrivateUse1")
+
+    for pattern, mode, aligning, ranks in MODES:
+        for rank in ranks:
+            name = pattern.format(rank)
+            add(name, _upsample(getattr(aten, name).default, mode, rank, aligning), "out")
+            name += "_backward"
+            add(name, _upsample_backward(getattr(aten, name).default, mode, rank, aligning), "grad_input")
+    for mode in ("reflection", "replication"):
+        for rank in (1, 2, 3):
+            name = f"{mode}_pad{rank}d"
+            add(name, _pad(getattr(aten, name).default, mode, rank), "out")
+            name += "_backward"
+            add(name, _pad_backward(getattr(aten, name).default, mode, rank), "grad_input")
+    add("im2col", im2col, "out")
+    add("col2im", col2im, "out")

@@ -1,0 +1,427 @@
+"""Sort, top-k, medians, search in sorted rows, unique elements, histograms."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.sort import (
+    BLOCK,
+    COUNT_WORDS,
+    FETCH_WORDS,
+    KEY_WORDS,
+    MERGE_WORDS,
+    SEARCH_WORDS,
+    THREADS,
+    Count,
+    Fetch,
+    Keys,
+    Search,
+    render_compact,
+    render_count,
+    render_fetch,
+    render_keys,
+    render_merge,
+    render_place,
+    render_search,
+)
+from anytorch.gpu.wgsl.types import KINDS
+from anytorch.webgpu.copies import contiguous
+from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.ops.reductions import (
+    buffers,
+    element_offset,
+    grid,
+    infer,
+    narrowed,
+    on_webgpu,
+    reduce_dims,
+    register_with_out,
+    usable,
+    word_dtype,
+)
+from anytorch.webgpu.ops.scans import scan
+from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.tensors import aten, new_contiguous
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _launch(
+    key: Any,
+    text: Callable[[], str],
+    tensors: Sequence[torch.Tensor],
+    writable: int,
+    immediates: bytes,
+    workers: int,
+    per_group: int = THREADS,
+) -> None:
+    runtime = open_runtime()
+    program = runtime.programs.make(key, text, buffers=len(tensors), writable=writable, immediates=len(immediates))
+    runtime.dispatch(program, buffers(runtime, tensors), immediates, *grid(-(-workers // per_group)))
+
+
+# --- sorting ----------------------------------------------------------------------------------------------------------
+
+
+def sorted_positions(x: torch.Tensor, descending: bool, keep: int) -> torch.Tensor:
+    """Positions, as int32, of the first `keep` elements of each sorted row of a dense (rows, length) tensor.
+
+    The result's rows may be longer than `keep`. Equal elements keep their order.
+    """
+    runtime = open_runtime()
+    rows, length = x.shape
+    if runtime.adapter.software:
+        keys, at = _make_keys(Keys(name_of(x.dtype), descending), [x], rows, length, length)
+        return _merged(keys, at, 1)
+    cut = keep if keep <= BLOCK // 2 else length  # each pass must shrink the rows, or there is no end to them
+    keys, at = _make_keys(Keys(name_of(x.dtype), descending, block=True), [x], rows, length, cut)
+    if cut == length:
+        return _merged(keys, at, BLOCK)
+    while length > BLOCK:
+        length = at.size(1)
+        keys, at = _make_keys(Keys(name_of(x.dtype), descending, True, True), [keys, at], rows, length, cut)
+    return at
+
+
+def _make_keys(kernel: Keys, sources: Sequence[torch.Tensor], rows: int, length: int, keep: int) -> Pair:
+    blocks = -(-length // BLOCK)
+    share = min(keep, BLOCK)
+    width = (blocks - 1) * share + min(length - (blocks - 1) * BLOCK, share) if kernel.block else length
+    keys = new_contiguous((rows, width), torch.int64 if kernel.wide else torch.int32)
+    at = new_contiguous((rows, width), torch.int32)
+    offset = 0 if kernel.pairs else element_offset(sources[0])
+    immediates = struct.pack(f"<{KEY_WORDS}I", rows, length, offset, blocks, keep)
+    workers, per_group = (rows * blocks, 1) if kernel.block else (rows * length, THREADS)
+    tensors = [*sources, keys, at]
+    _launch(kernel, lambda: render_keys(kernel), tensors, kernel.writable, immediates, workers, per_group)
+    return keys, at
+
+
+def _merged(keys: torch.Tensor, at: torch.Tensor, run: int) -> torch.Tensor:
+    rows, length = keys.shape
+    wide = keys.dtype is torch.int64
+    if run >= length:
+        return at
+    spare_keys, spare_at = new_contiguous(keys.shape, keys.dtype), new_contiguous(at.shape, at.dtype)
+    while run < length:
+        immediates = struct.pack(f"<{MERGE_WORDS}I", rows, length, run)
+        tensors = [keys, at, spare_keys, spare_at]
+        _launch(("merge", wide), lambda: render_merge(wide), tensors, 0b1100, immediates, rows * length)
+        keys, at, spare_keys, spare_at = spare_keys, spare_at, keys, at
+        run *= 2
+    return at
+
+
+def fetch(x: torch.Tensor, at: torch.Tensor, keep: int, positions: bool = True) -> list[torch.Tensor]:
+    """Values of the dense (rows, length) tensor at the first `keep` positions of each row, and these as int64."""
+    rows, length = x.shape
+    values = new_contiguous((rows, keep), word_dtype(x.dtype))
+    kernel = Fetch(name_of(x.dtype), name_of(values.dtype), positions)
+    made = [values, new_contiguous((rows, keep), torch.int64)] if positions else [values]
+    if rows and keep:
+        immediates = struct.pack(f"<{FETCH_WORDS}I", rows, keep, at.size(1), length, element_offset(x))
+        writable = 0b1100 if positions else 0b100
+        _launch(kernel, lambda: render_fetch(kernel), [x, at, *made], writable, immediates, rows * keep)
+    return [narrowed(values, x.dtype), *made[1:]]
+
+
+def _rows(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The tensor as dense rows along `dim`."""
+    if x.dim() == 0:
+        return x.view(1, 1)
+    length = x.size(dim)
+    dense = contiguous(x.movedim(dim, -1))
+    return dense.view(x.numel() // length if length else 0, length)
+
+
+def _back(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
+    """Undo _rows, for rows of another length."""
+    if like.dim() == 0:
+        return rows.view(())
+    dim %= like.dim()
+    shape = [*like.shape[:dim], *like.shape[dim + 1 :], rows.size(1)]
+    return contiguous(rows.view(shape).movedim(-1, dim))
+
+
+def ordered(x: torch.Tensor, dim: int, descending: bool, keep: int | None = None) -> Pair:
+    """The first `keep` values (all, if None) of `x` sorted along `dim`, and their positions. Stable; NaN is largest."""
+    if x.numel() == 0:
+        shape = list(x.shape)
+        if keep is not None and shape:
+            shape[dim] = keep
+        return new_contiguous(shape, x.dtype), new_contiguous(shape, torch.int64)
+    rows = _rows(x, dim)
+    count = rows.size(1) if keep is None else keep
+    if count == 0:
+        made = [new_contiguous((rows.size(0), 0), x.dtype), new_contiguous((rows.size(0), 0), torch.int64)]
+    else:
+        made = fetch(rows, sorted_positions(rows, descending, count), count)
+    return _back(made[0], x, dim), _back(made[1], x, dim)
+
+
+def _sortable(x: torch.Tensor) -> bool:
+    return usable(open_runtime(), x.dtype, torch.int64)
+
+
+def sort(self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    op = aten.sort.stable
+    infer(op, self, stable=stable, dim=dim, descending=descending)
+    if not _sortable(self):
+        return fallback(op, self, stable=stable, dim=dim, descending=descending)
+    return ordered(self, dim, descending)
+
+
+def topk(self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    op = aten.topk.default
+    infer(op, self, k, dim, largest, sorted)
+    if not _sortable(self):
+        return fallback(op, self, k, dim, largest, sorted)
+    return ordered(self, dim, largest, k)
+
+
+def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    op = aten.kthvalue.default
+    length = self.size(dim) if self.dim() else 1
+    if not 1 <= k <= length:
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
+    if not _sortable(self):
+        return fallback(op, self, k, dim, keepdim)
+    values, positions = ordered(self, dim, False, k)
+    if self.dim() == 0:
+        return values, positions
+    return _pick(values, dim, k - 1, keepdim), _pick(positions, dim, k - 1, keepdim)
+
+
+def _pick(x: torch.Tensor, dim: int, at: int, keepdim: bool) -> torch.Tensor:
+    chosen = x.narrow(dim, at, 1)
+    return contiguous(chosen if keepdim else chosen.squeeze(dim))
+
+
+# --- medians ----------------------------------------------------------------------------------------------------------
+
+
+def _median_dim(op: Any, ignore_nan: bool) -> Callable[..., Any]:
+    def kernel(self: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
+        if self.dim() and self.size(dim) == 0:
+            raise IndexError(f"{op}: Expected reduction dim {dim} to have non-zero size.")
+        if not _sortable(self):
+            return fallback(op, self, dim, keepdim)
+        return _median(self, dim, keepdim, ignore_nan)
+
+    return kernel
+
+
+def _median(self: torch.Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Pair:
+    values, positions = ordered(self, dim, False)
+    if self.dim() == 0:
+        return values, positions
+    length = self.size(dim)
+    if not self.is_floating_point() or self.numel() == 0:
+        middle = (length - 1) // 2
+        return _pick(values, dim, middle, keepdim), _pick(positions, dim, middle, keepdim)
+    dim %= self.dim()
+    size = [1 if d == dim else n for d, n in enumerate(self.shape)]
+    # The numbers of a sorted row come first: one NaN decides a plain median, and is at place `numbers`.
+    (numbers,) = reduce_dims("count_numbers", (self,), (dim,), [torch.int64], size)
+    if ignore_nan:
+        place = torch.div(numbers - 1, 2, rounding_mode="floor").clamp(min=0)
+    else:
+        place = torch.where(numbers < length, numbers, (length - 1) // 2)
+    chosen = values.gather(dim, place), positions.gather(dim, place)
+    return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
+
+
+def _median_whole(op: Any, ignore_nan: bool) -> Callable[..., Any]:
+    def kernel(self: torch.Tensor) -> Any:
+        if not _sortable(self):
+            return fallback(op, self)
+        if self.numel() == 0:
+            if not self.is_floating_point():
+                return fallback(op, self)
+            return new_contiguous((), self.dtype).fill_(math.nan)
+        return _median(contiguous(self).view(-1), 0, False, ignore_nan)[0]
+
+    return kernel
+
+
+# --- searching --------------------------------------------------------------------------------------------------------
+
+
+def _search(sequence: torch.Tensor, values: torch.Tensor, out_int32: bool, right: bool) -> torch.Tensor:
+    dtype = torch.int32 if out_int32 else torch.int64
+    out = new_contiguous(values.shape, dtype)
+    if values.numel() == 0:
+        return out
+    if sequence.numel() == 0:
+        return out.fill_(0)
+    sequence, values = contiguous(sequence), contiguous(values)
+    length = sequence.size(-1)
+    one_row = sequence.dim() == 1
+    common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
+    kernel = Search(name_of(sequence.dtype), name_of(values.dtype), name_of(dtype), right, common)
+    immediates = struct.pack(
+        f"<{SEARCH_WORDS}I",
+        values.numel(),
+        values.numel() if one_row else values.size(-1),
+        length,
+        element_offset(sequence),
+        element_offset(values),
+        length,
+    )
+    _launch(kernel, lambda: render_search(kernel), [sequence, values, out], 0b100, immediates, values.numel())
+    return out
+
+
+def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value if value.device == like.device else value.to(like.device)
+    dtype = like.dtype if like.is_floating_point() or isinstance(value, int) else torch.float32
+    return torch.full((), value, dtype=dtype, device=like.device)
+
+
+def searchsorted(
+    sorted_sequence: torch.Tensor,
+    self: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> Any:
+    values = _as_tensor(self, sorted_sequence)
+    op = aten.searchsorted.Tensor
+    infer(op, sorted_sequence, values, out_int32=out_int32, right=right, side=side, sorter=sorter)
+    on_webgpu(op, sorted_sequence, values, sorter)
+    if not usable(open_runtime(), sorted_sequence.dtype, values.dtype, torch.int64):
+        return fallback(op, sorted_sequence, values, out_int32=out_int32, right=right, side=side, sorter=sorter)
+    if sorter is not None:
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
+    return _search(sorted_sequence, values, out_int32, right or side == "right")
+
+
+def bucketize(self: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+    if boundaries.dim() != 1:
+        raise RuntimeError(f"bucketize(): boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
+    return searchsorted(boundaries, self, out_int32=out_int32, right=right)
+
+
+# --- runs of equal elements -------------------------------------------------------------------------------------------
+
+
+def _compact(counts: torch.Tensor, total: int) -> torch.Tensor:
+    """Where a running count rises, as int32 positions in one row."""
+    made = new_contiguous((1, total), torch.int32)
+    if total:
+        immediates = struct.pack("<2I", counts.numel(), element_offset(counts))
+        _launch("compact", render_compact, [counts, made], 0b10, immediates, counts.numel())
+    return made
+
+
+def _running_count(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The running count of what is not zero, and its end: the one number the host must wait for."""
+    (counts,) = scan("count", contiguous(x).view(-1), 0, [torch.int32])
+    return counts, int(counts[-1].item())
+
+
+def _groups(x: torch.Tensor, return_counts: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a flat tensor: the first of each run of equal elements, every element's run (from 1, int32), runs' lengths."""
+    length = x.numel()
+    starts = torch.ones(length, dtype=torch.int32, device=x.device)
+    starts[1:] = x[1:] != x[:-1]
+    counts, total = _running_count(starts)
+    at = _compact(counts, total)
+    values = fetch(x.view(1, -1), at, total, positions=False)[0].view(-1)
+    lengths = new_contiguous((0,), torch.int64)
+    if return_counts:
+        ends = torch.full((total,), length, dtype=torch.int64, device=x.device)
+        ends[:-1] = at.view(-1)[1:]
+        lengths = ends - at.view(-1)
+    return values, counts, lengths
+
+
+def unique2(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    if not _sortable(self):
+        return fallback(aten._unique2.default, self, sorted, return_inverse, return_counts)
+    none = new_contiguous((0,), torch.int64)
+    if self.numel() == 0:
+        inverse = new_contiguous(self.shape, torch.int64) if return_inverse else none
+        return new_contiguous((0,), self.dtype), inverse, none
+    flat = contiguous(self).view(1, -1)
+    at = sorted_positions(flat, False, flat.size(1))
+    in_order = fetch(flat, at, flat.size(1), positions=False)[0].view(-1)
+    values, counts, lengths = _groups(in_order, return_counts)
+    inverse = none
+    if return_inverse:
+        inverse = new_contiguous(self.shape, torch.int64)
+        immediates = struct.pack("<2I", counts.numel(), element_offset(counts))
+        _launch("place", render_place, [counts, at, inverse], 0b100, immediates, counts.numel())
+    return values, inverse, lengths
+
+
+def unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
+    return unique2(self, sorted, return_inverse)[:2]
+
+
+def unique_consecutive(
+    self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    if not _sortable(self) or (dim is not None and self.dim() != 1) or self.numel() == 0:
+        return fallback(aten.unique_consecutive.default, self, return_inverse, return_counts, dim)
+    values, counts, lengths = _groups(contiguous(self).view(-1), return_counts)
+    inverse = (counts.to(torch.int64) - 1).view(self.shape) if return_inverse else new_contiguous((0,), torch.int64)
+    return values, inverse, lengths
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+def _counted(x: torch.Tensor, bins: int, low: float, high: float) -> torch.Tensor:
+    made = new_contiguous((bins,), torch.int32).fill_(0)
+    if x.numel() and bins:
+        kernel = Count(name_of(x.dtype))
+        immediates = struct.pack(f"<{COUNT_WORDS - 2}I2f", x.numel(), bins, element_offset(x), low, high)
+        _launch(kernel, lambda: render_count(kernel), [x, made], 0b10, immediates, x.numel())
+    return made
+
+
+def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    op = aten.histc.default
+    low, high = float(min), float(max)
+    # The CPU places halves in their own arithmetic; only float32 falls in the same bins here.
+    plain = self.dtype is torch.float32 and self.numel() > 0 and bins > 0
+    if not plain or low > high or not (math.isfinite(low) and math.isfinite(high)):
+        return fallback(op, self, bins, min, max)
+    if low == high:
+        low, high = (float(v) for v in torch.stack(torch.aminmax(self)).tolist())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return fallback(op, self, bins, min, max)
+    if low == high:
+        low, high = low - 1, high + 1
+    return narrowed(_counted(contiguous(self), bins, low, high), self.dtype)
+
+
+def register(library: torch.library.Library) -> None:
+    for op, kernel in (
+        (aten.sort.stable, sort),
+        (aten.topk.default, topk),
+        (aten.kthvalue.default, kthvalue),
+        (aten.median.dim, _median_dim(aten.median.dim, False)),
+        (aten.nanmedian.dim, _median_dim(aten.nanmedian.dim, True)),
+        (aten.median.default, _median_whole(aten.median.default, False)),
+        (aten.nanmedian.default, _median_whole(aten.nanmedian.default, True)),
+        (aten.searchsorted.Tensor, searchsorted),
+        (aten.searchsorted.Scalar, searchsorted),
+        (aten.bucketize.Tensor, bucketize),
+        (aten.bucketize.Scalar, bucketize),
+        (aten._unique2.default, unique2),
+        (aten._unique.default, unique),
+        (aten.unique_consecutive.default, unique_consecutive),
+        (aten.histc.default, histc),
+    ):
+        register_with_out(library, op, kernel)

@@ -1,0 +1,138 @@
+"""torch.compile(backend="anytorch") fuses, and recorded graphs replay; both give eager's answers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from anytorch.errors import UsageError
+from anytorch.gpu.runtime import open_runtime
+
+pytestmark = pytest.mark.usefixtures("webgpu")
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16), torch.nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.nn.functional.gelu(self.up(x)) * 1.5 + 0.25
+        y = self.down(h.sigmoid() * h.tanh() + h)
+        result: torch.Tensor = self.norm(x + torch.where(y > 0, y, y * 0.1))
+        return result
+
+
+def step(model: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    loss = model(x).square().mean()
+    loss.backward()
+    assert x.grad is not None
+    return loss.detach(), x.grad
+
+
+def commands(function: Any) -> int:
+    runtime = open_runtime()
+    runtime.synchronize()
+    before = runtime.statistics.commands
+    function()
+    runtime.synchronize()
+    return runtime.statistics.commands - before
+
+
+def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands() -> None:
+    from anytorch.webgpu.compiler import compile_graph
+
+    torch.manual_seed(0)
+    reference, x = Block(), torch.randn(8, 16)
+    eager = copy.deepcopy(reference).to("webgpu")
+    compiled = torch.compile(eager, backend=compile_graph)
+    want_loss, want_grad = step(reference, x)
+    loss, grad = step(compiled, x.to("webgpu"))
+    torch.testing.assert_close(loss.cpu(), want_loss)
+    torch.testing.assert_close(grad.cpu(), want_grad, rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(eager.parameters(), reference.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-6)
+    on_device = x.to("webgpu")
+    assert commands(lambda: step(compiled, on_device)) < commands(lambda: step(eager, on_device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype) -> None:
+    from anytorch.webgpu.compiler import compile_graph
+
+    def chain(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = (a * 2 + b).sigmoid() - 0.5
+        return c * a, c > 0  # a float and a bool: outputs of different widths from one kernel
+
+    torch.manual_seed(0)
+    a, b = torch.randn(5, 7).to(dtype), torch.randn(7).to(dtype)  # 35 elements: the last word is ragged
+    compiled = torch.compile(chain, backend=compile_graph)
+    x, y = a.to("webgpu"), b.to("webgpu")
+    got, want = compiled(x, y), chain(a, b)
+    torch.testing.assert_close(got[0].cpu(), want[0], rtol=2e-2 if dtype is not torch.float32 else 1e-5, atol=1e-2)
+    assert got[1].dtype is torch.bool
+    assert (got[1].cpu() == want[1]).float().mean() > 0.95  # rounding may decide a value next to zero
+    assert commands(lambda: compiled(x, y)) == 1
+
+
+def test_other_devices_go_to_torchs_own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo
+
+    from anytorch.webgpu import compiler
+
+    asked = []
+
+    def lookup(name: str) -> Any:
+        asked.append(name)
+        return lambda module, inputs: module.forward
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lookup)
+    assert torch.compile(lambda x: x + 1, backend=compiler.compile_graph)(torch.ones(2)).tolist() == [2, 2]
+    assert asked[-1] == "inductor"  # torch itself looks up others
+
+
+def test_a_recorded_graph_replays_on_new_inputs() -> None:
+    torch.manual_seed(0)
+    reference = Block().eval()
+    model = copy.deepcopy(reference).to("webgpu")
+    static = torch.randn(4, 16).to("webgpu")
+    with torch.no_grad():
+        model(static)
+        graph = torch.webgpu.Graph()
+        with graph:
+            out = model(static)
+        for _ in range(3):
+            fresh = torch.randn(4, 16)
+            static.copy_(fresh)
+            torch.full((64, 64), 7.0, device="webgpu")  # what others allocate must not land in the graph's buffers
+            graph.replay()
+            torch.testing.assert_close(out.cpu(), reference(fresh), rtol=1e-4, atol=1e-5)
+
+
+def test_a_graphs_memory_is_held_while_it_lives_and_no_longer() -> None:
+    x = torch.ones(1000, device="webgpu")
+    torch.webgpu.synchronize()
+    before = torch.webgpu.memory_allocated()
+    graph = torch.webgpu.Graph()
+    with graph:
+        y = (x + 1) * 2
+    del y
+    assert torch.webgpu.memory_allocated() > before
+    graph.replay()
+    graph.close()
+    assert torch.webgpu.memory_allocated() == before
+
+
+def test_what_cannot_be_replayed_is_refused_and_leaves_no_recording_behind() -> None:
+    x = torch.ones(4, device="webgpu")
+    graph = torch.webgpu.Graph()
+    with pytest.raises(UsageError, match="reading back"), graph:
+        (x + 1).sum().item()
+    with pytest.raises(UsageError, match="nothing has been recorded"):
+        graph.replay()
+    assert (x + 1).tolist() == [2, 2, 2, 2]
