@@ -46,11 +46,11 @@ LOOKED_AT = 60  # samples a generator is asked for before SAMPLES of them are pi
 TIME_OUT_S = 180.0
 START_S = 240.0  # importing op_db takes some seconds on an idle machine, minutes on a busy one
 
-# rtol, atol. Half types: a few units in the last place; sums of n products grow with the root of n.
+# rtol, atol. Half types: a unit in the last place of an intermediate result, which may be 16: the samples go up to 9.
 TOLERANCE = {
     "float32": (2e-4, 2e-5),
-    "float16": (6e-3, 2e-3),
-    "bfloat16": (4e-2, 1e-2),
+    "float16": (6e-3, 8e-3),
+    "bfloat16": (4e-2, 7e-2),
     "float64": (1e-6, 1e-7),
     "complex64": (2e-4, 2e-5),
     "complex128": (1e-6, 1e-7),
@@ -177,6 +177,10 @@ class Examiner:
         ):  # random or uninitialised: its kind is all there is to compare
             self.check(first, result, values=False, where="result")
             return 0
+        if op.name in TIES and isinstance(first, tuple) and not torch.equal(first[1], result[1].cpu()):
+            self.check(first[1], result[1], values=False, where="indices")
+            first, result = (first[0],), (result[0],)
+            floating = False  # the gradient goes to the element named
         try:
             self.check(first, result, values=True, where="result")
         except Wrong:
@@ -368,8 +372,17 @@ UNINITIALISED = {
 }  # fmt: skip
 
 
-# Random, though two seeds may happen to draw the same few numbers. (Other random ops are found by their two answers.)
-RANDOM = {"multinomial", "bernoulli"}
+# Random with a seed of the entry's own, so that the CPU gives one answer; a device has a generator of its own. (Other random
+# ops are found by their two answers to two seeds.)
+RANDOM = {
+    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "uniform", "pca_lowrank",
+    "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
+    "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+    "nn.functional.rrelu", "svd_lowrank",
+}  # fmt: skip
+
+# Which of equal elements is named is nobody's promise; the values are.
+TIES = {"kthvalue", "median", "mode", "msort", "nanmedian", "sort", "topk", "cummax", "cummin"}
 
 # Their other tensors must be on the CPU, whatever device the input is on.
 ARGUMENTS_STAY = {"tensor_split"}

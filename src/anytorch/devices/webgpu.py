@@ -1,7 +1,7 @@
 """Any GPU through Vulkan, Metal or D3D12, with no vendor toolkit: our own torch device, `webgpu`.
 
-The device itself lives in `anytorch.webgpu`, a layer above this one, and is looked up by name; this file finds the
-adapters and says what is missing.
+The device itself lives in `anytorch.webgpu`, a layer above this one, and is imported by name when it is wanted; this file
+finds the adapters and says what is missing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from anytorch.devices.base import TorchBackend
 from anytorch.devices.types import SOFTWARE_PRIORITY, BackendReport, Candidate, Caps, DeviceReport, State
 from anytorch.probe.facts import Hardware
+from anytorch.probe.graphics import is_software_icd
 
 DEVICE_MODULE = "anytorch.webgpu"
-SOFTWARE_DRIVERS = ("lvp_icd", "lavapipe", "swiftshader", "vk_swiftshader")
 
 
 class WebgpuBackend(TorchBackend):
@@ -31,27 +31,28 @@ class WebgpuBackend(TorchBackend):
     least_gb, advised_gb = 2, 4
 
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:
+        """One device per process: the best GPU, or the software adapter where there is none. (See `adapter` in docs.)"""
         cards = sorted(
             (gpu for gpu in hardware.gpus if gpu.vendor != "huawei" and gpu.driver != "vfio-pci"),
             key=lambda gpu: (bool(gpu.integrated), gpu.pci or ""),
         )
-        found = [self.candidate(index, gpu) for index, gpu in enumerate(cards)]
-        icds = hardware.graphics.vulkan_icds
-        software = next((icd for icd in icds if any(word in icd.path for word in SOFTWARE_DRIVERS)), None)
-        if software is not None and hardware.graphics.vulkan_loader:
-            found.append(
-                Candidate(
-                    backend=self.name,
-                    torch_type=self.torch_type,
-                    index=len(found),
-                    name="software Vulkan (llvmpipe)",
-                    state=State.SEEN,
-                    priority=SOFTWARE_PRIORITY,
-                    software=True,
-                    facts={"icd": software.path},
-                )
+        if cards:
+            return [self.candidate(0, cards[0])]
+        software = next((icd for icd in hardware.graphics.vulkan_icds if is_software_icd(icd)), None)
+        if software is None or not hardware.graphics.vulkan_loader:
+            return []
+        return [
+            Candidate(
+                backend=self.name,
+                torch_type=self.torch_type,
+                index=0,
+                name="software Vulkan (llvmpipe)",
+                state=State.SEEN,
+                priority=SOFTWARE_PRIORITY,
+                software=True,
+                facts={"icd": software.path},
             )
-        return found
+        ]
 
     def try_out(self) -> BackendReport:
         if find_spec("wgpu") is None:
@@ -62,13 +63,10 @@ class WebgpuBackend(TorchBackend):
             return BackendReport(
                 self.name, code="no-device", error="wgpu found no adapter on this machine", facts=facts
             )
-        if find_spec(DEVICE_MODULE) is None:
-            return BackendReport(
-                self.name,
-                code="not-built",
-                error=f"this version of anytorch does not ship the webgpu device yet ({DEVICE_MODULE} is missing)",
-                facts=facts,
-            )
+        holder = privateuse1_name()
+        if holder not in ("privateuseone", self.torch_type):
+            told = f"torch has one slot for a device of this kind, and {holder!r} has taken it"
+            return BackendReport(self.name, code="no-device", error=told, facts=facts)
         self.activate()
         module = self.module()
         assert module is not None
@@ -82,21 +80,32 @@ class WebgpuBackend(TorchBackend):
         import_module(DEVICE_MODULE)
 
     def describe(self, index: int) -> DeviceReport:
-        adapter = self.adapters()[index]
+        module = self.module()
+        assert module is not None
+        found = module.get_device_properties(index)
         use = self.memory(index)
         return DeviceReport(
             index,
-            adapter["name"],
+            found["name"],
             total=use.total,
             free=use.free,
-            integrated=adapter["type"] == "IntegratedGPU",
-            software=adapter["type"] == "CPU",
+            integrated=found["kind"] == "IntegratedGPU",
+            software=found["kind"] == "CPU",
             caps=self.caps(index),
-            facts=adapter,
+            facts={
+                "api": found["api"],
+                "type": found["kind"],
+                "driver": found["driver"],
+                "features": found["features"],
+            },
         )
 
+    def initialized(self) -> bool:
+        """Asking the device module for memory figures opens nothing."""
+        return self.module() is not None
+
     def adapters(self) -> list[dict[str, Any]]:
-        """Every adapter wgpu offers, real GPUs first and the best API of each card only."""
+        """Every adapter wgpu offers, real GPUs first."""
         import wgpu
 
         found = [
@@ -108,9 +117,22 @@ class WebgpuBackend(TorchBackend):
         return sorted(found, key=lambda adapter: order.get(adapter["type"], 3))
 
     def caps(self, index: int) -> Caps:
+        module = self.module()
+        found = module.get_device_properties(index) if module is not None else {"features": (), "kind": ""}
+        has_f16, real = "shader-f16" in found["features"], found["kind"] != "CPU"
+        integers = ("int64",) if "shader-int64" in found["features"] else ()
         return Caps(
-            dtypes=("float32", "float16", "int32", "bool"),
-            fast_dtypes=("float32",),
-            autocast_dtype=None,
+            dtypes=("float32", *(("float16",) if has_f16 else ()), "bfloat16", "int8", "int32", *integers, "bool"),
+            fast_dtypes=("float32", *(("float16",) if has_f16 and real else ())),
+            autocast_dtype="float16" if has_f16 and real else None,
+            graphs=True,
+            flash_attention=True,
             quantizations=self.quantizations,
+            unified_memory=found["kind"] in ("IntegratedGPU", "CPU"),
         )
+
+
+def privateuse1_name() -> str:
+    import torch
+
+    return str(torch._C._get_privateuse1_backend_name())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.pointwise import Rule, run
+from anytorch.webgpu.pointwise import Rule, run, two_tensors
 from anytorch.webgpu.tensors import NAME, aten
 
 META = torch.device("meta")
@@ -43,7 +43,12 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
     tensor_at = [i for i, a in enumerate(arguments) if str(a.type) == "Tensor"]
     least = len(names) - 1 if rule.short is not None else len(names)
 
+    quick = simple and not in_place and least <= 2 <= len(operand_at)
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if quick and len(args) == 2 and not kwargs and (made := two_tensors(rule, op, *args)) is not None:
+            return made
+
         def on_meta() -> Any:
             # A wrapped number arrives as a plain one even where the schema says Tensor, and only some ops take it back so:
             # the packet finds the overload for numbers, which promotes alike.

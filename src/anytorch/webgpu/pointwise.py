@@ -106,6 +106,44 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype)[6:]  # "torch.float32"
 
 
+def two_tensors(rule: Rule, op: Any, a: Any, b: Any) -> torch.Tensor | None:
+    """Two tensors of ours in, a new one out, seen before: most calls by far. None: not so, or not seen before.
+
+    The hot path of the device: everything in here is paid by every small op.
+    """
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return None
+    first, second = a.data_ptr(), b.data_ptr()
+    if not first & second & TAG:
+        return None
+    key = (rule, op, (), a.dtype, a.size(), a.stride(), b.dtype, b.size(), b.stride(), (first | second) & 15)
+    plan = _plans.get(key)
+    if plan is None:
+        return None
+    out = sized_tensor(plan.size, plan.stride, plan.dtype, plan.nbytes)
+    address = out.data_ptr()
+    runtime = open_runtime()
+    table = runtime.buffers
+    one, other, own = plan.shifts
+    try:
+        runtime.dispatch(
+            plan.program,
+            (table[first >> SHIFT], table[second >> SHIFT], table[address >> SHIFT]),
+            plan.pack(
+                *plan.head,
+                (first & OFFSET_MASK) >> one,
+                (second & OFFSET_MASK) >> other,
+                (address & OFFSET_MASK) >> own,
+            )
+            + plan.tail,
+            plan.x,
+            plan.y,
+        )
+    except BindingTooLarge:
+        _in_windows(rule, op, (a, b), (), out, None)
+    return out
+
+
 def run(
     rule: Rule,
     op: Any,
@@ -113,51 +151,13 @@ def run(
     modes: tuple[Any, ...] = (),
     out: torch.Tensor | None = None,
     call: Callable[[], Any] | None = None,
+    windows: tuple[tuple[int, int], ...] | None = None,
 ) -> torch.Tensor | None:
     """Compute `rule` over `operands` into `out`, or into a new tensor. None: no shader can (the caller falls back).
 
     `call` re-runs the op on meta tensors when a plan is made; it is how torch's own errors and result types arise.
-    This is the hot path of the device: every call here is paid by every small op.
+    `windows` are the (offset, nbytes) of each operand's binding, for buffers larger than one binding may be.
     """
-    if len(operands) == 2 and out is None:  # most calls by far: two tensors of ours in, a new one out
-        a, b = operands
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            first, second = a.data_ptr(), b.data_ptr()
-            if first & second & TAG:
-                aligned = (first | second) & 15
-                found = _plans.get(
-                    (rule, op, modes, a.dtype, a.size(), a.stride(), b.dtype, b.size(), b.stride(), aligned)
-                )
-                if found is not None:
-                    out = sized_tensor(found.size, found.stride, found.dtype, found.nbytes)
-                    address = out.data_ptr()
-                    runtime = open_runtime()
-                    table, shifts = runtime.buffers, found.shifts
-                    offsets = (
-                        (first & OFFSET_MASK) >> shifts[0],
-                        (second & OFFSET_MASK) >> shifts[1],
-                        (address & OFFSET_MASK) >> shifts[2],
-                    )
-                    buffers = (table[first >> SHIFT], table[second >> SHIFT], table[address >> SHIFT])
-                    try:
-                        runtime.dispatch(
-                            found.program, buffers, found.pack(*found.head, *offsets) + found.tail, found.x, found.y
-                        )
-                    except BindingTooLarge:
-                        _in_windows(rule, op, operands, modes, out, call)
-                    return out
-    return _run_any(rule, op, operands, modes, out, call)
-
-
-def _run_any(
-    rule: Rule,
-    op: Any,
-    operands: Sequence[Any],
-    modes: tuple[Any, ...],
-    out: torch.Tensor | None,
-    call: Callable[[], Any] | None,
-    windows: tuple[tuple[int, int], ...] | None = None,
-) -> torch.Tensor | None:
     key: list[Any] = [rule, op, modes]
     tensors: list[torch.Tensor] = []
     pointers: list[int] = []
@@ -243,7 +243,7 @@ def _in_windows(
             _window(span, runtime.buffers[t.data_ptr() >> SHIFT].nbytes)
             for span, t in zip(spans, (*[p for p in parts if is_ours(p)], out), strict=True)
         )
-        _run_any(rule, op, parts, modes, out, call, windows)
+        run(rule, op, parts, modes, out, call, windows)
         return
     sizes, strides = list(out.shape), list(out.stride())
     longest = max(range(len(sizes)), key=lambda d: sizes[d] * max(strides[d], 1) if sizes[d] > 1 else 0)

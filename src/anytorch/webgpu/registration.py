@@ -52,7 +52,6 @@ def register() -> None:
     attention.register(library)
     pooling.register(library)
     sorting.register(library)
-    decompositions.register(library)  # last: only what no family has a kernel for
     resampling.register(library)
     recurrent.register(library)
     quantized.register(library)
@@ -61,3 +60,5 @@ def register() -> None:
     casts = torch.library.Library("_", "IMPL")
     _libraries.append(casts)
     casts.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    # After every family: a decomposition is for what none of them has a kernel for.
+    decompositions.register(library)

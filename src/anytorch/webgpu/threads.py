@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.threads import WORKGROUP, Threads, render
 from anytorch.gpu.wgsl.types import KINDS, supported
@@ -70,7 +70,8 @@ def launch(
     )
     groups = -(-count // WORKGROUP)
     x = min(groups, MOST_GROUPS)
-    buffers, offsets = [], []
+    buffers: list[Buffer | None] = []
+    offsets = []
     for _, tensor in (*inputs, *outputs):
         address = tensor.data_ptr()
         if address == 0:  # an empty operand has no buffer; one of another operand stands in and is never read
@@ -125,5 +126,5 @@ def with_out(function: Any) -> Any:
 
 def _copied(made: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     if out.shape != made.shape:
-        torch._prims_common.wrappers._maybe_resize_out(out, made.shape)  # type: ignore[attr-defined]
+        torch._prims_common.wrappers._maybe_resize_out(out, made.shape)
     return out.copy_(made)

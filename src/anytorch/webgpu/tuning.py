@@ -155,9 +155,7 @@ def _remember(device: str, known: dict[str, Any]) -> None:
         _log.warning("%s; this session's measurements are not kept", exc)
 
 
-def fastest(
-    runtime: Runtime, options: Sequence[Choice], run: Callable[[Choice], None], repetitions: int = 5
-) -> Choice:
+def fastest(runtime: Runtime, options: Sequence[Choice], run: Callable[[Choice], None], repetitions: int = 5) -> Choice:
     """Run each option a few times on the GPU and return the quickest."""
     times = []
     for option in options:

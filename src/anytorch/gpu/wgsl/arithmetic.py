@@ -108,6 +108,8 @@ fn equal_f32(a: f32, b: f32) -> bool { return a == b && !is_nan(a) && !is_nan(b)
 
 fn at_most_f32(a: f32, b: f32) -> bool { return a <= b && !is_nan(a) && !is_nan(b); }
 
+fn is_true_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) != 0u; }
+
 fn sign_f32(x: f32) -> f32 {
   if (x > 0.0) { return 1.0; }
   return select(0.0, -1.0, x < 0.0);
@@ -194,10 +196,12 @@ fn sign_T(x: T) -> T {
 
 fn equal_T(a: T, b: T) -> bool { return a == b; }
 
+fn is_true_T(x: T) -> bool { return x != T(0); }
+
 fn at_most_T(a: T, b: T) -> bool { return a <= b; }
 """
 
-INTEGERPLAIN = """
+INTEGER_PLAIN = """
 fn maximum_T(a: T, b: T) -> T { return select(a, b, b > a); }
 
 fn minimum_T(a: T, b: T) -> T { return select(a, b, b < a); }
@@ -215,7 +219,7 @@ fn trunc_T(x: T) -> T { return x; }
 fn round_T(x: T) -> T { return x; }
 """
 
-FLOATPLAIN = """
+FLOAT_PLAIN = """
 fn floor_T(x: T) -> T { return floor(x); }
 
 fn ceil_T(x: T) -> T { return ceil(x); }

@@ -258,9 +258,7 @@ def _tile(kernel: Attention) -> str:
     lines.append("    }\n    workgroupBarrier();\n  }\n")
     for r in range(4):
         for c in range(4):
-            lines.append(
-                f"  s{r}_{c} = score(batch, head, q0 + ty * 4u + {r}u, k0 + tx + {c * across}u, s{r}_{c});\n"
-            )
+            lines.append(f"  s{r}_{c} = score(batch, head, q0 + ty * 4u + {r}u, k0 + tx + {c * across}u, s{r}_{c});\n")
         best = f"max(max(s{r}_0, s{r}_1), max(s{r}_2, s{r}_3))"
         lines.append(f"  ladder[(ty * 4u + {r}u) * {across // 4}u + tx / 4u][tx % 4u] = {best};\n")
     lines.append("  workgroupBarrier();\n")

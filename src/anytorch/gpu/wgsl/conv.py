@@ -2,11 +2,14 @@
 
 All are written for three spatial dimensions; one and two are the same with ones. A batch of the product is a group.
 
-    gather    the plain convolution        C[o, (image, place)] = sum over (c, tap) of weight[o, c, tap] * x[image, c, place*s + tap*d - p]
+    gather    the plain convolution:
+              C[o, (image, place)] = sum over (c, tap) of weight[o, c, tap] * x[image, c, place * s + tap * d - p]
     scatter   the transposed convolution, and the gradient of the input, written as a gather: the taps that reach a place
-    weight    the gradient of the weight   C[o, (c, tap)] = sum over (image, place) of g[image, o, place] * x[image, c, place*s + tap*d - p]
+    weight    the gradient of the weight:
+              C[o, (c, tap)] = sum over (image, place) of g[image, o, place] * x[image, c, place * s + tap * d - p]
 
-Kernel size, stride, padding and dilation are written into the shader, so that dividing by them is cheap; sizes are parameters.
+Kernel size, stride, padding and dilation are written into the shader, which makes dividing by them cheap; sizes are
+parameters.
 """
 
 from __future__ import annotations

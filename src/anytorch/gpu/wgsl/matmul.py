@@ -384,7 +384,7 @@ MATRIX_PARAMETERS = (
 
 @dataclass(frozen=True)
 class Matrices:
-    """Strided matrices. `d` is added to the product (alpha * A B + beta * D); `c_vector`: whole vec4s of C can be written."""
+    """Strided matrices. `d` is added to the product: alpha * A B + beta * D. `c_vector`: C is written in whole vec4s."""
 
     a: str  # dtypes
     b: str
@@ -446,7 +446,9 @@ def _matrix_load(binding: str, name: str, vector: bool, arguments: str, index: s
     at = f"p.{binding}_at + batch * p.{binding}_batch + {index}"
     if not vector:
         return f"fn load_{binding}({arguments}) -> {kind} {{ let i = {at}; return {load(name, binding, 'i')}; }}\n"
-    four = f"fn load_{binding}4({arguments}) -> vec4<{kind}> {{ let i = {at}; return {load_four(name, binding, 'i')}; }}\n"
+    four = (
+        f"fn load_{binding}4({arguments}) -> vec4<{kind}> {{ let i = {at}; return {load_four(name, binding, 'i')}; }}\n"
+    )
     one = f"fn load_{binding}({arguments}) -> {kind} {{ let i = {at}; return {load_four(name, binding, 'i')}[i % 4u]; }}\n"
     return four + one
 

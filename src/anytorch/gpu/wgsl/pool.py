@@ -82,9 +82,7 @@ def _divisor(window: Window) -> str:
         if window.adaptive:
             lines.append(f"  let many{axis} = to{axis} - from{axis};\n")
         elif window.include_padding:
-            lines.append(
-                f"  let many{axis} = min(to{axis}, i32(p.x{axis}) + {window.padding[i]}) - from{axis};\n"
-            )
+            lines.append(f"  let many{axis} = min(to{axis}, i32(p.x{axis}) + {window.padding[i]}) - from{axis};\n")
         else:
             lines.append(f"  let many{axis} = min(to{axis}, i32(p.x{axis})) - max(from{axis}, 0);\n")
     return "".join(lines) + "  let divisor = f32(manyd * manyh * manyw);\n"
@@ -125,17 +123,14 @@ def _windows_round(window: Window, inner: str) -> str:
             reach, s, pad = (window.kernel[i] - 1) * window.dilation[i], window.stride[i], window.padding[i]
             first = f"max(p{axis} + {pad - reach} + {s - 1}, 0) / {s}"
             last = f"(p{axis} + {pad}) / {s}"
-        lines.append(
-            f"  for (var o{axis} = {first}; o{axis} <= min({last}, i32(p.y{axis}) - 1); o{axis}++) {{\n"
-        )
+        lines.append(f"  for (var o{axis} = {first}; o{axis} <= min({last}, i32(p.y{axis}) - 1); o{axis}++) {{\n")
     return "".join(lines) + inner + "  }}}\n"
 
 
 def maximum_backward(window: Window) -> str:
     """Outputs are g (laid out like y) and index; the result has the layout of x."""
     inner = (
-        f"    let at = {_at('y', 'od', 'oh', 'ow')};\n"
-        "    if (i32(load_index(at)) == here) { sum += load_g(at); }\n"
+        f"    let at = {_at('y', 'od', 'oh', 'ow')};\n    if (i32(load_index(at)) == here) {{ sum += load_g(at); }}\n"
     )
     return (
         f"{_locate('x')}  let here = (pd * i32(p.xh) + ph) * i32(p.xw) + pw;\n  var sum = 0.0;\n"

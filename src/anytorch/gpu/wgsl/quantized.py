@@ -1,7 +1,7 @@
 """Products with weights kept as 8- or 4-bit integers, unpacked on load; the schedules are those of `wgsl.matmul`.
 
-    int8    weight[n, k] is an i8; its row's scale is applied to the finished sum
-    int4    weight[n, k] is a nibble, eight to a word, the first in the lowest bits; value = (q - 8) * scale + zero per group of k
+int8    weight[n, k] is an i8; its row's scale is applied to the finished sum
+int4    weight[n, k] is a nibble, eight to a word, the first in the lowest bits; value = (q - 8) * scale + zero per group of k
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def quantized(spec: Quantized) -> Problem:
     finished = "v"
     if spec.bits == 8:
         loads += (
-            "fn load_b4(batch: u32, k: u32, n: u32) -> vec4<f32> { let word = bitcast<i32>(b[(p.b_at + n * p.k + k) / 4u]);\n"
+            "fn load_b4(batch: u32, k: u32, n: u32) -> vec4<f32> {\n"
+            "  let word = bitcast<i32>(b[(p.b_at + n * p.k + k) / 4u]);\n"
             "  return vec4<f32>(vec4<i32>(word << 24u, word << 16u, word << 8u, word) >> vec4<u32>(24u)); }\n"
         )
         finished = f"v * {load(spec.scales, 'd', '(p.d_at + n)')}"

@@ -115,7 +115,10 @@ def padding_source(mode: str) -> str:
 
 
 def padding_parameters(rank: int) -> tuple[str, ...]:
-    return (*[f"{side}{axis}: u32" for side in "xy" for axis in range(rank)], *[f"left{axis}: i32" for axis in range(rank)])
+    return (
+        *[f"{side}{axis}: u32" for side in "xy" for axis in range(rank)],
+        *[f"left{axis}: i32" for axis in range(rank)],
+    )
 
 
 def padding_forward(rank: int) -> str:
@@ -156,7 +159,9 @@ def padding_backward(mode: str, rank: int) -> str:
 UNFOLD_PARAMETERS = ("xh: u32", "xw: u32", "yh: u32", "yw: u32")
 
 
-def unfold(kernel: tuple[int, int], dilation: tuple[int, int], padding: tuple[int, int], stride: tuple[int, int]) -> str:
+def unfold(
+    kernel: tuple[int, int], dilation: tuple[int, int], padding: tuple[int, int], stride: tuple[int, int]
+) -> str:
     """im2col: y[plane, tap, place] from x[plane, h, w]."""
     taps = kernel[0] * kernel[1]
     return (

@@ -37,9 +37,7 @@ def render(kernel: Threads) -> str:
     lines = [enables({dtype for _, dtype in named})]
     for i, (name, dtype) in enumerate(named):
         access = "read_write" if i >= len(kernel.inputs) else "read"
-        lines.append(
-            f"@group(0) @binding({i}) var<storage, {access}> buffer_{name}: array<{KINDS[dtype].storage}>;\n"
-        )
+        lines.append(f"@group(0) @binding({i}) var<storage, {access}> buffer_{name}: array<{KINDS[dtype].storage}>;\n")
     fields = ["n: u32", "row: u32", *[f"at_{name}: u32" for name, _ in named], *kernel.parameters]
     lines.append(f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n")
     for name, dtype in kernel.inputs:
@@ -50,13 +48,14 @@ def render(kernel: Threads) -> str:
     for name, dtype in kernel.outputs:
         kind = KINDS[dtype].compute
         lines.append(
-            f"fn store_{name}(index: u32, value: {kind}) {{ buffer_{name}[p.at_{name} + index] = {stored(dtype, 'value')}; }}\n"
+            f"fn store_{name}(index: u32, value: {kind}) "
+            f"{{ buffer_{name}[p.at_{name} + index] = {stored(dtype, 'value')}; }}\n"
         )
     text = kernel.functions + kernel.body
     lines += [helper for name, helper in HELPERS.items() if f"{name}(" in text]
     lines.append(kernel.functions)
     lines.append(
-        f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
-        f"  let i = g.x + g.y * p.row;\n  if (i >= p.n) {{ return; }}\n{kernel.body}\n}}\n"
+        f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) invocation: vec3<u32>) {{\n"
+        f"  let i = invocation.x + invocation.y * p.row;\n  if (i >= p.n) {{ return; }}\n{kernel.body}\n}}\n"
     )
     return "".join(lines)

@@ -99,8 +99,9 @@ def convert(value: str, source: str, target: str) -> str:
     """`value`, in the compute type of dtype `source`, as torch converts it to dtype `target` (its compute type)."""
     have, want = KINDS[source], KINDS[target]
     if target == "bool":
-        zero = f"{have.compute}(0)"
-        return value if source == "bool" else f"select(0, 1, {value} != {zero})"
+        if have.compute == "f32":  # by its bits: a NaN is true, but need not be unequal to anything
+            return f"select(0, 1, (bitcast<u32>({value}) & 0x7fffffffu) != 0u)"
+        return value if source == "bool" else f"select(0, 1, {value} != {have.compute}(0))"
     if have.compute == want.compute and (have.floating or want.nbytes >= have.nbytes):
         converted = value
     elif have.floating and not want.floating and want.nbytes < 4:

@@ -40,7 +40,7 @@ ACTIVATIONS = {
     "hardtanh": Rule("minimum_{T}(maximum_{T}({0}, {1}), {2})", compute="output"),
     "hardswish": Rule("{0} * minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
     "hardsigmoid": Rule("minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
-    "softshrink": Rule("select(select({0} * 0.0, {0} + {1}, {0} < -{1}), {0} - {1}, {0} > {1})"),
+    "softshrink": Rule("select(select(select(0.0, {0}, is_nan({0})), {0} + {1}, {0} < -{1}), {0} - {1}, {0} > {1})"),
     "hardshrink": Rule("select({0}, {T}(0), at_most_{T}(-{1}, {0}) && at_most_{T}({0}, {1}))"),
     "_prelu_kernel": Rule("select({0} * {1}, {0}, {0} > {T}(0))"),
 }
@@ -121,7 +121,7 @@ def _prelu_backward(grad: torch.Tensor, self: torch.Tensor, weight: torch.Tensor
     return first, second
 
 
-def _glu(self: torch.Tensor, dim: int, out: torch.Tensor) -> torch.Tensor:
+def _glu(self: torch.Tensor, dim: int = -1, *, out: torch.Tensor) -> torch.Tensor:
     first, second = self.chunk(2, dim)
     if run(GLU, aten.glu.out, (first, second), (), out) is None:
         fallback(aten.glu.out, self, dim, out=out)

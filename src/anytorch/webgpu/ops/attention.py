@@ -226,7 +226,9 @@ def _probabilities(
         inputs.append(("mask", mask))
         numbers.append(("heads", "u32", heads))
         numbers += [(f"m{j}", "u32", step) for j, step in enumerate(mask.stride())]
-        place = "(row / (p.queries * p.heads)) * p.m0 + ((row / p.queries) % p.heads) * p.m1 + query * p.m2 + key * p.m3"
+        place = (
+            "(row / (p.queries * p.heads)) * p.m0 + ((row / p.queries) % p.heads) * p.m1 + query * p.m2 + key * p.m3"
+        )
         value = f"max({value} + load_mask({place}), -3.0e38)"
     hidden = "key > query" if causal else "false"
     body = (

@@ -23,10 +23,10 @@ COMPARISONS = {
 }
 
 LOGIC = {
-    "logical_not": Rule("{bool}{0} == {T}(0)", compute="input"),
-    "logical_and": Rule("{bool}({0} != {T}(0)) && ({1} != {T}(0))"),
-    "logical_or": Rule("{bool}({0} != {T}(0)) || ({1} != {T}(0))"),
-    "logical_xor": Rule("{bool}({0} != {T}(0)) != ({1} != {T}(0))"),
+    "logical_not": Rule("{bool}!is_true_{T}({0})", compute="input"),
+    "logical_and": Rule("{bool}is_true_{T}({0}) && is_true_{T}({1})"),
+    "logical_or": Rule("{bool}is_true_{T}({0}) || is_true_{T}({1})"),
+    "logical_xor": Rule("{bool}is_true_{T}({0}) != is_true_{T}({1})"),
     "bitwise_and.Tensor": Rule("{0} & {1}"),
     "bitwise_or.Tensor": Rule("{0} | {1}"),
     "bitwise_xor.Tensor": Rule("{0} ^ {1}"),

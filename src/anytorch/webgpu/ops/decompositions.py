@@ -25,17 +25,11 @@ KEY = "PrivateUse1"
 # Torch's own. Left out of its table: what wraps a primitive that calls the op again (the special functions), what belongs
 # to one library (cudnn_*, miopen_*), and views, which need nothing.
 TORCH = (
-    "_add_relu.Tensor", "_adaptive_avg_pool2d", "_weight_norm_interface", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "channel_shuffle", "col2im", "glu", "grid_sampler_2d", "im2col",
-    "isin.Scalar_Tensor", "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "log_sigmoid_forward",
-    "logspace", "max_unpool2d", "max_unpool3d", "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma",
-    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "renorm", "replication_pad1d", "replication_pad2d",
-    "replication_pad3d", "trace", "tril_indices", "triu_indices", "unfold_backward",
-    "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
-    "upsample_nearest3d", "upsample_trilinear3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "__ilshift__.Scalar", "__ilshift__.Tensor", "__irshift__.Scalar", "__irshift__.Tensor", "glu_backward",
-    "log_sigmoid_backward", "max_pool2d_with_indices_backward", "addmm.dtype", "baddbmm.dtype",
+    "_add_relu.Tensor", "_weight_norm_interface", "channel_shuffle", "grid_sampler_2d", "isin.Scalar_Tensor",
+    "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace", "max_unpool2d", "max_unpool3d",
+    "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "renorm", "trace", "tril_indices",
+    "triu_indices", "unfold_backward", "__ilshift__.Scalar", "__ilshift__.Tensor", "__irshift__.Scalar",
+    "__irshift__.Tensor", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor",
 )  # fmt: skip
 
 
@@ -189,11 +183,10 @@ def slope(difference: torch.Tensor, length: torch.Tensor, p: float) -> torch.Ten
 def cdist_backward(
     gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor, p: float, distances: torch.Tensor
 ) -> torch.Tensor:
-    if p == 0:
+    if p == 0 or distances.numel() == 0 or first.size(-1) == 0:
         return torch.zeros_like(first)
-    difference = first.unsqueeze(-2) - second.unsqueeze(-3)
-    by = slope(difference, distances.unsqueeze(-1), p)
-    return (gradient.unsqueeze(-1) * by).sum(-2).expand(first.shape).contiguous()
+    by = slope(first.unsqueeze(-2) - second.unsqueeze(-3), distances.unsqueeze(-1), p)
+    return (gradient.unsqueeze(-1) * by).sum(-2)  # of the broadcast batch: autograd sums it to the input's
 
 
 def pairs(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,32 +208,6 @@ def pdist_backward(gradient: torch.Tensor, x: torch.Tensor, p: float, distances:
     difference = x[rows] - x[columns]
     share = gradient.unsqueeze(-1) * slope(difference, distances.unsqueeze(-1), p)
     return torch.zeros_like(x).index_add_(0, rows, share).index_add_(0, columns, -share)
-
-
-def pad_backward(place: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The gradient of a padding that repeats elements: each element collects from wherever it was copied to."""
-
-    def backward(gradient: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-        result = gradient
-        for number in range(len(padding) // 2):
-            dim = x.dim() - 1 - number
-            before, after = padding[2 * number], padding[2 * number + 1]
-            size = x.size(dim)
-            source = place(torch.arange(-before, size + after, device=device()), size)
-            shape = list(result.shape)
-            shape[dim] = size
-            result = result.new_zeros(shape).index_add_(dim, source, result)
-        return result
-
-    return backward
-
-
-def nearest(at: torch.Tensor, size: int) -> torch.Tensor:
-    return at.clamp(0, size - 1)
-
-
-def mirrored(at: torch.Tensor, size: int) -> torch.Tensor:
-    return size - 1 - (size - 1 - at.abs()).abs()
 
 
 def weight_norm_backward(
@@ -277,8 +244,6 @@ OURS: dict[str, Callable[..., Any]] = {
     "_assert_async": assert_async,
     "_assert_async.msg": assert_async,
     "glu_jvp": glu_jvp,
-    **{f"replication_pad{n}d_backward": pad_backward(nearest) for n in (1, 2, 3)},
-    **{f"reflection_pad{n}d_backward": pad_backward(mirrored) for n in (1, 2, 3)},
 }
 
 # What `register` found without a kernel and installed; the table in the documentation is made from it.

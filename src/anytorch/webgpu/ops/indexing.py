@@ -121,8 +121,18 @@ def ours(op: Any, tensor: torch.Tensor) -> torch.Tensor:
     raise RuntimeError(f"{op}: expected all tensors to be on {NAME}, but one is on {tensor.device}")
 
 
-def usable(*indices: torch.Tensor) -> bool:
-    return all(index.dtype in INDEX_DTYPES and index.device.type == NAME for index in indices)
+def usable(op: Any, index: torch.Tensor) -> bool:
+    """Can our kernels read this index? On another device it is the user's error."""
+    if index.device.type != NAME:
+        ours(op, index)
+        return False
+    return index.dtype in INDEX_DTYPES
+
+
+def constant(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_complex:  # no shader writes one
+        return torch.tensor(value, dtype=dtype).to(device())
+    return torch.full((), value, dtype=dtype, device=device())
 
 
 # --- index and index_put -----------------------------------------------------------------------------------------
@@ -250,7 +260,7 @@ def gather_out(
     if out.numel() == 0:
         return out
     whole, dim = on_dimension(ours(op, source), dim)
-    if not usable(index):
+    if not usable(op, index):
         result: torch.Tensor = fallback(op, source, dim, index, sparse_grad=sparse_grad, out=out)
         return result
     place = along(dim, index.unsqueeze(0) if index.dim() == 0 else index)
@@ -266,7 +276,7 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
     whole, dim = on_dimension(ours(op, source), dim)
     if index.dim() > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
-    if not usable(index):
+    if not usable(op, index):
         if index.dtype not in INDEX_DTYPES:
             raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
         index = ours(op, index)
@@ -300,7 +310,7 @@ def written(
     """Start `out` from `first` and let `write` change it; `again` is the fallback."""
     if index.numel() == 0 and out.dtype is first.dtype:
         return start(out, first)
-    if not usable(index) or (out.dtype is not first.dtype):
+    if not usable(op, index) or (out.dtype is not first.dtype):
         result: torch.Tensor = again()
         return result
     if out.numel() and first.numel():
@@ -389,7 +399,7 @@ def _scatter(
     _, axis = on_dimension(target, dim)
     places_index = index.unsqueeze(0) if index.dim() == 0 else index
     if not isinstance(src, torch.Tensor):
-        source = torch.full((), src, dtype=target.dtype, device=device())
+        source = constant(src, target.dtype)
     else:
         source = ours(op, src)
         source = source.unsqueeze(0) if source.dim() == 0 else source
@@ -408,14 +418,14 @@ def reduced(place: Place, target: torch.Tensor, source: torch.Tensor, mode: str,
     if mode == "set":
         return place.write(target, source)
     if not include_self:
-        start_value = torch.full((), identity(target.dtype, mode), dtype=target.dtype, device=device())
+        start_value = constant(identity(target.dtype, mode), target.dtype)
         if not place.write(target, start_value):
             return False
     if not place.combine(target, source, "sum" if mode == "mean" else mode):
         return False
     if mode == "mean":
         counts = torch.full(target.shape, int(include_self), dtype=torch.int32, device=device())
-        if not place.write(counts, torch.ones((), dtype=torch.int32, device=device()), "sum"):
+        if not place.write(counts, constant(1, torch.int32), "sum"):
             return False
         counts.clamp_(min=1)
         rounding = None if target.is_floating_point() else "floor"
@@ -504,12 +514,12 @@ def _on_slices(
 def index_fill_scalar(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     op = aten.index_fill_.int_Scalar
     whole, axis = on_dimension(target, dim)
-    if not usable(index):
+    if not usable(op, index):
         result: torch.Tensor = fallback(op, target, dim, index, value)
         return result
     place = selecting(whole, axis, index)
     place.check(op, whole)
-    if not place.write(whole, torch.full((), value, dtype=target.dtype, device=device())):
+    if not place.write(whole, constant(value, target.dtype)):
         return fallback(op, target, dim, index, value)
     return target
 
@@ -521,7 +531,7 @@ def index_fill_tensor(target: torch.Tensor, dim: int, index: torch.Tensor, value
         )
     op = aten.index_fill_.int_Tensor
     whole, axis = on_dimension(target, dim)
-    place = selecting(whole, axis, index) if usable(index) else None
+    place = selecting(whole, axis, index) if usable(op, index) else None
     if place is None or not place.write(whole, ours(op, value).to(target.dtype)):
         result: torch.Tensor = fallback(op, target, dim, index, value)
         return result
@@ -537,7 +547,7 @@ def flat_place(index: torch.Tensor) -> Place:
 
 def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     op = aten.take.default
-    if not usable(index):
+    if not usable(op, index):
         result: torch.Tensor = fallback(op, source, index)
         return result
     if source.numel() == 0 and index.numel():
@@ -554,7 +564,11 @@ def take_out(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor) ->
 
 def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
     op = aten.put_.default
-    if not usable(index) or (accumulate and not combinable(target.dtype, "sum")) or target.dtype is not source.dtype:
+    if (
+        not usable(op, index)
+        or (accumulate and not combinable(target.dtype, "sum"))
+        or target.dtype is not source.dtype
+    ):
         result: torch.Tensor = fallback(op, target, index, source, accumulate)
         return result
     if index.numel() != source.numel():
@@ -630,7 +644,7 @@ def embedding_dense_backward(
     gradient: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> torch.Tensor:
     op = aten.embedding_dense_backward.default
-    if not usable(indices) or not combinable(gradient.dtype, "sum"):
+    if not usable(op, indices) or not combinable(gradient.dtype, "sum"):
         result: torch.Tensor = fallback(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
         return result
     width = gradient.size(-1)
@@ -640,7 +654,7 @@ def embedding_dense_backward(
     if scale_grad_by_freq and flat.numel():
         counts = torch.zeros(num_weights, dtype=torch.int32, device=device())
         counting = selecting(counts, 0, flat)
-        if not counting.write(counts, torch.ones((), dtype=torch.int32, device=device()), "sum"):
+        if not counting.write(counts, constant(1, torch.int32), "sum"):
             return fallback(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
         rows = rows / counts.index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
     wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
@@ -660,7 +674,7 @@ def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlengt
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     size = max(int(source.amax().item()) + 1, minlength)
     table = torch.zeros(size, dtype=torch.int64 if weights is None else torch.float32, device=device())
-    values = torch.ones((), dtype=torch.int64, device=device()) if weights is None else weights
+    values = constant(1, torch.int64) if weights is None else weights
     done = selecting(table, 0, source).combine(table, values, "sum")
     return table if done else fallback(op, source, weights, minlength)
 
@@ -678,7 +692,7 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     marks = torch.zeros(total, dtype=torch.int32, device=device())
     starts = ends[:-1]
     place = selecting(marks, 0, starts)
-    if not place.write(marks, torch.ones((), dtype=torch.int32, device=device()), "sum"):
+    if not place.write(marks, constant(1, torch.int32), "sum"):
         result: torch.Tensor = fallback(aten.repeat_interleave.Tensor, repeats, output_size=output_size)
         return result
     return marks.cumsum(0).to(repeats.dtype)

@@ -220,8 +220,14 @@ class Geometry:
         names = [name_of(operand.dtype) for operand in (self.a, self.b, self.c)]
         wide = all(KINDS[name].nbytes in (2, 4) and KINDS[name].floating for name in names[:2])
         a_along, b_along = self.a_along, self.b_along
-        a_vector = wide and form != "columns" and (
-            self.whole_vectors(self.a, self.k) if a_along == "k" else self.whole_vectors(self.a, self.m, across=True)
+        a_vector = (
+            wide
+            and form != "columns"
+            and (
+                self.whole_vectors(self.a, self.k)
+                if a_along == "k"
+                else self.whole_vectors(self.a, self.m, across=True)
+            )
         )
         b_vector = wide and (
             self.whole_vectors(self.b, self.n) if b_along == "n" else self.whole_vectors(self.b, self.k, across=True)
@@ -275,7 +281,8 @@ def compiled(runtime: Runtime, spec: wgsl.Matrices, schedule: wgsl.Schedule) -> 
 def grid(schedule: wgsl.Schedule, batch: int, m: int, n: int, k: int, splits: int) -> tuple[bytes, int, int]:
     """The schedule's parameters, packed, and the launch grid."""
     step = max(schedule.bk, 4)
-    chunk = -(-(-(-k // splits)) // step) * step
+    part = -(-k // splits)
+    chunk = -(-part // step) * step
     tiles_m = 1 if schedule.form in ("rows", "columns") else -(-m // schedule.tile_m)
     tiles_n = -(-n // schedule.tile_n)
     groups = tiles_m * tiles_n * batch * splits
@@ -377,7 +384,7 @@ def _into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     if out is None:
         return made
     if out.shape != made.shape:
-        torch._prims_common.wrappers._maybe_resize_out(out, made.shape)  # type: ignore[attr-defined]
+        torch._prims_common.wrappers._maybe_resize_out(out, made.shape)
     return out.copy_(made)
 
 
@@ -416,6 +423,7 @@ def _added(
     shape = (a.shape[0], b.shape[1]) if flat else (a.shape[0], a.shape[1], b.shape[2])
     if a.dtype not in FLOATS:  # exact in integers: scaled and added by pointwise kernels
         whole = mm(a, b) if flat else bmm(a, b)
+        alpha, beta = int(alpha), int(beta)  # as torch does
         scaled = whole * alpha if alpha != 1 else whole
         return scaled if beta == 0 else torch.add(scaled, d, alpha=beta)
     result = new_contiguous(shape, a.dtype)

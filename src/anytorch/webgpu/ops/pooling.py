@@ -37,10 +37,7 @@ def _five(tensor: torch.Tensor, rank: int) -> tuple[list[int], list[int]]:
 def _numbers(x: torch.Tensor, y: torch.Tensor, rank: int) -> list[tuple[str, str, Any]]:
     (x_sizes, x_strides), (y_sizes, y_strides) = _five(x, rank), _five(y, rank)
     values = [x_sizes[1], *x_sizes[2:], *y_sizes[2:], *x_strides, *y_strides]
-    return [
-        (name, "u32", value)
-        for name, value in zip(("channels", *wgsl.SIZES, *wgsl.STRIDES), values, strict=True)
-    ]
+    return [(name, "u32", value) for name, value in zip(("channels", *wgsl.SIZES, *wgsl.STRIDES), values, strict=True)]
 
 
 def _maximum(op: Any, x: torch.Tensor, args: Sequence[Any], rank: int, window: wgsl.Window) -> Any:
@@ -141,9 +138,7 @@ def _avg_pool(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> torch.Tensor:
-        window = _fixed(
-            rank, kernel, stride, padding, include_padding=count_include_pad, divisor=divisor_override or 0
-        )
+        window = _fixed(rank, kernel, stride, padding, include_padding=count_include_pad, divisor=divisor_override or 0)
         args = (kernel, list(stride), padding, ceil_mode, count_include_pad, divisor_override)
         return _average(op, x, args, rank, window)
 
@@ -157,9 +152,7 @@ def _avg_pool(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         count_include_pad: bool,
         divisor_override: int | None,
     ) -> torch.Tensor:
-        window = _fixed(
-            rank, kernel, stride, padding, include_padding=count_include_pad, divisor=divisor_override or 0
-        )
+        window = _fixed(rank, kernel, stride, padding, include_padding=count_include_pad, divisor=divisor_override or 0)
         args = (kernel, list(stride), padding, ceil_mode, count_include_pad, divisor_override)
         return _backward(backward_op, gradient, x, args, rank, window)
 

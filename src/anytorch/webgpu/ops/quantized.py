@@ -19,13 +19,17 @@ from anytorch.webgpu.threads import computable, narrowed, wide
 from anytorch.webgpu.tuning import Choice, Shape, candidates
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bits: int, n: int, group: int) -> torch.Tensor:
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bits: int, n: int, group: int
+) -> torch.Tensor:
     check_devices("a quantized linear layer", x, weight, scales)
     m, k = x.shape
     if x.dtype not in FLOATS or not computable(x.dtype, scales.dtype):
         raise RuntimeError(f"webgpu: quantized weights multiply float32, float16 or bfloat16, not {x.dtype}")
     if k % (8 if bits == 4 else 4):
-        raise RuntimeError(f"webgpu: quantized weights need an input size that is a multiple of 8 (4 for int8), not {k}")
+        raise RuntimeError(
+            f"webgpu: quantized weights need an input size that is a multiple of 8 (4 for int8), not {k}"
+        )
     result = new_contiguous((m, n), wide(x.dtype))
     if result.numel() == 0:
         return narrowed(result, x.dtype)

@@ -434,6 +434,16 @@ OPS: dict[str, Reduction] = {
 }
 
 
+_known: list[dict[Any, Any]] = []
+
+
+def forget() -> None:
+    """Drop every plan; the next call of each op decides anew which kernel is best on this adapter."""
+    _plans.clear()
+    for known in _known:
+        known.clear()
+
+
 def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
     arguments = op._schema.arguments
     names = [a.name for a in arguments]
@@ -441,6 +451,7 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
     indices = reduction.results
 
     known: dict[Any, Ready | None] = {}
+    _known.append(known)
 
     def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready | None:
         values = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}

@@ -14,7 +14,21 @@ from anytorch.gpu.buffers import SHIFT
 from anytorch.webgpu import places
 from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.tensors import NAME, aten, new_contiguous
+from anytorch.webgpu.tensors import NAME, aten, is_ours
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Do two tensors' spans of memory meet?"""
+    if not (is_ours(one) and one.numel() and other.numel()) or one.data_ptr() >> SHIFT != other.data_ptr() >> SHIFT:
+        return False
+
+    def span(tensor: torch.Tensor) -> tuple[int, int]:
+        last = sum((length - 1) * step for length, step in zip(tensor.size(), tensor.stride(), strict=True))
+        first = tensor.storage_offset() * tensor.dtype.itemsize
+        return first, first + (last + 1) * tensor.dtype.itemsize
+
+    (first, end), (start, stop) = span(one), span(other)
+    return first < stop and start < end
 
 
 def cat_out(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor) -> torch.Tensor:
@@ -23,9 +37,12 @@ def cat_out(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor)
         return out
     at = 0
     dim = dim % out.dim()
-    if any(t.numel() and t.device.type == NAME and t.data_ptr() >> SHIFT == out.data_ptr() >> SHIFT for t in tensors):
-        beside = new_contiguous(out.shape, out.dtype)
-        return out.copy_(cat_out(tensors, dim, out=beside))
+    for number, tensor in enumerate(tensors):
+        if overlap(tensor, out):
+            raise RuntimeError(
+                "unsupported operation: the input tensors cannot refer to any of the output memory locations. "
+                f"Found overlap in input tensor {number}."
+            )
     for tensor in tensors:
         if tensor.dim() == 1 and tensor.numel() == 0:
             continue  # torch lets an empty vector join anything

@@ -47,6 +47,11 @@ class Plan:
 _plans: dict[Any, Plan] = {}
 
 
+def forget() -> None:
+    """Drop every plan; the next launch of each rule decides anew which kernel is best on this adapter."""
+    _plans.clear()
+
+
 def run_rows(
     rule: RowRule,
     inputs: Sequence[tuple[torch.Tensor, str]],

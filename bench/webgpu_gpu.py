@@ -1,0 +1,570 @@
+"""How fast is the webgpu device beside CUDA, on the same GPU in the same run?
+
+    python bench/webgpu_gpu.py [--budget 480] [--only matmul,attention] [--small] [--output bench/results/webgpu.json]
+
+Every answer is checked before its clock runs. Where torch has CUDA, the same work is timed there too and the last column is
+our rate as a share of it; elsewhere the column stays empty. Rates are medians of five windows after a warm-up; the spread is
+(largest - smallest) / median. A section that fails is reported and the rest go on; sections that no longer fit the budget
+are listed as skipped. `--small` is for software adapters: it shows that everything runs, not how fast.
+
+What the numbers do not show: other GPUs and drivers, other shapes, training, and memory use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import anytorch.webgpu  # noqa: F401  (registers the device)
+
+WINDOWS = 5
+MIB = 1 << 20
+
+
+@dataclass
+class Row:
+    section: str
+    name: str
+    unit: str
+    webgpu: float
+    cuda: float | None = None
+    spread: float = 0.0
+    error: float | None = None  # largest difference from the reference, relative to its largest value
+
+    @property
+    def share(self) -> float | None:
+        """Our rate as a share of CUDA's; for times the other way round, so that 1 is as good and more is better."""
+        if not self.cuda:
+            return None
+        return self.cuda / self.webgpu if self.unit in ("us", "ms") else self.webgpu / self.cuda
+
+
+@dataclass
+class Report:
+    machine: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Settings:
+    small: bool
+    window_s: float
+    cuda: bool
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    elif device == "webgpu":
+        torch.webgpu.synchronize()  # type: ignore[attr-defined]
+
+
+def timed(work: Callable[[], Any], device: str, settings: Settings) -> tuple[float, float]:
+    """Seconds per call (median of windows) and the spread."""
+    for _ in range(1 if settings.small else 3):
+        work()
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    once = time.perf_counter() - start
+    calls = max(1, min(1000, int(settings.window_s / max(once, 1e-6))))
+    found = []
+    for _ in range(1 if settings.small else WINDOWS):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        synchronize(device)
+        found.append((time.perf_counter() - start) / calls)
+    middle = statistics.median(found)
+    return middle, (max(found) - min(found)) / middle
+
+
+def difference(got: torch.Tensor, reference: torch.Tensor) -> float:
+    expected = reference.detach().double().cpu()
+    largest = float(expected.abs().max()) or 1.0
+    return float((got.detach().double().cpu() - expected).abs().max()) / largest
+
+
+def checked(got: torch.Tensor, reference: torch.Tensor, tolerance: float, what: str) -> float:
+    error = difference(got, reference)
+    if not error <= tolerance:  # a NaN is not
+        raise AssertionError(
+            f"{what}: differs from the reference by {error:.2e} of its largest value, more than {tolerance}"
+        )
+    return error
+
+
+def compare(
+    section: str,
+    name: str,
+    unit: str,
+    amount: float,
+    make: Callable[[str], Callable[[], Any]],
+    settings: Settings,
+    error: float | None = None,
+) -> Row:
+    """Time `make(device)()` on both devices. `amount` per second in `unit`; for "us" and "ms" the time itself."""
+
+    def rate(seconds: float) -> float:
+        return seconds * {"us": 1e6, "ms": 1e3}[unit] if unit in ("us", "ms") else amount / seconds
+
+    seconds, spread = timed(make("webgpu"), "webgpu", settings)
+    other = rate(timed(make("cuda"), "cuda", settings)[0]) if settings.cuda else None
+    return Row(section, name, unit, rate(seconds), other, spread, error)
+
+
+# --- sections ------------------------------------------------------------------------------------------------------
+
+
+def matmul(settings: Settings) -> Iterator[Row]:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for dtype in (torch.float32, torch.float16):
+        for n in (64, 96) if settings.small else (1024, 2048, 4096, 8192):
+            host = [torch.randn(n, n) / n**0.5 for _ in range(2)]
+
+            def make(device: str, host: Any = host, dtype: Any = dtype) -> Callable[[], Any]:
+                a, b = (t.to(device, dtype) for t in host)
+                return lambda: a @ b
+
+            rows = slice(0, 64)  # the whole product would take the CPU minutes
+            reference = host[0].to(dtype).double()[rows] @ host[1].to(dtype).double()
+            error = checked(make("webgpu")()[rows], reference, 1e-4 if dtype is torch.float32 else 5e-3, f"matmul {n}")
+            yield compare("matmul", f"{str(dtype)[6:]} {n}", "TFLOP/s", 2 * n**3 / 1e12, make, settings, error)
+
+
+def linear(settings: Settings) -> Iterator[Row]:
+    """The skinny products of decoding, and of an encoder."""
+    shapes = ((1, 1024, 3072), (1, 1024, 151_936), (8, 1024, 3072), (128, 384, 1536), (4096, 384, 1536))
+    for m, k, n in ((1, 64, 96), (8, 64, 96)) if settings.small else shapes:
+        for dtype in (torch.float32, torch.float16):
+            x, w, b = torch.randn(m, k), torch.randn(n, k) / k**0.5, torch.randn(n)
+
+            def make(device: str, held: Any = (x, w, b), dtype: Any = dtype) -> Callable[[], Any]:
+                on = [t.to(device, dtype) for t in held]
+                return lambda: F.linear(*on)
+
+            reference = F.linear(*[t.to(dtype).double() for t in (x, w[:512], b[:512])])
+            error = checked(
+                make("webgpu")()[:, :512], reference, 1e-4 if dtype is torch.float32 else 5e-3, f"{m}x{k}x{n}"
+            )
+            gigabytes = (m * k + n * k + m * n) * dtype.itemsize / 1e9
+            unit, amount = ("GB/s", gigabytes) if m <= 8 else ("TFLOP/s", 2 * m * n * k / 1e12)
+            yield compare("linear", f"{str(dtype)[6:]} {m}x{k}x{n}", unit, amount, make, settings, error)
+
+
+def memory(settings: Settings) -> Iterator[Row]:
+    nbytes = (1 if settings.small else 256) * MIB
+    host = torch.randn(nbytes // 4)
+
+    def copying(device: str) -> Callable[[], Any]:
+        x = host.to(device)
+        y = torch.empty_like(x)
+        return lambda: y.copy_(x)
+
+    def adding(device: str) -> Callable[[], Any]:
+        x = host.to(device)
+        y = torch.empty_like(x)
+        return lambda: torch.add(x, 1.0, out=y)
+
+    error = checked(torch.add(host.to("webgpu"), 1.0), host + 1, 1e-6, "add")
+    yield compare("memory", f"copy_ {nbytes // MIB} MiB", "GB/s", 2 * nbytes / 1e9, copying, settings)
+    yield compare("memory", f"add kernel {nbytes // MIB} MiB", "GB/s", 2 * nbytes / 1e9, adding, settings, error)
+    nbytes = (1 if settings.small else 64) * MIB
+    source = torch.randn(nbytes // 4)
+
+    def upload(device: str) -> Callable[[], Any]:
+        target = torch.empty(nbytes // 4, device=device)
+        return lambda: (target.copy_(source), synchronize(device))
+
+    def readback(device: str) -> Callable[[], Any]:
+        x = source.to(device)
+        target = torch.empty(nbytes // 4)
+        return lambda: target.copy_(x)
+
+    if not torch.equal(source.to("webgpu").cpu(), source):
+        raise AssertionError("a round trip changed the data")
+    yield compare("memory", f"upload {nbytes // MIB} MiB", "GB/s", nbytes / 1e9, upload, settings)
+    yield compare("memory", f"readback {nbytes // MIB} MiB", "GB/s", nbytes / 1e9, readback, settings)
+
+
+def overhead(settings: Settings) -> Iterator[Row]:
+    """CPU time of this thread per small op: the least of many windows, for other work on the machine only adds to it."""
+    count = 50 if settings.small else 500
+
+    def least(device: str, grad: bool) -> float:
+        a = torch.randn(64, 64, device=device, requires_grad=grad)
+        b = torch.randn(64, 64, device=device)
+        found = []
+        for _ in range(3 if settings.small else 20):
+            start = time.thread_time()
+            for _ in range(count):
+                a + b
+            found.append((time.thread_time() - start) / count)
+            synchronize(device)
+        return min(found) * 1e6
+
+    for grad in (False, True):
+        name = "a + b, 64x64, " + ("with autograd" if grad else "no grad")
+        yield Row("overhead", name, "us", least("webgpu", grad), least("cuda", grad) if settings.cuda else None)
+
+    def one(device: str) -> Callable[[], Any]:
+        x = torch.ones(1, device=device)
+        return lambda: x.item()
+
+    yield compare("overhead", "item()", "us", 1, one, settings)
+
+
+def fused(settings: Settings) -> Iterator[Row]:
+    rows, width = (64, 256) if settings.small else (16_384, 1024)
+    x = torch.randn(rows, width)
+    works: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+        ("softmax", lambda t: torch.softmax(t, -1)),
+        ("layer norm", lambda t: F.layer_norm(t, (width,))),
+        ("gelu", lambda t: F.gelu(t)),
+        ("sum of rows", lambda t: t.sum(-1)),
+    )
+    for name, work in works:
+
+        def make(device: str, work: Any = work) -> Callable[[], Any]:
+            on = x.to(device)
+            return lambda: work(on)
+
+        error = checked(work(x.to("webgpu")), work(x), 1e-4, name)
+        amount = (1 if name.startswith("sum") else 2) * x.numel() * 4 / 1e9
+        yield compare("fused", f"{name} {rows}x{width}", "GB/s", amount, make, settings, error)
+
+
+def attention(settings: Settings) -> Iterator[Row]:
+    shapes = (
+        ("prefill", 1, 16, 16, 2048, 2048, 64),
+        ("prefill", 1, 16, 8, 2048, 2048, 128),
+        ("encoder", 32, 12, 12, 128, 128, 32),
+        ("decode", 1, 16, 8, 1, 2048, 128),
+    )
+    for name, batch, heads, key_heads, queries, keys, d in (
+        (("prefill", 1, 2, 1, 40, 40, 32),) if settings.small else shapes
+    ):
+        for dtype in (torch.float32, torch.float16):
+            q = torch.randn(batch, heads, queries, d)
+            k, v = torch.randn(batch, key_heads, keys, d), torch.randn(batch, key_heads, keys, d)
+            causal = name == "prefill"
+
+            def make(
+                device: str, held: Any = (q, k, v), dtype: Any = dtype, causal: bool = causal
+            ) -> Callable[[], Any]:
+                on = [t.to(device, dtype) for t in held]
+                gqa = held[0].shape[1] != held[1].shape[1]
+                return lambda: F.scaled_dot_product_attention(*on, is_causal=causal, enable_gqa=gqa)
+
+            reference = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != key_heads)
+            error = checked(make("webgpu")(), reference, 1e-4 if dtype is torch.float32 else 1e-2, name)
+            work = 4 * batch * heads * queries * keys * d / 1e12 / (2 if causal else 1)
+            label = f"{name} {str(dtype)[6:]} {batch}x{heads}/{key_heads}x{queries}x{keys}x{d}"
+            yield compare("attention", label, "TFLOP/s", work, make, settings, error)
+
+
+class Encoder(nn.Module):
+    """The shape of MiniLM-L6: BERT with 6 layers of 384, 12 heads."""
+
+    def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, hidden)
+        self.places = nn.Embedding(512, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "qkv": nn.Linear(hidden, 3 * hidden),
+                    "out": nn.Linear(hidden, hidden),
+                    "first": nn.LayerNorm(hidden),
+                    "up": nn.Linear(hidden, 4 * hidden),
+                    "down": nn.Linear(4 * hidden, hidden),
+                    "second": nn.LayerNorm(hidden),
+                }
+            )
+            for _ in range(layers)
+        )
+        self.heads = heads
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.words(tokens) + self.places(places))
+        batch, length, hidden = x.shape
+        for layer in self.layers:
+            qkv = layer["qkv"](x).view(batch, length, 3, self.heads, hidden // self.heads)
+            q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))
+            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, hidden)
+            x = layer["first"](x + layer["out"](mixed))
+            x = layer["second"](x + layer["down"](F.gelu(layer["up"](x))))
+        return F.normalize(x.mean(1), dim=-1)
+
+
+def encoder(settings: Settings) -> Iterator[Row]:
+    torch.manual_seed(0)
+    model = Encoder(*((2, 64, 4, 100) if settings.small else (6, 384, 12, 30_522))).eval()
+    batch, length = (2, 16) if settings.small else (64, 128)
+    tokens = torch.randint(0, model.words.num_embeddings, (batch, length))
+    places = torch.arange(length)
+    with torch.no_grad():
+        reference = model(tokens[:2], places)
+        for dtype in (torch.float32, torch.float16):
+
+            def make(device: str, dtype: Any = dtype) -> Callable[[], Any]:
+                moved = copied(model, device, dtype)
+                ids, at = tokens.to(device), places.to(device)
+                return lambda: moved(ids, at)
+
+            error = checked(make("webgpu")()[:2], reference, 1e-3 if dtype is torch.float32 else 2e-2, "encoder")
+            yield compare(
+                "encoder", f"MiniLM shape {str(dtype)[6:]} {batch}x{length}", "texts/s", batch, make, settings, error
+            )
+
+
+def copied(model: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+    """A copy of a model on a device, so that both devices can hold one."""
+    return copy.deepcopy(model).to(device, dtype)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        outside = 4 * width
+        self.body = nn.Sequential(
+            *(nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, outside, 1, bias=False), nn.BatchNorm2d(outside)),
+        )
+        self.side: nn.Module = nn.Identity()
+        if stride > 1 or inside != outside:
+            self.side = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(x) + self.side(x))
+
+
+def resnet(blocks: tuple[int, ...], width: int) -> nn.Module:
+    """ResNet-50 for (3, 4, 6, 3) and 64; with torchvision's own numbers of channels, so no download is needed."""
+    parts: list[nn.Module] = [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inside = width
+    for i, count in enumerate(blocks):
+        for j in range(count):
+            parts.append(Bottleneck(inside, width << i, 2 if i and not j else 1))
+            inside = 4 * (width << i)
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
+
+
+def convolution(settings: Settings) -> Iterator[Row]:
+    torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    model = resnet((1, 1), 8) if settings.small else resnet((3, 4, 6, 3), 64)
+    model.eval()
+    batch, side = (1, 32) if settings.small else (16, 224)
+    images = torch.randn(batch, 3, side, side)
+    with torch.no_grad():
+        reference = model(images[:1])
+        for dtype in (torch.float32, torch.float16):
+
+            def make(device: str, dtype: Any = dtype) -> Callable[[], Any]:
+                moved = copied(model, device, dtype)
+                on = images.to(device, dtype)
+                return lambda: moved(on)
+
+            error = checked(make("webgpu")()[:1], reference, 1e-3 if dtype is torch.float32 else 5e-2, "resnet")
+            yield compare(
+                "convolution", f"ResNet-50 shape {str(dtype)[6:]} {batch}", "images/s", batch, make, settings, error
+            )
+
+
+class Decoder(nn.Module):
+    """The shape of Qwen3-0.6B, one token at a time over a cache of fixed length."""
+
+    def __init__(
+        self, layers: int, hidden: int, heads: int, key_heads: int, d: int, inner: int, vocabulary: int
+    ) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.d = heads, key_heads, d
+        self.words = nn.Embedding(vocabulary, hidden)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "first": nn.RMSNorm(hidden, eps=1e-6),
+                    "q": nn.Linear(hidden, heads * d, bias=False),
+                    "k": nn.Linear(hidden, key_heads * d, bias=False),
+                    "v": nn.Linear(hidden, key_heads * d, bias=False),
+                    "q_norm": nn.RMSNorm(d, eps=1e-6),
+                    "k_norm": nn.RMSNorm(d, eps=1e-6),
+                    "out": nn.Linear(heads * d, hidden, bias=False),
+                    "second": nn.RMSNorm(hidden, eps=1e-6),
+                    "gate": nn.Linear(hidden, inner, bias=False),
+                    "up": nn.Linear(hidden, inner, bias=False),
+                    "down": nn.Linear(inner, hidden, bias=False),
+                }
+            )
+            for _ in range(layers)
+        )
+        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+
+    def forward(
+        self, token: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, cache: list[list[torch.Tensor]], at: int
+    ) -> torch.Tensor:
+        x = self.words(token)  # [1, 1, hidden]
+        for layer, (keys, values) in zip(self.layers, cache, strict=True):
+            y = layer["first"](x)
+            q = layer["q_norm"](layer["q"](y).view(1, 1, self.heads, self.d)).transpose(1, 2)
+            k = layer["k_norm"](layer["k"](y).view(1, 1, self.key_heads, self.d)).transpose(1, 2)
+            v = layer["v"](y).view(1, 1, self.key_heads, self.d).transpose(1, 2)
+            q, k = (t * cosine + turned(t) * sine for t in (q, k))
+            keys[:, :, at : at + 1] = k
+            values[:, :, at : at + 1] = v
+            past = slice(0, at + 1)
+            y = F.scaled_dot_product_attention(q, keys[:, :, past], values[:, :, past], enable_gqa=True)
+            x = x + layer["out"](y.transpose(1, 2).reshape(1, 1, -1))
+            y = layer["second"](x)
+            x = x + layer["down"](F.silu(layer["gate"](y)) * layer["up"](y))
+        return F.linear(self.norm(x), self.words.weight)
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, -1)
+    return torch.cat((-right, left), -1)
+
+
+def decode(settings: Settings) -> Iterator[Row]:
+    torch.manual_seed(0)
+    shape = (2, 64, 4, 2, 16, 96, 100) if settings.small else (28, 1024, 16, 8, 128, 3072, 151_936)
+    model = Decoder(*shape).eval()
+    nn.init.normal_(model.words.weight, std=0.02)
+    length, d = (8, shape[4]) if settings.small else (512, shape[4])
+    cache = [[torch.randn(1, shape[3], length, d) for _ in range(2)] for _ in range(shape[0])]
+    angles = torch.outer(torch.tensor([float(length - 1)]), 1e6 ** (-torch.arange(0, d, 2) / d)).repeat(1, 2)
+    token = torch.tensor([[7]])
+    with torch.no_grad():
+        held = [[t.clone() for t in pair] for pair in cache]
+        reference = model(token, angles.cos(), angles.sin(), held, length - 1)
+        for dtype in (torch.float32, torch.float16):
+
+            def make(device: str, dtype: Any = dtype) -> Callable[[], Any]:
+                moved = copied(model, device, dtype)
+                pairs = [[t.to(device, dtype) for t in pair] for pair in cache]
+                cosine, sine = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+                ids = token.to(device)
+                return lambda: moved(ids, cosine, sine, pairs, length - 1)
+
+            error = checked(make("webgpu")(), reference, 1e-3 if dtype is torch.float32 else 5e-2, "decode")
+            yield compare("decode", f"Qwen3-0.6B shape {str(dtype)[6:]}", "tokens/s", 1, make, settings, error)
+
+
+SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
+    "matmul": matmul,
+    "memory": memory,
+    "overhead": overhead,
+    "linear": linear,
+    "fused": fused,
+    "attention": attention,
+    "encoder": encoder,
+    "decode": decode,
+    "convolution": convolution,
+}
+
+
+def machine() -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+    )
+    properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip() or "unknown",
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "adapter": properties["name"],
+        "api": properties["api"],
+        "driver": properties["driver"],
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def text(row: Row) -> str:
+    cuda = f"{row.cuda:12.2f}" if row.cuda is not None else " " * 12
+    share = f"{row.share:7.0%}" if row.share is not None else " " * 7
+    error = f"{row.error:9.1e}" if row.error is not None else " " * 9
+    return f"{row.section:12} {row.name:44} {row.unit:>9} {row.webgpu:12.2f} {cuda} {share} {row.spread:7.0%} {error}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--budget", type=float, default=480.0, metavar="S", help="no section starts later (default: 480)"
+    )
+    parser.add_argument("--only", metavar="NAMES", help=f"comma-separated, of: {', '.join(SECTIONS)}")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, one window: for software adapters")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the rows as JSON")
+    options = parser.parse_args(arguments)
+    names = options.only.split(",") if options.only else list(SECTIONS)
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        parser.error(f"there is no section {unknown[0]!r}; sections: {', '.join(SECTIONS)}")
+    settings = Settings(options.small, 0.0 if options.small else 0.2, torch.cuda.is_available())
+    report = Report(machine())
+    print(", ".join(f"{key} {value}" for key, value in report.machine.items()))
+    header = ("section", "what", "unit", "webgpu", "cuda", "share", "spread", "error")
+    print("{:12} {:44} {:>9} {:>12} {:>12} {:>7} {:>7} {:>9}".format(*header), flush=True)
+    started = time.perf_counter()
+    for name in names:
+        if time.perf_counter() - started > options.budget:
+            report.skipped.append(name)
+            continue
+        try:
+            for row in SECTIONS[name](settings):
+                report.rows.append(row)
+                print(text(row), flush=True)
+                if time.perf_counter() - started > options.budget:
+                    report.skipped.append(f"the rest of {name}")
+                    break
+        except Exception as exc:  # noqa: BLE001  (one section's failure must not lose the others' numbers)
+            report.failed[name] = "".join(traceback.format_exception(exc))
+            print(f"{name:12} FAILED: {type(exc).__name__}: {str(exc)[:500]}", flush=True)
+        torch.webgpu.empty_cache()  # type: ignore[attr-defined]
+        write(report, options.output)
+    fallbacks = torch.webgpu.fallback_stats()  # type: ignore[attr-defined]
+    if fallbacks:
+        print("on the CPU:", ", ".join(f"{name} x{count}" for name, count in sorted(fallbacks.items())))
+    for name in report.skipped:
+        print(f"skipped, the budget is spent: {name}")
+    return 1 if report.failed else 0
+
+
+def write(report: Report, output: Path | None) -> None:
+    """After every section, so that a run that is killed leaves what it has."""
+    if output is None:
+        return
+    rows = [{**asdict(row), "share": row.share} for row in report.rows]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    body = {"machine": report.machine, "rows": rows, "failed": report.failed, "skipped": report.skipped}
+    output.write_text(json.dumps(body, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
