@@ -8,6 +8,10 @@ STAMPS := .stamps
 JOBS   ?= 2
 NAME   ?= info_startup
 
+# PyPI's torch for Linux is the CUDA build; the CPU build comes from PyTorch's own index. A machine that is set up to find torch
+# elsewhere (find-links) is left alone. For a CUDA build: make run TORCH_INDEX='--extra-index-url .../whl/cu130'
+TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 2>/dev/null | grep -q find-links || echo '--extra-index-url https://download.pytorch.org/whl/cpu')
+
 # What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter
 
@@ -64,7 +68,7 @@ $(STAMPS)/venv: pyproject.toml constraints.txt $(BIN)/python
 	@mkdir -p $(STAMPS)
 	@[ "$$(cat $(STAMPS)/path 2>/dev/null || echo '$(HERE)')" = '$(HERE)' ] || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@echo "anytorch: installing the package and what it needs (torch is large: a few minutes the first time)" >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(TORCH_INDEX) --editable '.[all]'
 	@echo '$(HERE)' > $(STAMPS)/path
 	@touch $@
 

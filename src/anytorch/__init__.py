@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.seeds import seed as seed
     from anytorch.devices.tune import BackendOptimizer as BackendOptimizer
     from anytorch.devices.tune import auto_configure_backend as auto_configure_backend
+    from anytorch.devices.tune import use_tuned as use_tuned
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
 
@@ -86,6 +87,7 @@ PUBLIC: dict[str, str] = {
     "set_seed": "anytorch.devices.documented",
     "synchronize": "anytorch.devices.memory",
     "use": "anytorch.config",
+    "use_tuned": "anytorch.devices.tune",
 }
 __all__ = ["__version__", *PUBLIC]
 

@@ -1,7 +1,9 @@
 """The one context: every setting, where it came from, and the one file that stores them.
 
 A setting's value is taken from the first of: a `with use(...)` block, an environment variable, the settings file, the
-default. Environment variables are read here and nowhere else, on first use; `SETTINGS` lists every one of them.
+default. The variables that are settings are read here and nowhere else, on first use; `SETTINGS` lists every one of them.
+Variables that are facts about the surroundings are read where the fact is used: device masks and the stand-in libraries
+of tests in `probe` and `devices`, the terminal's (NO_COLOR, TERM, COLUMNS) in `cli`.
 """
 
 from __future__ import annotations
@@ -33,16 +35,19 @@ def _boolean(value: Any) -> bool:
 
 
 def _positive_int(value: Any) -> int:
-    number = int(value)
-    if number < 1 or isinstance(value, bool):
+    text = str(value).strip()
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**31:
         raise ValueError("use a whole number above 0")
-    return number
+    return int(text)
 
 
 def _seconds(value: Any) -> float:
-    number = float(value)
-    if not 0 < number < 86400:
-        raise ValueError("use a number of seconds above 0")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if isinstance(value, bool) or not 0 < number < 86400:  # also catches NaN
+        raise ValueError("use a number of seconds above 0 and below a day")
     return number
 
 
@@ -50,7 +55,10 @@ def _nbytes(value: Any) -> int:
     """ "6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
     text = str(value).strip().lower().removesuffix("b").removesuffix("i")
     scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:], 1)
-    number = float(text[:-1] if scale > 1 else text) * scale
+    try:
+        number = float(text[:-1] if scale > 1 else text) * scale
+    except ValueError:
+        number = 0.0
     if not 0 < number < 2**60:
         raise ValueError("use a size such as 6GB")
     return int(number)
@@ -67,7 +75,10 @@ def _one_of(*allowed: str) -> Callable[[Any], str]:
     return parse
 
 
-def _word(value: Any) -> str:
+def _device(value: Any) -> str:
+    """Text alone: `backend = 3` in a file is a mistake. Whether a back end of that name exists is for `devices` to say."""
+    if not isinstance(value, str):
+        raise ValueError('use text such as "cuda" or "cuda:1"')
     text = str(value).strip().lower()
     if not text:
         raise ValueError("it is empty")
@@ -99,7 +110,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "backend",
             "auto",
-            _word,
+            _device,
             ("ANYTORCH_BACKEND", "YIRAGE_BACKEND", "KRONOS_DEVICE"),
             "the device used when none is named: auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, …",
         ),
@@ -163,6 +174,13 @@ SETTINGS: dict[str, Setting] = {
             _one_of("warn", "silent", "error"),
             ("ANYTORCH_WEBGPU_FALLBACK",),
             "what happens when an op has no kernel on the webgpu device: run it on the CPU and warn once, silently, or not",
+        ),
+        Setting(
+            "webgpu_check",
+            False,
+            _boolean,
+            ("ANYTORCH_WEBGPU_CHECK",),
+            "look at every index tensor on the webgpu device and raise IndexError; slow, for finding a mistake",
         ),
         Setting(
             "config_file",
@@ -257,12 +275,12 @@ def parse_setting(name: str, value: Any) -> Any:
     return _parsed(SETTINGS[name], value, f"setting {name}")
 
 
-def _unknown(name: str) -> ConfigError:
+def _unknown(name: str, where: str = "") -> ConfigError:
     import difflib  # only for bad input
 
     near = difflib.get_close_matches(name, SETTINGS, n=1)
     return ConfigError(
-        f"unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
+        f"{where}unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
         hint=f"did you mean {near[0]!r}?" if near else "run `anytorch config show` to see them all",
     )
 
@@ -303,6 +321,7 @@ def cache_folder() -> Path:
 # --- the settings file -------------------------------------------------------------------------------------------
 # [settings]           what `anytorch set` and `optimize --apply` chose
 # [tuned."<device>"]   what `optimize` measured on that device, with the key of the machine it was measured on
+TABLES = ("settings", "tuned")
 
 
 def read_settings_file(path: Path | None = None) -> dict[str, Any]:
@@ -328,13 +347,36 @@ def read_settings_file(path: Path | None = None) -> dict[str, Any]:
             f"the settings file {path} is not valid TOML: {exc}",
             hint="mend it by hand, or start afresh with `anytorch reset` (which keeps a copy)",
         ) from exc
-    for table in ("settings", "tuned"):
+    for table in TABLES:
         if not isinstance(data.get(table, {}), dict):
             raise ConfigError(
                 f"the settings file {path}: {table!r} must be a table",
                 hint=f"write it as [{table}] with lines below it",
             )
     return data
+
+
+def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for a table or a setting that nobody reads: it was meant to do something. Values are not looked at.
+
+    For the command line: a library user's program does not stop because of a line that it does not need.
+    """
+    for table in data:
+        if table not in TABLES:
+            import difflib  # only for bad input
+
+            near = difflib.get_close_matches(table, TABLES, n=1) or [
+                f"settings.{name}" for name in SETTINGS if name == table
+            ]
+            raise ConfigError(
+                f"{path}: unknown table {table!r}; a settings file has the tables {' and '.join(TABLES)}",
+                hint=f"did you mean {near[0]!r}?" if near else "remove it",
+            )
+    for name in data.get("settings", {}):
+        if name not in SETTINGS:
+            raise _unknown(name, f"{path}: ")
+        if not SETTINGS[name].in_file:
+            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=SETTINGS[name].help)
 
 
 def write_settings_file(data: Mapping[str, Any], path: Path | None = None) -> Path:

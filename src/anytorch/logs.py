@@ -1,4 +1,9 @@
-"""Logging to standard error, at the level the settings name. Standard output is for data alone."""
+"""Logging to standard error, at the level the settings name. Standard output is for data alone.
+
+The command line calls `configure`. In somebody's program nothing is set up unless a level is named explicitly
+(ANYTORCH_LOG_LEVEL, YIRAGE_LOG_LEVEL, the settings file, `with anytorch.use(log_level=…)`): then the first message sets
+the level of the logger `anytorch`, and lines go to standard error unless the program has handlers of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +11,38 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from anytorch import config
+from anytorch.errors import ConfigError
 
 if TYPE_CHECKING:
     import logging
 
 ROOT = "anytorch"
+FORMAT = "anytorch %(levelname)s %(name)s: %(message)s"
 
 
 class Logger:
     """A module's logger that imports `logging` (13 ms) with its first message rather than with the module.
 
-    Below a warning it says nothing while nobody has imported `logging`: then nobody can have asked to see it.
+    Below a warning it says nothing while nobody has imported `logging` or named a level: then nobody can have asked.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def debug(self, message: str, *args: Any) -> None:
-        if "logging" in sys.modules:
+        if _may_be_heard():
             self._real().debug(message, *args, stacklevel=2)
 
     def info(self, message: str, *args: Any) -> None:
-        if "logging" in sys.modules:
+        if _may_be_heard():
             self._real().info(message, *args, stacklevel=2)
 
     def warning(self, message: str, *args: Any) -> None:
+        _may_be_heard()
         self._real().warning(message, *args, stacklevel=2)
 
     def error(self, message: str, *args: Any) -> None:
+        _may_be_heard()
         self._real().error(message, *args, stacklevel=2)
 
     def _real(self) -> logging.Logger:
@@ -49,12 +58,16 @@ def logger(name: str) -> Logger:
     return Logger(name)
 
 
-_waiting: list[str] = []  # the level `configure` was given while there was no `logging` to set up yet
+# --- the command line ----------------------------------------------------------------------------------------------
+
+_configured: list[str] = []  # the level `configure` was given; empty in somebody else's program
+_waiting: list[str] = []  # that level, while there was no `logging` to set up yet
 
 
 def configure(level: str | None = None) -> None:
     """Called by the command line and the service. A library user's own logging set-up is left alone."""
     chosen: str = level or config.get("log_level")
+    _configured[:] = [chosen]
     if chosen in ("WARNING", "ERROR") and "logging" not in sys.modules:
         _waiting[:] = [chosen]  # most commands log nothing: the first message sets it up
     else:
@@ -64,10 +77,64 @@ def configure(level: str | None = None) -> None:
 def _install(level: str) -> None:
     import logging
 
-    root = logging.getLogger(ROOT)
-    root.setLevel(level)
-    if not root.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("anytorch %(levelname)s %(name)s: %(message)s"))
-        root.addHandler(handler)
-        root.propagate = False
+    package = logging.getLogger(ROOT)
+    package.setLevel(level)
+    if not package.handlers:
+        package.addHandler(_standard_error())
+        package.propagate = False
+
+
+def _standard_error() -> logging.Handler:
+    import logging
+
+    class StandardError(logging.Handler):
+        """Asks for `sys.stderr` with every line: it may have been replaced, or be None."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if sys.stderr is None or (not _configured and logging.getLogger().handlers):
+                return  # the program has set logging up after all: its handlers get the line, and once is enough
+            try:
+                sys.stderr.write(self.format(record) + "\n")
+            except (OSError, ValueError):  # full, or closed: logging's own way of saying so would use it, too
+                return
+
+    handler = StandardError()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    return handler
+
+
+# --- somebody's program --------------------------------------------------------------------------------------------
+
+_followed: list[str] = []  # the level we gave the package's logger because a setting names it
+
+
+def _may_be_heard() -> bool:
+    """Could a message below a warning reach anybody? In a program, also: follow the level that the settings name."""
+    if not _configured:
+        named = _named_level()
+        if named is not None or _followed:
+            _follow(named)
+    return "logging" in sys.modules
+
+
+def _named_level() -> str | None:
+    """The level that was named explicitly; None for the default."""
+    try:
+        value = config.lookup("log_level")
+    except ConfigError:
+        return None  # whoever acts on the settings says so; a log line must not raise
+    return None if value.source == "default" else str(value.value)
+
+
+def _follow(level: str | None) -> None:
+    import logging
+
+    if _followed == [level]:
+        return
+    package = logging.getLogger(ROOT)
+    if not _followed and package.level != logging.NOTSET:
+        return  # the program has chosen a level for us itself
+    package.setLevel(logging.NOTSET if level is None else level)
+    _followed[:] = [] if level is None else [level]
+    if not package.handlers:
+        package.addHandler(_standard_error())

@@ -50,8 +50,8 @@ def agree(
         torch.testing.assert_close(have.cpu(), want, rtol=rtol * 4, atol=atol * 4, equal_nan=True)
 
 
-@pytest.fixture(params=["software", "hardware"])
-def manner(request: pytest.FixtureRequest, webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(name="manner", params=["software", "hardware"])
+def adapter_manner(request: pytest.FixtureRequest, webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each test twice: with the kernels for software adapters, and with those for hardware ones."""
     from anytorch.gpu.runtime import open_runtime
 

@@ -41,7 +41,7 @@ REPOSITORY = HERE.parents[2]
 LAVAPIPE = REPOSITORY / ".cache" / "mesa" / "lvp.json"
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
-SAMPLES = 4
+SAMPLES = 6
 LOOKED_AT = 60  # samples a generator is asked for before SAMPLES of them are picked, evenly spread
 TIME_OUT_S = 180.0
 START_S = 240.0  # importing op_db takes some seconds on an idle machine, minutes on a busy one
@@ -171,16 +171,19 @@ class Examiner:
         same = _equal(torch, first, again)
         ours = self.placed(sample, self.device, stay=op.name in ARGUMENTS_STAY)
         result = self.call(function, ours, 0, None)
-        tolerance_dtype = dtype
-        if (
-            op.name in UNINITIALISED or op.name in RANDOM or not same
-        ):  # random or uninitialised: its kind is all there is to compare
+        if op.name in UNINITIALISED or op.name in RANDOM or _drops(op, sample) or not same:
+            # Random, or whatever was in memory: its kind is all there is to compare.
             self.check(first, result, values=False, where="result")
             return 0
-        if op.name in TIES and isinstance(first, tuple) and not torch.equal(first[1], result[1].cpu()):
-            self.check(first[1], result[1], values=False, where="indices")
-            first, result = (first[0],), (result[0],)
-            floating = False  # the gradient goes to the element named
+        if op.name in TIES and not sample.kwargs.get("stable"):
+            self.check(first, result, values=False, where="result")
+            if op.name == "argsort":
+                return 0
+            if isinstance(first, tuple):
+                first, result = (first[0],), (result[0],)
+            floating = (
+                floating and dtype == "float32"
+            )  # a gradient goes to the element named; half ones are often equal
         try:
             self.check(first, result, values=True, where="result")
         except Wrong:
@@ -188,7 +191,7 @@ class Examiner:
                 raise
         if not floating:
             return 0
-        return self.gradients(host, first, ours, result, function, sample, tolerance_dtype)
+        return self.gradients(host, first, ours, result, function, sample)
 
     def call(self, function: Any, sample: Any, seed: int, refusal: type[Exception] | None) -> Any:
         torch = self.torch
@@ -278,7 +281,7 @@ class Examiner:
             raise Wrong(f"{where}: {brief(exc)}") from exc
 
     def as_exact(self, function: Any, sample: Any, first: Any, result: Any) -> bool:
-        """Are we no further from the exact result (in float64) than the CPU is, within a factor of two?"""
+        """Are we as near to the exact result (in float64) as the CPU is?"""
         torch = self.torch
         try:
             exact = self.call(function, self.placed(sample, "cpu", torch.float64), 0, NotComparable)
@@ -291,16 +294,11 @@ class Examiner:
             if not truth.is_floating_point():
                 if not torch.equal(ours.detach().cpu(), cpu.detach()):
                     return False
-                continue
-            truth, cpu, ours = truth.detach().double(), cpu.detach().double(), ours.detach().cpu().double()
-            if truth.shape != ours.shape or not torch.equal(truth.isfinite(), ours.isfinite()):
-                return False
-            allowed = 2 * (cpu - truth).abs().nan_to_num() + TOLERANCE["float32"][1] + 1e-4 * truth.abs().nan_to_num()
-            if bool(((ours - truth).abs().nan_to_num() > allowed).any()):
+            elif not _as_near(truth.detach(), cpu.detach(), ours.detach()):
                 return False
         return True
 
-    def gradients(self, host: Any, first: Any, ours: Any, result: Any, function: Any, sample: Any, dtype: str) -> int:
+    def gradients(self, host: Any, first: Any, ours: Any, result: Any, function: Any, sample: Any) -> int:
         torch = self.torch
 
         def leaves(placed: Any) -> list[Any]:
@@ -356,13 +354,24 @@ class Examiner:
             )
         except (NotComparable, RuntimeError):
             return False
-        truth = exact[i]
-        if truth is None:
-            return False
-        cpu, ours = a.detach().double(), b.detach().cpu().double()
-        allowed = 2 * (cpu - truth).abs().nan_to_num() + TOLERANCE["float32"][1] + 1e-4 * truth.abs().nan_to_num()
-        finite = torch.equal(truth.isfinite(), ours.isfinite())
-        return finite and not bool(((ours - truth).abs().nan_to_num() > allowed).any())
+        return exact[i] is not None and _as_near(exact[i], a.detach(), b.detach())
+
+
+def _as_near(truth: Any, cpu: Any, ours: Any) -> bool:
+    """Is our largest error no more than twice the CPU's? Both against the exact result; infinities and NaN agree exactly.
+
+    For results of a half type that are sums of larger terms: there the CPU itself is units away, each time elsewhere.
+    """
+    import torch
+
+    truth, cpu, ours = truth.double(), cpu.double(), ours.cpu().double()
+    if truth.shape != ours.shape or not torch.equal(truth.isfinite(), ours.isfinite()):
+        return False
+    if truth.numel() == 0:
+        return True
+    error, allowed = (ours - truth).abs().nan_to_num().max(), (cpu - truth).abs().nan_to_num().max()
+    rounding = 1e-6 * truth.abs().nan_to_num().max()
+    return bool(error <= 2 * allowed + rounding)
 
 
 # Their values are whatever was in memory.
@@ -378,14 +387,21 @@ RANDOM = {
     "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "uniform", "pca_lowrank",
     "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
     "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
-    "nn.functional.rrelu", "svd_lowrank",
+    "nn.functional.rrelu", "rand_like", "randint", "randint_like", "randn", "randn_like", "svd_lowrank",
 }  # fmt: skip
 
 # Which of equal elements is named is nobody's promise; the values are.
-TIES = {"kthvalue", "median", "mode", "msort", "nanmedian", "sort", "topk", "cummax", "cummin"}
+TIES = {"argsort", "kthvalue", "median", "mode", "msort", "nanmedian", "sort", "topk", "cummax", "cummin"}
 
 # Their other tensors must be on the CPU, whatever device the input is on.
 ARGUMENTS_STAY = {"tensor_split"}
+
+
+def _drops(op: Any, sample: Any) -> bool:
+    """Does this sample of an attention op drop elements at random?"""
+    if op.name == "nn.functional.multi_head_attention_forward":
+        return bool(sample.args[9] > 0.0 and sample.kwargs.get("training", True))
+    return bool(sample.kwargs.get("dropout_p", 0.0) > 0.0)
 
 
 def _in_place(variant: Any) -> Any:
@@ -611,17 +627,38 @@ def report(verdicts: Sequence[Verdict], seconds: float) -> str:
     return "\n".join(lines)
 
 
-def write(path: Path, verdicts: Sequence[Verdict]) -> None:
+def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """What is kept of a sweep: no times and no order of running, so that the file changes only when a verdict does."""
     import torch
 
-    found = {
-        "torch": torch.__version__,
-        "totals": dict(sorted(Counter(v.status for v in verdicts).items())),
-        "verdicts": [asdict(v) for v in sorted(verdicts, key=lambda v: (v.op, v.dtype))],
+    totals: dict[str, Counter[str]] = {dtype: Counter() for dtype in DTYPES}
+    entries: dict[str, dict[str, Any]] = {}
+    troubles = []
+    for verdict in sorted(verdicts, key=lambda v: (v.op, DTYPES.index(v.dtype))):
+        counted = totals[verdict.dtype]
+        counted[verdict.status] += 1
+        counted["without the CPU"] += verdict.status == "agree" and not verdict.fallbacks
+        entry = entries.setdefault(verdict.op, {})
+        entry.setdefault(verdict.status, []).append(verdict.dtype)
+        if verdict.fallbacks:
+            entry["fallbacks"] = sorted({*entry.get("fallbacks", []), *verdict.fallbacks})
+        if verdict.status in ("wrong", "error"):
+            troubles.append({name: getattr(verdict, name) for name in ("op", "dtype", "status", "reason")})
+    return {
+        "torch": torch.__version__.split("+")[0],
+        "samples": SAMPLES,
+        "totals": {dtype: dict(sorted(counted.items())) for dtype, counted in totals.items() if counted},
+        "troubles": troubles,
+        "entries": entries,
     }
-    for verdict in found["verdicts"]:
-        del verdict["seconds"]  # the file shall change only when a verdict does
-    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def write(path: Path, verdicts: Sequence[Verdict]) -> None:
+    found = summary(verdicts)
+    entries = found.pop("entries")
+    lines = ",\n".join(f"  {json.dumps(op)}: {json.dumps(entry)}" for op, entry in entries.items())
+    head = json.dumps(found, indent=1).removesuffix("\n}")
+    path.write_text(f'{head},\n "entries": {{\n{lines}\n }}\n}}\n', "utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:

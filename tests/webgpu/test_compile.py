@@ -136,3 +136,15 @@ def test_what_cannot_be_replayed_is_refused_and_leaves_no_recording_behind() -> 
     with pytest.raises(UsageError, match="nothing has been recorded"):
         graph.replay()
     assert (x + 1).tolist() == [2, 2, 2, 2]
+
+
+def test_a_backward_before_the_import_does_no_harm(run_python: Any) -> None:
+    """autograd starts its device threads once: with none for a device that is registered later."""
+    run_python(
+        "import torch\n"
+        "torch.ones(2, requires_grad=True).sum().backward()\n"
+        "import anytorch.webgpu\n"
+        "x = torch.ones(2, device='webgpu', requires_grad=True)\n"
+        "(x * 3).sum().backward()\n"
+        "assert x.grad.tolist() == [3, 3]\n"
+    )

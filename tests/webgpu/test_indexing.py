@@ -276,9 +276,20 @@ def test_out_of_range_reads_zero_and_writes_nothing(torch: Any) -> None:
     assert guard.cpu().tolist() == [9.0] * 8
 
 
-@pytest.mark.parametrize("op", ["index", "index_put", "gather", "scatter", "index_select", "index_add", "take", "put"])
-def test_checking_finds_what_is_out_of_range(torch: Any, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def checking(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from anytorch.webgpu.ops.indexing import checking
+
     monkeypatch.setenv("ANYTORCH_WEBGPU_CHECK", "1")
+    checking.cache_clear()
+    yield
+    checking.cache_clear()
+    monkeypatch.delenv("ANYTORCH_WEBGPU_CHECK")
+
+
+@pytest.mark.parametrize("op", ["index", "index_put", "gather", "scatter", "index_select", "index_add", "take", "put"])
+@pytest.mark.usefixtures("checking")
+def test_checking_finds_what_is_out_of_range(torch: Any, op: str) -> None:
     x, bad = torch.ones(3, device="webgpu"), torch.tensor([0, 3], device="webgpu")
     call = {
         "index": lambda: x[bad],
@@ -329,3 +340,36 @@ def test_more_indices_than_the_parameters_hold(torch: Any) -> None:
     same(torch, lambda t, *i: t[i[0], :, i[2], :, i[4]], x, *where)
     y = torch.randn(2, 2, 3, 2, 2, 2, 3).permute(6, 0, 5, 1, 4, 2, 3)
     same(torch, lambda t, i: t[:, :, i], y, torch.tensor([1, 0, 1]))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_embedding_bag_and_its_gradient(torch: Any, mode: str, padding_idx: int | None) -> None:
+    weight = torch.randn(7, 5)
+    tokens, offsets = torch.tensor([0, 3, 6, 3, 2, 2, 3, 1]), torch.tensor([0, 3, 3, 6, 7])
+
+    def run(device: str) -> tuple[Any, Any]:
+        w = weight.to(device).requires_grad_()
+        out = torch.nn.functional.embedding_bag(
+            tokens.to(device), w, offsets.to(device), mode=mode, padding_idx=padding_idx
+        )
+        (out * torch.arange(25.0).view(5, 5).to(device)).sum().backward()
+        return out.detach().cpu(), w.grad.cpu()
+
+    for ours, expected in zip(run("webgpu"), run("cpu"), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_embedding_bag_with_weights(torch: Any) -> None:
+    def run(device: str) -> list[Any]:
+        w = torch.arange(12.0, device=device).view(4, 3).requires_grad_()
+        share = torch.tensor([0.5, 2.0, -1.0, 3.0], device=device, requires_grad=True)
+        tokens, offsets = torch.tensor([1, 3, 1, 0], device=device), torch.tensor([0, 2, 4], device=device)
+        out = torch.nn.functional.embedding_bag(
+            tokens, w, offsets, mode="sum", per_sample_weights=share, include_last_offset=True
+        )
+        (out * out).sum().backward()
+        return [t.detach().cpu() for t in (out, w.grad, share.grad)]
+
+    for ours, expected in zip(run("webgpu"), run("cpu"), strict=True):
+        torch.testing.assert_close(ours, expected)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.webgpu.agree import agree, manner, on_device  # noqa: F401  (manner is a fixture)
+from tests.webgpu.agree import adapter_manner, agree, on_device  # noqa: F401  (the fixture `manner`)
 from tests.webgpu.test_reductions import make
 
 pytestmark = pytest.mark.native

@@ -127,10 +127,14 @@ def test_a_view_is_filled_and_nothing_beside_it(webgpu: Any) -> None:
 @pytest.mark.parametrize("size", [(1000,), (7, 13), (4, 6)])
 def test_dropout_and_its_gradient_use_one_mask(webgpu: Any, dtype: torch.dtype, size: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    x = torch.full(size, 2.0, dtype=dtype, device="webgpu").t() if len(size) == 2 else torch.full(size, 2.0, device="webgpu")
+    x = (
+        torch.full(size, 2.0, dtype=dtype, device="webgpu").t()
+        if len(size) == 2
+        else torch.full(size, 2.0, device="webgpu")
+    )
     x = x.to(dtype).detach().requires_grad_()
     y = F.dropout(x, 0.25)
-    y.backward(torch.ones_like(y))
+    y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
     assert x.grad is not None
     kept, slope = y.detach().float().cpu(), x.grad.float().cpu()
     expected = torch.tensor(2 / 0.75).to(dtype).float()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
-from tests.webgpu.agree import agree, manner, on_device  # noqa: F401  (manner is a fixture)
+from tests.webgpu.agree import adapter_manner, agree, on_device  # noqa: F401  (the fixture `manner`)
 
 pytestmark = pytest.mark.native
 
@@ -171,3 +172,18 @@ def test_more_dimensions_than_the_parameters_hold(webgpu: Any) -> None:
 def test_sums_repeat_to_the_bit(manner: str) -> None:
     x = make(100_000).to("webgpu")
     assert len({x.sum().item() for _ in range(3)}) == 1
+
+
+def test_without_subgroups(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters that have none fold in workgroup memory."""
+    from tests.webgpu.agree import forget_plans
+
+    from anytorch.gpu.runtime import open_runtime
+
+    runtime = open_runtime()
+    monkeypatch.setattr(runtime, "adapter", dataclasses.replace(runtime.adapter, kind="DiscreteGPU"))
+    monkeypatch.setattr(runtime, "features", runtime.features - {"subgroup"})
+    forget_plans()
+    agree(lambda x: (x.sum(1), x.max(1), x.var(1), x.softmax(1), x.sum(), x.logsumexp(1)), make(6, 900), atol=1e-4)
+    agree(lambda x: (x.sum(1), x.mean(1), x.log_softmax(1)), make(6, 37))
+    forget_plans()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.webgpu.agree import agree, manner, on_device  # noqa: F401  (manner is a fixture)
+from tests.webgpu.agree import adapter_manner, agree  # noqa: F401  (the fixture `manner`)
 from tests.webgpu.test_reductions import make
 
 pytestmark = pytest.mark.native

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.webgpu.agree import agree, manner, on_device  # noqa: F401  (manner is a fixture)
+from tests.webgpu.agree import adapter_manner, agree, on_device  # noqa: F401  (the fixture `manner`)
 from tests.webgpu.test_reductions import make
 
 pytestmark = pytest.mark.native
@@ -64,3 +64,11 @@ def test_out(webgpu: Any) -> None:
 def test_masked(webgpu: Any) -> None:
     x, mask = make(4, 9, grad=True), torch.rand(4, 9) > 0.4
     agree(lambda x, mask: x.masked_fill(mask, -math.inf).softmax(-1).nan_to_num(), x, mask)
+
+
+def test_the_attention_module_masks_its_scores(webgpu: Any) -> None:
+    x, mask = make(2, 3, 4, 5), torch.rand(2, 5) > 0.6
+    whole = mask.view(2, 1, 1, 5).expand(2, 3, 4, 5)
+    found = torch.ops.aten._masked_softmax(on_device(x), on_device(mask), 3, 1).cpu()
+    expected = x.masked_fill(whole, -math.inf).softmax(-1).masked_fill(whole, 0)
+    torch.testing.assert_close(found, expected)

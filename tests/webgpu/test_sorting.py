@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.webgpu.agree import agree, manner, on_device  # noqa: F401  (manner is a fixture)
+from tests.webgpu.agree import adapter_manner, agree, on_device  # noqa: F401  (the fixture `manner`)
 from tests.webgpu.test_reductions import make
 
 pytestmark = pytest.mark.native
@@ -125,3 +125,10 @@ def test_empty_and_out(webgpu: Any) -> None:
     values, indices = torch.empty(4, device="webgpu"), torch.empty(4, dtype=torch.int64, device="webgpu")
     torch.sort(torch.tensor([3.0, 1.0, 2.0, 0.0], device="webgpu"), out=(values, indices))
     assert values.tolist() == [0, 1, 2, 3] and indices.tolist() == [3, 1, 2, 0]
+
+
+def test_mode(webgpu: Any) -> None:
+    for x in (make(5, 40, dtype=torch.int64), make(3, 60).round(), make(7)):
+        agree(lambda x: (x.mode(-1)[0], x.mode(0, keepdim=True)[0]), x)
+        values, indices = on_device(x).mode(-1, keepdim=True)
+        torch.testing.assert_close(x.gather(-1, indices.cpu()), values.cpu())

@@ -10,8 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from anytorch.gpu.wgsl import elementwise, indexing
+from anytorch.gpu.wgsl import elementwise
 from anytorch.gpu.wgsl.elementwise import Elementwise, collapse, render
+from anytorch.gpu.wgsl.indexing import (
+    Compact,
+    Gather,
+    Scatter,
+    Walk,
+    render_compact,
+    render_gather,
+    render_scatter,
+    widest,
+)
 from anytorch.gpu.wgsl.types import KINDS, convert, supported
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,8 +35,27 @@ KERNELS = {
     "negate-high-rank": lambda: render(
         Elementwise("-x0", ("float16",), "float16", rank=3, shape=(2, 3, 4), strides=((1, 2, 6), (12, 4, 1)))
     ),
-    "gather-float32": lambda: indexing.render_gather(indexing.Gather("float32", "int64", 2)),
-    "scatter-add-float32": lambda: indexing.render_scatter(indexing.Scatter("float32", "int64", 2, "sum")),
+    "gather-int64-indices": lambda: render_gather(Gather(4, Walk(1, ("int64",), 2))),
+    "index-bytes-baked": lambda: render_gather(
+        Gather(
+            1,
+            Walk(
+                1,
+                ("int64", "int32"),
+                2,
+                wrap=True,
+                shape=(3, 5),
+                strides=((0, -7), (1, 0), (1, 0)),
+                extents=((4, 35), (5, 7)),
+            ),
+        )
+    ),
+    "scatter-bytes": lambda: render_scatter(Scatter(1, Walk(2, ("int32",), 1))),
+    "scatter-add-float32": lambda: render_scatter(Scatter(4, Walk(2, ("int64",), 2), "sum", "float32")),
+    "scatter-add-float32-atomic": lambda: render_scatter(Scatter(4, Walk(2, ("int64",), 1), "sum", "float32", True)),
+    "scatter-add-int64": lambda: render_scatter(Scatter(8, Walk(2, ("int64",), 1), "sum", "int64")),
+    "scatter-amax-float32": lambda: render_scatter(Scatter(4, Walk(2, ("int32",), 1), "amax", "float32")),
+    "positions": lambda: render_compact(Compact(2)),
 }
 
 
@@ -72,3 +101,26 @@ def test_every_conversion_has_the_targets_type(source: str, target: str) -> None
         assert text.startswith("select(0, 1,")
     elif KINDS[source].compute != KINDS[target].compute:
         assert KINDS[target].compute in text or "i32(" in text, text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "length", "numbers", "wide"),
+    [
+        (4, 8, (0, 64, 16), 16),  # float32 rows of eight: four at a time
+        (4, 8, (2, 64), 8),  # begins at the third element
+        (4, 7, (0, 7), 4),
+        (2, 6, (0, 6), 4),  # half precision, two at a time
+        (1, 3, (0, 3), 1),
+        (8, 4, (0, 4), 16),
+        (16, 4, (0, 4), 16),
+    ],
+)
+def test_neighbours_travel_together(nbytes: int, length: int, numbers: tuple[int, ...], wide: int) -> None:
+    assert widest(nbytes, length, numbers) == wide
+
+
+def test_an_index_walk_of_high_rank_is_written_into_the_shader() -> None:
+    walk = Walk(2, ("int64", "int64"), 6)
+    assert walk.words > elementwise.MOST_WORDS
+    baked = Walk(2, ("int64",) * 2, 6, shape=(2,) * 6, strides=((1,) * 6,) * 4, extents=((3, 1), (4, 1)))
+    assert baked.words <= elementwise.MOST_WORDS

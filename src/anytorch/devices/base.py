@@ -131,6 +131,8 @@ class TorchBackend:
 
     def initialized(self) -> bool:
         """Has this process already woken the driver? A module that cannot say has nothing to lose."""
+        if "torch" not in sys.modules:
+            return False
         module = self.module()
         asked = getattr(module, "is_initialized", None)
         return module is not None and (bool(asked()) if callable(asked) else True)
@@ -161,7 +163,7 @@ class TorchBackend:
         """What is known of a device this process has not used yet: nothing of ours is allocated on it."""
         device = next((seen for seen in self.seen(snapshot()) if seen.index == index), None)
         if device is None:
-            return MemoryUse(allocated=0, reserved=0, peak=0, source="not initialised, not seen by the probes")
+            return MemoryUse(source="no such device is seen on this machine")
         return MemoryUse(0, 0, 0, device.free, device.total, "probe (driver not initialised)")
 
     def empty_cache(self) -> None:

@@ -32,7 +32,10 @@ def main(arguments: list[str]) -> int:
             try:
                 report = backends[name].try_out()
             except Exception as exc:  # noqa: BLE001  (drivers raise anything; the words are kept)
-                report = BackendReport(name, code="failed", error=chain(exc))
+                import traceback
+
+                trace = "".join(traceback.format_exception(exc))
+                report = BackendReport(name, code="failed", error=chain(exc), facts={"traceback": trace})
             tell(out, "report", backend=name, report=as_json(report))
         tell(out, "done")
     return 0

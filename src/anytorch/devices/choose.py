@@ -16,7 +16,7 @@ from anytorch.devices.ranking import Request, gigabytes, parse, pick, rank, reas
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate, Facts, Level, Reason, State
 from anytorch.devices.wheels import advise
-from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissing
+from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissing, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +69,12 @@ def devices(*, tried: Tried = "always", refresh: bool = False) -> list[Candidate
 
 
 def best_device(*, prefer_npu: bool = False) -> torch.device:
-    """The best usable device: CUDA/ROCm > NPU > XPU > MPS > WebGPU on a real GPU > CPU."""
-    return resolve("auto", prefer_npu=prefer_npu).device
+    """The device to use: the configured one if `anytorch set` or ANYTORCH_BACKEND names one, else the best.
+
+    The order is CUDA/ROCm > NPU > XPU > MPS > WebGPU on a real GPU > CPU; `prefer_npu` asks for an NPU first, whatever is
+    configured.
+    """
+    return resolve("auto" if prefer_npu else None, prefer_npu=prefer_npu).device
 
 
 def resolve(
@@ -86,7 +90,9 @@ def resolve(
     `strict=True` (or ANYTORCH_STRICT=1) it raises DeviceUnavailable instead. An unknown name raises UnknownDevice and
     an index that does not exist DeviceIndexError, always.
     """
-    text, from_settings = (str(request), False) if request is not None else configured_request()
+    if fallback not in ("cpu", "best"):
+        raise UsageError(f"fallback={fallback!r}: use 'cpu' or 'best'")
+    text, from_settings = (str(request), "") if request is not None else configured_request()
     strict = bool(config.get("strict")) if strict is None else strict
     wanted = parse(text, registry())
     # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.

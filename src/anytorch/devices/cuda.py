@@ -29,7 +29,7 @@ class CudaBackend(TorchBackend):
     torch_type = "cuda"
     title = "NVIDIA GPU (CUDA)"
     priority = 700
-    aliases = ("nvidia",)
+    aliases: tuple[str, ...] = ("nvidia",)
     chips = ("GeForce GTX 9xx and newer", "Tesla and data-centre cards from Maxwell on", "Jetson, GB10")
     precisions = ("float32", "float16", "bfloat16", "float64")
     quantizations: tuple[str, ...] = ("int8", "int4", "int2")
@@ -61,7 +61,7 @@ class CudaBackend(TorchBackend):
     def properties(self, index: int) -> dict[str, Any]:
         import torch
 
-        found = torch.cuda.get_device_properties(index)
+        found: Any = torch.cuda.get_device_properties(index)  # its attributes differ between torch versions and builds
         facts: dict[str, Any] = {
             "integrated": bool(getattr(found, "is_integrated", False)),
             "multiprocessors": found.multi_processor_count,

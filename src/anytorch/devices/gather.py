@@ -39,7 +39,16 @@ def gather(
     if tried != "never" and "torch" in sys.modules:
         settings["dtype"] = chosen_dtype()
         report = with_this_process(report)
-    return Facts(hardware, report, settings)
+    return Facts(with_child_facts(hardware, report), report, settings)
+
+
+def with_child_facts(hardware: Hardware, report: TorchReport | None) -> Hardware:
+    """Facts about the hardware that only the child may find out: asking Level Zero loads Intel's whole driver."""
+    facts = report.backends["xpu"].facts if report is not None and "xpu" in report.backends else {}
+    if "level_zero_code" not in facts:
+        return hardware
+    code, devices = facts["level_zero_code"], facts["level_zero_devices"]
+    return replace(hardware, graphics=replace(hardware.graphics, level_zero_code=code, level_zero_devices=devices))
 
 
 def child_could_matter(hardware: Hardware, wanted: str | None = None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytorch.devices.locate import locate
+from anytorch.devices.locate import locate, require
 from anytorch.devices.registry import registry
 from anytorch.devices.types import MemoryUse
 
@@ -39,6 +39,6 @@ def cleanup(device: str | torch.device | None = None) -> None:
 
 
 def synchronize(device: str | torch.device | None = None) -> None:
-    """Wait until the device has finished what it was given."""
-    backend, index = locate(device)
+    """Wait until the device has finished what it was given. Raises DeviceUnavailable if there is no such device."""
+    backend, index = require(device)
     backend.synchronize(index)

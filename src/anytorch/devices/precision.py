@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from anytorch import config
-from anytorch.devices.locate import locate
+from anytorch.devices.locate import require
 from anytorch.devices.registry import registry
 from anytorch.devices.tune.store import trusted_setting, tuned_for
 from anytorch.devices.types import Caps
@@ -22,7 +22,7 @@ def autocast_dtype(device: str | torch.device | None = None) -> str | None:
     torch's own default for the CPU is bfloat16 everywhere; on a CPU without bf16 instructions that made a Linear layer
     2.9 times slower. What `anytorch optimize --apply` has measured and stored on this machine goes first.
     """
-    backend, index = locate(device)
+    backend, index = require(device)
     if backend.torch_type == "cpu":
         chosen = trusted_setting("cpu_dtype").value  # measured on this machine, or set by hand
     else:
@@ -41,10 +41,10 @@ def capabilities(backend: str, index: int) -> Caps:
 
 def autocast(device: str | torch.device | None = None, *, enabled: bool = True) -> AbstractContextManager[Any]:
     """`with anytorch.autocast("auto"): model(x)`: mixed precision where it pays, plain float32 where it does not."""
-    import torch
-
-    backend, _ = locate(device)
+    backend, _ = require(device)
     dtype = autocast_dtype(device) if enabled else None
     if dtype is None:
         return nullcontext()
+    import torch
+
     return torch.autocast(backend.torch_type, dtype=getattr(torch, dtype))

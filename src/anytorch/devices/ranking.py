@@ -102,7 +102,7 @@ def why_before(better: Candidate, worse: Candidate) -> str:
 
 
 def gigabytes(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else f"{nbytes / 2**30:.1f} GB"
+    return "unknown" if nbytes is None else f"{nbytes / 2**30:.1f} GiB"
 
 
 def pick(request: Request, candidates: Sequence[Candidate], *, prefer: str | None = None) -> Candidate | None:

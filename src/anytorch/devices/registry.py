@@ -30,6 +30,12 @@ BUILT_IN: Mapping[str, str] = {
     "webgpu": "anytorch.devices.webgpu:WebgpuBackend",
     "cpu": "anytorch.devices.cpu:CpuBackend",
 }
+# Words that mean something else elsewhere, where the nearest spelling would mislead ("gpu" is one letter from "cpu").
+WORDS_OF_TORCH: Mapping[str, str] = {
+    "gpu": "did you mean 'auto' (the best device that is here) or 'cuda'?",
+    "accelerator": "did you mean 'auto' (the best device that is here)?",
+    "meta": "torch's meta device holds shapes and no data: nothing can be computed there",
+}
 
 log = logs.logger(__name__)
 
@@ -52,14 +58,17 @@ class Registry:
                 f"the back end {wanted!r} could not be loaded: {self.errors[wanted]}",
                 hint="mend or uninstall its package; `anytorch doctor` shows the whole message",
             )
+        raise UnknownDevice(f"unknown device {name!r}; known: auto, {', '.join(self.backends)}", hint=self._hint(wanted))
+
+    def _hint(self, wanted: str) -> str:
+        if wanted in WORDS_OF_TORCH:
+            return WORDS_OF_TORCH[wanted]
         import difflib  # only for bad input
 
-        words = [word for backend in self.backends.values() for word in (backend.name, *backend.aliases)]
-        near = difflib.get_close_matches(wanted, [*words, "auto"], n=1)
-        raise UnknownDevice(
-            f"unknown device {name!r}; known: auto, {', '.join(self.backends)}",
-            hint=f"did you mean {near[0]!r}?" if near else "run `anytorch doctor` to see why a device is missing",
-        )
+        aliases = [alias for backend in self.backends.values() for alias in backend.aliases]
+        near = difflib.get_close_matches(wanted, [*self.backends, "auto"], n=1)
+        near = near or difflib.get_close_matches(wanted, aliases, n=1)  # our own names before others' words for them
+        return f"did you mean {near[0]!r}?" if near else "run `anytorch doctor` to see why a device is missing"
 
 
 def registry() -> Registry:
@@ -76,9 +85,11 @@ def _plugins() -> tuple[EntryPoint, ...]:
 @lru_cache(maxsize=8)
 def _load(plugins: tuple[EntryPoint, ...], allowed: tuple[str, ...] | None) -> Registry:
     targets = [(name, target, "anytorch") for name, target in BUILT_IN.items()]
-    targets += [
-        (p.name.lower(), p.value, p.distribution) for p in plugins if allowed is None or p.name.lower() in allowed
-    ]
+    for plugin in plugins:
+        if allowed is None or plugin.name.lower() in allowed:
+            targets.append((plugin.name.lower(), plugin.value, plugin.distribution))
+        else:
+            log.debug("plug-in %s of %s: left out by the setting plugins", plugin.name, plugin.distribution)
     return load(targets)
 
 
@@ -98,6 +109,8 @@ def load(targets: Iterable[tuple[str, str, str]]) -> Registry:
             log.warning("back end %s is left out: %s", name, errors[name])
         else:
             found[backend.name] = backend
+            if name not in BUILT_IN:
+                log.debug("plug-in %s of %s: loaded from %s", name, distribution, target)
     ordered = sorted(found.values(), key=lambda backend: -backend.priority)
     return Registry({backend.name: backend for backend in ordered}, errors)
 

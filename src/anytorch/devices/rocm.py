@@ -19,7 +19,7 @@ class RocmBackend(CudaBackend):
     torch_type = "cuda"
     title = "AMD GPU (ROCm)"
     priority = 700
-    aliases = ("hip", "amd")
+    aliases: tuple[str, ...] = ("hip", "amd")
     chips = ("Radeon RX 6000/7000/9000", "Radeon Pro", "Instinct MI100/MI200/MI300")
     precisions = ("float32", "float16", "bfloat16", "float64")
     quantizations: tuple[str, ...] = ("int8", "int4")

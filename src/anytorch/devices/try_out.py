@@ -215,4 +215,5 @@ def device_from_json(data: Mapping[str, Any]) -> DeviceReport:
 
 
 def caps_from_json(data: Mapping[str, Any]) -> Caps:
-    return Caps(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return Caps(**values)

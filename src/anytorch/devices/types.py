@@ -100,9 +100,7 @@ class TorchReport:
     import_error: str = ""  # `import torch` failed, even with plug-in autoload off
     autoload_error: str = ""  # `import torch` failed only because of a plug-in
     backends: Mapping[str, BackendReport] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # threads, mkldnn_bf16, arch_list, cuinit_code, …
+    facts: Mapping[str, Any] = field(default_factory=dict)  # threads, mkldnn_bf16, arch_list, cuinit_code, …
     seconds: float = 0.0
     cached: bool = False
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from anytorch.devices.base import TorchBackend
 from anytorch.devices.cuda import triton_installed
-from anytorch.devices.types import Candidate, Caps
+from anytorch.devices.types import BackendReport, Candidate, Caps
+from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware
+from anytorch.probe.intel import read_level_zero
 
 
 class XpuBackend(TorchBackend):
@@ -26,9 +29,21 @@ class XpuBackend(TorchBackend):
         cards = sorted(hardware.gpus_of("intel"), key=lambda gpu: (bool(gpu.integrated), gpu.pci or ""))
         return [self.candidate(index, gpu) for index, gpu in enumerate(cards)]
 
+    def facts(self) -> dict[str, Any]:
+        """What Level Zero itself says, which torch folds into "no device"."""
+        loader = snapshot().graphics.level_zero_loader
+        if loader is None:
+            return {}
+        code, devices = read_level_zero(loader)
+        return {"level_zero_code": code, "level_zero_devices": devices}
+
+    def try_out(self) -> BackendReport:
+        report = super().try_out()
+        return report if report.devices else replace(report, facts={**report.facts, **self.facts()})
+
     def properties(self, index: int) -> dict[str, Any]:
         module = self.module()
-        found = module.get_device_properties(index) if module is not None else None
+        found: Any = module.get_device_properties(index) if module is not None else None
         facts = {
             fact: getattr(found, fact)
             for fact in ("platform_name", "driver_version", "max_compute_units", "gpu_eu_count", "has_fp64")

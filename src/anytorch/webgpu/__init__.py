@@ -37,6 +37,16 @@ def _register() -> None:
     from anytorch.webgpu import registration
 
     registration.register()
+    if not _autograd_has_device_threads():
+        # autograd starts a thread per device at the first backward of the process. If that came before this import, ours
+        # has none, and a backward here would fail an internal assertion. Without such threads backward runs in the caller's,
+        # as it does for the CPU, and saves a change of threads per op.
+        torch.autograd.set_multithreading_enabled(False)
+
+
+def _autograd_has_device_threads() -> bool:
+    """Does another accelerator make autograd start at least one device thread, whenever it starts? Wakes no driver."""
+    return torch.cuda.device_count() > 0 or (torch.xpu._is_compiled() and torch.xpu.device_count() > 0)
 
 
 def reset() -> None:

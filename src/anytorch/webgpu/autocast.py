@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from anytorch.webgpu.tensors import NAME, aten
 
@@ -50,8 +50,21 @@ def _eligible(value: Any) -> bool:
     )
 
 
-def _cast(arguments: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda v: v.to(dtype) if _eligible(v) and v.dtype is not dtype else v, arguments)
+def _cast_one(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype is not dtype and _eligible(value) else value
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+        return [_cast_one(item, dtype) for item in value]
+    return value
+
+
+def _call(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+    """The op below autocast, with its tensors in `dtype`. The casts are recorded by autograd."""
+    with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+        cast = [_cast_one(value, dtype) for value in args]
+        if kwargs:
+            return op(*cast, **{name: _cast_one(value, dtype) for name, value in kwargs.items()})
+        return op(*cast)
 
 
 def _below(op: Any, args: Any, kwargs: Any) -> Any:
@@ -61,17 +74,14 @@ def _below(op: Any, args: Any, kwargs: Any) -> Any:
 
 def _to_lower(op: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-            dtype = torch.get_autocast_dtype(NAME)
-            return op(*_cast(args, dtype), **_cast(kwargs, dtype))
+        return _call(op, args, kwargs, torch.get_autocast_dtype(NAME))
 
     return call
 
 
 def _to_float32(op: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-            return op(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
+        return _call(op, args, kwargs, torch.float32)
 
     return call
 
@@ -96,10 +106,7 @@ def _to_widest(op: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         dtypes = {v.dtype for v in tree_leaves((args, kwargs)) if _eligible(v)}
         if len(dtypes) > 1:
-            lower = torch.get_autocast_dtype(NAME)
-            widest = torch.float32 if dtypes - {lower} else lower
-            with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-                args, kwargs = _cast(args, widest), _cast(kwargs, widest)
+            return _call(op, args, kwargs, torch.float32)  # two kinds: the widest of any two is this
         return _below(op, args, kwargs)
 
     return call

@@ -24,6 +24,11 @@ class WebgpuModule:
     def is_initialized(self) -> bool:
         return opened()
 
+    @property
+    def _initialized(self) -> bool:
+        """What torch.utils.checkpoint asks before it saves the generator's state."""
+        return opened()
+
     def device_count(self) -> int:
         return 1
 

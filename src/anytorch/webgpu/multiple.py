@@ -4,48 +4,42 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
-from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG, Buffer
+from anytorch.gpu.programs import Program
+from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.multi import WORKGROUP, Multi, render
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
-from anytorch.webgpu.tensors import NAME, aten
+from anytorch.webgpu.tensors import aten
 
 WINDOW_STEP = 256  # bindings start on multiples of this on every adapter
 
 
-def fits(tensors: Sequence[torch.Tensor], cells: Sequence[torch.Tensor] = ()) -> bool:
-    """Can one launch walk these tensors together? Dense, of one size and layout, of dtypes the adapter computes with."""
-    first = tensors[0]
-    features = open_runtime().features
-    return (
-        all(t.device.type == NAME for t in (*tensors, *cells))
-        and all(t.shape == first.shape and t.stride() == first.stride() for t in tensors)
-        and aten.is_non_overlapping_and_dense(first)
-        and all(supported(name_of(t.dtype), features) and t.dtype is not torch.float64 for t in tensors)
-        and all(c.dtype is torch.float32 and c.numel() == 1 for c in cells)
-        # A word of a two-byte type is written whole: its two elements must be ours.
-        and all(t.data_ptr() % 4 == 0 for t in tensors)
-        and len(tensors) + len(cells) <= int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
-    )
+@dataclass(frozen=True)
+class Plan:
+    """All that does not change between two launches over tensors of the same geometry."""
+
+    kernel: Multi
+    elements: int
+    sizes: tuple[int, ...]  # bytes of an element of each tensor, then each cell
+    tensors: int
+    pack: Callable[..., bytes]
+    x: int
+    y: int
 
 
-@lru_cache(maxsize=1024)
-def _kernel(
-    body: str,
-    tensors: tuple[torch.dtype, ...],
-    written: tuple[bool, ...],
-    cells_written: tuple[bool, ...],
-    numbers: tuple[str, ...],
-    shared: bool,
-) -> Multi:
-    names = tuple(name_of(dtype) for dtype in tensors)
-    return Multi(body, names, written, len(cells_written), cells_written, numbers, shared)
+_plans: dict[Any, Plan | None] = {}
+_UNKNOWN: Any = object()
+
+
+def most_buffers() -> int:
+    return int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
 
 
 def launch(
@@ -55,50 +49,124 @@ def launch(
     cells: Sequence[torch.Tensor] = (),
     cells_written: tuple[bool, ...] = (),
     numbers: dict[str, float] | None = None,
-) -> None:
-    """Run `body` at every element. The caller has asked `fits`."""
-    n = tensors[0].numel()
-    if n == 0:
-        return
-    numbers = numbers or {}
+) -> bool:
+    """Run `body` at every element. False: one launch cannot walk these tensors together (the caller falls back).
+
+    They must be dense, of one size and layout, and of dtypes the adapter computes with.
+    """
+    key: list[Any] = [body, written, cells_written]
+    addresses = []
+    tagged = TAG
+    for tensor in tensors:
+        key += (tensor.dtype, tensor.size(), tensor.stride())
+        address = tensor.data_ptr()
+        tagged &= address
+        addresses.append(address)
+    for cell in cells:
+        key += (cell.dtype, cell.numel())
+        address = cell.data_ptr()
+        tagged &= address
+        addresses.append(address)
+    identity = tuple(key)
+    plan = _plans.get(identity, _UNKNOWN)
+    if plan is _UNKNOWN:
+        plan = _plans[identity] = _make_plan(body, tensors, written, cells, cells_written, tuple(numbers or ()))
+    if plan is None:
+        return False
+    if not plan.elements:
+        return True
+    if not tagged or any(address & 3 for address in addresses):
+        return False  # not all on this device; or a word is shared with an element that is not ours to write
     runtime = open_runtime()
-    addresses = [t.data_ptr() for t in (*tensors, *cells)]
-    buffers = [runtime.buffers[address >> SHIFT] for address in addresses]
-    offsets = [address & OFFSET_MASK for address in addresses]
-    sizes = [t.dtype.itemsize for t in (*tensors, *cells)]
-    shared = len({buffer.key for buffer in buffers}) < len(buffers)
-    flags = cells_written or (False,) * len(cells)
-    kernel = _kernel(body, tuple(t.dtype for t in tensors), written, flags, tuple(numbers), shared)
-    program = runtime.programs.make(
+    table = runtime.buffers
+    buffers = [table[address >> SHIFT] for address in addresses]
+    program = _program(runtime, plan.kernel, len({buffer.key for buffer in buffers}) < len(buffers))
+    values = numbers.values() if numbers else ()
+    limit = runtime.binding_limit
+    for buffer in buffers:
+        if buffer.nbytes > limit:
+            _in_windows(runtime, plan, program, buffers, addresses, tuple(values))
+            return True
+    places = [(address & OFFSET_MASK) // size for address, size in zip(addresses, plan.sizes, strict=True)]
+    immediates = plan.pack(plan.elements, plan.x * WORKGROUP, *places, *values)
+    runtime.dispatch(program, buffers, immediates, plan.x, plan.y)
+    return True
+
+
+def _make_plan(
+    body: str,
+    tensors: Sequence[torch.Tensor],
+    written: tuple[bool, ...],
+    cells: Sequence[torch.Tensor],
+    cells_written: tuple[bool, ...],
+    numbers: tuple[str, ...],
+) -> Plan | None:
+    first = tensors[0]
+    features = open_runtime().features
+    if (
+        any(t.shape != first.shape or t.stride() != first.stride() for t in tensors)
+        or not aten.is_non_overlapping_and_dense(first)
+        or any(t.dtype is torch.float64 or not supported(name_of(t.dtype), features) for t in tensors)
+        or any(c.dtype is not torch.float32 or c.numel() != 1 for c in cells)
+        or len(tensors) + len(cells) > most_buffers()
+    ):
+        return None
+    names = tuple(name_of(t.dtype) for t in tensors)
+    kernel = Multi(body, names, written, len(cells), cells_written or (False,) * len(cells), numbers)
+    elements = first.numel()
+    x, y = _groups(elements, kernel)
+    return Plan(
+        kernel=kernel,
+        elements=elements,
+        sizes=tuple(t.dtype.itemsize for t in (*tensors, *cells)),
+        tensors=len(tensors),
+        pack=struct.Struct(f"<{2 + kernel.buffers}I{len(numbers)}f").pack,
+        x=x,
+        y=y,
+    )
+
+
+def _groups(elements: int, kernel: Multi) -> tuple[int, int]:
+    groups = math.ceil(elements / (kernel.per_thread * WORKGROUP))
+    x = min(groups, MOST_GROUPS)
+    return x, math.ceil(groups / x) if x else 0
+
+
+def _program(runtime: Runtime, kernel: Multi, shared: bool) -> Program:
+    if shared:
+        kernel = Multi(**{**kernel.__dict__, "shared": True})
+    found = runtime.programs.get(kernel)
+    if found is not None:
+        return found
+    return runtime.programs.make(
         kernel,
         lambda: render(kernel),
         buffers=kernel.buffers,
         writable=kernel.writable,
         immediates=4 * kernel.words,
     )
-    values = list(numbers.values())
-    pack = struct.Struct(f"<{2 + len(buffers)}I{len(values)}f").pack
-    limit = runtime.binding_limit
-    whole = all(buffer.nbytes <= limit for buffer in buffers)
-    most = n if whole else (limit // max(sizes) - WINDOW_STEP) // WINDOW_STEP * WINDOW_STEP
-    for start in range(0, n, most):  # once, but for tensors beyond the binding limit
-        length = min(most, n - start)
-        # A cell's place does not move with the elements.
-        begins = [
-            o + (start * s if i < len(tensors) else 0) for i, (o, s) in enumerate(zip(offsets, sizes, strict=True))
-        ]
-        windows = None
-        if not whole:
-            made = []
-            for i, begin in enumerate(begins):
-                base = begin // WINDOW_STEP * WINDOW_STEP
-                span = begin - base + (length if i < len(tensors) else 1) * sizes[i]
-                made.append((base, min(-(-span // 16) * 16, buffers[i].nbytes - base)))
-                begins[i] = begin - base
-            windows = tuple(made)
-        groups = math.ceil(length / (kernel.per_thread * WORKGROUP))
-        x = min(groups, MOST_GROUPS)
-        places = [begin // size for begin, size in zip(begins, sizes, strict=True)]
-        runtime.dispatch(
-            program, buffers, pack(length, x * WORKGROUP, *places, *values), x, -(-groups // x), windows=windows
-        )
+
+
+def _in_windows(
+    runtime: Runtime,
+    plan: Plan,
+    program: Program,
+    buffers: list[Buffer],
+    addresses: list[int],
+    values: tuple[float, ...],
+) -> None:
+    """Tensors beyond the binding limit, in parts. A cell's place does not move with the elements."""
+    most = (runtime.binding_limit // max(plan.sizes) - WINDOW_STEP) // WINDOW_STEP * WINDOW_STEP
+    for start in range(0, plan.elements, most):
+        length = min(most, plan.elements - start)
+        windows, places = [], []
+        for i, (buffer, address, size) in enumerate(zip(buffers, addresses, plan.sizes, strict=True)):
+            own = i < plan.tensors
+            begin = (address & OFFSET_MASK) + (start * size if own else 0)
+            base = begin // WINDOW_STEP * WINDOW_STEP
+            span = begin - base + (length if own else 1) * size
+            windows.append((base, min(math.ceil(span / 16) * 16, buffer.nbytes - base)))
+            places.append((begin - base) // size)
+        x, y = _groups(length, plan.kernel)
+        immediates = plan.pack(length, x * WORKGROUP, *places, *values)
+        runtime.dispatch(program, buffers, immediates, x, y, windows=tuple(windows))

@@ -48,7 +48,7 @@ def gather(
     if result.numel() == 0:
         return result
     nbytes = source.dtype.itemsize
-    base = source.storage_offset() + offset
+    base = int(source.storage_offset()) + offset
     plan = _plan(size, [strides], indices, [base], nbytes, wrap)
     walk, wide, parameters, count = plan
     kernel = Gather(wide, walk)
@@ -92,7 +92,7 @@ def scatter(
         for index, steps, length, stride in indices
     ]
     dtype = str(target.dtype)[6:]
-    offsets = [source.storage_offset(), target.storage_offset()]
+    offsets = [int(source.storage_offset()), int(target.storage_offset())]
     nbytes = target.dtype.itemsize
     walk, wide, parameters, count = _plan(
         size, [source_strides, strides], indices, offsets, nbytes, wrap, widen=mode == "set"
@@ -189,7 +189,7 @@ def _plan(
                 m[:-1] = [step // factor for step in m[:-1]]
     kinds = tuple(str(index[0].dtype)[6:] for index in indices)
     walk = Walk(operands, kinds, len(sizes), wrap)
-    starts += [index[0].storage_offset() for index in indices]
+    starts += [int(index[0].storage_offset()) for index in indices]
     extents = [(index[2], step) for index, step in zip(indices, steps, strict=True)]
     words: list[int] = [*starts]
     if walk.words > MOST_WORDS:

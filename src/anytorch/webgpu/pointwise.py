@@ -440,7 +440,7 @@ def _packer(kinds: tuple[str, ...], operands: int) -> Callable[..., bytes]:
     def pack(n: int, row: int, *values: Any) -> bytes:
         numbers = values[:count]
         if to_float:
-            converted = [_clip(v) for v in numbers]
+            converted = [clip(v) for v in numbers]
         elif kinds[0] == "f64":
             converted = [float(v) for v in numbers]
         elif kinds[0] == "i32":
@@ -452,7 +452,7 @@ def _packer(kinds: tuple[str, ...], operands: int) -> Callable[..., bytes]:
     return pack
 
 
-def _clip(value: float) -> float:
+def clip(value: float) -> float:
     """A Python float as the nearest float32; beyond its range it is infinite, which struct refuses to do."""
     value = float(value)
     if value > 3.4028235677973366e38:

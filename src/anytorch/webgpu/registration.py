@@ -7,11 +7,14 @@ import torch
 from anytorch.webgpu import autocast, copies, fallback, tensors
 from anytorch.webgpu.ops import (
     attention,
+    bags,
     convolution,
     decompositions,
     elementwise,
+    foreach,
     indexing,
     losses,
+    masks,
     matmul,
     norms,
     optimizers,
@@ -39,6 +42,7 @@ def register() -> None:
     elementwise.register(library)
     random.register(library)
     optimizers.register(library)
+    foreach.register(library)
     autocast.register(library)
     reductions.register(library)
     matmul.register(library)
@@ -47,6 +51,8 @@ def register() -> None:
     convolution.register(library)
     losses.register(library)
     indexing.register(library)
+    masks.register(library)
+    bags.register(library)
     shapes.register(library)
     scans.register(library)
     attention.register(library)

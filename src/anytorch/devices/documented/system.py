@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def get_best_device() -> str:
-    """The type of the best usable device: "cuda" (ROCm too), "npu", "xpu", "mps", "webgpu" or "cpu".
+    """The type of the configured or the best usable device: "cuda" (ROCm too), "npu", "xpu", "mps", "webgpu" or "cpu".
 
     Text, because it is documented as the argument of `torch.autocast(device_type=...)`; `best_device()` gives the
     `torch.device`.
     """
-    chosen = resolve("auto").chosen
+    chosen = resolve().chosen
     activate(chosen)  # so that the text means something to torch
     return chosen.torch_type
 

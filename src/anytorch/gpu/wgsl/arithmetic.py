@@ -175,6 +175,14 @@ fn lcm_T(x: T, y: T) -> T {
   return abs((x / g) * y);
 }
 
+fn bits_and_T(x: T, y: T) -> T { return x & y; }
+
+fn bits_or_T(x: T, y: T) -> T { return x | y; }
+
+fn bits_xor_T(x: T, y: T) -> T { return x ^ y; }
+
+fn bits_not_T(x: T) -> T { return ~x; }
+
 fn shift_left_T(x: T, y: T) -> T {
   if (y < T(0) || y >= T(BITS)) { return T(0); }
   return x << u32(y);

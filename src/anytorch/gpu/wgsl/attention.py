@@ -44,7 +44,7 @@ class Attention:
     dtype: str
     dimension: int  # of a head; a multiple of 4
     causal: bool = False
-    mask: str = ""  # dtype of a mask that is added to the scores
+    mask: str = ""  # dtype of a mask that is added to the scores, or bool: which keys are seen
     queries: int = 64  # per block, for "tile"
     keys: int = 64
 
@@ -106,7 +106,11 @@ def _score(kernel: Attention) -> str:
     body = "var s = dot * p.scale;"
     if kernel.mask:
         at = "(p.mask_at + batch * p.mask_batch + head * p.mask_head + query * p.mask_query + key * p.mask_key)"
-        body += f" s = max(s + {load(kernel.mask, 'mask', at)}, {LOWEST});"
+        value = load(kernel.mask, "mask", at)
+        if kernel.mask == "bool":
+            body += f" if ({value} == 0) {{ return {LOWEST}; }}"
+        else:
+            body += f" s = max(s + {value}, {LOWEST});"
     condition = "key >= p.keys" + (" || key > query" if kernel.causal else "")
     return (
         "fn score(batch: u32, head: u32, query: u32, key: u32, dot: f32) -> f32 {\n"

@@ -121,6 +121,13 @@ def _gather(spec: Convolution) -> str:
         )
     else:
         weight = f"fn load_a(batch: u32, m: u32, k: u32) -> {kind} {{ {at} return {load(spec.dtype, 'a', 'i')}; }}\n"
+    if taps == 1 and spec.stride == (1, 1, 1) and spec.padding == (0, 0, 0):  # places are the input's own
+        return (
+            f"{weight}fn load_b(batch: u32, k: u32, n: u32) -> {kind} {{\n"
+            "  let places = p.od * p.oh * p.ow; let channel = batch * p.channels + k;\n"
+            "  let i = p.b_at + (n / places) * p.x_image + channel * p.x_channel + (n % places) * p.x_place;\n"
+            f"  return {load(spec.dtype, 'b', 'i')};\n}}\n"
+        )
     return (
         f"{_read(spec)}{weight}"
         f"fn load_b(batch: u32, k: u32, n: u32) -> {kind} {{\n"

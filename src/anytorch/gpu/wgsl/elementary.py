@@ -255,6 +255,7 @@ fn acos_f32(x: f32) -> f32 {
 }
 
 fn pow_f32(x: f32, y: f32) -> f32 {
+  if (y == 2.0) { return x * x; }
   if (y == 0.0 || x == 1.0) { return 1.0; }
   if (is_nan(x) || is_nan(y)) { return quiet_nan(); }
   let a = abs(x);

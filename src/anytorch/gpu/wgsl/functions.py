@@ -37,9 +37,10 @@ FUNCTIONS.update(_split(_typed(arithmetic.PLAIN + arithmetic.FLOAT_PLAIN, "f64",
 FUNCTIONS["divide_f64"] = "fn divide_f64(x: f64, y: f64) -> f64 { return x / y; }\n"
 
 # Functions without a type in their name take floats.
-_FLOAT_ONLY = {name for name in _split(TEXTS) if not name.endswith("_f32")}
+_FLOAT_ONLY = {name for name in (*HELPERS, *_split(TEXTS)) if not name.endswith("_f32")}
 
 _CALL = re.compile(r"\b(\w+)\(")
+_FRACTION = re.compile(r"\d\.\d|\de-")
 _TYPED = re.compile(r"_(f32|f64|i32|i64)$")
 # Builtins that have no 64-bit form.
 _SINGLE = frozenset(
@@ -74,6 +75,8 @@ _SINGLE = frozenset(
 
 def computable(expression: str, kind: str) -> bool:
     """Can `expression` be computed in WGSL type `kind`? False where it names a function that type has no form of."""
+    if kind.startswith("i") and _FRACTION.search(expression):
+        return False
     called = set(_CALL.findall(expression))
     if any(_TYPED.search(name) and name not in FUNCTIONS for name in called):
         return False

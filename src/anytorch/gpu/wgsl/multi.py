@@ -76,7 +76,13 @@ def render(kernel: Multi) -> str:
                 stores += f"    w{i} |= {lane_bits(name, f'v{i}')} << (k * {32 // lanes}u);\n"
             else:
                 stores += f"    b{i}[p.o{i} + at] = {stored(name, f'v{i}')};\n"
-    words = "".join(f"  var w{i} = 0u;\n" for i in narrow)
+    # Past the end of the tensor a word belongs to someone else: those bits are written back as they are.
+    words = "".join(
+        f"  var w{i} = 0u;\n"
+        f"  if (p.n - first < {lanes}u) {{\n"
+        f"    w{i} = b{i}[p.o{i} / {lanes}u + thread] & (0xffffffffu << ((p.n - first) * {32 // lanes}u));\n  }}\n"
+        for i in narrow
+    )
     ends = "".join(f"  b{i}[p.o{i} / {lanes}u + thread] = w{i};\n" for i in narrow)
     return (
         enables(set(kernel.tensors))

@@ -1,7 +1,7 @@
 """Products with weights kept as 8- or 4-bit integers, unpacked on load; the schedules are those of `wgsl.matmul`.
 
 int8    weight[n, k] is an i8; its row's scale is applied to the finished sum
-int4    weight[n, k] is a nibble, eight to a word, the first in the lowest bits; value = (q - 8) * scale + zero per group of k
+int4    weight[n, k] is a nibble, eight to a word, lowest bits first; (q - 8) * scale + zero, one of each per group of k
 """
 
 from __future__ import annotations

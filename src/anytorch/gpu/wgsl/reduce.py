@@ -14,12 +14,34 @@ The order of every fold is fixed by the geometry: results are the same from run 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
 
 THREADS = 64  # workgroup size of the thread form
 UNROLL = 4  # loads in flight per thread
+
+
+# Four elements in one load, for rows that start on a multiple of four elements and have only whole quads.
+QUADS = {"float32": "vec4<f32>", "float16": "vec4<f16>", "bfloat16": "vec2<u32>", "int32": "vec4<i32>"}
+
+
+def quad_lane(name: str, quad: str, lane: int) -> str:
+    """Element `lane` of a loaded quad, in the compute type."""
+    if name == "bfloat16":
+        word = f"{quad}.{'xy'[lane // 2]}"
+        return f"bitcast<f32>({word} & 0xffff0000u)" if lane % 2 else f"bitcast<f32>({word} << 16u)"
+    value = f"{quad}.{'xyzw'[lane]}"
+    return f"f32({value})" if name == "float16" else value
+
+
+def quad_of(name: str, values: Sequence[str]) -> str:
+    """Four values of the compute type as a quad to store."""
+    if name == "bfloat16":
+        low, high = (f"bf16_bits({values[i]}) | (bf16_bits({values[i + 1]}) << 16u)" for i in (0, 2))
+        return f"vec2<u32>({low}, {high})"
+    return f"{QUADS[name]}({', '.join(stored(name, value) for value in values)})"
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,8 @@ class Reduce:
     group: bool = False  # a workgroup per row; else a thread
     subgroups: bool = False
     scalars: int = 0  # f32 parameters s0, s1, …
+    quads: bool = False  # one input, whose rows are dense and made of whole quads
+    slots: bool = False  # a subgroup per row
 
     @property
     def words(self) -> int:
@@ -112,10 +136,25 @@ def _helpers(text: str, compute: str) -> str:
     return "".join(body for name, body in HELPERS.items() if f"{name}(" in text) + found
 
 
+def shufflable(reducer: Reducer, compute: str) -> bool:
+    """Can a subgroup's lanes exchange the state? 64-bit fields cannot be shuffled."""
+    return all(typed(kind, compute) != "i64" for _, kind, _ in reducer.fields)
+
+
+def _subgroup_text(reducer: Reducer) -> str:
+    """fold_subgroup(): the states of a subgroup's lanes become one, the same to the bit in each."""
+    names = [name for name, _, _ in reducer.fields]
+    shuffles = " ".join(f"o.{name} = subgroupShuffleXor(s.{name}, d);" for name in names)
+    first = " ".join(f"s.{name} = subgroupBroadcastFirst(s.{name});" for name in names)
+    return (
+        "fn fold_subgroup(mine: State, size: u32) -> State {\n  var s = mine; var o: State;\n"
+        f"  for (var d = size >> 1u; d > 0u; d = d >> 1u) {{ {shuffles} s = merge(s, o); }}\n  {first}\n  return s;\n}}\n"
+    )
+
+
 def group_text(reducer: Reducer, compute: str, threads: int, subgroups: bool) -> str:
     """fold(): the states of a workgroup's threads become one, which every thread gets. To be called once per launch."""
-    subgroups = subgroups and all(typed(kind, compute) != "i64" for _, kind, _ in reducer.fields)
-    if not subgroups:
+    if not (subgroups and shufflable(reducer, compute)):
         return (
             f"var<workgroup> states: array<State, {threads}>;\n"
             f"fn fold(mine: State, lane: u32, size: u32, number: u32, within: u32) -> State {{\n"
@@ -124,16 +163,31 @@ def group_text(reducer: Reducer, compute: str, threads: int, subgroups: bool) ->
             f"    if (lane < d) {{ states[lane] = merge(states[lane], states[lane + d]); }}\n    workgroupBarrier();\n  }}\n"
             f"  return states[0];\n}}\n"
         )
-    shuffles = " ".join(f"o.{name} = subgroupShuffleXor(s.{name}, d);" for name, _, _ in reducer.fields)
-    return (
+    return _subgroup_text(reducer) + (
         f"var<workgroup> states: array<State, {threads}>;\n"
         f"fn fold(mine: State, lane: u32, size: u32, number: u32, within: u32) -> State {{\n"
-        f"  var s = mine; var o: State;\n"
-        f"  for (var d = size >> 1u; d > 0u; d = d >> 1u) {{ {shuffles} s = merge(s, o); }}\n"
+        f"  var s = fold_subgroup(mine, size);\n"
         f"  if (within == 0u) {{ states[number] = s; }}\n  workgroupBarrier();\n"
         f"  s = states[0];\n"
         f"  for (var j = 1u; j < {threads}u / size; j++) {{ s = merge(s, states[j]); }}\n"
         f"  return s;\n}}\n"
+    )
+
+
+# Rows a workgroup takes when each subgroup takes one: short rows need no barrier then, and no threads idle.
+SLOTS = 8
+SLOT_THREADS = 256
+
+
+def slot_text(reducer: Reducer, rows: str, body: str) -> str:
+    """A kernel whose subgroups each take a row: `body` is run with `row`, `within` and `size` (the subgroup's) set.
+
+    The subgroup's size is the adapter's affair, so subgroups take slots until none is left.
+    """
+    return (
+        _subgroup_text(reducer) + group_main(SLOT_THREADS, True) + f"  for (var slot = number; slot < {SLOTS}u; "
+        f"slot += {SLOT_THREADS}u / size) {{\n  let row = group * {SLOTS}u + slot;\n  if (row >= {rows}) {{ break; }}\n"
+        f"{body}  }}\n}}\n"
     )
 
 
@@ -163,6 +217,7 @@ def thread_main(threads: int) -> str:
 def render(kernel: Reduce) -> str:
     reducer, compute = kernel.reducer, kernel.compute
     inputs, outputs = len(kernel.inputs), len(kernel.outputs)
+    elements = {name: QUADS[name] if kernel.quads else KINDS[name].storage for name in kernel.inputs}
     parts = [
         enables({*kernel.inputs, *kernel.outputs}),
         _parameters(kernel),
@@ -173,7 +228,7 @@ def render(kernel: Reduce) -> str:
         bound = 1
     else:
         parts += [
-            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{KINDS[name].storage}>;\n"
+            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{elements[name]}>;\n"
             for j, name in enumerate(kernel.inputs)
         ]
         bound = inputs
@@ -192,7 +247,9 @@ def render(kernel: Reduce) -> str:
             f"r{j}[p.w{j} + row] = {stored(name, f'{KINDS[name].compute}({value})')};"
             for j, (name, value) in enumerate(zip(kernel.outputs, values, strict=True))
         )
-    if kernel.group:
+    if kernel.slots:
+        parts.append(slot_text(reducer, "p.rows", _slot(kernel, write)))
+    elif kernel.group:
         parts.append(group_text(reducer, compute, kernel.threads, kernel.subgroups))
         parts.append(_group(kernel, write))
     else:
@@ -269,6 +326,25 @@ def _fold(kernel: Reduce, tag: str) -> str:
     return f"s = add(s{values}, i{tag});"
 
 
+def _quad_loop(kernel: Reduce, first: str, last: str, step: str) -> str:
+    """As _loop, over quads; two loads are in flight."""
+    name = kernel.inputs[0]
+
+    def folds(quad: str, at: str) -> str:
+        values = [quad_lane(name, quad, lane) for lane in range(4)]
+        if KINDS[name].compute != kernel.compute:
+            values = [f"{kernel.compute}({value})" for value in values]
+        return " ".join(f"s = add(s, {value}, {at} + {lane}u);" for lane, value in enumerate(values))
+
+    return (
+        f"  var i = {first};\n"
+        f"  for (; i + {step} < {last}; i += 2u * {step}) {{\n"
+        f"    let a = b0[(base0 + i) >> 2u]; let b = b0[(base0 + i + {step}) >> 2u];\n"
+        f"    {folds('a', 'i')}\n    {folds('b', f'i + {step}')}\n  }}\n"
+        f"  if (i < {last}) {{ let a = b0[(base0 + i) >> 2u]; {folds('a', 'i')} }}\n"
+    )
+
+
 def _loop(kernel: Reduce, first: str, last: str, step: str) -> str:
     several = range(UNROLL)
     loads = "\n      ".join(_element(kernel, f"i + {u}u * {step}", f"_{u}") for u in several)
@@ -289,12 +365,27 @@ def _thread(kernel: Reduce, write: str) -> str:
     )
 
 
+def _slot(kernel: Reduce, write: str) -> str:
+    if kernel.quads:
+        loop = _quad_loop(kernel, "within * 4u", "p.length", "(size * 4u)")
+    else:
+        loop = _loop(kernel, "within", "p.length", "size")
+    return (
+        f"  {_row_base(kernel)}\n  var s = start();\n{loop}  s = fold_subgroup(s, size);\n"
+        f"  if (within == 0u) {{ {write} }}\n"
+    )
+
+
 def _group(kernel: Reduce, write: str) -> str:
+    if kernel.quads:
+        loop = _quad_loop(kernel, "part * p.chunk + lane * 4u", "end", f"{4 * kernel.threads}u")
+    else:
+        loop = _loop(kernel, "part * p.chunk + lane", "end", f"{kernel.threads}u")
     return (
         group_main(kernel.threads, kernel.subgroups) + "  if (group >= p.rows * p.parts) { return; }\n"
         "  let row = group % p.rows; let part = group / p.rows;\n"
         f"  let end = min(p.length, (part + 1u) * p.chunk);\n  {_row_base(kernel)}\n  var s = start();\n"
-        f"{_loop(kernel, 'part * p.chunk + lane', 'end', f'{kernel.threads}u')}"
+        f"{loop}"
         f"  s = fold(s, lane, size, number, within);\n"
         f"  if (lane == 0u) {{ {write} }}\n}}\n"
     )

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import UNROLL, Reducer, group_main, group_text, state_text, thread_main
+from anytorch.gpu.wgsl.reduce import (
+    QUADS,
+    UNROLL,
+    Reducer,
+    group_main,
+    group_text,
+    quad_lane,
+    quad_of,
+    slot_text,
+    state_text,
+    thread_main,
+)
 from anytorch.gpu.wgsl.types import BF16_BITS, HELPERS, KINDS, enables, lane_bits, load, stored
 
 
@@ -41,6 +52,11 @@ class Rows:
     threads: int = 64
     group: bool = False
     subgroups: bool = False
+    slots: bool = False  # a subgroup per row
+    quads: bool = False  # rows are dense, of whole quads, and so are the tensors indexed by column
+
+    def in_quads(self, j: int) -> bool:
+        return self.quads and self.inputs[j].per in ("element", "column")
 
     @property
     def words(self) -> int:
@@ -65,10 +81,10 @@ def render(kernel: Rows) -> str:
         enables({*[i.dtype for i in kernel.inputs], kernel.dtype}),
         f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n",
         *[
-            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{KINDS[i.dtype].storage}>;\n"
+            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{_element(i.dtype, kernel.in_quads(j))}>;\n"
             for j, i in enumerate(kernel.inputs)
         ],
-        f"@group(0) @binding({count}) var<storage, read_write> out: array<{KINDS[kernel.dtype].storage}>;\n",
+        f"@group(0) @binding({count}) var<storage, read_write> out: array<{_element(kernel.dtype, kernel.quads)}>;\n",
         *[
             f"@group(0) @binding({count + 1 + j}) var<storage, read_write> r{j}: array<f32>;\n"
             for j in range(len(kernel.row_outputs))
@@ -77,30 +93,93 @@ def render(kernel: Rows) -> str:
         "".join(text for name, text in HELPERS.items() if f"{name}(" in body and f"fn {name}(" not in state),
         BF16_BITS if kernel.dtype == "bfloat16" else "",
     ]
+    if kernel.slots:
+        body = _body(kernel, "within", "size", "  s = fold_subgroup(s, size);\n", "if (within == 0u) ")
+        return "".join(parts) + slot_text(kernel.reducer, "p.rows", body)
     if kernel.group:
-        parts.append(group_text(kernel.reducer, "f32", kernel.threads, kernel.subgroups))
-        head = group_main(kernel.threads, kernel.subgroups) + "  if (group >= p.rows) { return; }\n  let row = group;\n"
-        first, step = "lane", f"{kernel.threads}u"
-        fold = "  s = fold(s, lane, size, number, within);\n"
-        once = "if (lane == 0u) "
-    else:
-        head = thread_main(kernel.threads) + "  if (thread >= p.rows) { return; }\n  let row = thread;\n"
-        first, step, fold, once = "0u", "1u", "", ""
+        return "".join(
+            (
+                *parts,
+                group_text(kernel.reducer, "f32", kernel.threads, kernel.subgroups),
+                group_main(kernel.threads, kernel.subgroups),
+                "  if (group >= p.rows) { return; }\n  let row = group;\n",
+                _body(
+                    kernel,
+                    "lane",
+                    f"{kernel.threads}u",
+                    "  s = fold(s, lane, size, number, within);\n",
+                    "if (lane == 0u) ",
+                ),
+                "}\n",
+            )
+        )
+    head = thread_main(kernel.threads) + "  if (thread >= p.rows) { return; }\n  let row = thread;\n"
+    return "".join((*parts, head, _body(kernel, "0u", "1u", "", ""), "}\n"))
+
+
+def _body(kernel: Rows, first: str, step: str, fold: str, once: str) -> str:
+    """What is done with `row` by workers who take elements from `first` on, `step` apart."""
     base = "(row / p.inner) * p.length * p.inner + row % p.inner" if kernel.strided else "row * p.length"
     writes = " ".join(f"r{j}[row] = {value};" for j, value in enumerate(kernel.row_outputs))
-    parts += [
-        head,
-        f"  let base = {base};\n  let n = f32(p.length);\n",
-        *[f"  let x{j} = {_value(kernel, j, 'k')};\n" for j, i in enumerate(kernel.inputs) if i.per == "row"],
-        "  var s = start();\n",
-        _fold_loop(kernel, first, step),
-        fold,
-        f"  {kernel.prepare}\n",
-        f"  {once}{{ {writes} }}\n" if writes else "",
-        _write_loop(kernel, first, step),
-        "}\n",
-    ]
-    return "".join(parts)
+    return "".join(
+        (
+            f"  let base = {base};\n  let n = f32(p.length);\n",
+            *[f"  let x{j} = {_value(kernel, j, 'k')};\n" for j, i in enumerate(kernel.inputs) if i.per == "row"],
+            "  var s = start();\n",
+            _fold_quads(kernel, first, step) if kernel.quads else _fold_loop(kernel, first, step),
+            fold,
+            f"  {kernel.prepare}\n",
+            f"  {once}{{ {writes} }}\n" if writes else "",
+            _write_quads(kernel, first, step) if kernel.quads else _write_loop(kernel, first, step),
+        )
+    )
+
+
+def _element(dtype: str, quads: bool) -> str:
+    return QUADS[dtype] if quads else KINDS[dtype].storage
+
+
+def _quad_loads(kernel: Rows, needed: str) -> str:
+    """Quad `q` of the row, of every input that has quads and is needed."""
+    return " ".join(
+        f"let v{j} = b{j}[((p.o{j}{' + base' if i.per == 'element' else ''}) >> 2u) + q];"
+        for j, i in enumerate(kernel.inputs)
+        if kernel.in_quads(j) and f"x{j}" in needed
+    )
+
+
+def _lane_loads(kernel: Rows, needed: str, lane: int) -> str:
+    """x0, x1, … of one element of the quad; `k` is its place in the row."""
+    found = []
+    for j, operand in enumerate(kernel.inputs):
+        if operand.per != "row" and f"x{j}" in needed:
+            value = quad_lane(operand.dtype, f"v{j}", lane) if kernel.in_quads(j) else _value(kernel, j, "k")
+            found.append(f"let x{j} = {value};")
+    return f"let k = q * 4u + {lane}u; " + " ".join(found)
+
+
+def _fold_quads(kernel: Rows, first: str, step: str) -> str:
+    needed = "".join(kernel.enter)
+    folds = "".join(
+        f"    {{ {_lane_loads(kernel, needed, lane)} s = add(s, {', '.join(kernel.enter)}, k); }}\n"
+        for lane in range(4)
+    )
+    return (
+        f"  let quads = p.length >> 2u;\n  for (var q = {first}; q < quads; q += {step}) {{\n"
+        f"    {_quad_loads(kernel, needed)}\n{folds}  }}\n"
+    )
+
+
+def _write_quads(kernel: Rows, first: str, step: str) -> str:
+    values = "".join(
+        f"    {{ {_lane_loads(kernel, kernel.output, lane)} y.{'xyzw'[lane]} = {kernel.output}; }}\n"
+        for lane in range(4)
+    )
+    made = quad_of(kernel.dtype, [f"y.{lane}" for lane in "xyzw"])
+    return (
+        f"  for (var q = {first}; q < quads; q += {step}) {{\n    {_quad_loads(kernel, kernel.output)}\n"
+        f"    var y: vec4<f32>;\n{values}    out[(base >> 2u) + q] = {made};\n  }}\n"
+    )
 
 
 def _at(kernel: Rows, k: str) -> str:

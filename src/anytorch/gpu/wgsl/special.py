@@ -200,4 +200,24 @@ fn sinc_f32(x: f32) -> f32 {
   let turn = a - 2.0 * floor(0.5 * a);
   return sin_f32(3.14159265 * turn) / (3.14159265 * a);
 }
+
+fn trigamma_f32(x: f32) -> f32 {
+  if (is_nan(x)) { return x; }
+  if (is_inf(x)) { return select(quiet_nan(), 0.0, x > 0.0); }
+  var y = x;
+  var sum = 0.0;
+  var sign = 1.0;
+  if (x <= 0.0) {
+    if (x == floor(x)) { return infinity(); }
+    let s = sin_f32(3.14159265 * (x - round(x)));
+    sum = 9.8696044 / (s * s);
+    sign = -1.0;
+    y = 1.0 - x;
+  }
+  var steps = 0.0;
+  while (y < 8.0) { steps += 1.0 / (y * y); y += 1.0; }
+  let q = 1.0 / (y * y);
+  let tail = (1.0 + 0.5 / y + q * (1.6666667e-1 - q * (3.3333333e-2 - q * 2.3809524e-2))) / y;
+  return sum + sign * (steps + tail);
+}
 """

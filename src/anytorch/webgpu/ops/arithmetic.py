@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise, variants
+from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise, variants
 from anytorch.webgpu.pointwise import Compute, Rule
 from anytorch.webgpu.tensors import aten
 
@@ -156,12 +156,17 @@ def _division(op: Any) -> Callable[..., Any]:
     return divide
 
 
+POWER = Rule("pow_{T}({0}, {1})")
+
+
 def _power(op: Any) -> Callable[..., Any]:
-    general = pointwise_kernel(op, Rule("pow_{T}({0}, {1})"))
+    general = pointwise_kernel(op, POWER)
     special = {value: pointwise_kernel(op, Rule(text, compute)) for value, (text, compute) in POWERS.items()}
     integer_exponents = {1.0, 2.0, 3.0}
 
     def power(base: torch.Tensor, exponent: Any, **kwargs: Any) -> Any:
+        if isinstance(exponent, int) and exponent < 0 and not (base.is_floating_point() or base.is_complex()):
+            raise RuntimeError("Integers to negative integer powers are not allowed.")
         if isinstance(exponent, (int, float)) and (base.is_floating_point() or exponent in integer_exponents):
             return special.get(exponent, general)(base, exponent, **kwargs)
         return general(base, exponent, **kwargs)
@@ -179,6 +184,19 @@ def _round_decimals(op: Any) -> Callable[..., Any]:
     return pointwise_kernel(op, Rule(expression))
 
 
+def _polygamma(op: Any) -> Callable[..., Any]:
+    """The first two derivatives of log gamma have kernels; they are the gradients of lgamma and digamma."""
+    kernels = {
+        0: pointwise_kernel(op, _float(lambda n: "digamma_{T}({0})")),
+        1: pointwise_kernel(op, _float(lambda n: "trigamma_{T}({0})")),
+    }
+
+    def polygamma(n: int, self: torch.Tensor, **kwargs: Any) -> Any:
+        return kernels.get(n, partial(fallback, op))(n, self, **kwargs)
+
+    return polygamma
+
+
 def _next_after(op: Any) -> Callable[..., Any]:
     single = pointwise_kernel(op, Rule("next_after({0}, {1})"))
 
@@ -193,6 +211,9 @@ def register(library: torch.library.Library) -> None:
     for table in (UNARY, BINARY, TERNARY):
         for name, rule in table.items():
             register_pointwise(library, op_of(name), rule)
+    RULES[aten.pow.Tensor_Scalar] = POWER
+    for op in (aten.polygamma.default, aten.polygamma.out):
+        library.impl(op, _polygamma(op), "PrivateUse1")
     for op, make in (
         (aten.div.Tensor_mode, _division),
         (aten.pow.Tensor_Scalar, _power),

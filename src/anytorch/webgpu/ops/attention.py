@@ -1,30 +1,34 @@
 """scaled_dot_product_attention: one kernel forward; backward recomputes the probabilities from the kept row sums.
 
-torch asks `_fused_sdp_choice` which implementation to use. Ours takes what it handles and leaves the rest (dropout, odd head
-sizes) to torch's composition of matmul and softmax, which runs on this device too.
+torch chooses between implementations through a table that only C++ can enter, so the op itself is ours: what the kernel
+handles goes to `_scaled_dot_product_fused_attention_overrideable`, which autograd knows; the rest (dropout, odd head sizes)
+goes to torch's composition of matmul and softmax, which runs on this device too.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.attention import PARAMETERS, Attention, render
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.kernels import check_devices
 from anytorch.webgpu.ops.matmul import FLOATS, product
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
-from anytorch.webgpu.tensors import buffer_of, new_contiguous, new_tensor
+from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
 from anytorch.webgpu.threads import computable, launch, narrowed
 
 MATH, OVERRIDEABLE = 0, 4  # torch.nn.attention.SDPBackend
 SHORT = 4  # up to this many queries, a workgroup each
 LARGEST = 256  # head dimension
+_fused = aten._scaled_dot_product_fused_attention_overrideable.default
 
 
 def choice(
@@ -51,9 +55,19 @@ def choice(
         return MATH
     if q.numel() == 0 or k.numel() == 0 or k.shape[2] != v.shape[2]:
         return MATH
-    if mask is not None and (mask.requires_grad or mask.device != q.device):
+    if mask is not None and (
+        mask.requires_grad
+        or mask.device != q.device
+        or mask.dtype not in (torch.bool, q.dtype, torch.float32)
+        or not broadcasts(mask, (*q.shape[:3], k.shape[2]))
+    ):
         return MATH
     return OVERRIDEABLE
+
+
+def broadcasts(mask: torch.Tensor, size: tuple[int, ...]) -> bool:
+    padded = (1,) * (len(size) - mask.dim()) + tuple(mask.shape)
+    return mask.dim() <= len(size) and all(have in (1, want) for have, want in zip(padded, size, strict=False))
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,21 +94,63 @@ def _kernel(runtime: Runtime, q: torch.Tensor, mask: torch.Tensor | None, causal
     return Attention("row", dtype, dimension, causal, masked)
 
 
+def _like_query(q: torch.Tensor) -> torch.Tensor:
+    """torch's fake kernel promises a dense output whose dimensions are nested as the query's; ours keep rows whole."""
+    order = sorted(range(3), key=lambda axis: q.stride(axis), reverse=True)
+    strides = [0, 0, 0, 1]
+    step = q.shape[3]
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= q.shape[axis]
+    return new_tensor(q.shape, strides, q.dtype)
+
+
 def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, laid out as [batch, place, head, dimension], and the row sums' logarithms."""
+    """The output, laid out as the query is, and the row sums' logarithms."""
     runtime = open_runtime()
-    batch, heads, queries, dimension = q.shape
-    keys = k.shape[2]
     q, k, v = _readable(q), _readable(k), _readable(v)
+    batch, heads, queries, _ = q.shape
     if mask is not None:
-        mask = mask.expand(batch, heads, queries, keys)
-    kernel = _kernel(runtime, q, mask, causal)
-    strides = (queries * heads * dimension, dimension, heads * dimension, 1)
-    out = new_tensor((batch, heads, queries, dimension), strides, q.dtype)
+        mask = mask.expand(batch, heads, queries, k.shape[2])
+    out = _like_query(q)
     sums = new_contiguous((batch, heads, queries), torch.float32)
     bound = [q, k, v, *([mask] if mask is not None else []), out, sums]
+    key = (causal, *[(tensor.dtype, tensor.size(), tensor.stride()) for tensor in bound])
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = _make_plan(runtime, bound, mask, causal)
+    table = runtime.buffers
+    buffers, at = [], []
+    for tensor in bound:
+        address = tensor.data_ptr()
+        buffers.append(table[address >> SHIFT])
+        at.append((address & OFFSET_MASK) // tensor.dtype.itemsize)
+    if mask is None:
+        at.insert(3, 0)
+    packed = struct.pack("<6I", *at) + plan.head + struct.pack("<f", scale) + plan.tail
+    runtime.dispatch(plan.program, buffers, packed, plan.x, plan.y)
+    return out, sums
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from sizes and strides alone."""
+
+    program: Program
+    x: int
+    y: int
+    head: bytes
+    tail: bytes
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def _make_plan(runtime: Runtime, bound: list[torch.Tensor], mask: torch.Tensor | None, causal: bool) -> Plan:
+    q, k, v, out = *bound[:3], bound[-2]
+    kernel = _kernel(runtime, q, mask, causal)
     program = runtime.programs.make(
         kernel,
         lambda: render(kernel),
@@ -102,30 +158,15 @@ def forward(
         writable=0b11 << (len(bound) - 2),
         immediates=4 * len(PARAMETERS),
     )
-    found = [buffer_of(tensor) for tensor in bound]
-    at = [offset // tensor.dtype.itemsize for (_, offset), tensor in zip(found, bound, strict=True)]
-    if mask is None:
-        at.insert(3, 0)
+    batch, heads, queries, _ = q.shape
     blocks = -(-queries // kernel.queries) if kernel.form == "tile" else queries
     total = batch * heads * blocks
     groups = -(-total // kernel.threads) if kernel.form == "row" else total
     x = min(groups, MOST_GROUPS)
-    packed = struct.pack(
-        "<13If16I",
-        *at,
-        queries,
-        keys,
-        heads,
-        heads // k.shape[1],
-        blocks,
-        x,
-        total,
-        scale,
-        *[step for tensor in (q, k, v, out) for step in tensor.stride()[:3]],
-        *(mask.stride() if mask is not None else (0, 0, 0, 0)),
-    )
-    runtime.dispatch(program, [buffer for buffer, _ in found], packed, x, -(-groups // x))
-    return out, sums
+    head = struct.pack("<7I", queries, k.shape[2], heads, heads // k.shape[1], blocks, x, total)
+    steps = [step for tensor in (q, k, v, out) for step in tensor.stride()[:3]]
+    tail = struct.pack("<16I", *steps, *(mask.stride() if mask is not None else (0, 0, 0, 0)))
+    return Plan(program, x, -(-groups // x), head, tail)
 
 
 def attention(
@@ -229,7 +270,10 @@ def _probabilities(
         place = (
             "(row / (p.queries * p.heads)) * p.m0 + ((row / p.queries) % p.heads) * p.m1 + query * p.m2 + key * p.m3"
         )
-        value = f"max({value} + load_mask({place}), -3.0e38)"
+        if mask.dtype is torch.bool:
+            value = f"select(-3.0e38, {value}, load_mask({place}) != 0)"
+        else:
+            value = f"max({value} + load_mask({place}), -3.0e38)"
     hidden = "key > query" if causal else "false"
     body = (
         "  let row = i / p.keys; let key = i % p.keys; let query = row % p.queries;\n"
@@ -240,7 +284,44 @@ def _probabilities(
     launch(inputs, [("weights", weights), ("steps", steps)], numbers, batch * heads * queries * keys, body)
 
 
+def _nobody_watches(q: torch.Tensor) -> bool:
+    """No mode or transform that must see the ops this one is made of, such as FakeTensorMode or vmap."""
+    return (
+        type(q) is torch.Tensor
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def scaled_dot_product_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if choice(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa) == OVERRIDEABLE:
+        wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if not wanted and _nobody_watches(q):  # the same kernel without a second trip through the dispatcher
+            return forward(q, k, v, mask, causal, _scale(q, scale))[0]
+        fused: torch.Tensor = _fused(q, k, v, mask, dropout, causal, scale=scale)[0]
+        return fused
+    if mask is not None and mask.dtype is torch.bool:
+        shown = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+        mask = shown.masked_fill(mask.logical_not(), float("-inf"))
+    math_op = aten._scaled_dot_product_attention_math.default
+    composed: torch.Tensor = math_op(q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+    return composed
+
+
 def register(library: torch.library.Library) -> None:
+    # Both keys: under autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
+    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradPrivateUse1")
+    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "PrivateUse1")
     library.impl("_fused_sdp_choice", choice, "PrivateUse1")
     library.impl("_scaled_dot_product_fused_attention_overrideable", attention, "PrivateUse1")
     library.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward, "PrivateUse1")

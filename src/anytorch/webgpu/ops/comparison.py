@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise, variants
+from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise, variants
 from anytorch.webgpu.ops.arithmetic import op_of
 from anytorch.webgpu.pointwise import Rule
 from anytorch.webgpu.tensors import aten
@@ -27,9 +27,9 @@ LOGIC = {
     "logical_and": Rule("{bool}is_true_{T}({0}) && is_true_{T}({1})"),
     "logical_or": Rule("{bool}is_true_{T}({0}) || is_true_{T}({1})"),
     "logical_xor": Rule("{bool}is_true_{T}({0}) != is_true_{T}({1})"),
-    "bitwise_and.Tensor": Rule("{0} & {1}"),
-    "bitwise_or.Tensor": Rule("{0} | {1}"),
-    "bitwise_xor.Tensor": Rule("{0} ^ {1}"),
+    "bitwise_and.Tensor": Rule("bits_and_{T}({0}, {1})"),
+    "bitwise_or.Tensor": Rule("bits_or_{T}({0}, {1})"),
+    "bitwise_xor.Tensor": Rule("bits_xor_{T}({0}, {1})"),
     "bitwise_left_shift.Tensor": Rule("shift_left_{T}({0}, {1})"),
     "bitwise_right_shift.Tensor": Rule("shift_right_{T}({0}, {1})"),
     "__lshift__.Tensor": Rule("shift_left_{T}({0}, {1})"),
@@ -71,7 +71,7 @@ def _bits(op: Any, expression: str, integers: str) -> Callable[..., Any]:
 
 
 def _not(op: Any) -> Callable[..., Any]:
-    bits = pointwise_kernel(op, Rule("~{0}"))
+    bits = pointwise_kernel(op, Rule("bits_not_{T}({0})"))
     truth = pointwise_kernel(op, Rule("1 - {0}"))
 
     def invert(tensor: torch.Tensor, **kwargs: Any) -> Any:
@@ -142,7 +142,9 @@ def register(library: torch.library.Library) -> None:
     for name, rule in (("clamp_min", LOWER), ("clamp_max", UPPER)):
         register_pointwise(library, op_of(name), rule)
         register_pointwise(library, op_of(f"{name}.Tensor"), rule)
+    RULES[aten.clamp.default] = RULES[aten.clamp.Tensor] = BOTH
     for name, expression in BITS.items():
+        RULES[op_of(name)] = Rule("{bool}" + expression, compute="input")
         for variant in (op_of(name), *variants(op_of(name))):
             integers = "{0} < {T}(0)" if name == "signbit" else "{0} != {0}"
             library.impl(variant, _bits(variant, expression, integers), "PrivateUse1")

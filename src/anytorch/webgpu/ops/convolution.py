@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK
+from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl
 from anytorch.gpu.wgsl.matmul import render
@@ -60,6 +61,10 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.stride(0), tensor.stride(1), place
 
 
+_choices: dict[Any, Choice] = {}
+_launches: dict[Any, tuple[Program, bytes, int, int]] = {}
+
+
 def _compute(
     kind: str,
     a: torch.Tensor,
@@ -74,44 +79,51 @@ def _compute(
     """One product per group. `other` is the tensor whose places are walked in step: the result, or the gradient g."""
     runtime = open_runtime()
     m, n, k = sizes
-    dtype = name_of(x.dtype)
-    channels = x.shape[1] // groups
+    aligned = (a.data_ptr() & OFFSET_MASK) // a.dtype.itemsize % 4 == 0
+    layouts = (x.size(), x.stride(), other.size(), other.stride())
+    key = (kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, aligned)
 
     def launched(choice: Choice, target: torch.Tensor) -> None:
         split = choice.splits > 1
-        aligned = (a.data_ptr() & OFFSET_MASK) // a.dtype.itemsize % 4 == 0
-        spec = wgsl.Convolution(
-            kind,
-            dtype,
-            name_of(target.dtype),
-            *geometry,
-            bias=bias is not None,
-            a_vector=kind == "gather" and k % 4 == 0 and aligned and choice.schedule.form == "tiled",
-            split=split,
-        )
         bound = [a, x, *([bias] if bias is not None and not split else []), target]
-        program = runtime.programs.make(
-            (spec, choice.schedule),
-            lambda: render(wgsl.convolution(spec), choice.schedule),
-            buffers=len(bound),
-            writable=1 << (len(bound) - 1),
-            immediates=4 * len(wgsl.CONVOLUTION_PARAMETERS),
-        )
+        prepared = _launches.get((key, choice))
+        if prepared is None:
+            vectors = kind == "gather" and k % 4 == 0 and aligned and choice.schedule.form == "tiled"
+            dtypes = name_of(x.dtype), name_of(target.dtype)
+            spec = wgsl.Convolution(kind, *dtypes, *geometry, bias is not None, vectors, split)
+            program = runtime.programs.make(
+                (spec, choice.schedule),
+                lambda: render(wgsl.convolution(spec), choice.schedule),
+                buffers=len(bound),
+                writable=1 << (len(bound) - 1),
+                immediates=4 * len(wgsl.CONVOLUTION_PARAMETERS),
+            )
+            tail, columns, rows = grid(choice.schedule, groups, m, n, k, choice.splits)
+            channels = x.shape[1] // groups
+            numbers = struct.pack("<13I", channels, *_spatial(x), *_spatial(other), *_strides(x), *_strides(other))
+            prepared = _launches[key, choice] = (program, tail + numbers, columns, rows)
+        program, tail, columns, rows = prepared
         found = [buffer_of(tensor) for tensor in bound]
         at = [offset // tensor.dtype.itemsize for (_, offset), tensor in zip(found, bound, strict=True)]
         head = struct.pack("<4I", at[0], at[1], at[2] if len(at) == 4 else 0, at[-1])
-        tail, columns, rows = grid(choice.schedule, groups, m, n, k, choice.splits)
-        numbers = struct.pack("<13I", channels, *_spatial(x), *_spatial(other), *_strides(x), *_strides(other))
-        runtime.dispatch(program, [buffer for buffer, _ in found], head + tail + numbers, columns, rows)
+        runtime.dispatch(program, [buffer for buffer, _ in found], head + tail, columns, rows)
 
     def trial(choice: Choice) -> None:
-        launched(choice, new_contiguous((choice.splits, groups * m, n), torch.float32) if choice.splits > 1 else result)
+        if choice.splits == 1:
+            launched(choice, result)
+            return
+        parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
+        launched(choice, parts)
+        finish(parts, new_contiguous((groups, m, n), torch.float32))
 
-    along = "k" if kind == "weight" else "n"
-    if x.dtype in FLOATS:
-        choice = choose(runtime, Shape(groups, m, n, k, along, gathered=True), dtype, trial)
-    else:
+    choice = _choices.get(key)
+    if choice is None:
         choice = Choice(DIRECT)
+        if x.dtype in FLOATS:
+            along = "k" if kind == "weight" else "n"
+            shape = Shape(groups, m, n, k, along, gathered=True)
+            choice = choose(runtime, shape, name_of(x.dtype), trial)
+        _choices[key] = choice
     if choice.splits == 1:
         launched(choice, result)
         return

@@ -9,9 +9,9 @@ import torch
 
 from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import META, pointwise_kernel, to_meta
+from anytorch.webgpu.kernels import META, RULES, pointwise_kernel, to_meta
 from anytorch.webgpu.pointwise import Rule, run
-from anytorch.webgpu.tensors import aten, buffer_of, is_ours, new_contiguous
+from anytorch.webgpu.tensors import aten, buffer_of, is_ours, new_contiguous, storage_nbytes
 
 FILL = Rule("{1}", compute="input")
 ZERO = Rule("{0}", compute="output")
@@ -40,11 +40,13 @@ def _narrow(sign: str) -> Rule:
 
 NARROW_LOWER, NARROW_UPPER = _narrow("<="), _narrow(">=")
 EXACT = 1 << 24
+WINDOW_SLACK = 512  # what aligning the ends of a binding may add
 
 
-def _in_one_binding(out: torch.Tensor) -> bool:
-    """A larger output is computed in parts, and a part does not know its place."""
-    return out.numel() * out.dtype.itemsize <= open_runtime().binding_limit
+def _in_one_binding(tensor: torch.Tensor) -> bool:
+    """A larger tensor is computed in parts, and a part does not know its place."""
+    nbytes = storage_nbytes(tensor.size(), tensor.stride(), tensor.dtype)
+    return nbytes + WINDOW_SLACK <= open_runtime().binding_limit
 
 
 def zero_(self: torch.Tensor) -> torch.Tensor:
@@ -80,7 +82,11 @@ def _resized(out: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
 
 
 def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
-    shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
+    numbers = (start, end, step)
+    if all(type(v) is int for v in numbers) and step != 0 and (end - start) * step >= 0 and out.dtype is torch.int64:
+        shape: tuple[int, ...] = (-((start - end) // step),)  # the usual case; the rest, and what is wrong, is torch's
+    else:
+        shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
     _resized(out, shape)
     if out.numel() and (not _in_one_binding(out) or run(STEPS, aten.arange.start_out, (start, step), (), out) is None):
         fallback(aten.arange.start_out, start, end, step, out=out)
@@ -148,6 +154,7 @@ def efficient_zero_tensor(
 
 
 def register(library: torch.library.Library) -> None:
+    RULES[aten.fill.Scalar] = FILL
     for op in (aten.fill.Scalar, aten.fill_.Scalar, aten.fill.Scalar_out):
         library.impl(op, pointwise_kernel(op, FILL), "PrivateUse1")
     for name, kernel in (

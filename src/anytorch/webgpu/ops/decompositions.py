@@ -232,6 +232,35 @@ def glu_jvp(result: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, dim: int) -
     return first * gate + result * (1 - gate) * second
 
 
+def nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    found = x.nonzero()[:size]
+    missing = torch.full((size - found.size(0), found.size(1)), fill_value, dtype=torch.int64, device=device())
+    return torch.cat((found, missing))
+
+
+def multi_margin_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    p: float,
+    margin: float,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
+    place = target.reshape(-1, 1)
+    rows = x.reshape(place.size(0), -1)
+    above = margin - rows.gather(1, place) + rows
+    slopes = torch.where(above > 0, 1.0 if p == 1 else 2 * above, 0.0).to(x.dtype)
+    if weight is not None:
+        slopes = slopes * weight[place]
+    slopes = slopes.scatter(1, place, 0.0) / rows.size(1)
+    slopes = slopes.scatter(1, place, -slopes.sum(1, keepdim=True))
+    if reduction == 1:
+        slopes = slopes / rows.size(0)
+    each = gradient.reshape(-1, 1) if reduction == 0 else gradient
+    return (slopes * each).reshape(x.shape)
+
+
 OURS: dict[str, Callable[..., Any]] = {
     "equal": equal,
     "is_set_to": is_set_to,
@@ -244,6 +273,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "_assert_async": assert_async,
     "_assert_async.msg": assert_async,
     "glu_jvp": glu_jvp,
+    "nonzero_static": nonzero_static,
+    "multi_margin_loss_backward": multi_margin_backward,
 }
 
 # What `register` found without a kernel and installed; the table in the documentation is made from it.

@@ -9,22 +9,25 @@ ANYTORCH_WEBGPU_CHECK=1 every index tensor is looked at and IndexError raised, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from anytorch import config
 from anytorch.webgpu import places
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.tensors import NAME, aten, device, new_contiguous
+from anytorch.webgpu.tensors import NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
+@lru_cache(maxsize=1)
 def checking() -> bool:
-    return os.environ.get("ANYTORCH_WEBGPU_CHECK", "") not in ("", "0")
+    """Read once: a setting costs more than the launch of a small kernel."""
+    return bool(config.get("webgpu_check"))
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,11 @@ def selecting(target: torch.Tensor, dim: int, index: torch.Tensor) -> Place:
     return Place(size, [None if d == dim else d for d in range(len(size))], [(flat, steps, dim)])
 
 
+def on_the_cpu(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    result: torch.Tensor = fallback(op, *args, **kwargs)
+    return result
+
+
 def ours(op: Any, tensor: torch.Tensor) -> torch.Tensor:
     """A CPU scalar comes along; any other tensor of another device is an error."""
     if tensor.device.type == NAME:
@@ -195,11 +203,10 @@ def index_tensor(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -
     op = aten.index.Tensor
     place = advanced(ours(op, target), indices)
     if place is None:
-        result: torch.Tensor = fallback(op, target, indices)
-        return result
+        return on_the_cpu(op, target, indices)
     place.check(op, target)
     read = place.read(target)
-    return fallback(op, target, indices) if read is None else read
+    return on_the_cpu(op, target, indices) if read is None else read
 
 
 def index_out(target: torch.Tensor, indices: Sequence[torch.Tensor | None], *, out: torch.Tensor) -> torch.Tensor:
@@ -236,8 +243,7 @@ def index_put_impl(
         return target.masked_fill_(shaped, values.reshape(()))
     place = advanced(target, indices)
     if place is None:
-        result: torch.Tensor = fallback(op, target, indices, values, accumulate, unsafe)
-        return result
+        return on_the_cpu(op, target, indices, values, accumulate, unsafe)
     try:
         values.expand(list(place.size))
     except RuntimeError as exc:
@@ -247,7 +253,7 @@ def index_put_impl(
         ) from exc
     place.check(op, target)
     done = place.combine(target, values, "sum") if accumulate else place.write(target, values)
-    return target if done else fallback(op, target, indices, values, accumulate, unsafe)
+    return target if done else on_the_cpu(op, target, indices, values, accumulate, unsafe)
 
 
 # --- one dimension -----------------------------------------------------------------------------------------------
@@ -261,13 +267,12 @@ def gather_out(
         return out
     whole, dim = on_dimension(ours(op, source), dim)
     if not usable(op, index):
-        result: torch.Tensor = fallback(op, source, dim, index, sparse_grad=sparse_grad, out=out)
-        return result
+        return on_the_cpu(op, source, dim, index, sparse_grad=sparse_grad, out=out)
     place = along(dim, index.unsqueeze(0) if index.dim() == 0 else index)
     place.check(op, whole)
     read = place.read(whole)
     if read is None:
-        return fallback(op, source, dim, index, sparse_grad=sparse_grad, out=out)
+        return on_the_cpu(op, source, dim, index, sparse_grad=sparse_grad, out=out)
     return out.copy_(read.reshape(index.shape))
 
 
@@ -284,7 +289,7 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
     place.check(op, whole)
     read = place.read(whole)
     if read is None:
-        read = fallback(op, source, dim, index)
+        read = on_the_cpu(op, source, dim, index)
     return read.reshape(()) if source.dim() == 0 else read
 
 
@@ -305,14 +310,13 @@ def written(
     first: torch.Tensor,
     index: torch.Tensor,
     write: Callable[[torch.Tensor], bool],
-    again: Any,
+    again: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     """Start `out` from `first` and let `write` change it; `again` is the fallback."""
     if index.numel() == 0 and out.dtype is first.dtype:
         return start(out, first)
     if not usable(op, index) or (out.dtype is not first.dtype):
-        result: torch.Tensor = again()
-        return result
+        return again()
     if out.numel() and first.numel():
         kept = out if out.data_ptr() != first.data_ptr() else None
         start(out, first)
@@ -367,8 +371,7 @@ def scatter_reduce(
 ) -> torch.Tensor:
     op = aten.scatter_reduce.two_out
     if not combinable(target.dtype, reduce):
-        result: torch.Tensor = fallback(op, target, dim, index, src, reduce, include_self=include_self, out=out)
-        return result
+        return on_the_cpu(op, target, dim, index, src, reduce, include_self=include_self, out=out)
     return _scatter(op, target, dim, index, src, reduce, include_self, out)
 
 
@@ -390,12 +393,11 @@ def _scatter(
     out: torch.Tensor,
     **extra: Any,
 ) -> torch.Tensor:
-    def again() -> Any:
-        return fallback(op, target, dim, index, src, **extra, out=out)
+    def again() -> torch.Tensor:
+        return on_the_cpu(op, target, dim, index, src, **extra, out=out)
 
     if mode != "set" and not combinable(target.dtype, mode):
-        result: torch.Tensor = again()
-        return result
+        return again()
     _, axis = on_dimension(target, dim)
     places_index = index.unsqueeze(0) if index.dim() == 0 else index
     if not isinstance(src, torch.Tensor):
@@ -451,8 +453,8 @@ def index_add(
 ) -> torch.Tensor:
     op = aten.index_add.out
 
-    def again() -> Any:
-        return fallback(op, target, dim, index, source, alpha=alpha, out=out)
+    def again() -> torch.Tensor:
+        return on_the_cpu(op, target, dim, index, source, alpha=alpha, out=out)
 
     scaled = source if alpha == 1 else source * alpha
     return _on_slices(op, target, dim, index, scaled, "sum", True, out, again)
@@ -463,7 +465,7 @@ def index_copy(
 ) -> torch.Tensor:
     op = aten.index_copy.out
     return _on_slices(
-        op, target, dim, index, source, "set", True, out, lambda: fallback(op, target, dim, index, source, out=out)
+        op, target, dim, index, source, "set", True, out, lambda: on_the_cpu(op, target, dim, index, source, out=out)
     )
 
 
@@ -479,8 +481,8 @@ def index_reduce(
 ) -> torch.Tensor:
     op = aten.index_reduce.out
 
-    def again() -> Any:
-        return fallback(op, target, dim, index, source, reduce, include_self=include_self, out=out)
+    def again() -> torch.Tensor:
+        return on_the_cpu(op, target, dim, index, source, reduce, include_self=include_self, out=out)
 
     return _on_slices(op, target, dim, index, source, reduce, include_self, out, again)
 
@@ -494,11 +496,10 @@ def _on_slices(
     mode: str,
     include_self: bool,
     out: torch.Tensor,
-    again: Callable[[], Any],
+    again: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     if mode != "set" and not combinable(target.dtype, mode):
-        result: torch.Tensor = again()
-        return result
+        return again()
     _, axis = on_dimension(target, dim)
 
     def write(whole: torch.Tensor) -> bool:
@@ -515,12 +516,11 @@ def index_fill_scalar(target: torch.Tensor, dim: int, index: torch.Tensor, value
     op = aten.index_fill_.int_Scalar
     whole, axis = on_dimension(target, dim)
     if not usable(op, index):
-        result: torch.Tensor = fallback(op, target, dim, index, value)
-        return result
+        return on_the_cpu(op, target, dim, index, value)
     place = selecting(whole, axis, index)
     place.check(op, whole)
     if not place.write(whole, constant(value, target.dtype)):
-        return fallback(op, target, dim, index, value)
+        return on_the_cpu(op, target, dim, index, value)
     return target
 
 
@@ -533,8 +533,7 @@ def index_fill_tensor(target: torch.Tensor, dim: int, index: torch.Tensor, value
     whole, axis = on_dimension(target, dim)
     place = selecting(whole, axis, index) if usable(op, index) else None
     if place is None or not place.write(whole, ours(op, value).to(target.dtype)):
-        result: torch.Tensor = fallback(op, target, dim, index, value)
-        return result
+        return on_the_cpu(op, target, dim, index, value)
     return target
 
 
@@ -548,14 +547,13 @@ def flat_place(index: torch.Tensor) -> Place:
 def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     op = aten.take.default
     if not usable(op, index):
-        result: torch.Tensor = fallback(op, source, index)
-        return result
+        return on_the_cpu(op, source, index)
     if source.numel() == 0 and index.numel():
         raise IndexError("take(): tried to take from an empty tensor")
     place, flat = flat_place(index), ours(op, source).reshape(-1)
     place.check(op, flat)
     read = place.read(flat)
-    return fallback(op, source, index) if read is None else read
+    return on_the_cpu(op, source, index) if read is None else read
 
 
 def take_out(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -569,8 +567,7 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
         or (accumulate and not combinable(target.dtype, "sum"))
         or target.dtype is not source.dtype
     ):
-        result: torch.Tensor = fallback(op, target, index, source, accumulate)
-        return result
+        return on_the_cpu(op, target, index, source, accumulate)
     if index.numel() != source.numel():
         raise RuntimeError(
             f"put_(): Expected source and index to have the same number of elements, but got source.numel() = "
@@ -582,120 +579,10 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
     values = ours(op, source).reshape(-1)
     done = place.combine(flat, values, "sum") if accumulate else place.write(flat, values)
     if not done:
-        return fallback(op, target, index, source, accumulate)
+        return on_the_cpu(op, target, index, source, accumulate)
     if flat.data_ptr() != target.data_ptr():
         target.copy_(flat.reshape(target.shape))
     return target
-
-
-# --- masks -----------------------------------------------------------------------------------------------------------
-
-
-def nonzero(source: torch.Tensor) -> torch.Tensor:
-    found = places.positions(source if source.dtype is torch.bool else source.ne(0))
-    return fallback(aten.nonzero.default, source) if found is None else found
-
-
-def nonzero_out(source: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    return into(out, nonzero(source))
-
-
-def masked_select(source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    op = aten.masked_select.default
-    if mask.dtype is not torch.bool:
-        raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
-    shape = torch.broadcast_shapes(source.shape, mask.shape)
-    if not shape:
-        return index_tensor(ours(op, source).reshape(1), [ours(op, mask).reshape(1)])
-    return index_tensor(ours(op, source).expand(shape), [ours(op, mask).expand(shape)])
-
-
-def masked_select_out(source: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    return into(out, masked_select(source, mask))
-
-
-def masked_scatter(target: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Element k of the source goes to the k-th place that is set: a running count says which k each place has."""
-    if mask.dtype is not torch.bool:
-        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
-    if target.dtype is not source.dtype:
-        raise RuntimeError(
-            f"masked_scatter: expected self and source to have same dtypes but got {target.dtype} and {source.dtype}"
-        )
-    if target.numel() == 0:
-        return target
-    whole = mask.expand(target.shape)
-    flat = whole.reshape(-1)
-    if source.numel() == 0:
-        if bool(flat.any()):
-            raise RuntimeError(
-                "masked_scatter: expected self and source to have as many elements as there are ones in mask"
-            )
-        return target
-    order = flat.to(torch.int32).cumsum(0, dtype=torch.int32) - 1
-    chosen = take(source, order.clamp_(min=0)).reshape(target.shape)
-    return target.copy_(torch.where(whole, chosen, target))
-
-
-# --- embedding, counting ---------------------------------------------------------------------------------------------
-
-
-def embedding_dense_backward(
-    gradient: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> torch.Tensor:
-    op = aten.embedding_dense_backward.default
-    if not usable(op, indices) or not combinable(gradient.dtype, "sum"):
-        result: torch.Tensor = fallback(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
-        return result
-    width = gradient.size(-1)
-    flat, rows = indices.reshape(-1), gradient.reshape(-1, width)
-    if padding_idx >= 0:
-        flat = flat.masked_fill(flat.eq(padding_idx), -1)  # writes nothing
-    if scale_grad_by_freq and flat.numel():
-        counts = torch.zeros(num_weights, dtype=torch.int32, device=device())
-        counting = selecting(counts, 0, flat)
-        if not counting.write(counts, constant(1, torch.int32), "sum"):
-            return fallback(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
-        rows = rows / counts.index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
-    wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
-    table = torch.zeros((num_weights, width), dtype=wide, device=device())
-    if not selecting(table, 0, flat).combine(table, rows, "sum"):
-        return fallback(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
-    return table.to(gradient.dtype)
-
-
-def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    op = aten.bincount.default
-    plain = weights is None or weights.dtype is torch.float32
-    if source.dtype not in INDEX_DTYPES or source.dim() != 1 or not plain or minlength < 0 or source.numel() == 0:
-        result: torch.Tensor = fallback(op, source, weights, minlength)
-        return result
-    if int(source.amin().item()) < 0:
-        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
-    size = max(int(source.amax().item()) + 1, minlength)
-    table = torch.zeros(size, dtype=torch.int64 if weights is None else torch.float32, device=device())
-    values = constant(1, torch.int64) if weights is None else weights
-    done = selecting(table, 0, source).combine(table, values, "sum")
-    return table if done else fallback(op, source, weights, minlength)
-
-
-def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    """Which element each place of the result comes from: a mark where each run begins, summed up."""
-    if repeats.dim() != 1:
-        raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
-    if repeats.numel() == 0:
-        return new_contiguous((0,), repeats.dtype)
-    ends = repeats.cumsum(0)
-    total = int(ends[-1].item()) if output_size is None else output_size
-    if checking() and int(repeats.amin().item()) < 0:
-        raise RuntimeError("repeats can not be negative")
-    marks = torch.zeros(total, dtype=torch.int32, device=device())
-    starts = ends[:-1]
-    place = selecting(marks, 0, starts)
-    if not place.write(marks, constant(1, torch.int32), "sum"):
-        result: torch.Tensor = fallback(aten.repeat_interleave.Tensor, repeats, output_size=output_size)
-        return result
-    return marks.cumsum(0).to(repeats.dtype)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
@@ -720,14 +607,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "take": take,
     "take.out": take_out,
     "put_": put,
-    "nonzero": nonzero,
-    "nonzero.out": nonzero_out,
-    "masked_select": masked_select,
-    "masked_select.out": masked_select_out,
-    "masked_scatter_": masked_scatter,
-    "embedding_dense_backward": embedding_dense_backward,
-    "bincount": bincount,
-    "repeat_interleave.Tensor": repeat_interleave,
 }
 
 

@@ -70,13 +70,14 @@ def product(
     beta: float = 1.0,
     activation: str = "",
 ) -> torch.Tensor:
-    """c = activation(alpha * a @ b + beta * d), for 3-D tensors of floats, or of integers with no d, alpha or activation.
+    """c = activation(alpha * a @ b + beta * d), for floats, or for integers with no d, alpha or activation.
 
-    `d` broadcasts to c. c may be of 32 bits where a and b are of 16; none of a, b, d may share its buffer.
+    a, b and c are all matrices or all batches of them. `d` broadcasts to c. c may be of 32 bits where a and b are of 16;
+    none of a, b, d may share its buffer.
     """
     if c.numel() == 0:
         return c
-    if a.shape[2] == 0:
+    if a.shape[-1] == 0:
         return _nothing_to_sum(c, d, beta, activation)
     pa, pb, pc, pd = a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr() if d is not None else 0
     key = (
@@ -134,6 +135,10 @@ def _activated(value: torch.Tensor, activation: str) -> torch.Tensor:
     return torch.relu(value) if activation == "relu" else torch.nn.functional.gelu(value, approximate="tanh")
 
 
+def _batched(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in tensors)
+
+
 def _strides(tensor: torch.Tensor) -> Strides:
     """Strides with those of dimensions of one element made harmless."""
     batch, row, column = tensor.stride()
@@ -149,6 +154,7 @@ def _operand(tensor: torch.Tensor) -> Operand:
 def _make_plan(
     runtime: Runtime, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None, activation: str
 ) -> Plan:
+    a, b, c = _batched(a, b, c)
     batch, m, k = a.shape
     n = b.shape[2]
     left, right, result = _operand(a), _operand(b), _operand(c)
@@ -174,6 +180,8 @@ def _make_plan(
             buffers.append(_buffer(runtime, d))
         head = _HEAD.pack(0, 0, 0, 0, 1.0, 1.0)
         runtime.dispatch(trial.program, [*buffers, _buffer(runtime, target)], head + trial.tail, trial.x, trial.y)
+        if beside:  # adding up the parts is part of the price
+            finish(target.view(batch, trial.splits, m, n), new_contiguous((batch, m, n), c.dtype))
 
     return geometry.plan(runtime, choose(runtime, shape, name_of(a.dtype), run), swapped)
 
@@ -303,6 +311,8 @@ def _in_two_steps(
     activation: str,
 ) -> torch.Tensor:
     """Compute parts in 32 bits, then add them up, scale, add d and cast in a second kernel."""
+    given = c
+    a, b, c = _batched(a, b, c)
     batch, m, n = c.shape
     kept = getattr(torch, _accumulator(c.dtype))
     parts = new_contiguous((batch, plan.splits, n, m) if plan.swapped else (batch, plan.splits, m, n), kept)
@@ -311,7 +321,8 @@ def _in_two_steps(
     head = _HEAD.pack(*offsets, 0, 0, 1.0, 1.0)
     buffers = [_buffer(runtime, left), _buffer(runtime, right), _buffer(runtime, parts)]
     runtime.dispatch(plan.program, buffers, head + plan.tail, plan.x, plan.y)
-    return finish(parts.transpose(2, 3) if plan.swapped else parts, c, d, alpha, beta, activation)
+    finish(parts.transpose(2, 3) if plan.swapped else parts, c, d, alpha, beta, activation)
+    return given
 
 
 def finish(
@@ -367,17 +378,18 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
-_checked: set[Any] = set()
+_accepted: dict[Any, bool] = {}
 
 
-def _check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """torch's own errors about shapes and dtypes, once per geometry."""
-    key = (op, *[(v.size(), v.dtype) if isinstance(v, torch.Tensor) else None for v in args])
-    if key in _checked:
-        return
-    check_devices(str(op), *[v for v in args if isinstance(v, torch.Tensor)])
-    op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
-    _checked.add(key)
+def _accepts(op: Any, *tensors: torch.Tensor) -> bool:
+    """Can a kernel of ours compute this? Raises torch's own errors about sizes and dtypes; both once per geometry."""
+    key = (op, *[(tensor.size(), tensor.dtype) for tensor in tensors])
+    found = _accepted.get(key)
+    if found is None:
+        check_devices(str(op), *tensors)
+        op(*[to_meta(tensor) for tensor in tensors])
+        found = _accepted[key] = _usable(*tensors)
+    return found
 
 
 def _into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
@@ -388,51 +400,36 @@ def _into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     return out.copy_(made)
 
 
-def batched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b for 3-D operands, of any dtype this adapter computes in."""
-    made = new_contiguous((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-    return product(_plain(a), _plain(b), made)
-
-
 def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    _check(aten.bmm.default, (a, b), {})
-    if not _usable(a, b):
+    if not _accepts(aten.bmm.default, a, b):
         made: torch.Tensor = fallback(aten.bmm.default, a, b)
         return made
-    return batched(a, b)
+    result = new_contiguous((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+    return product(_plain(a), _plain(b), result)
 
 
 def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    _check(aten.mm.default, (a, b), {})
-    if not _usable(a, b):
+    if not _accepts(aten.mm.default, a, b):
         made: torch.Tensor = fallback(aten.mm.default, a, b)
         return made
-    result = new_contiguous((a.shape[0], b.shape[1]), a.dtype)
-    product(_plain(a).unsqueeze(0), _plain(b).unsqueeze(0), result.unsqueeze(0))
-    return result
+    return product(_plain(a), _plain(b), new_contiguous((a.shape[0], b.shape[1]), a.dtype))
 
 
 def _added(
     op: Any, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any, activation: str = ""
 ) -> torch.Tensor | None:
     """beta * d + alpha * a @ b in one kernel for floats; None where the CPU must do it."""
-    _check(op, (d, a, b), {})
-    if not _usable(a, b, d) or isinstance(beta, complex) or isinstance(alpha, complex):
+    if not _accepts(op, d, a, b) or isinstance(beta, complex) or isinstance(alpha, complex):
         return None
-    flat = a.dim() == 2
-    shape = (a.shape[0], b.shape[1]) if flat else (a.shape[0], a.shape[1], b.shape[2])
-    if a.dtype not in FLOATS:  # exact in integers: scaled and added by pointwise kernels
-        whole = mm(a, b) if flat else bmm(a, b)
+    dtype = a.dtype
+    if dtype not in FLOATS:  # exact in integers: scaled and added by pointwise kernels
+        whole = mm(a, b) if a.dim() == 2 else bmm(a, b)
         alpha, beta = int(alpha), int(beta)  # as torch does
         scaled = whole * alpha if alpha != 1 else whole
         return scaled if beta == 0 else torch.add(scaled, d, alpha=beta)
-    result = new_contiguous(shape, a.dtype)
-    add = _plain(d) if beta != 0 else None
-    left, right, target = _plain(a), _plain(b), result
-    if flat:
-        left, right, target = left.unsqueeze(0), right.unsqueeze(0), result.unsqueeze(0)
-    product(left, right, target, add, float(alpha), float(beta), activation)
-    return result
+    result = new_contiguous((*a.shape[:-1], b.shape[-1]), dtype)
+    added = _plain(d) if beta != 0 else None
+    return product(_plain(a), _plain(b), result, added, float(alpha), float(beta), activation)
 
 
 def addmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
@@ -456,15 +453,15 @@ def addmm_activation(
 
 
 def addmv(d: torch.Tensor, a: torch.Tensor, x: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-    _check(aten.addmv.default, (d, a, x), {})
+    _accepts(aten.addmv.default, d, a, x)
     made = _added(aten.addmm.default, d.unsqueeze(-1), a, x.unsqueeze(1), beta, alpha)
     return fallback(aten.addmv.default, d, a, x, beta=beta, alpha=alpha) if made is None else made.squeeze(1)
 
 
 def addbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-    _check(aten.addbmm.default, (d, a, b), {})
+    accepted = _accepts(aten.addbmm.default, d, a, b)
     batch, rows, inner = a.shape
-    if not _usable(a, b, d) or isinstance(beta, complex) or isinstance(alpha, complex):
+    if not accepted or isinstance(beta, complex) or isinstance(alpha, complex):
         made: torch.Tensor = fallback(aten.addbmm.default, d, a, b, beta=beta, alpha=alpha)
         return made
     # The sum over the batch is part of the sum over k.
@@ -473,8 +470,7 @@ def addbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, 
 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    _check(aten.dot.default, (x, y), {})
-    if not _usable(x, y):
+    if not _accepts(aten.dot.default, x, y):
         made: torch.Tensor = fallback(aten.dot.default, x, y)
         return made
     return mm(x.unsqueeze(0), y.unsqueeze(1)).view(())

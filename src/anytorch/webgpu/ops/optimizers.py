@@ -1,7 +1,4 @@
-"""Optimizer steps, one launch per parameter, and the two kernels of gradient scaling.
-
-`_foreach_*` ops need none of their own: torch's loops over the tensors run as our elementwise kernels.
-"""
+"""Optimizer steps, one launch per parameter, and the two kernels of gradient scaling."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.multiple import fits, launch
+from anytorch.webgpu.multiple import launch
 from anytorch.webgpu.tensors import aten, device
 
 Tensors = Sequence[torch.Tensor]
@@ -120,9 +117,7 @@ def _adam(op: Any, *, decoupled: bool) -> Callable[..., None]:
             if amsgrad:
                 tensors.append(max_exp_avg_sqs[i])
             cells = [*common.cells, state_steps[i]]
-            if fits(tensors, cells):
-                launch(body, tensors, written, cells, numbers=numbers)
-            else:
+            if not launch(body, tensors, written, cells, numbers=numbers):
                 largest = [max_exp_avg_sqs[i]] if amsgrad else []
                 lists = ([parameter], [grads[i]], [exp_avgs[i]], [exp_avg_sqs[i]], largest, [state_steps[i]])
                 fallback(op, *lists, **settings)
@@ -163,6 +158,7 @@ def _sgd(op: Any) -> Callable[..., None]:
             )
             lines.append("    grad = grad + momentum * v2;\n" if nesterov else "    grad = v2;\n")
         lines.append(f"    v0 = v0 - {common.lr} * grad;\n")
+        body = "".join(lines)
         numbers = {
             **common.numbers,
             "weight_decay": weight_decay,
@@ -174,9 +170,7 @@ def _sgd(op: Any) -> Callable[..., None]:
             tensors = [parameter, _laid_out(grads[i], parameter, common.scaled)]
             if momentum:
                 tensors.append(momentum_buffer_list[i])
-            if fits(tensors, common.cells):
-                launch("".join(lines), tensors, written, common.cells, numbers=numbers)
-            else:
+            if not launch(body, tensors, written, common.cells, numbers=numbers):
                 held = [momentum_buffer_list[i]] if momentum else []
                 fallback(
                     op,
@@ -201,9 +195,7 @@ def unscale(self: Tensors, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> 
     """Multiply gradients by the inverse scale; a value that is not finite sets `found_inf`."""
     body = "    if (!is_finite(v0)) { cell0 = 1.0; }\n    v0 = v0 * cell1;\n"
     for grad in self:
-        if fits([grad], (found_inf, inv_scale)):
-            launch(body, [grad], (True,), (found_inf, inv_scale), (True, False))
-        else:
+        if not launch(body, [grad], (True,), (found_inf, inv_scale), (True, False)):
             fallback(aten._amp_foreach_non_finite_check_and_unscale_.default, [grad], found_inf, inv_scale)
 
 
@@ -223,7 +215,13 @@ def update_scale(
     } else { v1 = v1 + 1; }
 """
     tensors = [self.view(1), growth_tracker.view(1), found_inf.view(1)]
-    if not fits(tensors) or growth_interval >= 1 << 24:
+    numbers = {
+        "growth": scale_growth_factor,
+        "backoff": scale_backoff_factor,
+        "interval": float(growth_interval),
+    }
+    exact = growth_interval < 1 << 24  # the interval travels as a float
+    if not exact or not launch(body, tensors, (True, True, False), numbers=numbers):
         fallback(
             aten._amp_update_scale_.default,
             self,
@@ -233,13 +231,6 @@ def update_scale(
             scale_backoff_factor,
             growth_interval,
         )
-        return self
-    numbers = {
-        "growth": scale_growth_factor,
-        "backoff": scale_backoff_factor,
-        "interval": float(growth_interval),
-    }
-    launch(body, tensors, (True, True, False), numbers=numbers)
     return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 
 import torch
 
@@ -54,6 +55,7 @@ def _product(
     return narrowed(result, x.dtype)
 
 
+@cache
 def _choice(m: int, n: int, k: int) -> Choice:
     runtime = open_runtime()
     options = candidates(

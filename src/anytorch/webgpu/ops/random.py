@@ -15,8 +15,10 @@ from anytorch.webgpu import random
 from anytorch.webgpu.copies import contiguous, on_device
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import register_pointwise
-from anytorch.webgpu.pointwise import MOST_GROUPS, Rule, name_of
+from anytorch.webgpu.pointwise import MOST_GROUPS, Rule, clip, name_of
 from anytorch.webgpu.tensors import aten, buffer_of, device, new_contiguous
+
+_FLOAT, _WORD = struct.Struct("<f"), struct.Struct("<I")
 
 # Digits of a number in [0, 1) that a type can hold: with more, rounding could make 1 of one just below.
 DIGITS = {torch.float16: 11, torch.bfloat16: 8}
@@ -51,8 +53,9 @@ def _pack(n: int, row: int, seed: int, counter: int, bits: int, words: tuple[int
 
 
 def _bits(value: float) -> int:
-    """A float32's bits; a number beyond its range is the infinity it rounds to."""
-    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32).item()) & 0xFFFFFFFF
+    """A float32's bits."""
+    bits: int = _WORD.unpack(_FLOAT.pack(clip(value)))[0]
+    return bits
 
 
 def _generate(

@@ -14,7 +14,7 @@ from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
-from anytorch.gpu.wgsl.reduce import REDUCERS, THREADS, Reduce, Reducer, render
+from anytorch.gpu.wgsl.reduce import QUADS, REDUCERS, SLOTS, THREADS, Reduce, Reducer, render, shufflable
 from anytorch.gpu.wgsl.types import KINDS, supported
 from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.fallback import fallback
@@ -23,6 +23,9 @@ from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
 from anytorch.webgpu.tensors import NAME, aten, new_contiguous
 
 # --- shared with the other families of row kernels --------------------------------------------------------------------
+
+
+SHORT = 1024  # up to this length a subgroup takes a row
 
 
 def grid(groups: int) -> tuple[int, int]:
@@ -196,7 +199,9 @@ def find_plan(
     compute: str | None,
     reducer: Reducer | None,
 ) -> Plan | None:
-    key = (name, tuple(dims), tuple(outputs), compute, *[(t.dtype, t.size(), t.stride()) for t in inputs], scalars)
+    misaligned = inputs[0].data_ptr() & 15
+    geometry = [(t.dtype, t.size(), t.stride()) for t in inputs]
+    key = (name, tuple(dims), tuple(outputs), compute, scalars, misaligned == 0, *geometry)
     plan = _plans.get(key, False)
     if plan is False:
         made = _make_plan(runtime, reducer or REDUCERS[name], inputs, dims, outputs, scalars, compute)
@@ -266,28 +271,28 @@ def _make_plan(
     # Neighbouring threads should read neighbouring elements: along the row, or across rows, whichever steps less.
     across = bool(kept_steps[0]) and (not row_steps[0] or kept_steps[0][-1] < row_steps[0][-1])
     group, threads, parts = share_work(rows, length, across, runtime.adapter.software)
-    fields = {**kernel.__dict__, "group": group, "threads": threads, "subgroups": group and has_subgroups(runtime)}
+    chunk = -(-length // parts)
+    quads = group and len(inputs) == 1 and _in_quads(inputs[0], length, kept_steps[0], row_steps[0])
+    if quads:
+        chunk = -(-chunk // 4) * 4
+        parts = -(-length // chunk)
+    subgroups = group and has_subgroups(runtime)
+    slots = subgroups and parts == 1 and length <= SHORT and shufflable(reducer, kernel.compute)
+    chosen = {"group": group, "threads": threads, "subgroups": subgroups, "quads": quads, "slots": slots}
+    fields = {**kernel.__dict__, **chosen}
     geometry = tuple((*kept, *row) for kept, row in zip(kept_steps, row_steps, strict=True))
     sizes = (*kept_sizes, *row_sizes)
-    chunk = -(-length // parts)
     head = (rows, length, parts, chunk, length)
     code = f"<{5 + len(sizes) + sum(1 + len(g) for g in geometry) + len(outputs)}I{scalars}f"
     workers = rows * parts
-    x, y = grid(workers if group else -(-workers // threads))
+    x, y = grid(-(-rows // SLOTS) if slots else workers if group else -(-workers // threads))
     if parts == 1:
         first = Launch(_program(runtime, Reduce(**fields)), x, y, head, geometry, sizes)
         return Plan(first, None, 0, written, struct.Struct(code), None)
     first = Launch(_program(runtime, Reduce(**{**fields, "stage": "first"})), x, y, head, geometry, sizes)
     small = runtime.adapter.software or parts <= 32
-    last = Reduce(
-        **{
-            **fields,
-            "stage": "second",
-            "group": not small,
-            "threads": 64,
-            "subgroups": not small and has_subgroups(runtime),
-        }
-    )
+    folded: dict[str, Any] = {"stage": "second", "group": not small, "threads": 64, "quads": False}
+    last = Reduce(**{**fields, **folded, "subgroups": not small and has_subgroups(runtime)})
     x, y = grid(rows if last.group else -(-rows // 64))
     second = Launch(_program(runtime, last), x, y, (rows, parts, 1, parts, length), (), ())
     return Plan(
@@ -298,6 +303,11 @@ def _make_plan(
         struct.Struct(code),
         struct.Struct(f"<{5 + len(outputs)}I{scalars}f"),
     )
+
+
+def _in_quads(x: torch.Tensor, length: int, kept_steps: Sequence[int], row_steps: Sequence[int]) -> bool:
+    dense = list(row_steps) == [1] and length % 4 == 0 and all(step % 4 == 0 for step in kept_steps)
+    return dense and name_of(x.dtype) in QUADS and x.data_ptr() & 15 == 0
 
 
 def part_states(
@@ -462,6 +472,11 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
         if chosen is None:
             return None
         name, scalars, compute = chosen
+        if name in ("amax", "amin") and not x.numel() and inferred[0][0].numel():
+            raise RuntimeError(
+                f"{op.overloadpacket}(): Expected reduction dim to be specified for input.numel() == 0. "
+                "Specify the reduction dim with the 'dim' argument."
+            )
         wanted = tuple(dtypes)
         if max(indices) + 1 > len(
             indices
@@ -471,7 +486,7 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         x = args[0]
-        key: Any = (x.dtype, x.size(), x.stride())
+        key: Any = (x.dtype, x.size(), x.stride(), x.data_ptr() & 15 == 0)
         for value in args[1:]:
             key += (tuple(value),) if isinstance(value, list) else (value,)
         for item in kwargs.items():

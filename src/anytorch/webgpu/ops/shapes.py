@@ -24,7 +24,7 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
     def span(tensor: torch.Tensor) -> tuple[int, int]:
         last = sum((length - 1) * step for length, step in zip(tensor.size(), tensor.stride(), strict=True))
-        first = tensor.storage_offset() * tensor.dtype.itemsize
+        first = int(tensor.storage_offset()) * tensor.dtype.itemsize
         return first, first + (last + 1) * tensor.dtype.itemsize
 
     (first, end), (start, stop) = span(one), span(other)

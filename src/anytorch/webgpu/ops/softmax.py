@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ import torch
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.wgsl.reduce import QUADS, SLOTS
 from anytorch.gpu.wgsl.rows import Input, Rows, render
 from anytorch.gpu.wgsl.softmax import LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD, RowRule
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.ops.reductions import (
+    SHORT,
     grid,
     has_subgroups,
     infer,
@@ -44,6 +47,7 @@ class Plan:
     tail: bytes  # extras and scalars
 
 
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _plans: dict[Any, Plan] = {}
 
 
@@ -70,21 +74,28 @@ def run_rows(
     given the same ones.
     """
     runtime = open_runtime()
-    key = (rule, rows, length, inner, dtype, extras, scalars, *[(t.dtype, per) for t, per in inputs])
-    plan = _plans.get(key)
-    if plan is None:
-        if not rows * length:
-            return new_contiguous(size, dtype)
-        outputs = tuple(expression for expression, _ in row_outputs)
-        kinds = tuple(Input(name_of(t.dtype), per) for t, per in inputs)
-        plan = _plans[key] = _make_plan(runtime, rule, kinds, rows, length, inner, dtype, outputs, extras, scalars)
-    made = new_contiguous(size, plan.written)
     table = runtime.buffers
-    bound, offsets = [], []
-    for tensor, _ in inputs:
+    key: list[Any] = [rule, rows, length, inner, dtype, extras, scalars]
+    bound, offsets, misaligned = [], [], 0
+    for tensor, per in inputs:
         address = tensor.data_ptr()
+        if not address:  # an empty tensor: nothing to compute
+            return new_contiguous(size, dtype)
+        key.append((tensor.dtype, per))
         bound.append(table[address >> SHIFT])
         offsets.append((address & OFFSET_MASK) // tensor.itemsize)
+        if per != "row":
+            misaligned |= address & 15
+    key.append(misaligned == 0)
+    identity = tuple(key)
+    plan = _plans.get(identity)
+    if plan is None:
+        outputs = tuple(expression for expression, _ in row_outputs)
+        kinds = tuple(Input(name_of(t.dtype), per) for t, per in inputs)
+        plan = _plans[identity] = _make_plan(
+            runtime, rule, kinds, rows, length, inner, dtype, outputs, extras, scalars, not misaligned
+        )
+    made = new_contiguous(size, plan.written)
     bound.append(table[made.data_ptr() >> SHIFT])
     bound += [table[t.data_ptr() >> SHIFT] for _, t in row_outputs]
     runtime.dispatch(plan.program, bound, plan.head + plan.offsets.pack(*offsets) + plan.tail, plan.x, plan.y)
@@ -102,10 +113,14 @@ def _make_plan(
     row_outputs: tuple[str, ...],
     extras: tuple[int, ...],
     scalars: tuple[float, ...],
+    aligned: bool,
 ) -> Plan:
     whole_words = inner == 1 and length % KINDS[name_of(dtype)].lanes == 0
     written = dtype if whole_words else word_dtype(dtype)
     group = not runtime.adapter.software and length > 32 and (inner == 1 or rows < 4096)
+    quads = aligned and inner == 1 and length % 4 == 0 and all(i.dtype in QUADS for i in inputs) and dtype in _FLOATS
+    elements = length // 4 if quads else length
+    slots = group and has_subgroups(runtime) and length <= SHORT
     kernel = Rows(
         rule.reducer,
         inputs,
@@ -117,11 +132,13 @@ def _make_plan(
         len(extras),
         len(scalars),
         strided=inner != 1,
-        threads=64 if not group or length <= 512 else 256,
+        threads=64 if not group or elements <= 256 else 256,
         group=group,
         subgroups=group and has_subgroups(runtime),
+        slots=slots,
+        quads=quads,
     )
-    x, y = grid(rows if group else -(-rows // kernel.threads))
+    x, y = grid(-(-rows // SLOTS) if slots else rows if group else -(-rows // kernel.threads))
     return Plan(
         _program(runtime, kernel),
         x,
@@ -180,6 +197,36 @@ def _backward(op: Any, rule: RowRule) -> Callable[..., Any]:
     return kernel
 
 
+# --- with a mask ------------------------------------------------------------------------------------------------------
+
+
+def _whole_mask(mask: torch.Tensor, like: torch.Tensor, mask_type: int | None) -> torch.Tensor:
+    """The mask in the scores' shape (batch, heads, targets, sources); type 0 is per target and source, 1 per source."""
+    if mask.shape != like.shape and mask_type == 1 and like.dim() == 4:
+        mask = mask.view(mask.size(0), 1, 1, mask.size(-1))
+    return mask.expand(like.shape)
+
+
+def masked_softmax(
+    self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
+) -> torch.Tensor:
+    """Softmax over what the mask leaves in; a row with nothing left is 0."""
+    if mask.dtype is not torch.bool:
+        raise RuntimeError("Mask should be a boolean tensor")
+    left_out = _whole_mask(mask, self, mask_type)
+    whole = self.masked_fill(left_out, -math.inf).softmax(-1 if dim is None else dim)
+    return whole.masked_fill(left_out, 0.0)
+
+
+def masked_softmax_backward(
+    grad_output: torch.Tensor, output: torch.Tensor, mask: torch.Tensor, dim: int | None = None
+) -> torch.Tensor:
+    grad = grad_output.masked_fill(mask.expand(output.shape), 0.0)
+    backward = aten._softmax_backward_data.default
+    made: torch.Tensor = backward(grad, output, -1 if dim is None else dim, output.dtype)
+    return made
+
+
 def register(library: torch.library.Library) -> None:
     for name, rule in (("_softmax", SOFTMAX), ("_log_softmax", LOG_SOFTMAX)):
         op = getattr(aten, name).default
@@ -190,3 +237,5 @@ def register(library: torch.library.Library) -> None:
     ):
         op = getattr(aten, name).default
         register_with_out(library, op, _backward(op, rule))
+    library.impl("_masked_softmax", masked_softmax, "PrivateUse1")
+    library.impl("_masked_softmax_backward", masked_softmax_backward, "PrivateUse1")

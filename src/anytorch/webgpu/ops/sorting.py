@@ -250,6 +250,29 @@ def _median_whole(op: Any, ignore_nan: bool) -> Callable[..., Any]:
     return kernel
 
 
+def mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    """The smallest of the most frequent values, as on the CPU, and where it is last (the CPU names any)."""
+    op = aten.mode.default
+    if not _sortable(self) or self.numel() == 0:
+        return fallback(op, self, dim, keepdim)
+    if self.dim() == 0:
+        return ordered(self, dim, False)
+    dim %= self.dim()
+    length = self.size(dim)
+    values, positions = ordered(self, dim, False)
+    # Each element's place in its run of equals: the first longest run ends where this is first largest.
+    shape = [length if d == dim else 1 for d in range(self.dim())]
+    place = torch.arange(length, dtype=torch.int32, device=self.device).view(shape).expand(self.shape)
+    starts = torch.zeros(self.shape, dtype=torch.int32, device=self.device)
+    later = starts.narrow(dim, 1, length - 1)
+    differs = values.narrow(dim, 1, length - 1) != values.narrow(dim, 0, length - 1)
+    later.copy_(torch.where(differs, place.narrow(dim, 1, length - 1), later))
+    begun = scan("cummax", starts, dim, [torch.int32, torch.int64])[0]
+    at = (place - begun).argmax(dim, keepdim=True)
+    chosen = values.gather(dim, at), positions.gather(dim, at)
+    return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
+
+
 # --- searching --------------------------------------------------------------------------------------------------------
 
 
@@ -415,6 +438,7 @@ def register(library: torch.library.Library) -> None:
         (aten.nanmedian.dim, _median_dim(aten.nanmedian.dim, True)),
         (aten.median.default, _median_whole(aten.median.default, False)),
         (aten.nanmedian.default, _median_whole(aten.nanmedian.default, True)),
+        (aten.mode.default, mode),
         (aten.searchsorted.Tensor, searchsorted),
         (aten.searchsorted.Scalar, searchsorted),
         (aten.bucketize.Tensor, bucketize),

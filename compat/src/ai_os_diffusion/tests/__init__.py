@@ -1,0 +1,1 @@
+"""The test run over every available back end that the documents name."""

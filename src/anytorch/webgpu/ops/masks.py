@@ -1,0 +1,145 @@
+"""Ops whose result depends on how many elements are set, and counting: nonzero, masked_*, bincount, embedding backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anytorch.webgpu import places
+from anytorch.webgpu.ops.indexing import (
+    INDEX_DTYPES,
+    checking,
+    combinable,
+    constant,
+    index_tensor,
+    into,
+    on_the_cpu,
+    ours,
+    selecting,
+    take,
+    usable,
+)
+from anytorch.webgpu.tensors import aten, device, new_contiguous
+
+
+def nonzero(source: torch.Tensor) -> torch.Tensor:
+    found = places.positions(source if source.dtype is torch.bool else source.ne(0))
+    return on_the_cpu(aten.nonzero.default, source) if found is None else found
+
+
+def nonzero_out(source: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return into(out, nonzero(source))
+
+
+def masked_select(source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    op = aten.masked_select.default
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
+    shape = torch.broadcast_shapes(source.shape, mask.shape)
+    if not shape:
+        return index_tensor(ours(op, source).reshape(1), [ours(op, mask).reshape(1)])
+    return index_tensor(ours(op, source).expand(shape), [ours(op, mask).expand(shape)])
+
+
+def masked_select_out(source: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return into(out, masked_select(source, mask))
+
+
+def masked_scatter(target: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Element k of the source goes to the k-th place that is set: a running count says which k each place has."""
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+    if target.dtype is not source.dtype:
+        raise RuntimeError(
+            f"masked_scatter: expected self and source to have same dtypes but got {target.dtype} and {source.dtype}"
+        )
+    if target.numel() == 0:
+        return target
+    whole = mask.expand(target.shape)
+    flat = whole.reshape(-1)
+    if source.numel() == 0:
+        if bool(flat.any()):
+            raise RuntimeError(
+                "masked_scatter: expected self and source to have as many elements as there are ones in mask"
+            )
+        return target
+    order = flat.to(torch.int32).cumsum(0, dtype=torch.int32) - 1
+    chosen = take(source, order.clamp_(min=0)).reshape(target.shape)
+    return target.copy_(torch.where(whole, chosen, target))
+
+
+# --- embedding, counting ---------------------------------------------------------------------------------------------
+
+
+def embedding_dense_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> torch.Tensor:
+    op = aten.embedding_dense_backward.default
+    if not usable(op, indices) or not combinable(gradient.dtype, "sum"):
+        return on_the_cpu(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
+    width = gradient.size(-1)
+    flat, rows = indices.reshape(-1), gradient.reshape(-1, width)
+    if padding_idx >= 0:
+        flat = flat.masked_fill(flat.eq(padding_idx), -1)  # writes nothing
+    if scale_grad_by_freq and flat.numel():
+        counts = torch.zeros(num_weights, dtype=torch.int32, device=device())
+        counting = selecting(counts, 0, flat)
+        if not counting.write(counts, constant(1, torch.int32), "sum"):
+            return on_the_cpu(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
+        rows = rows / counts.index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
+    wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
+    table = torch.zeros((num_weights, width), dtype=wide, device=device())
+    if not selecting(table, 0, flat).combine(table, rows, "sum"):
+        return on_the_cpu(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
+    return table.to(gradient.dtype)
+
+
+def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    op = aten.bincount.default
+    plain = weights is None or weights.dtype is torch.float32
+    if source.dtype not in INDEX_DTYPES or source.dim() != 1 or not plain or minlength < 0 or source.numel() == 0:
+        return on_the_cpu(op, source, weights, minlength)
+    if int(source.amin().item()) < 0:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    size = max(int(source.amax().item()) + 1, minlength)
+    table = torch.zeros(size, dtype=torch.int64 if weights is None else torch.float32, device=device())
+    values = constant(1, torch.int64) if weights is None else weights
+    done = selecting(table, 0, source).combine(table, values, "sum")
+    return table if done else on_the_cpu(op, source, weights, minlength)
+
+
+def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    """Which element each place of the result comes from: a mark where each run begins, summed up."""
+    if repeats.dim() != 1:
+        raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
+    if repeats.numel() == 0:
+        return new_contiguous((0,), repeats.dtype)
+    ends = repeats.cumsum(0)
+    total = int(ends[-1].item()) if output_size is None else output_size
+    if checking() and int(repeats.amin().item()) < 0:
+        raise RuntimeError("repeats can not be negative")
+    marks = torch.zeros(total, dtype=torch.int32, device=device())
+    starts = ends[:-1]
+    place = selecting(marks, 0, starts)
+    if not place.write(marks, constant(1, torch.int32), "sum"):
+        return on_the_cpu(aten.repeat_interleave.Tensor, repeats, output_size=output_size)
+    return marks.cumsum(0).to(repeats.dtype)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "nonzero": nonzero,
+    "nonzero.out": nonzero_out,
+    "masked_select": masked_select,
+    "masked_select.out": masked_select_out,
+    "masked_scatter_": masked_scatter,
+    "embedding_dense_backward": embedding_dense_backward,
+    "bincount": bincount,
+    "repeat_interleave.Tensor": repeat_interleave,
+}
+
+
+def register(library: torch.library.Library) -> None:
+    for name, kernel in KERNELS.items():
+        library.impl(name, kernel, "PrivateUse1")

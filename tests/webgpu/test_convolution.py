@@ -1,0 +1,68 @@
+"""Convolutions against the CPU: dimensions, strides, padding, dilation, groups, transposed; forward and all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.webgpu.agree import agree
+from tests.webgpu.test_matmul import make
+
+from anytorch.gpu.wgsl.matmul import Schedule
+from anytorch.webgpu.tuning import Choice
+
+pytestmark = pytest.mark.native
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1d": (F.conv1d, (2, 3, 9), (4, 3, 3), {"stride": 2, "padding": 1}),
+    "2d": (F.conv2d, (2, 4, 7, 9), (6, 4, 3, 3), {"stride": 2, "padding": 1}),
+    "dilated groups": (F.conv2d, (2, 4, 7, 9), (6, 2, 3, 2), {"dilation": 2, "padding": (2, 1), "groups": 2}),
+    "depthwise": (F.conv2d, (2, 4, 5, 6), (4, 1, 3, 3), {"padding": 1, "groups": 4}),
+    "1x1": (F.conv2d, (2, 4, 5, 6), (6, 2, 1, 1), {"groups": 2}),
+    "3d": (F.conv3d, (1, 2, 5, 4, 6), (3, 2, 2, 3, 2), {"stride": (1, 2, 1), "padding": (1, 0, 1)}),
+    "transposed": (F.conv_transpose2d, (2, 4, 5, 6), (4, 3, 3, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+    "transposed groups": (F.conv_transpose1d, (2, 4, 5), (4, 3, 3), {"stride": 3, "groups": 2, "dilation": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(webgpu: Any, case: str) -> None:
+    function, x, weight, settings = CASES[case]
+    channels = weight[1] * settings.get("groups", 1) if "transposed" in case else weight[0]
+    tensors = [make(*size, grad=True) for size in (x, weight, (channels,))]
+    agree(lambda *t: function(*t, **settings), *tensors, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves(webgpu: Any, dtype: torch.dtype) -> None:
+    x, weight = make(1, 4, 5, 6, dtype=dtype, grad=True), make(4, 4, 3, 3, dtype=dtype, grad=True)
+    tolerance = 2e-2 if dtype is torch.float16 else 1e-1
+    agree(lambda x, w: F.conv2d(x, w, padding=1), x, weight, rtol=tolerance, atol=tolerance)
+
+
+def test_layouts(webgpu: Any) -> None:
+    weight = make(4, 4, 3, 3)
+    last = make(2, 4, 7, 9).contiguous(memory_format=torch.channels_last)
+    agree(lambda x, w: F.conv2d(x, w, padding=1), last, weight)
+    ours = F.conv2d(last.to("webgpu"), weight.to("webgpu"))
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    agree(lambda x, w: F.conv2d(x[:, :, ::2, 1:], w), make(2, 4, 14, 9), weight)
+    agree(lambda x, w: F.conv2d(x[0], w), make(2, 4, 7, 9), weight)  # without a batch
+
+
+def test_nothing(webgpu: Any) -> None:
+    agree(lambda x, w: F.conv2d(x, w), make(0, 4, 7, 9, grad=True), make(4, 4, 3, 3, grad=True))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_with_the_schedules_of_gpus(webgpu: Any, monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    from anytorch.webgpu.ops import convolution
+
+    choice = Choice(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1), splits)
+    monkeypatch.setattr(convolution, "choose", lambda *_: choice)
+    monkeypatch.setattr(convolution, "_choices", {})
+    tensors = [make(*size, grad=True) for size in ((2, 4, 5, 6), (6, 4, 3, 3), (6,))]
+    agree(lambda *t: F.conv2d(*t, stride=2, padding=1), *tensors, atol=1e-4)
