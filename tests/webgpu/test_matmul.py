@@ -208,3 +208,18 @@ def test_a_measurement_is_made_once_and_remembered(monkeypatch: pytest.MonkeyPat
     assert len(runs) == tried
     choose(runtime, Shape(1, 32, 32, 32, "n"), "float32", runs.append)  # too small to be worth it
     assert len(runs) == tried
+
+
+def test_a_schedule_the_driver_refuses_is_left_out() -> None:
+    from anytorch.gpu.native import ShaderError
+    from anytorch.webgpu.tuning import LARGE, SMALL, fastest
+
+    runtime: Any = SimpleNamespace(synchronize=lambda: None)
+
+    def run(choice: Choice) -> None:
+        if choice.schedule is LARGE:
+            raise ShaderError("webgpu: a shader does not compile")
+
+    assert fastest(runtime, [Choice(LARGE), Choice(SMALL)], run) == Choice(SMALL)
+    with pytest.raises(ShaderError):
+        fastest(runtime, [Choice(LARGE)], run)

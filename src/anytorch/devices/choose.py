@@ -8,11 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from anytorch import config
+from anytorch import config, logs
 from anytorch.devices.candidates import candidates
 from anytorch.devices.doctor import diagnose
 from anytorch.devices.gather import Tried, gather
-from anytorch.devices.ranking import Request, gigabytes, parse, pick, rank, reasons_for, why_before
+from anytorch.devices.ranking import (
+    Request,
+    choice_words,
+    gigabytes,
+    parse,
+    pick,
+    rank,
+    reasons_for,
+    why_before,
+)
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate, Facts, Level, Reason, State
 from anytorch.devices.wheels import advise
@@ -20,6 +29,8 @@ from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissi
 
 if TYPE_CHECKING:
     import torch
+
+log = logs.logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,7 @@ def resolve(
         listed = tuple(as_usable(c) if c.backend == "cpu" else c for c in listed)
     chosen = pick(wanted, listed, prefer="npu" if prefer_npu else None)
     if chosen is not None:
+        log.debug("asked for %r, chose %s", text, choice_words(wanted, chosen, listed))
         return Resolution(text, chosen)
     reasons = tuple(reasons_for(wanted, listed, found.reasons))
     why = why_not(wanted, listed, reasons)
@@ -119,6 +131,7 @@ def resolve(
     instead = instead or usable_cpu[0]
     origin = f" (from {from_settings})" if from_settings else ""
     warning = f"{text!r}{origin} was asked for and cannot be used: {why}. Using {instead.id} ({instead.name}) instead."
+    log.info("%s", warning)
     warnings.warn(DeviceFallbackWarning(warning, [r.code for r in reasons]), stacklevel=callers_level())
     return Resolution(text, instead, True, reasons, warning)
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from anytorch import config
+from anytorch import config, logs
 from anytorch.devices.registry import registry
 from anytorch.devices.types import BackendReport, DeviceReport, Facts, TorchReport
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware
 
 Tried = Literal["never", "needed", "always"]
+log = logs.logger(__name__)
 
 
 def gather(
@@ -35,6 +36,7 @@ def gather(
 
         report = try_out(hardware, refresh=refresh)
     elif tried == "needed" and hardware.torch is not None:
+        log.debug("no child: with torch %s only the CPU could come of it", hardware.torch.version)
         report = cpu_only_report(hardware)
     if tried != "never" and "torch" in sys.modules:
         settings["dtype"] = chosen_dtype()

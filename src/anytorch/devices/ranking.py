@@ -101,6 +101,15 @@ def why_before(better: Candidate, worse: Candidate) -> str:
     return "its index is higher"
 
 
+def choice_words(request: Request, chosen: Candidate, among: Sequence[Candidate]) -> str:
+    """For the log: "cuda:0 (NVIDIA H200); not cuda:1: it has less free memory (…)"."""
+    words = [f"{chosen.id} ({chosen.name})"]
+    for other in among:
+        if other is not chosen and (request.automatic or (other.backend == chosen.backend and request.index is None)):
+            words.append(f"not {other.id}: {why_before(chosen, other)}")
+    return "; ".join(words)
+
+
 def gigabytes(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else f"{nbytes / 2**30:.1f} GiB"
 

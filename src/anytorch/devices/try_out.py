@@ -43,15 +43,19 @@ def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:
         return run_children()
     if stored is not None:
         try:
+            log.debug("what was found before is used: %s, key %s", store.path, key)
             return replace(report_from_json(stored), cached=True)
         except (TypeError, ValueError, AttributeError, KeyError) as exc:
             log.warning("the entry in %s is not understood (%s); trying the devices again", store.path, exc)
+    else:
+        log.debug("%s in %s under the key %s", "not looked for" if refresh else "nothing", store.path, key)
     report = run_children()
     # A crash or a time-out may be a bad moment rather than a fact about the machine: it is not remembered.
     passing = {"crashed", "timed-out"}
     if not report.import_error and not any(r.code in passing for r in report.backends.values()):
         try:
             store.put(key, as_json(report))
+            log.debug("remembered in %s under the key %s", store.path, key)
         except CacheError as exc:
             log.warning("%s", exc.message)
     return report
@@ -140,6 +144,9 @@ def run_child(names: Sequence[str], limit_s: float, environment: Mapping[str, st
     with tempfile.TemporaryDirectory(prefix="anytorch-") as folder:
         report = Path(folder) / "report.jsonl"
         with (Path(folder) / "words").open("w+b") as words:  # plug-ins print; a pipe nobody reads would block them
+            started = monotonic()
+            log.debug("child: starting, at most %.1f s, for %s", limit_s, ", ".join(names))
+            log.debug("child: %s -c START %s %s", sys.executable, report, " ".join(names))
             child = subprocess.Popen(
                 [sys.executable, "-c", START, json.dumps(sys.path), str(report), *names],
                 stdin=subprocess.DEVNULL,
@@ -159,6 +166,7 @@ def run_child(names: Sequence[str], limit_s: float, environment: Mapping[str, st
                 words.seek(0)
                 last = words.read()[-2000:].decode(errors="replace").strip().splitlines()
                 end = f"{_exit_words(code)}{': ' + last[-1] if last else ''}"
+            log.debug("child %d: ended after %.2f s: %s", child.pid, monotonic() - started, end or "exit status 0")
         return _read_lines(report), end
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from anytorch.gpu.buffers import SHIFT
-from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.elementwise import collapse
 from anytorch.gpu.wgsl.indexing import (
@@ -28,6 +27,7 @@ from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.tensors import buffer_of, new_contiguous
 
 MOST_GROUPS = 65_535
+KEPT = 10_000  # geometries
 
 # An index tensor broadcast to the walk, and the size and stride of the dimension it indexes.
 Index = tuple[torch.Tensor, Sequence[int], int, int]
@@ -47,21 +47,9 @@ def gather(
     result = new_contiguous(size, source.dtype)
     if result.numel() == 0:
         return result
-    nbytes = source.dtype.itemsize
-    base = int(source.storage_offset()) + offset
-    plan = _plan(size, [strides], indices, [base], nbytes, wrap)
-    walk, wide, parameters, count = plan
-    kernel = Gather(wide, walk)
-    runtime = open_runtime()
-    program = runtime.programs.make(
-        kernel,
-        lambda: render_gather(kernel),
-        buffers=kernel.buffers,
-        writable=kernel.writable,
-        immediates=4 * walk.words,
-    )
-    tensors = [source, *[index[0] for index in indices], result]
-    return result if _launch(runtime, program, tensors, parameters, count, kernel.per_thread) else None
+    starts = (int(source.storage_offset()) + offset,)
+    launch = _prepared("", source.dtype, size, (strides,), indices, starts, wrap)
+    return result if launch([source, *[index[0] for index in indices], result], starts, indices) else None
 
 
 def scatter(
@@ -91,29 +79,9 @@ def scatter(
         (_elsewhere(index, size, steps) if index.data_ptr() >> SHIFT == held else (index, steps)) + (length, stride)
         for index, steps, length, stride in indices
     ]
-    dtype = str(target.dtype)[6:]
-    offsets = [int(source.storage_offset()), int(target.storage_offset())]
-    nbytes = target.dtype.itemsize
-    walk, wide, parameters, count = _plan(
-        size, [source_strides, strides], indices, offsets, nbytes, wrap, widen=mode == "set"
-    )
-    runtime = open_runtime()
-    kernel = Scatter(
-        wide,
-        walk,
-        mode,
-        "" if mode == "set" else dtype,
-        mode == "sum" and dtype == "float32" and "shader-float32-atomic" in runtime.features,
-    )
-    program = runtime.programs.make(
-        kernel,
-        lambda: render_scatter(kernel),
-        buffers=kernel.buffers,
-        writable=kernel.writable,
-        immediates=4 * walk.words,
-    )
-    tensors = [source, *[index[0] for index in indices], target]
-    return _launch(runtime, program, tensors, parameters, count, 1)
+    starts = (int(source.storage_offset()), int(target.storage_offset()))
+    launch = _prepared(mode, target.dtype, size, (source_strides, strides), indices, starts, wrap)
+    return launch([source, *[index[0] for index in indices], target], starts, indices)
 
 
 def _elsewhere(index: torch.Tensor, size: Sequence[int], steps: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
@@ -157,60 +125,115 @@ def _groups(threads: int) -> tuple[int, int]:
     return x, -(-groups // x)
 
 
-def _plan(
+class Launch:
+    """All that does not change between two launches with the same geometry."""
+
+    __slots__ = ("factor", "pack", "program", "runtime", "tail", "x", "y")
+
+    def __init__(
+        self, runtime: Runtime, kernel: Gather | Scatter, factor: int, tail: Sequence[int], count: int
+    ) -> None:
+        gathers = isinstance(kernel, Gather)
+        self.runtime = runtime
+        self.program = runtime.programs.make(
+            kernel,
+            lambda: render_gather(kernel) if isinstance(kernel, Gather) else render_scatter(kernel),
+            buffers=kernel.buffers,
+            writable=kernel.writable,
+            immediates=4 * kernel.walk.words,
+        )
+        self.factor = factor  # elements that travel as one
+        self.x, self.y = _groups(-(-count // kernel.per_thread) if gathers else count)
+        self.pack = struct.Struct(f"{kernel.walk.walked}I").pack
+        head = struct.pack("2I", count, self.x * WORKGROUP)
+        self.tail = (head, struct.pack(f"{len(tail)}I", *[word % 2**32 for word in tail]))
+
+    def __call__(self, tensors: Sequence[torch.Tensor], starts: Sequence[int], indices: Sequence[Index]) -> bool:
+        """False: this adapter cannot bind a buffer that large. Whole buffers are bound; `starts` are parameters."""
+        runtime, factor = self.runtime, self.factor
+        table = runtime.buffers
+        buffers = [table[tensor.data_ptr() >> SHIFT] for tensor in tensors]
+        limit = runtime.binding_limit
+        for buffer in buffers:
+            if buffer.nbytes > limit:
+                return False
+        words = [start // factor for start in starts]
+        words += [int(index[0].storage_offset()) for index in indices]
+        head, tail = self.tail
+        runtime.dispatch(self.program, buffers, head + self.pack(*words) + tail, self.x, self.y)
+        return True
+
+
+_launches: dict[tuple[object, ...], Launch] = {}
+
+
+def _prepared(
+    mode: str,
+    dtype: torch.dtype,
     size: Sequence[int],
     strides: Sequence[Sequence[int]],
     indices: Sequence[Index],
-    offsets: Sequence[int],
-    nbytes: int,
+    starts: Sequence[int],
     wrap: bool,
-    *,
-    widen: bool = True,
-) -> tuple[Walk, int, bytes, int]:
-    """The walk, the bytes of one element, the parameters after n and row, and how many elements there are."""
+) -> Launch:
+    """The launch for this geometry; `mode` is "" for reading."""
+    runtime = open_runtime()
+    aligned = 0
+    for start in starts:
+        aligned |= start
+    key = (
+        mode,
+        dtype,
+        wrap,
+        aligned & 15,
+        *size,
+        *[tuple(steps) for steps in strides],
+        *[(index.dtype, tuple(steps), length, stride) for index, steps, length, stride in indices],
+    )
+    launch = _launches.get(key)
+    if launch is None or launch.runtime is not runtime:
+        if len(_launches) >= KEPT:
+            _launches.clear()
+        launch = _launches[key] = _make(runtime, mode, dtype, size, strides, indices, aligned, wrap)
+    return launch
+
+
+def _make(
+    runtime: Runtime,
+    mode: str,
+    dtype: torch.dtype,
+    size: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    indices: Sequence[Index],
+    aligned: int,
+    wrap: bool,
+) -> Launch:
     count = 1
     for length in size:
         count *= length
+    operands, nbytes = len(strides), dtype.itemsize
     sizes, merged = collapse(size, [*strides, *[index[1] for index in indices]])
-    operands = len(strides)
-    wide = nbytes
     steps = [index[3] for index in indices]
-    starts = list(offsets)
-    if widen and sizes and all(m[-1] == 1 for m in merged[:operands]) and all(m[-1] == 0 for m in merged[operands:]):
-        others = [*starts, *steps, *[step for m in merged[:operands] for step in m[:-1]]]
+    wide = nbytes
+    dense = bool(sizes) and all(m[-1] == 1 for m in merged[:operands]) and all(m[-1] == 0 for m in merged[operands:])
+    if mode in ("", "set") and dense:
+        others = [aligned, *steps, *[step for m in merged[:operands] for step in m[:-1]]]
         wide = widest(nbytes, sizes[-1], others)
-        factor = wide // nbytes
-        if factor > 1:
-            sizes[-1] //= factor
-            count //= factor
-            starts = [start // factor for start in starts]
-            steps = [step // factor for step in steps]
-            for m in merged[:operands]:
-                m[:-1] = [step // factor for step in m[:-1]]
-    kinds = tuple(str(index[0].dtype)[6:] for index in indices)
-    walk = Walk(operands, kinds, len(sizes), wrap)
-    starts += [int(index[0].storage_offset()) for index in indices]
+    factor = wide // nbytes
+    if factor > 1:
+        sizes[-1] //= factor
+        count //= factor
+        steps = [step // factor for step in steps]
+        for m in merged[:operands]:
+            m[:-1] = [step // factor for step in m[:-1]]
     extents = [(index[2], step) for index, step in zip(indices, steps, strict=True)]
-    words: list[int] = [*starts]
+    walk = Walk(operands, tuple(str(index[0].dtype)[6:] for index in indices), len(sizes), wrap)
+    tail = [*sizes, *[step for m in merged for step in m], *[number for pair in extents for number in pair]]
     if walk.words > MOST_WORDS:
         walk = replace(walk, shape=tuple(sizes), strides=tuple(tuple(m) for m in merged), extents=tuple(extents))
-    else:
-        words += [*sizes, *[step for m in merged for step in m], *[number for pair in extents for number in pair]]
-    return walk, wide, struct.pack(f"{len(words)}I", *[word % 2**32 for word in words]), count
-
-
-def _launch(
-    runtime: Runtime,
-    program: Program,
-    tensors: Sequence[torch.Tensor],
-    parameters: bytes,
-    count: int,
-    per_thread: int,
-) -> bool:
-    """The parameters carry each tensor's offset, so whole buffers are bound."""
-    buffers = [buffer_of(tensor)[0] for tensor in tensors]
-    if any(buffer.nbytes > runtime.binding_limit for buffer in buffers):
-        return False
-    x, y = _groups(-(-count // per_thread))
-    runtime.dispatch(program, buffers, struct.pack("2I", count, x * WORKGROUP) + parameters, x, y)
-    return True
+        tail = []
+    if not mode:
+        return Launch(runtime, Gather(wide, walk), factor, tail, count)
+    kind = "" if mode == "set" else str(dtype)[6:]
+    atomics = mode == "sum" and kind == "float32" and "shader-float32-atomic" in runtime.features
+    return Launch(runtime, Scatter(wide, walk, mode, kind, atomics), factor, tail, count)

@@ -25,6 +25,7 @@ from anytorch.webgpu.ops import (
     reductions,
     resampling,
     scans,
+    scattering,
     shapes,
     softmax,
     sorting,
@@ -51,6 +52,7 @@ def register() -> None:
     convolution.register(library)
     losses.register(library)
     indexing.register(library)
+    scattering.register(library)
     masks.register(library)
     bags.register(library)
     shapes.register(library)

@@ -14,6 +14,7 @@ from typing import Any
 
 from anytorch.cache import Store
 from anytorch.errors import CacheError
+from anytorch.gpu.native import ShaderError
 from anytorch.gpu.runtime import Runtime
 from anytorch.gpu.wgsl.matmul import Schedule
 from anytorch.logs import logger
@@ -156,10 +157,16 @@ def _remember(device: str, known: dict[str, Any]) -> None:
 
 
 def fastest(runtime: Runtime, options: Sequence[Choice], run: Callable[[Choice], None], repetitions: int = 5) -> Choice:
-    """Run each option a few times on the GPU and return the quickest."""
-    times = []
+    """Run each option a few times on the GPU and return the quickest. One this driver cannot compile is left out."""
+    times: dict[Choice, float] = {}
+    refused: ShaderError | None = None
     for option in options:
-        run(option)  # compiles it
+        try:
+            run(option)  # compiles it
+        except ShaderError as exc:
+            refused = exc
+            _log.warning("this driver refuses the schedule %s: %s", option.schedule, str(exc).splitlines()[0])
+            continue
         runtime.synchronize()
         best = float("inf")
         for _ in range(2):
@@ -168,5 +175,8 @@ def fastest(runtime: Runtime, options: Sequence[Choice], run: Callable[[Choice],
                 run(option)
             runtime.synchronize()
             best = min(best, time.perf_counter() - start)
-        times.append(best)
-    return options[times.index(min(times))]
+        times[option] = best
+    if not times:
+        assert refused is not None
+        raise refused
+    return min(times, key=lambda option: times[option])

@@ -7,7 +7,7 @@ from shlex import quote
 
 from anytorch.devices.doctor.common import TORCH_BACKENDS, first_line, installed, reports, true_cause
 from anytorch.devices.doctor.registry import Finding, diagnosis
-from anytorch.devices.types import Facts, Level
+from anytorch.devices.types import BackendReport, Facts, Level
 from anytorch.devices.wheels import INDEX_ROOT, advise, base_version, local_tag, parse_version
 
 
@@ -49,8 +49,6 @@ def torch_import_failed(facts: Facts) -> Iterator[Finding]:
     if facts.torch is None or not facts.torch.import_error or facts.hardware.torch is None:
         return
     error = facts.torch.import_error
-    advice = advise(facts.hardware)
-    reinstall = f"pip uninstall -y torch && {advice.command}" if advice.command else "pip uninstall -y torch"
     if facts.hardware.machine.system == "Windows" and ("DLL load failed" in error or "WinError 126" in error):
         fix = "winget install Microsoft.VCRedist.2015+.x64"
     elif "libgomp.so" in error:
@@ -58,13 +56,18 @@ def torch_import_failed(facts: Facts) -> Iterator[Finding]:
     elif "GLIBC_" in error or "GLIBCXX_" in error:
         fix = "use a newer Linux distribution: torch needs glibc 2.28 or newer"
     else:
-        fix = reinstall
+        fix = reinstall_torch(facts)
     yield Finding(
         f"torch {facts.hardware.torch.version} cannot be imported: {true_cause(error)}",
         fix,
         error[:1000],
         TORCH_BACKENDS,
     )
+
+
+def reinstall_torch(facts: Facts) -> str:
+    command = advise(facts.hardware).command
+    return f"pip uninstall -y torch && {command}" if command else "pip uninstall -y torch"
 
 
 @diagnosis(
@@ -214,6 +217,12 @@ def backend_timed_out(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def whole_message(report: BackendReport) -> str:
+    """The child's error in full, and its traceback where it kept one."""
+    trace = report.facts.get("traceback")
+    return f"{report.error}\n{trace.rstrip()}" if isinstance(trace, str) and trace.strip() else report.error
+
+
 @diagnosis(
     "backend-failed",
     Level.ERROR,
@@ -221,7 +230,8 @@ def backend_timed_out(facts: Facts) -> Iterator[Finding]:
     needs="child",
     symptom="The device is listed, and the first computation on it raises.",
     evidence="The exception of a real allocation, matrix product, backward pass and copy in the child process.",
-    fix="`anytorch test <backend>` shows the whole message; update the driver and torch together.",
+    fix="`export ANYTORCH_BACKEND=cpu` until its driver and torch are updated together. `anytorch -v doctor` shows the "
+    "whole message and the traceback, `anytorch --json doctor` has them under `evidence`.",
 )
 def backend_failed(facts: Facts) -> Iterator[Finding]:
     for report in reports(facts):
@@ -229,8 +239,10 @@ def backend_failed(facts: Facts) -> Iterator[Finding]:
         if report.code == "failed" and not explained:
             yield Finding(
                 f"{report.name} is present but does not compute: {first_line(report.error) or 'no message'}",
-                f"anytorch test {report.name}",
-                report.error[:1000],
+                "export ANYTORCH_BACKEND=cpu  # until its driver and torch are updated together"
+                if report.name != "cpu"
+                else reinstall_torch(facts),
+                whole_message(report),
                 (report.name,),
             )
 

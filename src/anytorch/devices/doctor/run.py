@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from anytorch import logs
 from anytorch.devices.doctor import (
     amd,
     apple,
@@ -25,6 +26,7 @@ from anytorch.errors import UsageError
 
 # Each registers its diagnoses when imported; this is the order of the list and of the documentation's index.
 GROUPS = (python_environment, wheel, nvidia, nvidia_cards, masks, amd, intel, ascend, apple, graphics, cpu)
+log = logs.logger(__name__)
 SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
@@ -99,6 +101,8 @@ def diagnose(facts: Facts, only: Collection[str] | None = None) -> tuple[Reason,
             reasons += _reasons(known, facts)
     if only is None:
         reasons += _reported(facts, reasons)
+        for reason in reasons:  # not for a part: that is one diagnosis asking what the others say
+            log.debug("%s: %s: %s", reason.level.value, reason.code, reason.text)
     return tuple(sorted(reasons, key=lambda reason: SEVERITY[reason.level]))
 
 

@@ -11,7 +11,6 @@ from anytorch.webgpu import places
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
     checking,
-    combinable,
     constant,
     index_tensor,
     into,
@@ -21,6 +20,7 @@ from anytorch.webgpu.ops.indexing import (
     take,
     usable,
 )
+from anytorch.webgpu.ops.scattering import combinable
 from anytorch.webgpu.tensors import aten, device, new_contiguous
 
 

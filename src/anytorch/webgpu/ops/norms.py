@@ -30,6 +30,7 @@ from anytorch.webgpu.ops.reductions import (
     buffers,
     element_offset,
     grid,
+    guarded,
     infer,
     narrowed,
     on_webgpu,
@@ -541,6 +542,8 @@ def register(library: torch.library.Library) -> None:
         "batch_norm_backward": _with_update_backward,
     }
     for name, kernel in kernels.items():
-        library.impl(name, kernel, "PrivateUse1")
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(aten, base), overload or "default")
+        library.impl(op, guarded(op, kernel), "PrivateUse1")
     library.impl("rms_norm", rms_norm_whole, "AutogradPrivateUse1")
     library.impl("rms_norm", rms_norm_whole, "PrivateUse1")

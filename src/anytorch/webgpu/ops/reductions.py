@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
@@ -57,8 +57,33 @@ def element_offset(tensor: torch.Tensor) -> int:
     return (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize
 
 
-def buffers(runtime: Runtime, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    return [runtime.buffers[tensor.data_ptr() >> SHIFT] for tensor in tensors]
+class TooLarge(Exception):
+    """A kernel was given a buffer beyond what the adapter binds; `guarded` sends the op to the CPU."""
+
+
+def buffers(runtime: Runtime, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
+    """The tensors' buffers, to be bound whole."""
+    found = [runtime.buffers[tensor.data_ptr() >> SHIFT] for tensor in tensors]
+    return bindable(runtime, found)
+
+
+def bindable(runtime: Runtime, found: list[Buffer]) -> list[Buffer]:
+    for buffer in found:
+        if buffer.nbytes > runtime.binding_limit:
+            raise TooLarge
+    return found
+
+
+def guarded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, with the CPU for tensors beyond the adapter's binding limit (128 MiB at least, 2 GiB on most GPUs)."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except TooLarge:
+            return fallback(op, *args, **kwargs)
+
+    return call
 
 
 def on_webgpu(op: Any, *tensors: Any) -> None:
@@ -91,6 +116,7 @@ def _mark(value: Any) -> Any:
 
 def register_with_out(library: torch.library.Library, op: Any, kernel: Callable[..., Any]) -> None:
     """Register a functional kernel, and for every `out=` overload with the same arguments one that copies its results."""
+    kernel = guarded(op, kernel)
     library.impl(op, kernel, "PrivateUse1")
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
     packet = getattr(aten, op._schema.name.split("::")[1])
@@ -290,7 +316,7 @@ def _make_plan(
         first = Launch(_program(runtime, Reduce(**fields)), x, y, head, geometry, sizes)
         return Plan(first, None, 0, written, struct.Struct(code), None)
     first = Launch(_program(runtime, Reduce(**{**fields, "stage": "first"})), x, y, head, geometry, sizes)
-    small = runtime.adapter.software or parts <= 32
+    small = runtime.adapter.software or parts <= 32 or rows >= 256
     folded: dict[str, Any] = {"stage": "second", "group": not small, "threads": 64, "quads": False}
     last = Reduce(**{**fields, **folded, "subgroups": not small and has_subgroups(runtime)})
     x, y = grid(rows if last.group else -(-rows // 64))
@@ -545,7 +571,7 @@ class Ready:
         made = [new_contiguous(self.size, dtype) for dtype in self.outputs]
         bound = [runtime.buffers[address >> SHIFT], *[runtime.buffers[t.data_ptr() >> SHIFT] for t in made]]
         offset = _U32((address & OFFSET_MASK) >> self.shift)
-        runtime.dispatch(first.program, bound, self.head + offset + self.tail, first.x, first.y)
+        runtime.dispatch(first.program, bindable(runtime, bound), self.head + offset + self.tail, first.x, first.y)
         return made
 
     def _settle(self, x: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 from anytorch.gpu.wgsl import resample as wgsl
 from anytorch.webgpu.copies import contiguous, on_device
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.kernels import check_devices
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
 from anytorch.webgpu.threads import computable, launch, narrowed, result_of, wide, with_out
 
@@ -190,7 +191,27 @@ def col2im(
     return narrowed(x, y.dtype)
 
 
+def grid_sampler(
+    x: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> torch.Tensor:
+    op = aten.grid_sampler_2d.default
+    if x.dtype not in FLOATS or grid.dtype is not x.dtype or not computable(x.dtype) or x.numel() == 0:
+        there: torch.Tensor = fallback(op, x, grid, interpolation_mode, padding_mode, align_corners)
+        return there
+    check_devices("grid_sampler_2d", x, grid)
+    size = (*x.shape[:2], *grid.shape[1:3])
+    y = new_contiguous(size, wide(x.dtype))
+    values = (x.shape[1], *x.shape[2:], *size[2:])
+    numbers = [(n.split(":")[0], "u32", v) for n, v in zip(wgsl.GRID_PARAMETERS, values, strict=True)]
+    inputs = [("x", contiguous(x)), ("grid", contiguous(grid))]
+    functions = wgsl.grid_functions(padding_mode, align_corners)
+    launch(inputs, [("y", y)], numbers, y.numel(), wgsl.grid_sample(interpolation_mode), functions)
+    return narrowed(y, x.dtype)
+
+
 def register(library: torch.library.Library) -> None:
+    library.impl("grid_sampler_2d", grid_sampler, "PrivateUse1")
+
     def add(name: str, function: Callable[..., torch.Tensor], out: str) -> None:
         library.impl(name, function, "PrivateUse1")
         library.impl(f"{name}.{out}", with_out(function), "PrivateUse1")

@@ -17,6 +17,7 @@ from anytorch.webgpu.ops.reductions import (
     buffers,
     element_offset,
     grid,
+    guarded,
     infer,
     narrowed,
     part_states,
@@ -130,5 +131,5 @@ def register(library: torch.library.Library) -> None:
         register_with_out(library, op, _accumulate(op, name))
     for name in ("cummax", "cummin"):
         op = getattr(aten, f"_{name}_helper").default
-        library.impl(op, _extreme(op, name), "PrivateUse1")
+        library.impl(op, guarded(op, _extreme(op, name)), "PrivateUse1")
     register_with_out(library, aten._logcumsumexp.default, _logcumsumexp)

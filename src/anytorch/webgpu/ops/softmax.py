@@ -21,6 +21,7 @@ from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.ops.reductions import (
     SHORT,
+    bindable,
     grid,
     has_subgroups,
     infer,
@@ -98,6 +99,7 @@ def run_rows(
     made = new_contiguous(size, plan.written)
     bound.append(table[made.data_ptr() >> SHIFT])
     bound += [table[t.data_ptr() >> SHIFT] for _, t in row_outputs]
+    bindable(runtime, bound)
     runtime.dispatch(plan.program, bound, plan.head + plan.offsets.pack(*offsets) + plan.tail, plan.x, plan.y)
     return made if plan.written is dtype else narrowed(made, dtype)
 
