@@ -53,7 +53,7 @@ def agree(
 @pytest.fixture(name="manner", params=["software", "hardware"])
 def adapter_manner(request: pytest.FixtureRequest, webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each test twice: with the kernels for software adapters, and with those for hardware ones."""
-    from anytorch.gpu.runtime import open_runtime
+    from anytorch.gpu.runtime import forget_plans, open_runtime
 
     runtime = open_runtime()
     kind = "CPU" if request.param == "software" else "DiscreteGPU"
@@ -61,11 +61,3 @@ def adapter_manner(request: pytest.FixtureRequest, webgpu: Any, monkeypatch: pyt
     forget_plans()
     yield request.param
     forget_plans()
-
-
-def forget_plans() -> None:
-    """Plans remember which kernel was chosen."""
-    from anytorch.webgpu.ops import reductions, softmax
-
-    reductions.forget()
-    softmax.forget()

@@ -148,3 +148,16 @@ def test_a_backward_before_the_import_does_no_harm(run_python: Any) -> None:
         "(x * 3).sum().backward()\n"
         "assert x.grad.tolist() == [3, 3]\n"
     )
+
+
+def test_after_a_reset_everything_is_made_anew(run_python: Any) -> None:
+    """What a lost device leaves behind, plans with its programs above all, must not be used on the next one."""
+    run_python(
+        "import torch, anytorch.webgpu\n"
+        "def work():\n"
+        "    x = torch.arange(12., device='webgpu').view(3, 4)\n"
+        "    return (torch.softmax(x @ x.t() + 1, 1).sum() + x.sum(0).max() + x[[0, 2]].mean()).item()\n"
+        "first = work()\n"
+        "anytorch.webgpu.reset()\n"
+        "assert work() == first\n"
+    )

@@ -373,3 +373,37 @@ def test_embedding_bag_with_weights(torch: Any) -> None:
 
     for ours, expected in zip(run("webgpu"), run("cpu"), strict=True):
         torch.testing.assert_close(ours, expected)
+
+
+def test_out_forms(torch: Any) -> None:
+    x, index = torch.arange(12.0).view(3, 4), torch.tensor([[1, 0, 2]])
+
+    def run(device: str) -> list[Any]:
+        source, i = x.to(device), index.to(device)
+        exact, part = torch.zeros(1, 3, device=device), torch.zeros(2, 3, device=device)
+        torch.gather(source, 1, i, out=exact)
+        torch.gather(source, 1, i, out=part[1:])
+        empty = torch.empty(0, device=device)
+        torch.index_select(source, 1, i[0], out=empty)
+        narrow = torch.zeros(5, dtype=torch.bool, device=device)
+        torch.take(source > 4, i[0] + 4, out=narrow[1:4])
+        same = source.clone()
+        torch.gather(same, 1, torch.tensor([[3, 2, 1, 0]] * 3, device=device), out=torch.empty(3, 4, device=device))
+        return [t.cpu() for t in (exact, part, empty, narrow, same)]
+
+    for ours, expected in zip(run("webgpu"), run("cpu"), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_offsets_change_between_launches_of_one_geometry(torch: Any) -> None:
+    """A launch is kept per geometry: where the tensors begin is not part of it, except how well they are aligned."""
+    for dtype in ("float32", "float16", "uint8"):
+        x = values(torch, (9, 8), dtype)
+        flat = x.reshape(-1)
+        for start in range(6):
+            for width in (4, 8, 3):
+
+                def rows(t: Any, i: Any, start: int = start, width: int = width) -> Any:
+                    return t[start:].as_strided((3, width), (8, 1), start).index_select(0, i)
+
+                same(torch, rows, flat, torch.tensor([2, 0]))

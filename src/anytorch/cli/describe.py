@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anytorch import config
 from anytorch.cli.output import Output, gigabytes
-from anytorch.devices.types import Candidate, Level, Reason
+from anytorch.devices.types import Candidate, Level, Reason, State
+from anytorch.errors import DeviceIndexError
 from anytorch.probe.facts import as_json
 
 
@@ -69,6 +71,36 @@ def reason_shown(output: Output, reason: Mapping[str, Any], about: str) -> None:
     output.text(f"  {about}: {reason['text']} [{reason['code']}]")
     if reason["fix"]:
         output.text(f"    fix: {reason['fix']}")
+
+
+def would_use(devices: Sequence[Candidate], reasons: Sequence[Reason]) -> tuple[str | None, str]:
+    """What `resolve()` answers with these devices: the id and, if it is not what the settings ask for, why.
+
+    (None, why) where it would raise: nothing is usable, the index does not exist, or the setting `strict` forbids
+    falling back.
+    """
+    from anytorch.devices.ranking import parse, pick, reasons_for
+    from anytorch.devices.registry import registry
+
+    text, origin = "auto", ""
+    if config.lookup("backend").source != "default":
+        from anytorch.devices.choose import configured_request  # 3 ms that most calls of `info` need not pay
+
+        text, origin = configured_request()
+    request = parse(text, registry())
+    try:
+        chosen = pick(request, devices)
+    except DeviceIndexError as exc:
+        return None, exc.message
+    if chosen is not None:
+        return chosen.id, ""
+    if not origin:
+        return None, ""
+    from anytorch.devices.choose import why_not
+
+    why = f"{text} (from {origin}) cannot be used: {why_not(request, devices, reasons_for(request, devices, reasons))}"
+    cpu = next((device.id for device in devices if device.backend == "cpu" and device.state is State.USABLE), None)
+    return (None if config.get("strict") else cpu), why
 
 
 def gpu_words(gpu: Mapping[str, Any]) -> str:

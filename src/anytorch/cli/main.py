@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from anytorch import config, logs
-from anytorch.cli.output import Output
+from anytorch.cli.output import Output, Unwritable
 from anytorch.cli.parser import check_command, command_parser, load, root_parser, split
+from anytorch.cli.settings import check_settings
 from anytorch.errors import AnytorchError, ConfigError, DeviceUnavailable
 
+if TYPE_CHECKING:
+    import argparse
+
+UNWRITABLE = 1  # the answer was found and could not be written
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: the fault is ours
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader (`| head`) went away
@@ -27,9 +32,13 @@ def run() -> NoReturn:
     status = main()
     gc.freeze()
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         status = BROKEN_PIPE
+        _discard_stdout()
+    except OSError as exc:
+        status = status or _unwritable(Output(), exc.strerror or str(exc))
         _discard_stdout()
     sys.exit(status)
 
@@ -39,6 +48,16 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     # Known before parsing, so that a mistake in the arguments is told in the form that was asked for.
     output = Output(json="--json" in arguments, verbose=bool({"-v", "--verbose"} & set(arguments)))
+    try:
+        return _run(arguments, output)
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    except Unwritable as exc:
+        return _unwritable(output, str(exc))
+
+
+def _run(arguments: list[str], output: Output) -> int:
     try:
         return _dispatch(arguments, output)
     except SystemExit as exc:  # argparse after --help or --version
@@ -51,9 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         output.note("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        _discard_stdout()
-        return BROKEN_PIPE
+    except (BrokenPipeError, Unwritable):
+        raise  # for `main`: telling of an error may end here just as well
     except Exception as exc:  # noqa: BLE001  (the last line of defence: said, never swallowed)
         _traceback(output)
         output.error(
@@ -75,22 +93,26 @@ def _dispatch(arguments: list[str], output: Output) -> int:
     check_command(name)
     parser = command_parser(name)
     options = parser.parse_args(tail)
-    _check_settings(output, name)
+    _check_settings(output, name, options)
     if name != "info":
         gc.enable()  # these may run for minutes
     with output.kept_clean():
         return load(name).run(options, output)
 
 
-def _check_settings(output: Output, command: str) -> None:
+def _check_settings(output: Output, command: str, options: argparse.Namespace) -> None:
     """Every setting must make sense before a command acts on some of them; then logging can be set up."""
+    # `config path` says where the file is that must be mended.
+    survives = command in SURVIVES_BAD_SETTINGS or (command == "config" and options.action == "path")
     try:
-        if command not in SURVIVES_BAD_SETTINGS:
+        if not survives:
             for setting in config.SETTINGS:
                 config.lookup(setting)
         logs.configure("DEBUG" if output.verbose else None)
+        if not survives:
+            check_settings()
     except ConfigError:
-        if command not in SURVIVES_BAD_SETTINGS:
+        if not survives:
             raise
         logs.configure("WARNING")  # info names the problem in its answer; reset is how one gets rid of it
 
@@ -102,8 +124,16 @@ def _traceback(output: Output) -> None:
         output.note(traceback.format_exc().rstrip())
 
 
+def _unwritable(output: Output, why: str) -> int:
+    _discard_stdout()
+    output.note(f"error: cannot write to standard output: {why}")
+    return UNWRITABLE
+
+
 def _discard_stdout() -> None:
     """Nobody reads standard output any more: keep the interpreter's last flush from complaining about it."""
+    if sys.stdout is None:
+        return
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, sys.stdout.fileno())

@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 Row = Sequence[object]
 
 
+class Unwritable(Exception):
+    """The answer could not be written to standard output: it is closed (`>&-`), or what is behind it is full."""
+
+
 class Output:
     """The two streams of one command. `json` and `verbose` are the global options."""
 
     def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
         self.json = json
         self.verbose = verbose
-        self._document: TextIO | None = None  # where `data` goes while `kept_clean` holds standard output
+        self._held = False  # does `kept_clean` hold standard output back …
+        self._document: TextIO | None = None  # … then `data` goes here; None: it is closed
 
     @contextmanager
     def kept_clean(self) -> Iterator[None]:
@@ -32,12 +37,12 @@ class Output:
         if not self.json:
             yield
             return
-        self._document = sys.stdout
+        self._held, self._document = True, sys.stdout
         sys.stdout = sys.stderr
         try:
             yield
         finally:
-            sys.stdout, self._document = self._document, None
+            sys.stdout, self._document, self._held = self._document, None, False
 
     # --- data ------------------------------------------------------------------------------------------------------
 
@@ -47,20 +52,18 @@ class Output:
 
         from anytorch.probe.facts import as_json
 
-        write(self._document or sys.stdout, dumps(finite(as_json(value)), indent=2, ensure_ascii=False, default=str))
+        document = dumps(finite(as_json(value)), indent=2, ensure_ascii=False, default=str)
+        answer(self._document if self._held else sys.stdout, document)
 
     def text(self, line: str = "") -> None:
         """A line of the answer, for people. Nothing in JSON mode: there the document is the whole answer."""
         if not self.json:
-            write(sys.stdout, line)
+            answer(sys.stdout, line)
 
     def heading(self, title: str) -> None:
         if self.json:
             return
-        if decorated(sys.stdout):
-            write(sys.stdout, f"\n\033[1m{title}\033[0m")
-        else:
-            write(sys.stdout, f"\n{title}")
+        answer(sys.stdout, f"\n\033[1m{title}\033[0m" if decorated(sys.stdout) else f"\n{title}")
 
     def pairs(self, rows: Sequence[tuple[str, object]], *, indent: int = 2) -> None:
         """Aligned "name   value" lines; a value that is not known is left out."""
@@ -82,27 +85,30 @@ class Output:
         if title:
             self.heading(title)
         for line in aligned(columns, cells):
-            write(sys.stdout, line)
+            answer(sys.stdout, line)
 
     # --- words -----------------------------------------------------------------------------------------------------
 
     def note(self, words: str) -> None:
         """Something to read beside the answer."""
-        write(sys.stderr, words)
+        say(words)
 
     def warn(self, words: str) -> None:
-        write(sys.stderr, f"warning: {words}")
+        say(f"warning: {words}")
 
     def error(self, message: str, hint: str = "", *, kind: str = "", reasons: Sequence[str] = ()) -> None:
         """The one clear message of a failed command; in JSON mode it is the document on standard output, too."""
+        say(f"error: {message}")
+        if hint:
+            say(f"hint: {hint}")
         if self.json:
             told: dict[str, Any] = {"type": kind, "message": message, "hint": hint}
             if reasons:
                 told["reasons"] = list(reasons)
-            self.data({"error": told})
-        write(sys.stderr, f"error: {message}")
-        if hint:
-            write(sys.stderr, f"hint: {hint}")
+            try:
+                self.data({"error": told})
+            except Unwritable:
+                return  # the words above have told it; its own exit status says more than that of a full disk
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress | None]:
@@ -161,9 +167,9 @@ def finite(value: Any) -> Any:
     return value
 
 
-def decorated(stream: TextIO) -> bool:
+def decorated(stream: TextIO | None) -> bool:
     """May this stream get colours and boxes? Only a terminal, and not one that asked for plain text."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    if stream is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     try:
         return stream.isatty()
@@ -207,6 +213,30 @@ def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_row(*(Text(cell) for cell in row))  # Text: a device's name may look like rich's markup
     Console().print(table)
     return True
+
+
+def answer(stream: TextIO | None, line: str) -> None:
+    """One line of the answer. Raises Unwritable if it cannot be written, BrokenPipeError if its reader went away."""
+    if stream is None:
+        raise Unwritable("it is closed")
+    try:
+        write(stream, line)
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise Unwritable(exc.strerror or str(exc)) from exc
+
+
+def say(line: str) -> None:
+    """One line of words. Where standard error is closed or full there is nobody left to tell."""
+    if sys.stderr is None:
+        return
+    try:
+        write(sys.stderr, line)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def write(stream: TextIO, line: str) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
 
 from anytorch._version import __version__
-from anytorch.cli.output import Output, write
+from anytorch.cli.output import Output, answer
 from anytorch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         """argparse's door for help and version, which by itself fails on a terminal that is not UTF-8."""
-        write(sys.stdout, message.rstrip("\n"))
+        answer(sys.stdout, message.rstrip("\n"))
 
 
 def root_parser() -> argparse.ArgumentParser:

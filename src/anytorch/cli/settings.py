@@ -1,4 +1,4 @@
-"""Settings for a command that must answer even if some of them make no sense."""
+"""Do the settings make sense as a whole? For commands that need that, and for those that must answer even if not."""
 
 from __future__ import annotations
 
@@ -6,22 +6,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from anytorch import config
-from anytorch.errors import ConfigError
+from anytorch.errors import ConfigError, UnknownDevice
+
+
+def check_settings() -> None:
+    """Raise ConfigError for what no single setting shows: a line nobody reads, or a back end that does not exist."""
+    config.check_settings_file(config.read_settings_file(), config.settings_file())
+    check_backend(config.lookup("backend"))
+
+
+def check_backend(value: config.Value, file: str = "") -> None:
+    """Raise ConfigError if the configured back end is none we know. One whose plug-in is broken is the doctor's matter."""
+    if value.source == "default":
+        return
+    from anytorch.devices.ranking import parse
+    from anytorch.devices.registry import registry
+
+    known = registry()
+    try:
+        parse(str(value.value), known)
+    except UnknownDevice as exc:
+        if str(value.value).partition(":")[0] in known.errors:
+            return
+        if value.source == "file":
+            where = f"{file or config.settings_file()}, setting 'backend'"
+        else:
+            where = f"environment variable {value.source}" if value.source != "code" else "backend"
+        raise ConfigError(f"{where}: {exc.message}", hint=exc.hint) from exc
 
 
 @contextmanager
 def tolerated(problems: list[str]) -> Iterator[dict[str, config.Value]]:
     """Every setting that can be understood; the others have their defaults here and are named in `problems`."""
     values: dict[str, config.Value] = {}
-    broken = {}
-    for name, setting in config.SETTINGS.items():
+    broken: dict[str, object] = {}
+
+    def told(exc: ConfigError) -> None:
+        words = f"{exc.message} ({exc.hint})" if exc.hint else exc.message
+        if words not in problems:
+            problems.append(words)
+
+    def default(name: str) -> None:
+        broken[name] = config.SETTINGS[name].default
+        values[name] = config.Value(broken[name], "default")
+
+    for name in config.SETTINGS:
         try:
             values[name] = config.lookup(name)
         except ConfigError as exc:
-            values[name] = config.Value(setting.default, "default")
-            broken[name] = setting.default
-            words = f"{exc.message} ({exc.hint})" if exc.hint else exc.message
-            if words not in problems:
-                problems.append(words)
+            default(name)
+            told(exc)
+    try:
+        config.check_settings_file(config.read_settings_file(), config.settings_file())
+    except ConfigError as exc:
+        told(exc)
+    with config.use(**broken):  # the registry asks for the setting `plugins`
+        try:
+            check_backend(values["backend"])
+        except ConfigError as exc:
+            default("backend")
+            told(exc)
     with config.use(**broken):
         yield values

@@ -58,7 +58,9 @@ class Registry:
                 f"the back end {wanted!r} could not be loaded: {self.errors[wanted]}",
                 hint="mend or uninstall its package; `anytorch doctor` shows the whole message",
             )
-        raise UnknownDevice(f"unknown device {name!r}; known: auto, {', '.join(self.backends)}", hint=self._hint(wanted))
+        raise UnknownDevice(
+            f"unknown device {name!r}; known: auto, {', '.join(self.backends)}", hint=self._hint(wanted)
+        )
 
     def _hint(self, wanted: str) -> str:
         if wanted in WORDS_OF_TORCH:

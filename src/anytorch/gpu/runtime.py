@@ -302,10 +302,27 @@ def open_runtime() -> Runtime:
 
 
 def close_runtime() -> None:
-    """Forget the device; the next use opens a new one. Its buffers are gone."""
+    """Forget the device; the next use opens a new one. Its buffers and programs are gone, and all plans made with them."""
     global _runtime
     with _lock:
         _runtime = None
+    forget_plans()
+
+
+def forget_plans() -> None:
+    """Empty every `device_memory`: each op decides anew which kernel is best on this adapter."""
+    for memory in _device_memories:
+        memory.clear()
+
+
+_device_memories: list[dict[Any, Any]] = []
+
+
+def device_memory() -> dict[Any, Any]:
+    """A dictionary for what belongs to the open device (plans that hold its programs); emptied when the device is closed."""
+    memory: dict[Any, Any] = {}
+    _device_memories.append(memory)
+    return memory
 
 
 def opened() -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG, Buffer
 from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.multi import WORKGROUP, Multi, render
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
@@ -34,7 +34,7 @@ class Plan:
     y: int
 
 
-_plans: dict[Any, Plan | None] = {}
+_plans: dict[Any, Plan | None] = device_memory()
 _UNKNOWN: Any = object()
 
 

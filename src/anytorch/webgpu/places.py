@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from anytorch.gpu.buffers import SHIFT
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.elementwise import collapse
 from anytorch.gpu.wgsl.indexing import (
     MOST_WORDS,
@@ -41,15 +41,26 @@ def gather(
     *,
     offset: int = 0,
     wrap: bool = False,
+    into: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """A new contiguous tensor of `size`: each element from `source` (walked with `strides`, from `offset` elements on)
-    at the place the indices name. None: this adapter cannot bind a buffer that large."""
-    result = new_contiguous(size, source.dtype)
+    """A contiguous tensor of `size`: each element from `source` (walked with `strides`, from `offset` elements on) at the
+    place the indices name. A new tensor, or `into` where that can be written as a whole. None: this adapter cannot bind a
+    buffer that large."""
+    if into is not None and _whole(into) and into.data_ptr() >> SHIFT != source.data_ptr() >> SHIFT:
+        result = into
+    else:
+        result = new_contiguous(size, source.dtype)
     if result.numel() == 0:
         return result
     starts = (int(source.storage_offset()) + offset,)
     launch = _prepared("", source.dtype, size, (strides,), indices, starts, wrap)
     return result if launch([source, *[index[0] for index in indices], result], starts, indices) else None
+
+
+def _whole(tensor: torch.Tensor) -> bool:
+    """Does the tensor fill its storage, without gaps?"""
+    filled = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.dtype.itemsize
+    return filled and tensor.is_contiguous()
 
 
 def scatter(
@@ -164,7 +175,7 @@ class Launch:
         return True
 
 
-_launches: dict[tuple[object, ...], Launch] = {}
+_launches: dict[tuple[object, ...], Launch] = device_memory()
 
 
 def _prepared(

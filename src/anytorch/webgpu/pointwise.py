@@ -19,7 +19,7 @@ from torch._prims_common import elementwise_dtypes
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG, Buffer
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.functions import computable
 from anytorch.gpu.wgsl.types import KINDS, convert, supported
@@ -98,7 +98,7 @@ class Plan:
 
 
 _INDEX = re.compile(r"\bi\b")  # the expression asks for the element's place in the output
-_plans: dict[Any, Plan | None] = {}
+_plans: dict[Any, Plan | None] = device_memory()
 _UNKNOWN: Any = object()
 
 

@@ -110,6 +110,11 @@ def splits_for(groups: int, k: int, busy: int) -> int:
     return max(1, min(-(-busy // groups), k // 256, 64))
 
 
+def rounded(length: int) -> int:
+    """Up to a power of two."""
+    return 1 << (length - 1).bit_length()
+
+
 def choose(
     runtime: Runtime, shape: Shape, dtype: str, run: Callable[[Choice], None], *, may_measure: bool = True
 ) -> Choice:
@@ -125,7 +130,8 @@ def choose(
     if len(options) == 1 or adapter.software or work < WORTH_MEASURING or not may_measure:
         return options[0]
     device = f"{adapter.name} {adapter.driver} {adapter.api}"
-    sizes = "x".join(str(1 << (length - 1).bit_length()) for length in (shape.batch, shape.m, shape.n, shape.k))
+    rows = shape.m if shape.m <= FEW else rounded(shape.m)  # a schedule for few rows is for exactly so many
+    sizes = "x".join(str(size) for size in (rounded(shape.batch), rows, rounded(shape.n), rounded(shape.k)))
     name = f"{dtype} {shape.b_along}{' gathered' if shape.gathered else ''} {sizes}"
     known = _remembered(device)
     if name in known:

@@ -25,11 +25,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch.cli.child import check_cache
+    from anytorch.cli.requests import new_file, usable_devices
     from anytorch.devices.bench import benchmark, plot, save
     from anytorch.errors import UsageError
 
     if options.plot and not options.plot.lower().endswith((".png", ".svg")):  # said before minutes of measuring
         raise UsageError(f"cannot draw to {options.plot!r}: the name must end in .png or .svg")
+    for option, text in (("--output", options.output), ("--plot", options.plot)):
+        if text is not None:
+            new_file(text, option)
     check_cache()
     given: dict[str, Any] = {
         "workloads": options.workloads,
@@ -39,7 +43,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         "dtypes": options.dtype,
         "iterations": options.iterations,
     }
-    named = None if "all" in [name.lower() for name in options.backend] else options.backend
+    everything = "all" in [name.strip().lower() for name in options.backend]
+    named = None if everything else usable_devices(options.backend, "--backend")
     with output.fallbacks_told(), output.progress("benchmark") as progress:
         report = benchmark(
             named,

@@ -8,6 +8,8 @@ from typing import Any
 
 from anytorch import config
 from anytorch.cli.output import Output
+from anytorch.cli.requests import new_file
+from anytorch.cli.settings import check_backend
 from anytorch.errors import ConfigError
 from anytorch.files import replace_file
 from anytorch.probe.facts import as_json
@@ -31,7 +33,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if action == "path":
         path = config.settings_file()
     elif action == "save":
-        path = save(Path(options.file))
+        path = save(new_file(options.file, "config save"))
         output.note(f"settings written to {path}")
     else:
         path = load(Path(options.file))
@@ -103,15 +105,10 @@ def load(path: Path) -> Path:
     if not path.exists():
         raise ConfigError(f"there is no file {path}", hint="`anytorch config save FILE` writes one")
     data = read_json(path) if path.suffix.lower() == ".json" else config.read_settings_file(path)
-    unknown = sorted(set(data) - {"settings", "tuned"})
-    if unknown:
-        raise ConfigError(
-            f"{path}: unknown table {unknown[0]!r}", hint="a settings file has the tables settings and tuned"
-        )
+    config.check_settings_file(data, path)
     settings = {name: as_json(config.parse_setting(name, value)) for name, value in data.get("settings", {}).items()}
-    for name in settings:
-        if not config.SETTINGS[name].in_file:
-            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=config.SETTINGS[name].help)
+    if "backend" in settings:
+        check_backend(config.Value(settings["backend"], "file"), str(path))
     return config.write_settings_file({"settings": settings, "tuned": data.get("tuned", {})})
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from anytorch import __version__
 from anytorch.cli import demo_model
 from anytorch.cli.child import check_cache
-from anytorch.cli.describe import device_json, devices_shown
+from anytorch.cli.describe import device_json, devices_shown, would_use
 from anytorch.cli.output import Output
+from anytorch.cli.requests import named_device
 from anytorch.devices.choose import Survey, activate, as_usable, resolve, survey
 from anytorch.devices.memory import synchronize
 from anytorch.devices.tune import use_tuned
@@ -42,11 +43,13 @@ def run(options: argparse.Namespace, output: Output) -> int:
             raise TorchMissing(
                 f"the demo needs torch, and {python} has none", hint=advise(found.facts.hardware).command
             )
-        chosen = to_run(options.backend, found)
+        chosen = to_run(named_device(options.backend, "--backend"), found)
     output.text(f"anytorch {__version__}: write PyTorch once, run it on whatever hardware is there")
     output.heading("devices")
     devices_shown(output, [device_json(device) for device in found.devices])
-    output.text(f"  would use: {resolve('auto').chosen.id}")
+    usable = [as_usable(device) if device.backend == "cpu" else device for device in found.devices]
+    expected, why = would_use(usable, found.reasons)
+    output.text(f"  would use: {expected or 'nothing'}" + (f"; {why}" if why else ""))
     results = [trained(device, options.iterations, output) for device in chosen]
     if output.json:
         output.data(

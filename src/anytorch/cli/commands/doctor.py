@@ -6,6 +6,8 @@ import argparse
 
 from anytorch.cli.output import Output
 
+LINE = 300  # characters of evidence that are shown without --verbose
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -64,9 +66,8 @@ def examine(options: argparse.Namespace, output: Output) -> int:
         output.warn(problem)
     for reason in found.reasons:
         output.heading(f"{reason.level.value}: {reason.text}")
-        output.pairs(
-            [("fix", reason.fix), ("evidence", reason.evidence), ("more", f"anytorch doctor {reason.code}")], indent=2
-        )
+        evidence = reason.evidence if output.verbose else shortened(reason.evidence)
+        output.pairs([("fix", reason.fix), ("evidence", evidence), ("more", f"anytorch doctor {reason.code}")])
     usable = [device.id for device in found.devices if device.state.value == "usable"]
     if found.reasons:
         output.text()
@@ -75,11 +76,20 @@ def examine(options: argparse.Namespace, output: Output) -> int:
         output.text(f"{counted(errors, 'error')}, {counted(len(wrong) - errors, 'warning')}")
     else:
         output.text("nothing is wrong")
-    if usable:
-        output.text(f"usable devices: {', '.join(usable)}")
-    elif options.no_probe:
+    if usable or not options.no_probe or hardware.torch is None:
+        output.text(f"usable devices: {', '.join(usable) or 'none'}")
+    else:
         output.note("nothing was tried (--no-probe)")
     return 1 if wrong else 0
+
+
+def shortened(evidence: str) -> str:
+    """The first line: a driver's message and its traceback can fill a screen."""
+    lines = evidence.strip().splitlines()
+    if not lines:
+        return ""
+    first = lines[0] if len(lines[0]) <= LINE else f"{lines[0][:LINE]}…"
+    return f"{first} (--verbose shows all)" if first != evidence.strip() else first
 
 
 def counted(number: int, noun: str) -> str:

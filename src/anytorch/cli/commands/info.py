@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from anytorch import config
 from anytorch._version import __version__
-from anytorch.cli.describe import device_json, devices_shown, gpu_words, reason_json
+from anytorch.cli.describe import device_json, devices_shown, gpu_words, reason_json, would_use
 from anytorch.cli.output import Output, gigabytes
 from anytorch.cli.settings import tolerated
 from anytorch.errors import AnytorchError
@@ -63,6 +63,7 @@ def describe(
         "devices": [],
         "backends": [],
         "expected": None,
+        "expected_why": "",
         "settings": {name: {"value": as_json(v.value), "source": v.source} for name, v in settings.items()},
         "settings_file": attempt("settings file", problems, lambda: str(config.settings_file())),
         "cache_folder": attempt("cache folder", problems, lambda: str(config.cache_folder())),
@@ -124,7 +125,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
     from anytorch.devices.candidates import candidates
     from anytorch.devices.doctor import diagnose
     from anytorch.devices.gather import gather
-    from anytorch.devices.ranking import parse, pick, rank
+    from anytorch.devices.ranking import rank
     from anytorch.devices.registry import registry
     from anytorch.devices.types import Level, State
 
@@ -136,6 +137,9 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
     for backend in known.backends.values():
         mine = [device for device in devices if device.backend == backend.name]
         about = [r for r in reasons if backend.name in r.backends and r.level is not Level.NOTE]
+        if not mine:
+            # What keeps even the CPU from working is about torch: it does not explain hardware that is not there.
+            about = [r for r in about if "cpu" not in r.backends]
         missing = "" if mine else f"no {backend.title} was seen here"
         backends.append(
             {
@@ -158,15 +162,16 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
                 },
             }
         )
-    # What `resolve("auto")` should choose if everything that was seen works.
+    # What `resolve()` should choose if everything that was seen works.
     likely = [replace(d, state=State.USABLE) if d.state is State.SEEN and not probing else d for d in devices]
-    expected = pick(parse("auto", known), likely) if hardware.torch is not None else None
+    expected, expected_why = would_use(likely, reasons) if hardware.torch is not None else (None, "")
     found: Document = {
         "devices": [device_json(device) for device in devices],
         "backends": backends,
         "plugin_errors": dict(known.errors),
         "reasons": [reason_json(reason) for reason in reasons],
-        "expected": expected.id if expected else None,
+        "expected": expected,
+        "expected_why": expected_why,
     }
     if probing:
         found["probe"] = as_json(facts.torch)
@@ -204,7 +209,7 @@ def show(document: Document, output: Output, *, why: bool) -> None:
                     ("chips", "; ".join(support["chips"])),
                     ("precisions", ", ".join(support["precisions"])),
                     ("quantizations", ", ".join(support["quantizations"])),
-                    ("memory", f"{support['least_gb']} GB at least, {support['advised_gb']} GB advised"),
+                    ("memory", f"{support['least_gb']} GiB at least, {support['advised_gb']} GiB advised"),
                 ],
                 indent=4,
             )
@@ -225,6 +230,8 @@ def machine_rows(document: Document) -> list[tuple[str, object]]:
     if memory["limit"] is not None:
         ram += f"; limited to {gigabytes(memory['limit'])} by the cgroup"
     backend = document["settings"]["backend"]
+    why = document["expected_why"] or ("" if document["expected"] else "see `anytorch doctor`")
+    would = "; ".join(part for part in (document["expected"] or "nothing", why) if part)
     built = f"{torch['version']} (built for {torch['kind']})" if torch else "not installed"
     return [
         ("system", ", ".join([f"{system} {machine['arch']}", *(word for word in where if word)])),
@@ -234,5 +241,5 @@ def machine_rows(document: Document) -> list[tuple[str, object]]:
         ("memory", ram if memory["total"] is not None else "unknown"),
         ("GPUs", "\n".join(gpu_words(gpu) for gpu in document["gpus"]) or "none seen"),
         ("back end", f"{backend['value']} (from {backend['source']})"),
-        ("would use", document["expected"] or "nothing: see `anytorch doctor`"),
+        ("would use", would),
     ]

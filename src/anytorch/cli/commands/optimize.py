@@ -19,12 +19,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch.cli.child import check_cache
+    from anytorch.cli.requests import usable_device
     from anytorch.devices.tune import apply, tune
     from anytorch.probe.facts import as_json
 
     check_cache()
+    device = usable_device(options.backend, "--backend")
     with output.fallbacks_told(), output.progress("optimize") as progress:
-        plan = tune(options.backend, duration_s=options.duration, progress=progress)
+        plan = tune(device, duration_s=options.duration, progress=progress)
     path = apply(plan) if options.apply else None
     if output.json:
         output.data({"plan": as_json(plan), "settings": plan.settings, "applied": str(path) if path else None})

@@ -7,6 +7,7 @@ import argparse
 from anytorch import config
 from anytorch.cli.child import check_cache
 from anytorch.cli.output import Output
+from anytorch.cli.requests import named_device
 from anytorch.devices.choose import survey, why_not
 from anytorch.devices.ranking import Request, parse, pick, reasons_for
 from anytorch.devices.registry import registry
@@ -22,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     stored = config.read_settings_file()
-    request = parse(options.device, registry())
+    request = parse(named_device(options.device, "DEVICE"), registry())
     # The best device and the CPU can always be had; everything else is looked for.
     always = request.automatic or (request.backend == "cpu" and request.index is None)
     backend, uuid, usable = ("cpu" if request.backend else "auto", "", True) if always else look_for(request, output)
@@ -45,7 +46,7 @@ def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
     Raises DeviceIndexError for an index beyond the usable devices, UsageError for a UUID nobody has.
     """
     check_cache()
-    found = survey("needed")
+    found = survey("needed", wanted=request.backend)
     chosen = pick(request, found.devices)
     usable = chosen is not None
     if not usable:
@@ -60,7 +61,7 @@ def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
                 f"no card with the UUID {request.uuid} is on this machine", hint="`anytorch info` lists them"
             )
         return chosen.backend, chosen.uuid or request.uuid, usable
-    word = request.alias or request.backend or "auto"
+    word = request.backend or "auto"  # the back end's own name, whatever it was called
     if request.index is None or request.backend == "cpu":
         return word, "", usable
     if chosen is not None and chosen.uuid:

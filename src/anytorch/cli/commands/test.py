@@ -10,7 +10,9 @@ from typing import Any
 from anytorch.cli.child import check_cache
 from anytorch.cli.describe import reason_json, reason_shown
 from anytorch.cli.output import Output
+from anytorch.cli.requests import named_device
 from anytorch.devices.candidates import candidates
+from anytorch.devices.choose import why_not
 from anytorch.devices.doctor import diagnose
 from anytorch.devices.gather import gather
 from anytorch.devices.ranking import Request, parse, pick, rank, reasons_for
@@ -18,7 +20,7 @@ from anytorch.devices.registry import Registry, registry
 from anytorch.devices.try_out import run_children, try_out
 from anytorch.devices.types import Candidate, Reason, State, TorchReport
 from anytorch.devices.wheels import advise
-from anytorch.errors import TorchMissing
+from anytorch.errors import TorchMissing, UsageError
 from anytorch.probe import snapshot
 
 FAILURES = frozenset({"failed", "crashed", "timed-out"})  # it was there, was tried, and did not work
@@ -37,8 +39,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    if options.timeout is not None and not 0 < options.timeout < 86_400:  # also catches NaN
+        raise UsageError(f"--timeout {options.timeout:g}: use a number of seconds above 0 and below a day")
     known = registry()
-    everything = options.device.strip().lower() == "all"
+    everything = named_device(options.device, "DEVICE").strip().lower() == "all"
     request = Request(options.device) if everything else parse(options.device, known)  # unknown names end here
     check_cache()
     hardware = snapshot()
@@ -63,8 +67,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         asked = [device for device in devices if device.backend in names]
     documents = [result(device, report) for device in asked]
     why = [] if everything else reasons_for(request, devices, reasons)
-    tried = names or list(known.backends)
-    missing = [] if documents and not everything else absent(known, tried, devices, reasons, report)
+    # Who named a device wants to hear of that one: that "cuda" may be met by ROCm is no news where neither is here.
+    looked_for = list(known.backends) if everything else [request.backend] if request.backend else []
+    missing = [] if documents and not everything else absent(known, looked_for, devices, reasons, report)
     passed = any(d["result"] == PASSED for d in documents) and not any(
         d["result"] == FAILED or (d["result"] == ABSENT and not everything) for d in documents
     )
@@ -82,12 +87,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
             }
         )
     else:
-        show(output, documents, report)
+        told = show(output, documents, report)
         for backend in missing:
             output.text(f"  {backend['name']}: not here; {backend['reason']}")
-        if not passed:
-            for reason in why:
-                reason_shown(output, reason_json(reason), ", ".join(reason.backends) or options.device)
+        for reason in () if passed else why:
+            if missing and reason.fix:
+                output.text(f"    fix: {reason.fix} [{reason.code}]")  # its text has just been said
+            elif not missing and reason.text not in told:
+                reason_shown(output, reason_json(reason), options.device)
     if not passed:
         what = "no device passed" if everything and not documents else f"{options.device} did not pass"
         output.note(f"{what}; `anytorch doctor` says more")
@@ -112,36 +119,40 @@ def result(device: Candidate, report: TorchReport) -> dict[str, Any]:
     else:
         outcome = ABSENT
     error = str(broken.get(str(device.index)) or (told.error if told else "") or report.import_error)
+    traceback = str((told.facts.get("traceback") if told else "") or "")
     return {
         "id": device.id,
         "name": device.name,
         "result": outcome,
         "checks": list(device.facts.get("checks", ())),
         "error": "" if outcome == PASSED else error,
+        "traceback": "" if outcome == PASSED else traceback,
         "reasons": [reason_json(reason) for reason in device.reasons],
     }
 
 
 def absent(
     known: Registry,
-    tried: Sequence[str],
+    looked_for: Sequence[str],
     devices: Sequence[Candidate],
     reasons: Sequence[Reason],
     report: TorchReport,
 ) -> list[dict[str, str]]:
-    """The back ends no device was seen of, each with the best explanation there is."""
+    """The back ends no device was seen of, each with the words `resolve` has for it, and the child's own."""
     listed = {device.backend for device in devices}
     found = []
     for backend in known.backends.values():
-        if backend.name in tried and backend.name not in listed:
-            about = next((reason.text for reason in reasons if backend.name in reason.backends), "")
+        if backend.name in looked_for and backend.name not in listed:
+            request = Request(backend.name, backend.name)
+            why = why_not(request, devices, reasons_for(request, devices, reasons))
             told = report.backends.get(backend.name)
-            why = about or (told.error if told else "") or f"no {backend.title} was found"
-            found.append({"name": backend.name, "reason": why})
+            found.append({"name": backend.name, "reason": why, "error": told.error if told else ""})
     return found
 
 
-def show(output: Output, documents: Sequence[dict[str, Any]], report: TorchReport) -> None:
+def show(output: Output, documents: Sequence[dict[str, Any]], report: TorchReport) -> set[str]:
+    """The table and, for each device that did not pass, why. Returns the reasons' texts that were told."""
+    told: set[str] = set()
     rows: list[tuple[object, ...]] = []
     for device in documents:
         for check in device["checks"]:
@@ -154,6 +165,10 @@ def show(output: Output, documents: Sequence[dict[str, Any]], report: TorchRepor
         if device["result"] != PASSED:
             for reason in device["reasons"][:1]:
                 reason_shown(output, reason, device["id"])
+                told.add(reason["text"])
             if device["error"] and not device["reasons"]:
                 output.text(f"  {device['id']}: {device['error'].splitlines()[0]}")
+            if output.verbose and (device["traceback"] or device["error"]):
+                output.note(f"{device['id']}: {device['traceback'].rstrip() or device['error']}")
     output.note(f"torch {report.version or 'did not import'}, {report.seconds:.1f} s in the child process")
+    return told

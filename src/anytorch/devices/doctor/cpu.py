@@ -62,7 +62,9 @@ def cpu_quota(facts: Facts) -> Iterator[Finding]:
         f"the container may use {cpu.quota:g} CPUs, but {plan}",
         f"export OMP_NUM_THREADS={good}",
         f"cgroup CPU quota {cpu.quota:g}, affinity {cpu.affinity}, {cpu.logical} logical CPUs",
-        level=Level.WARNING if threads is not None else Level.NOTE,  # nobody has said yet how many threads there will be
+        level=Level.WARNING
+        if threads is not None
+        else Level.NOTE,  # nobody has said yet how many threads there will be
     )
 
 

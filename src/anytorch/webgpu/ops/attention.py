@@ -16,7 +16,7 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.attention import PARAMETERS, Attention, render
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.kernels import check_devices
@@ -145,7 +145,7 @@ class Plan:
     tail: bytes
 
 
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, Plan] = device_memory()
 
 
 def _make_plan(runtime: Runtime, bound: list[torch.Tensor], mask: torch.Tensor | None, causal: bool) -> Plan:

@@ -10,7 +10,7 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK
 from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.runtime import device_memory, open_runtime
 from anytorch.gpu.wgsl import conv as wgsl
 from anytorch.gpu.wgsl.matmul import render
 from anytorch.gpu.wgsl.types import KINDS
@@ -62,7 +62,7 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 _choices: dict[Any, Choice] = {}
-_launches: dict[Any, tuple[Program, bytes, int, int]] = {}
+_launches: dict[Any, tuple[Program, bytes, int, int]] = device_memory()
 
 
 def _compute(

@@ -1,7 +1,8 @@
-"""Indexing: index, index_put, gather, scatter, take, put, index_*, embedding's gradient, masked_*, nonzero.
+"""Reading at places that index tensors name: index, gather, index_select, take.
 
-Every one of them is a `Place`: a walk over some size, which target dimensions it walks, and which index tensors name the
-position in the others. Reading there is gather, writing there is scatter, combining there is scatter_add and its kin.
+Every op of indexing, here and in `scattering`, is a `Place`: a walk over some size, which target dimensions it walks, and
+which index tensors name the position in the others. Reading there is gather, writing there is scatter, combining there is
+scatter_add and its kin.
 
 An index out of range reads zero and writes nothing. Finding it would cost a wait for the device per op; with
 ANYTORCH_WEBGPU_CHECK=1 every index tensor is looked at and IndexError raised, as on the CPU.
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from anytorch import config
+from anytorch.gpu.buffers import SHIFT
 from anytorch.webgpu import places
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.tensors import NAME, aten, device
@@ -58,8 +60,10 @@ class Place:
                 wrong = high if high >= size else low
                 raise IndexError(f"{op}: index {wrong} is out of bounds for dimension {dim} with size {size}")
 
-    def read(self, source: torch.Tensor) -> torch.Tensor | None:
-        return places.gather(source, self.size, self._strides(source), self._entries(source), wrap=self.wrap)
+    def read(self, source: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor | None:
+        """The elements there, in a new tensor or in `into` if that can be written as a whole."""
+        strides, entries = self._strides(source), self._entries(source)
+        return places.gather(source, self.size, strides, entries, wrap=self.wrap, into=into)
 
     def write(self, target: torch.Tensor, source: torch.Tensor, mode: str = "set") -> bool:
         """`source` is broadcast to the walk. False: no kernel for this."""
@@ -234,10 +238,11 @@ def gather_out(
         return on_the_cpu(op, source, dim, index, sparse_grad=sparse_grad, out=out)
     place = along(dim, index.unsqueeze(0) if index.dim() == 0 else index)
     place.check(op, whole)
-    read = place.read(whole)
+    shares = index.data_ptr() >> SHIFT == out.data_ptr() >> SHIFT
+    read = place.read(whole, None if shares or out.dtype is not source.dtype else out)
     if read is None:
         return on_the_cpu(op, source, dim, index, sparse_grad=sparse_grad, out=out)
-    return out.copy_(read.reshape(index.shape))
+    return out if read is out else out.copy_(read.reshape(index.shape))
 
 
 def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl import matmul as wgsl
 from anytorch.gpu.wgsl.types import KINDS, supported
 from anytorch.webgpu.copies import on_device
@@ -58,7 +58,7 @@ class Plan:
     narrow: bool  # C is computed in 32 bits and cast
 
 
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, Plan] = device_memory()
 
 
 def product(

@@ -12,7 +12,7 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
 from anytorch.gpu.wgsl.reduce import QUADS, REDUCERS, SLOTS, THREADS, Reduce, Reducer, render, shufflable
 from anytorch.gpu.wgsl.types import KINDS, supported
@@ -170,7 +170,7 @@ class Plan:
     pack_second: struct.Struct | None
 
 
-_plans: dict[Any, Plan | None] = {}
+_plans: dict[Any, Plan | None] = device_memory()
 
 # What a fold of nothing is, per reducer: its results' values.
 _OF_NOTHING: dict[str, tuple[float, ...]] = {
@@ -470,24 +470,13 @@ OPS: dict[str, Reduction] = {
 }
 
 
-_known: list[dict[Any, Any]] = []
-
-
-def forget() -> None:
-    """Drop every plan; the next call of each op decides anew which kernel is best on this adapter."""
-    _plans.clear()
-    for known in _known:
-        known.clear()
-
-
 def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
     arguments = op._schema.arguments
     names = [a.name for a in arguments]
     defaults = {a.name: a.default_value if a.has_default_value() else None for a in arguments}
     indices = reduction.results
 
-    known: dict[Any, Ready | None] = {}
-    _known.append(known)
+    known: dict[Any, Ready | None] = device_memory()
 
     def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ready | None:
         values = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}

@@ -12,7 +12,7 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.reduce import QUADS, SLOTS
 from anytorch.gpu.wgsl.rows import Input, Rows, render
 from anytorch.gpu.wgsl.softmax import LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD, RowRule
@@ -49,12 +49,7 @@ class Plan:
 
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_plans: dict[Any, Plan] = {}
-
-
-def forget() -> None:
-    """Drop every plan; the next launch of each rule decides anew which kernel is best on this adapter."""
-    _plans.clear()
+_plans: dict[Any, Plan] = device_memory()
 
 
 def run_rows(
