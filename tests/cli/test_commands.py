@@ -92,6 +92,50 @@ def test_a_missing_device_is_status_1_with_the_reason(nvml_stub: Any, process: C
     assert "built without CUDA" in answer.document["devices"][0]["error"]
 
 
+def test_a_named_device_is_told_about_alone_and_in_the_words_of_resolve(
+    nvml_stub: Any, process: Callable[..., Any], cli: Callable[..., Any], cpu_wheel: None
+) -> None:
+    import anytorch
+    from anytorch.errors import DeviceUnavailable
+
+    answer = cli("test", "mps")
+    assert answer.status == 1
+    with pytest.raises(DeviceUnavailable) as caught:
+        anytorch.resolve("mps", strict=True)
+    why = caught.value.message.partition("cannot be used: ")[2]
+    assert answer.out == f"  mps: not here; {why}\n"
+    document = cli("--json", "test", "cuda").document
+    assert [backend["name"] for backend in document["absent"]] == ["cuda"], "rocm was not named"
+    seen = process("test", "cuda", env=nvml_stub.env())
+    assert seen.status == 1 and "rocm" not in seen.out
+    assert seen.out.count("[cpu-only-wheel]") == 1, "one reason is told once"
+
+
+def failing_torch_backend(folder: Path) -> Path:
+    """A third-party back end whose device is there and raises as soon as it is used."""
+    (folder / "odd-1.0.dist-info").mkdir(parents=True)
+    (folder / "odd-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (folder / "odd-1.0.dist-info" / "entry_points.txt").write_text("[anytorch.backends]\nodd = odd_backend:Odd\n")
+    (folder / "odd_backend.py").write_text(
+        "from anytorch.devices.base import TorchBackend\n"
+        "class Odd(TorchBackend):\n"
+        "    name, torch_type, title = 'odd', 'odd', 'Odd device'\n"
+        "    def try_out(self):\n"
+        "        raise RuntimeError('the first line\\nthe second line')\n"
+    )
+    return folder
+
+
+def test_a_failure_keeps_its_message_and_traceback(tmp_path: Path, process: Callable[..., Any]) -> None:
+    env = {"PYTHONPATH": f"{failing_torch_backend(tmp_path / 'odd')}{os.pathsep}{SOURCES}"}
+    document = process("--json", "doctor", env=env).document
+    finding = next(f for f in document["findings"] if f["code"] == "backend-failed")
+    assert "the second line" in finding["evidence"] and "Traceback (most recent call last)" in finding["evidence"]
+    short = process("doctor", env=env).out
+    assert "the first line (--verbose shows all)" in short and "Traceback" not in short
+    assert "Traceback (most recent call last)" in process("-v", "doctor", env=env).out
+
+
 def test_an_index_that_does_not_exist_is_status_2(cli: Callable[..., Any]) -> None:
     answer = cli("test", "cpu:3")
     assert answer.status == 2 and "there is only: cpu" in answer.err
@@ -121,6 +165,15 @@ def test_set_of_a_missing_device_warns_and_stores(cli: Callable[..., Any], setti
     assert answer.document["backend"] == "mps" and answer.document["usable"] is False
     assert "warning: mps cannot be used here now" in answer.err
     assert config.read_settings_file()["settings"] == {"backend": "mps"}
+
+
+@pytest.mark.parametrize(("word", "stored"), [("metal", "mps"), ("Ascend", "npu"), ("hip", "rocm"), ("host", "cpu")])
+def test_set_stores_the_back_ends_own_name(
+    word: str, stored: str, cli: Callable[..., Any], settings_file: Path
+) -> None:
+    answer = cli("--json", "set", word)
+    assert answer.status == 0 and answer.document["backend"] == stored
+    assert config.read_settings_file()["settings"] == {"backend": stored}
 
 
 def test_set_stores_the_uuid_not_the_index(nvml_stub: Any, process: Callable[..., Any], settings_file: Path) -> None:
@@ -256,6 +309,15 @@ def test_demo_falls_back_and_says_so(cli: Callable[..., Any]) -> None:
     assert answer.err.startswith("warning: 'mps'")
 
 
+def test_demo_would_use_the_configured_device(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cpu_wheel: None
+) -> None:
+    monkeypatch.setenv("ANYTORCH_BACKEND", "mps")
+    answer = cli("demo", "--backend", "cpu", "--iterations", "1", "--skip-persistent")
+    assert answer.status == 0
+    assert "  would use: cpu; mps (from ANYTORCH_BACKEND) cannot be used: no Apple GPU (MPS)" in answer.out
+
+
 def test_demo_is_the_same_every_time_and_leaves_the_generator_alone() -> None:
     import torch
 
@@ -366,6 +428,39 @@ def test_optimize_prints_and_applies(settings_file: Path, cli: Callable[..., Any
     assert applied.status == 0
     assert str(settings_file) in applied.err and "batch_size" in applied.out
     assert config.read_settings_file()["tuned"]["cpu"]["key"] == answer.document["plan"]["machine_key"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["optimize", "--apply", "--backend"], ["optimize", "--backend"], ["benchmark", "--backend", "cpu"]]
+)
+def test_nothing_is_measured_or_written_for_a_device_that_is_missing(
+    arguments: list[str],
+    tmp_path: Path,
+    settings_file: Path,
+    cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    cpu_wheel: None,
+) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("it was measured")
+
+    monkeypatch.setattr("anytorch.devices.tune.tune", measured)
+    monkeypatch.setattr("anytorch.devices.bench.benchmark", measured)
+    answer = cli("--json", *arguments, "mps")
+    assert answer.status == 1
+    assert answer.document["error"]["type"] == "DeviceUnavailable"
+    assert "'mps' was asked for and cannot be used: no Apple GPU (MPS)" in answer.err
+    assert not settings_file.exists()
+
+
+def test_a_missing_card_is_refused_with_its_reasons(
+    nvml_stub: Any, process: Callable[..., Any], settings_file: Path
+) -> None:
+    answer = process("--json", "optimize", "--backend", "cuda", "--apply", env=nvml_stub.env())
+    assert answer.status == 1
+    assert answer.document["error"]["reasons"][0] == "cpu-only-wheel"
+    assert "--index-url" in answer.document["error"]["hint"]
+    assert not settings_file.exists()
 
 
 def test_optimize_refuses_nonsense(cli: Callable[..., Any]) -> None:

@@ -36,6 +36,7 @@ KEYS = {
     "plugin_errors",
     "reasons",
     "expected",
+    "expected_why",
     "settings",
     "settings_file",
     "cache_folder",
@@ -112,8 +113,29 @@ def test_an_unknown_configured_back_end_does_not_stop_why(
     monkeypatch.setenv("ANYTORCH_BACKEND", "gpu9000")
     answer = cli("--json", "info", "--why")
     assert answer.status == 0
-    assert answer.document["why"] is None
+    assert "asked for: auto" in answer.document["why"], "the default stands in"
     assert "gpu9000" in answer.document["problems"][0]
+
+
+def test_would_use_follows_the_configured_back_end(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, settings_file: Path, cpu_wheel: None
+) -> None:
+    best = cli("--json", "info").document
+    assert best["expected"] and best["expected_why"] == ""
+    monkeypatch.setenv("ANYTORCH_BACKEND", "cpu")
+    assert cli("--json", "info").document["expected"] == "cpu"
+    monkeypatch.setenv("ANYTORCH_BACKEND", "mps")
+    document = cli("--json", "info").document
+    assert document["expected"] == "cpu"
+    assert "mps (from ANYTORCH_BACKEND) cannot be used: no Apple GPU (MPS) was found" in document["expected_why"]
+    assert "would use  cpu; mps (from ANYTORCH_BACKEND)" in cli("info").out
+    monkeypatch.setenv("ANYTORCH_STRICT", "1")
+    assert cli("--json", "info").document["expected"] is None
+    monkeypatch.delenv("ANYTORCH_BACKEND")
+    settings_file.write_text("[settings]\nbackend = 'cpu:9'\n")
+    document = cli("--json", "info").document
+    assert document["expected"] is None and "there is only: cpu" in document["expected_why"]
+    assert document["devices"] and document["problems"] == []
 
 
 @pytest.mark.parametrize("part", ["snapshot", "hardware_json", "devices_json"])
@@ -225,7 +247,18 @@ def test_no_torch_at_all(process: Callable[..., Any], tmp_path: Path) -> None:
 
     document = json.loads(done.stdout)
     assert document["torch"] is None and document["expected"] is None
-    for arguments, status in ((["test"], 1), (["doctor", "--no-probe"], 1), (["demo"], 1)):
+    assert [reason["code"] for reason in document["reasons"] if reason["level"] == "error"] == ["torch-missing"]
+    absent = [backend for backend in document["backends"] if backend["state"] == "absent"]
+    assert absent and all(b["reason"] == f"no {b['title']} was seen here" and not b["fix"] for b in absent)
+    words = subprocess.run(
+        [sys.executable, "-S", "-m", "anytorch", "info"],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert words.stdout.count("torch is not installed") == 1
+    for arguments, status in ((["doctor"], 1), (["test"], 1), (["doctor", "--no-probe"], 1), (["demo"], 1)):
         done = subprocess.run(
             [sys.executable, "-S", "-m", "anytorch", *arguments],
             env={**os.environ, "PYTHONPATH": str(SOURCES)},
@@ -235,6 +268,7 @@ def test_no_torch_at_all(process: Callable[..., Any], tmp_path: Path) -> None:
         )
         assert done.returncode == status, (arguments, done.stderr)
         assert "pip install" in done.stdout + done.stderr and "Traceback" not in done.stderr
+        assert arguments[0] != "doctor" or "usable devices: none" in done.stdout
 
 
 def test_a_hanging_child_ends_with_its_time_limit(tmp_path: Path, process: Callable[..., Any]) -> None:

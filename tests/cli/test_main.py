@@ -91,6 +91,22 @@ def test_split() -> None:
         (["doctor", "cpu-only-weel"], "no diagnosis", "cpu-only-wheel"),
         (["demo", "--iterations", "0"], "--iterations 0", ""),
         (["benchmark", "--plot", "rates.gif"], "rates.gif", ""),
+        (["benchmark", "--plot", "/no-such-folder/rates.svg"], "there is no folder /no-such-folder", "mkdir"),
+        (["benchmark", "--output", "/no-such-folder/a.json"], "there is no folder /no-such-folder", "mkdir"),
+        (["benchmark", "--output", "/"], "that is a folder", ""),
+        (["config", "save", "/no-such-folder/a.toml"], "there is no folder /no-such-folder", "mkdir"),
+        (["config", "save", "/no-such-folder/a.json"], "there is no folder /no-such-folder", "mkdir"),
+        (["set", ""], "DEVICE is empty", "auto"),
+        (["test", " "], "DEVICE is empty", "auto"),
+        (["demo", "--backend", ""], "--backend is empty", "auto"),
+        (["optimize", "--backend", ""], "--backend is empty", "auto"),
+        (["benchmark", "--backend", ""], "--backend is empty", "auto"),
+        (["test", "--timeout", "0"], "--timeout 0", ""),
+        (["test", "--timeout", "-5"], "--timeout -5", ""),
+        (["test", "--timeout", "nan"], "--timeout nan", ""),
+        (["test", "--timeout", "inf"], "--timeout inf", ""),
+        (["set", "gpu"], "unknown device 'gpu'", "'auto'"),
+        (["test", "meta"], "unknown device 'meta'", "no data"),
     ],
 )
 def test_bad_input_is_one_message_and_status_2(
@@ -137,6 +153,74 @@ def test_a_bad_environment_variable(cli: Callable[..., Any], monkeypatch: pytest
     monkeypatch.setenv("ANYTORCH_THREADS", "several")
     answer = cli("config", "show")
     assert answer.status == 2 and "ANYTORCH_THREADS" in answer.err
+
+
+# (what is in the file, what is in ANYTORCH_BACKEND, what is said, the nearest match)
+MISTAKES = [
+    ("", "cud", "environment variable ANYTORCH_BACKEND: unknown device 'cud'", "did you mean 'cuda'"),
+    ("[settings]\nbackend = 'cud'\n", "", "setting 'backend': unknown device 'cud'", "did you mean 'cuda'"),
+    ("[settings]\nbackend = 3\n", "", "setting 'backend': 3 is not a value", "cuda"),
+    ("[settings]\nbakend = 'cpu'\n", "", "unknown setting 'bakend'", "did you mean 'backend'"),
+    ("[setings]\nbackend = 'cpu'\n", "", "unknown table 'setings'", "did you mean 'settings'"),
+]
+
+
+@pytest.mark.parametrize(("content", "variable", "said", "hint"), MISTAKES)
+@pytest.mark.parametrize("name", EVERYTHING_ELSE)
+def test_a_mistake_in_the_settings_is_one_message_and_status_2(
+    *,
+    name: str,
+    content: str,
+    variable: str,
+    said: str,
+    hint: str,
+    settings_file: Path,
+    cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings_file.write_text(content)
+    monkeypatch.setenv("ANYTORCH_BACKEND", variable)
+    answer = cli(name, *ARGUMENTS.get(name, []))
+    assert (answer.status, answer.out) == (2, "")
+    assert said in answer.err and hint in answer.err and answer.err.count("error: ") == 1
+    assert str(settings_file) in answer.err or variable
+    assert settings_file.read_text() == content
+
+
+@pytest.mark.parametrize(("content", "variable", "said", "hint"), MISTAKES)
+def test_what_needs_no_settings_works_without_them(
+    *,
+    content: str,
+    variable: str,
+    said: str,
+    hint: str,
+    settings_file: Path,
+    cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings_file.write_text(content)
+    monkeypatch.setenv("ANYTORCH_BACKEND", variable)
+    assert cli("config", "path").out == f"{settings_file}\n"
+    assert cli("version").status == cli("completion", "bash").status == 0
+    document = cli("--json", "info").document
+    assert len(document["problems"]) == 1
+    assert said in document["problems"][0] and hint in document["problems"][0]
+    assert document["settings"]["backend"] == {"value": "auto", "source": "default"} and document["expected"]
+    words = cli("info")
+    assert words.status == 0 and said in words.err
+    assert cli("reset").status == 0 and not settings_file.exists()
+
+
+def test_a_broken_plugin_that_is_configured_does_not_stop_the_doctor(
+    tmp_path: Path, process: Callable[..., Any]
+) -> None:
+    (tmp_path / "odd-1.0.dist-info").mkdir()
+    (tmp_path / "odd-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (tmp_path / "odd-1.0.dist-info" / "entry_points.txt").write_text("[anytorch.backends]\nodd = odd_package:Backend\n")
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCES}", "ANYTORCH_BACKEND": "odd"}
+    answer = process("--json", "doctor", "--no-probe", env=env)
+    assert answer.status == 1
+    assert "plugin-broken" in [finding["code"] for finding in answer.document["findings"]]
 
 
 @pytest.mark.parametrize(
@@ -239,6 +323,35 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert err == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("target", [">&-", "> /dev/full"])
+@pytest.mark.parametrize("arguments", ["info", "--json info", "version", "--json version", "--help", "config show"])
+def test_an_answer_that_cannot_be_written_is_one_line_and_status_1(arguments: str, target: str) -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m anytorch {arguments} {target}',
+        shell=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: cannot write to standard output: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("target", [">&-", "> /dev/full"])
+def test_a_mistake_is_told_even_where_nothing_can_be_written(target: str) -> None:
+    command = f'"{sys.executable}" -m anytorch --json inof'
+    env = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    done = subprocess.run(f"{command} {target}", shell=True, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown command 'inof'")
+    assert "Traceback" not in done.stderr
+    deaf = subprocess.run(f"{command} 2{target}", shell=True, env=env, capture_output=True, text=True, check=False)
+    assert deaf.returncode == 2 and json.loads(deaf.stdout)["error"]["type"] == "UsageError"
+
+
 def test_python_dash_m_and_an_ascii_terminal(process: Callable[..., Any]) -> None:
     answer = process("--help", env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
     assert answer.status == 0
@@ -248,6 +361,8 @@ def test_python_dash_m_and_an_ascii_terminal(process: Callable[..., Any]) -> Non
 
 
 def test_verbose_logs_to_standard_error_only(process: Callable[..., Any], cache_file: Path) -> None:
-    answer = process("-v", "--json", "config", "path")
+    answer = process("-v", "--json", "test", "cpu")
     assert answer.status == 0
-    json.loads(answer.out)
+    assert json.loads(answer.out)["passed"] is True
+    assert "anytorch DEBUG anytorch.devices.try_out: child: starting" in answer.err
+    assert "DEBUG" not in process("--json", "test", "cpu").err

@@ -179,7 +179,7 @@ CASES: dict[str, Case] = {
         cuda_fails("failed", NO_KERNEL),
         change(apple_box(), report=BackendReport("mps", code="failed", error=MPS_OOM)),
         "no kernel image is available",
-        "anytorch test cuda",
+        "export ANYTORCH_BACKEND=cpu",
         ("cuda",),
     ),
     "reader-failed": Case(
@@ -561,7 +561,7 @@ CASES: dict[str, Case] = {
     "too-little-memory": Case(
         with_gpus(cuda_box(), replace(H200, name="NVIDIA T400", total=2 * GIB)),
         with_gpus(cuda_box(), replace(H200, name="NVIDIA T400 4GB", total=4 * GIB)),
-        "NVIDIA T400 has 2.1 GB, less than the 4 GB",
+        "NVIDIA T400 has 2.0 GiB, less than the 4 GiB",
         "smaller batch",
     ),
     # --- last
@@ -704,8 +704,12 @@ MORE: tuple[tuple[str, Facts, str | None, Level | None], ...] = (
         "cpu-quota",
         untried(change(cpu_box(), cpu={"quota": 0.5})),
         "0.5 CPUs, but torch will see 16 CPUs",
-        Level.WARNING,
+        Level.NOTE,  # nobody has said how many threads there will be
     ),
+    ("cpu-quota", change(cpu_box(), cpu={"quota": 2.0}), "torch.get_num_threads() is 16", Level.WARNING),
+    ("memory-limit", change(cpu_box(), memory={"limit": 8 * GIB}), "8.0 GiB of", Level.NOTE),
+    ("memory-limit", change(cpu_box(), memory={"limit": GIB}), "1.0 GiB of", Level.WARNING),
+    ("backend-failed", change(cpu_box(), report=BackendReport("cpu", code="failed", error="x")), "cpu is", Level.ERROR),
     ("cpu-quota", untried(change(cpu_box(), cpu={"quota": 4.0}, env={"OMP_NUM_THREADS": "4"})), None, None),
     ("hybrid-cpu", untried(apple_box()), None, None),
     (
@@ -722,10 +726,10 @@ MORE: tuple[tuple[str, Facts, str | None, Level | None], ...] = (
             report=BackendReport("webgpu", (DeviceReport(0, "Mali-G57", total=GIB),)),
             memory={"total": 16 * GIB},
         ),
-        "Mali-G57 has 1.1 GB",
+        "Mali-G57 has 1.0 GiB",
         Level.NOTE,
     ),
-    ("too-little-memory", change(apple_box(), memory={"total": 4 * GIB}), "Apple M2 Pro has 4.3 GB", Level.NOTE),
+    ("too-little-memory", change(apple_box(), memory={"total": 4 * GIB}), "Apple M2 Pro has 4.0 GiB", Level.NOTE),
     ("wgpu-missing", with_gpus(cpu_box(), UHD630), "Intel UHD Graphics 630", Level.NOTE),
     ("wgpu-missing", with_gpus(intel_box(), ARC), None, None),
     (

@@ -114,6 +114,22 @@ def test_a_code_nobody_knows_is_left_to_the_candidate() -> None:
     assert diagnose(change(cpu_box(), report=odd)) == ()
 
 
+def test_a_failed_back_end_keeps_its_whole_message_and_traceback() -> None:
+    message = "RuntimeError: " + "no kernel image " * 200 + "\nCompile with TORCH_USE_CUDA_DSA"
+    trace = 'Traceback (most recent call last):\n  File "child.py", line 33, in main\nRuntimeError: no kernel image\n'
+    failed = BackendReport("cuda", code="failed", error=message, facts={"traceback": trace})
+    (reason,) = found(change(cuda_box(), report=failed), "backend-failed")
+    assert message in reason.evidence and trace.rstrip() in reason.evidence
+    assert "anytorch test" not in reason.fix, "`anytorch test` shows this very reason"
+    (plain,) = found(change(cuda_box(), report=replace(failed, facts={"traceback": None})), "backend-failed")
+    assert plain.evidence == message
+
+
+def test_a_cpu_that_fails_is_not_answered_with_use_the_cpu() -> None:
+    (reason,) = found(change(cpu_box(), report=BackendReport("cpu", code="failed", error="x")), "backend-failed")
+    assert "pip uninstall -y torch && pip install" in reason.fix
+
+
 def test_one_broken_card_beside_a_good_one_does_not_block_cuda() -> None:
     row = next(row for row in MORE if row[0] == "card-not-covered" and row[3] is Level.WARNING)
     assert all("cuda" not in reason.backends for reason in diagnose(row[1]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,8 +64,11 @@ def test_a_mistyped_setting_gets_the_nearest_name() -> None:
     [
         ("ANYTORCH_STRICT", "maybe", "use 1 or 0"),
         ("ANYTORCH_THREADS", "0", "above 0"),
-        ("ANYTORCH_THREADS", "many", "invalid literal"),
+        ("ANYTORCH_THREADS", "many", "use a whole number above 0"),
+        ("ANYTORCH_THREADS", "2.5", "use a whole number above 0"),
         ("ANYTORCH_PROBE_TIMEOUT", "nan", "above 0"),
+        ("ANYTORCH_PROBE_TIMEOUT", "soon", "use a number of seconds"),
+        ("ANYTORCH_WEBGPU_MEMORY", "plenty", "use a size such as 6GB"),
         ("ANYTORCH_LOG_LEVEL", "LOUD", "use one of"),
         ("ANYTORCH_CPU_DTYPE", "float8", "use one of"),
     ],
@@ -129,6 +134,40 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(monkeypatch: pytest.Mo
 )
 def test_the_users_folder(platform: str, env: dict[str, str], folder: str) -> None:
     assert config.user_folder("config", env, platform) == Path(folder)
+
+
+@pytest.mark.parametrize("value", ["3", "true", "['cuda']"])
+def test_a_back_end_is_text(value: str) -> None:
+    config.settings_file().write_text(f"[settings]\nbackend = {value}\n")
+    with pytest.raises(ConfigError, match='use text such as "cuda"') as caught:
+        config.get("backend")
+    assert str(config.settings_file()) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said", "hint"),
+    [
+        ({"settings": {"bakend": "cpu"}}, "unknown setting 'bakend'", "'backend'"),
+        ({"setings": {}}, "unknown table 'setings'", "'settings'"),
+        ({"backend": "cpu"}, "unknown table 'backend'", "'settings.backend'"),
+        ({"settings": {"cache_dir": "/x"}}, "'cache_dir' cannot be set in a file", "cache"),
+    ],
+)
+def test_a_line_nobody_reads_is_named_with_the_nearest_match(data: dict[str, Any], said: str, hint: str) -> None:
+    path = Path("/somewhere/config.toml")
+    with pytest.raises(ConfigError) as caught:
+        config.check_settings_file(data, path)
+    assert str(path) in caught.value.message and said in caught.value.message and hint in caught.value.hint
+    config.check_settings_file({"settings": {"backend": "cpu"}, "tuned": {"cpu": {"anything": 1}}}, path)
+
+
+def test_every_variable_of_ours_in_the_source_is_documented() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/reference/settings.md").read_text()
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
+    named = set(re.findall(r"\bANYTORCH_[A-Z_]+[A-Z]\b", source))
+    assert "ANYTORCH_NVML_LIBRARY" in named
+    assert not {name for name in named if f"`{name}`" not in page}
 
 
 def test_every_setting_and_variable_is_documented() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anytorch.devices.ranking import Request, parse, pick, rank, why_before
+from anytorch.devices.ranking import Request, choice_words, gigabytes, parse, pick, rank, why_before
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Level, Reason, State
 from anytorch.errors import DeviceIndexError, UnknownDevice
@@ -45,6 +45,11 @@ def test_requests_are_understood(text: str, expected: Request) -> None:
         ("cuda:one", "write cuda:0"),
         ("cuda:99999999999", "must be a number"),
         ("meta", "unknown device"),
+        ("meta", "holds shapes and no data"),
+        ("gpu", "did you mean 'auto' .* or 'cuda'"),
+        ("GPU:0", "did you mean 'auto' .* or 'cuda'"),
+        ("hips", "did you mean 'hip'"),
+        ("wgpu2", "did you mean 'webgpu'"),  # our own name before the alias that is nearer
     ],
 )
 def test_what_nobody_knows_is_an_error_with_a_hint(text: str, words: str) -> None:
@@ -87,6 +92,21 @@ def test_a_small_difference_in_free_memory_does_not_decide() -> None:
     second = candidate("cuda:1", free=43 * GIB)
     assert rank([second, first])[0] is first
     assert why_before(first, second) == "its index is higher"
+
+
+def test_memory_has_one_unit() -> None:
+    assert gigabytes(3 * GIB) == "3.0 GiB"
+    assert gigabytes(None) == "unknown"
+
+
+def test_the_log_says_why() -> None:
+    best, worse, cpu = candidate("cuda:0", free=40 * GIB), candidate("cuda:1", free=10 * GIB), candidate("cpu")
+    told = choice_words(Request("auto"), best, [best, worse, cpu])
+    assert told.startswith(
+        "cuda:0 (cuda:0); not cuda:1: it has less free memory (10.0 GiB against 40.0 GiB); not cpu: "
+    )
+    assert "cpu" not in choice_words(Request("cuda", "cuda"), best, [best, worse, cpu])
+    assert choice_words(Request("cuda:0", "cuda", 0), best, [best, worse, cpu]) == "cuda:0 (cuda:0)"
 
 
 def test_auto_never_takes_a_software_adapter() -> None:

@@ -66,6 +66,8 @@ class Verdict:
     samples: int = 0
     compared: int = 0
     gradients: int = 0
+    kind_only: int = 0  # samples of which only shape and dtype could be compared: random, or whatever was in memory
+    as_near: int = 0  # results beyond the tolerance, but as near to the exact ones as the CPU's
     fallbacks: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -101,6 +103,7 @@ class Examiner:
         self.torch = torch
         self.device = torch.device("webgpu", 0)
         self.entries = {entry_name(op): op for op in op_db}
+        self.kind_only = self.as_near = 0  # of the entry being examined
 
     def tasks(self) -> list[tuple[str, str]]:
         found = []
@@ -124,6 +127,7 @@ class Examiner:
         verdict.samples = len(samples)
         troubles: list[str] = []
         skipped: list[str] = []
+        self.kind_only = self.as_near = 0
         for number, (label, sample, function) in enumerate(samples):
             try:
                 verdict.gradients += self.compare(op, function, sample, dtype_name, floating)
@@ -144,6 +148,7 @@ class Examiner:
             verdict.status = "agree"
         else:
             verdict.reason = skipped[0] if skipped else "no samples"
+        verdict.kind_only, verdict.as_near = self.kind_only, self.as_near
         verdict.fallbacks = sorted(torch.webgpu.fallback_stats())
         verdict.seconds = round(time.monotonic() - started, 2)
         return verdict
@@ -174,6 +179,7 @@ class Examiner:
         if op.name in UNINITIALISED or op.name in RANDOM or _drops(op, sample) or not same:
             # Random, or whatever was in memory: its kind is all there is to compare.
             self.check(first, result, values=False, where="result")
+            self.kind_only += 1
             return 0
         if op.name in STATISTICS:
             rounded = [b.to(a.dtype) for a, b in zip(first[1:], result[1:], strict=True)]
@@ -181,6 +187,7 @@ class Examiner:
         if op.name in TIES and not sample.kwargs.get("stable"):
             self.check(first, result, values=False, where="result")
             if op.name == "argsort":
+                self.kind_only += 1
                 return 0
             if isinstance(first, tuple):
                 first, result = (first[0],), (result[0],)
@@ -192,6 +199,7 @@ class Examiner:
         except Wrong:
             if not self.as_exact(function, sample, first, result):
                 raise
+            self.as_near += 1
         if not floating:
             return 0
         return self.gradients(host, first, ours, result, function, sample)
@@ -341,6 +349,7 @@ class Examiner:
             except Wrong:
                 if not self.gradient_as_exact(function, sample, weights, i, a, b):
                     raise
+                self.as_near += 1
         return len(expected)
 
     def gradient_as_exact(self, function: Any, sample: Any, weights: Sequence[Any], i: int, a: Any, b: Any) -> bool:
@@ -626,11 +635,14 @@ def report(verdicts: Sequence[Verdict], seconds: float) -> str:
                 lines.append(f"{status:14}  {verdict.op}  {verdict.dtype}  {verdict.reason}")
     comparable = totals["agree"] + totals["wrong"] + totals["error"]
     clean = sum(v.status == "agree" and not v.fallbacks for v in verdicts)
+    kinds = sum(v.status == "agree" and v.kind_only == v.compared for v in verdicts)
+    near = sum(v.status == "agree" and v.as_near > 0 for v in verdicts)
     entries = {v.op for v in verdicts}
     bad = {v.op for v in verdicts if v.status in ("wrong", "error")}
     lines.append(
         f"{len(verdicts)} entries x dtypes in {seconds:.0f} s: "
-        f"{totals['agree']} agree ({clean} of them without the CPU), "
+        f"{totals['agree']} agree ({clean} of them without the CPU; {kinds} random ones by shape and dtype only; "
+        f"{near} beyond the tolerance but as near to the exact result as the CPU), "
         f"{totals['wrong']} wrong, {totals['error']} error, {totals['not comparable']} not comparable; "
         f"{totals['agree'] / max(comparable, 1):.2%} of the comparable agree; "
         f"{len(entries) - len(bad)} of {len(entries)} op entries without trouble"
@@ -649,6 +661,8 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         counted = totals[verdict.dtype]
         counted[verdict.status] += 1
         counted["without the CPU"] += verdict.status == "agree" and not verdict.fallbacks
+        counted["by kind only"] += verdict.status == "agree" and verdict.kind_only == verdict.compared
+        counted["as near as the CPU"] += verdict.status == "agree" and verdict.as_near > 0
         entry = entries.setdefault(verdict.op, {})
         entry.setdefault(verdict.status, []).append(verdict.dtype)
         if verdict.fallbacks:

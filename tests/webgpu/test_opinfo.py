@@ -142,6 +142,7 @@ def test_a_summary_names_every_trouble(tmp_path: Path) -> None:
     assert stored["troubles"] == [
         {"op": "sub", "dtype": "int64", "status": "wrong", "reason": "result 0: 3 instead of 4"}
     ]
-    assert stored["totals"]["int64"] == {"agree": 1, "without the CPU": 1, "wrong": 1}
+    int64 = {name: count for name, count in stored["totals"]["int64"].items() if count}
+    assert int64 == {"agree": 1, "without the CPU": 1, "wrong": 1}
     assert stored["entries"]["add"] == {"agree": ["float32", "int64"], "fallbacks": ["aten.add.Tensor"]}
     assert list(stored["entries"]) == ["add", "sub"]

@@ -7,6 +7,8 @@ from typing import Any
 
 from anytorch import config
 from anytorch.cli.output import Output, gigabytes
+from anytorch.devices.ranking import parse, pick, reasons_for
+from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate, Level, Reason, State
 from anytorch.errors import DeviceIndexError
 from anytorch.probe.facts import as_json
@@ -79,9 +81,6 @@ def would_use(devices: Sequence[Candidate], reasons: Sequence[Reason]) -> tuple[
     (None, why) where it would raise: nothing is usable, the index does not exist, or the setting `strict` forbids
     falling back.
     """
-    from anytorch.devices.ranking import parse, pick, reasons_for
-    from anytorch.devices.registry import registry
-
     text, origin = "auto", ""
     if config.lookup("backend").source != "default":
         from anytorch.devices.choose import configured_request  # 3 ms that most calls of `info` need not pay

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from anytorch.devices.choose import resolve
 from anytorch.errors import UsageError
 
 
@@ -20,8 +21,6 @@ def usable_device(text: str, option: str) -> str:
 
     What is measured is believed and stored: a number of the CPU under the name of a GPU would do harm.
     """
-    from anytorch.devices.choose import resolve
-
     resolve(named_device(text, option), strict=True)
     return text
 

@@ -12,6 +12,8 @@ from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.threads import WORKGROUP, Threads, render
 from anytorch.gpu.wgsl.types import KINDS, supported
+from anytorch.webgpu.copies import on_device
+from anytorch.webgpu.kernels import to_meta
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
 from anytorch.webgpu.tensors import new_tensor
 
@@ -36,8 +38,6 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`tensor` in `dtype`, with its strides."""
     if tensor.dtype is dtype:
         return tensor
-    from anytorch.webgpu.copies import on_device
-
     made = new_tensor(tensor.size(), tensor.stride(), dtype)
     return on_device(tensor, made)
 
@@ -102,8 +102,6 @@ def result_of(op: Any, *args: Any) -> Any:
     key = (op, *[_frozen(value) for value in args])
     made = _results.get(key)
     if made is None:
-        from anytorch.webgpu.kernels import to_meta
-
         made = _results[key] = op(*[to_meta(value) for value in args])
     return made
 
