@@ -164,7 +164,8 @@ def show(output: Output, documents: Sequence[dict[str, Any]], report: TorchRepor
     for device in documents:
         if device["result"] != PASSED:
             for reason in device["reasons"][:1]:
-                reason_shown(output, reason, device["id"])
+                if reason["text"] not in told:
+                    reason_shown(output, reason, device["id"])
                 told.add(reason["text"])
             if device["error"] and not device["reasons"]:
                 output.text(f"  {device['id']}: {device['error'].splitlines()[0]}")
