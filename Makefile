@@ -16,10 +16,10 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check lint types bench docs format clean debian
+.PHONY: help run test test-all test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 run: $(STAMPS)/venv ## show the devices of this machine and run a small real model on each of them
 	@$(BIN)/anytorch demo
@@ -29,6 +29,10 @@ test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, w
 
 test-all: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not device" -q
+
+test-webgpu-full: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's whole operator suite on the webgpu device; renews its table
+	@VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(CURDIR)/.cache/mesa/lvp.json} $(BIN)/python tests/webgpu/opinfo.py --all --jobs $(JOBS) --output docs/reference/webgpu-operators.json
+	@$(BIN)/python docs/tools/webgpu_operators.py
 
 check: lint types ## lint, types and layers
 

@@ -81,7 +81,7 @@ class Pool:
             statistics.reused += 1
         else:
             buffer = self._new(size, nbytes, relieve)
-        statistics.allocated += size
+        statistics.allocated += buffer.nbytes
         if statistics.allocated > statistics.peak_allocated:
             statistics.peak_allocated = statistics.allocated
         return buffer

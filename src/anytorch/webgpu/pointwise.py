@@ -26,6 +26,8 @@ from anytorch.gpu.wgsl.types import KINDS, convert, supported
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor, storage_nbytes
 
 MOST_GROUPS = 65_535
+STREAM = 1 << 22  # elements from which a kernel is limited by memory, and several loads per thread keep more of it busy
+STREAM_UNROLL = 4
 
 Compute = Literal["promote", "float", "output", "input"]
 
@@ -346,6 +348,7 @@ def _make_plan(
         and elements % 4 == 0
         and wide
         and _INDEX.search(filled) is None,
+        unroll=STREAM_UNROLL if elements >= STREAM and not runtime.adapter.software else 1,
         atomic=lanes > 1 and not dense_words,
     )
     if kernel.words > MOST_WORDS:  # a rank too high for the parameters: its own shader

@@ -162,9 +162,13 @@ def _remember(device: str, known: dict[str, Any]) -> None:
         _log.warning("%s; this session's measurements are not kept", exc)
 
 
-def fastest(runtime: Runtime, options: Sequence[Choice], run: Callable[[Choice], None], repetitions: int = 5) -> Choice:
-    """Run each option a few times on the GPU and return the quickest. One this driver cannot compile is left out."""
-    times: dict[Choice, float] = {}
+def fastest(runtime: Runtime, options: Sequence[Choice], run: Callable[[Choice], None]) -> Choice:
+    """Run each option on the GPU and return the quickest. One this driver cannot compile is left out.
+
+    A GPU that was idle needs some time to reach its clock, and short windows time the submission: so it is kept busy first,
+    each option is timed for `WINDOW_S`, and all of them in turn, `ROUNDS` times.
+    """
+    usable: list[Choice] = []
     refused: ShaderError | None = None
     for option in options:
         try:
@@ -173,16 +177,34 @@ def fastest(runtime: Runtime, options: Sequence[Choice], run: Callable[[Choice],
             refused = exc
             _log.warning("this driver refuses the schedule %s: %s", option.schedule, str(exc).splitlines()[0])
             continue
-        runtime.synchronize()
-        best = float("inf")
-        for _ in range(2):
-            start = time.perf_counter()
-            for _ in range(repetitions):
-                run(option)
-            runtime.synchronize()
-            best = min(best, time.perf_counter() - start)
-        times[option] = best
-    if not times:
+        usable.append(option)
+    if not usable:
         assert refused is not None
         raise refused
+    if len(usable) == 1:
+        return usable[0]
+
+    def seconds(option: Choice, repetitions: int) -> float:
+        runtime.synchronize()
+        start = time.perf_counter()
+        for _ in range(repetitions):
+            run(option)
+        runtime.synchronize()
+        return (time.perf_counter() - start) / repetitions
+
+    until = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < until:
+        once = seconds(usable[0], 4)
+    repetitions = max(1, min(200, int(WINDOW_S / once)))
+    times = dict.fromkeys(usable, float("inf"))
+    for _ in range(ROUNDS):
+        for option in usable:
+            if times[option] > 3 * min(times.values()) and times[option] < float("inf"):
+                continue  # hopeless after one round
+            times[option] = min(times[option], seconds(option, repetitions))
     return min(times, key=lambda option: times[option])
+
+
+WARM_UP_S = 0.05
+WINDOW_S = 0.002
+ROUNDS = 3

@@ -6,8 +6,10 @@ var<immediate> p: Parameters;
 fn evaluate(x0: f32, x1: f32) -> f32 { return x0 + x1; }
 @compute @workgroup_size(256) fn main(@builtin(global_invocation_id) g: vec3<u32>) {
   let thread = g.x + g.y * p.row;
-  if (thread * 4u >= p.n) { return; }
-  let v0 = b0[thread + p.o0 / 4u];
-  let v1 = b1[thread + p.o1 / 4u];
-  b2[thread + p.o2 / 4u] = vec4<f32>(evaluate(f32(v0.x), f32(v1.x)), evaluate(f32(v0.y), f32(v1.y)), evaluate(f32(v0.z), f32(v1.z)), evaluate(f32(v0.w), f32(v1.w)));
+  let vectors = p.n / 4u;
+  if (thread >= vectors) { return; }
+  let j0 = thread;
+  let v0_0 = b0[j0 + p.o0 / 4u];
+  let v1_0 = b1[j0 + p.o1 / 4u];
+  { b2[j0 + p.o2 / 4u] = vec4<f32>(evaluate(f32(v0_0.x), f32(v1_0.x)), evaluate(f32(v0_0.y), f32(v1_0.y)), evaluate(f32(v0_0.z), f32(v1_0.z)), evaluate(f32(v0_0.w), f32(v1_0.w))); }
 }

@@ -35,6 +35,7 @@ class Elementwise:
     scalars: tuple[str, ...] = ()  # WGSL types: "f32", "i32", "i64", "f64"
     rank: int = 0  # 0: contiguous
     vector: bool = False
+    unroll: int = 1  # vectors per thread
     in_place: bool = False  # an input is the output's own buffer
     atomic: bool = False  # a narrow output whose words are shared with elements this launch must not touch
     shape: tuple[int, ...] = ()  # with `strides`: written into the shader instead of passed to it
@@ -48,7 +49,7 @@ class Elementwise:
     def per_thread(self) -> int:
         """How many elements one thread computes."""
         if self.vector:
-            return 4
+            return 4 * self.unroll
         return 1 if self.atomic else self.lanes
 
     @property
@@ -174,21 +175,35 @@ def _main(kernel: Elementwise) -> str:
 
 
 def _vector_main(kernel: Elementwise) -> str:
-    """Four elements per thread: one 128-bit load per operand instead of four 32-bit ones."""
+    """Four elements per load: one of 128 bits per operand instead of four of 32. `unroll` such loads are under way at once.
+
+    A thread's vectors lie a whole launch apart, so that neighbouring threads read neighbouring addresses at every step.
+    """
     out = len(kernel.inputs)
     arguments = ", ".join(f"x{i}: {KINDS[name].compute}" for i, name in enumerate(kernel.inputs))
-    loads = "".join(f"  let v{i} = b{i}[thread + p.o{i} / 4u];\n" for i in range(out))
-    parts = [
-        f"evaluate({', '.join(f'{KINDS[name].compute}(v{i}.{lane})' for i, name in enumerate(kernel.inputs))})"
-        for lane in "xyzw"
-    ]
     result = KINDS[kernel.output]
-    values = ", ".join(stored(kernel.output, part) for part in parts)
-    return (
-        f"fn evaluate({arguments}) -> {result.compute} {{ return {kernel.expression}; }}\n"
-        f"{MAIN}  if (thread * 4u >= p.n) {{ return; }}\n{loads}"
-        f"  b{out}[thread + p.o{out} / 4u] = vec4<{result.storage}>({values});\n}}\n"
-    )
+    lines = [
+        f"fn evaluate({arguments}) -> {result.compute} {{ return {kernel.expression}; }}\n",
+        MAIN,
+        f"  let vectors = p.n / 4u;\n  let step = (vectors + {kernel.unroll - 1}u) / {kernel.unroll}u;\n"
+        if kernel.unroll > 1
+        else "  let vectors = p.n / 4u;\n",
+        f"  if (thread >= {'step' if kernel.unroll > 1 else 'vectors'}) {{ return; }}\n",
+    ]
+    for u in range(kernel.unroll):
+        place = "thread" if u == 0 else f"min(thread + {u}u * step, vectors - 1u)"
+        lines.append(f"  let j{u} = {place};\n")
+        lines += [f"  let v{i}_{u} = b{i}[j{u} + p.o{i} / 4u];\n" for i in range(out)]
+    for u in range(kernel.unroll):
+        parts = [
+            f"evaluate({', '.join(f'{KINDS[name].compute}(v{i}_{u}.{lane})' for i, name in enumerate(kernel.inputs))})"
+            for lane in "xyzw"
+        ]
+        values = ", ".join(stored(kernel.output, part) for part in parts)
+        # The last thread's clamped vectors would be computed twice; in place, from what has been overwritten already.
+        within = f"if (thread + {u}u * step < vectors) " if u else ""
+        lines.append(f"  {within}{{ b{out}[j{u} + p.o{out} / 4u] = vec4<{result.storage}>({values}); }}\n")
+    return "".join(lines) + "}\n"
 
 
 def collapse(size: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
