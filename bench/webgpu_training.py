@@ -3,7 +3,8 @@
     python bench/webgpu_training.py [--steps 60] [--device webgpu] [--plot docs/assets/webgpu-training.png] [--output F.json]
 
 Two small models with the same weights, data and order on both devices: a CNN on scikit-learn's digits, and a two-layer
-transformer that predicts the next letter of our own documentation. Prints both loss curves' distance; exits with 1 if they part.
+transformer that predicts the next letter of our own documentation. Prints how far the loss curves are apart; exits with 1 if
+they part.
 What it does not show: speed, dropout (its random numbers differ between devices), long runs.
 """
 
@@ -109,15 +110,19 @@ def main() -> int:
         apart = max(abs(a - b) for a, b in zip(runs["cpu"], runs[options.device], strict=True))
         worst = max(worst, apart)
         curves[name] = runs
-        print(f"{name}: loss {runs['cpu'][0]:.3f} → {runs['cpu'][-1]:.3f} on the CPU, "
-              f"{runs[options.device][-1]:.3f} on {options.device}; at most {apart:.1e} apart")
+        print(
+            f"{name}: loss {runs['cpu'][0]:.3f} → {runs['cpu'][-1]:.3f} on the CPU, "
+            f"{runs[options.device][-1]:.3f} on {options.device}; at most {apart:.1e} apart"
+        )
     fallbacks = torch.webgpu.fallback_stats()
     adapter = open_runtime().adapter
     print(f"adapter: {adapter.name}; ops that ran on the CPU: {fallbacks or 'none'}")
     if options.plot:
         plot(curves, options.plot, f"{adapter.name} ({adapter.api})")
     if options.output:
-        options.output.write_text(json.dumps({"adapter": adapter.name, "fallbacks": fallbacks, "losses": curves}, indent=1))
+        options.output.write_text(
+            json.dumps({"adapter": adapter.name, "fallbacks": fallbacks, "losses": curves}, indent=1)
+        )
     return 0 if worst < 0.05 else 1
 
 
@@ -130,7 +135,8 @@ def plot(curves: dict[str, dict[str, list[float]]], path: Path, title: str) -> N
     figure, axes = pyplot.subplots(1, len(curves), figsize=(10, 3.6), layout="constrained")
     for axis, (name, runs) in zip(axes, curves.items(), strict=True):
         for (device, losses), style in zip(runs.items(), ("-", "--"), strict=True):
-            axis.plot(losses, style, label=device, linewidth=3 if style == "-" else 1.5, color="#9ab" if style == "-" else "#d35400")
+            width, colour = (3, "#99aabb") if style == "-" else (1.5, "#d35400")
+            axis.plot(losses, style, label=device, linewidth=width, color=colour)
         axis.set(title=name, xlabel="step", ylabel="cross-entropy")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)

@@ -27,8 +27,8 @@ def test_memory_of_the_cpu_is_known_and_grows_with_what_is_allocated() -> None:
 
 def test_memory_of_a_device_that_is_not_here_is_unknown_not_zero() -> None:
     use = anytorch.memory("cuda:0")
-    assert use.total is None and use.free is None
-    assert "not" in use.source
+    assert use.total is None and use.free is None and use.allocated is None
+    assert "no such device" in use.source
 
 
 def test_memory_of_an_unknown_device() -> None:

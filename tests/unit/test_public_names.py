@@ -50,6 +50,7 @@ NAMES = [
     "set_seed",
     "synchronize",
     "use",
+    "use_tuned",
 ]
 
 

@@ -176,9 +176,7 @@ def test_sums_repeat_to_the_bit(manner: str) -> None:
 
 def test_without_subgroups(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters that have none fold in workgroup memory."""
-    from anytorch.gpu.runtime import forget_plans
-
-    from anytorch.gpu.runtime import open_runtime
+    from anytorch.gpu.runtime import forget_plans, open_runtime
 
     runtime = open_runtime()
     monkeypatch.setattr(runtime, "adapter", dataclasses.replace(runtime.adapter, kind="DiscreteGPU"))

@@ -152,7 +152,8 @@ def run_child(names: Sequence[str], limit_s: float, environment: Mapping[str, st
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
-                env={**os.environ, **environment},
+                # Its log would end up in `words`, where a crash's last line is looked for.
+                env={**os.environ, "ANYTORCH_LOG_LEVEL": "WARNING", **environment},
                 start_new_session=True,
             )
             end = ""

@@ -173,8 +173,8 @@ class Readbacks:
     def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
         """Wait for the device and copy `nbytes` of `buffer` to host address `destination`.
 
-        A long read goes in arenas: while the device fills one, threads empty those before it. (One thread moves 5 GB/s out of
-        mapped memory on the H200's host, the device 40 into it.)
+        A long read goes in arenas: while the device fills one, threads empty those before it. (On the H200's host one thread
+        moves 5 GB/s out of mapped memory, the device 40 into it.)
         """
         started: deque[tuple[Staging, int, int, int]] = deque()
         moving: deque[tuple[Staging, Future[Any]]] = deque()

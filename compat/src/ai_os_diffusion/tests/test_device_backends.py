@@ -1,6 +1,6 @@
 """Every usable device computes what the CPU computes.
 
-    python -m pytest ai_os_diffusion/tests/test_device_backends.py -v
+python -m pytest ai_os_diffusion/tests/test_device_backends.py -v
 """
 
 from __future__ import annotations
