@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.bench import benchmark_backends as benchmark_backends
     from anytorch.devices.choose import Resolution as Resolution
     from anytorch.devices.choose import best_device as best_device
+    from anytorch.devices.choose import enable as enable
     from anytorch.devices.choose import explain as explain
     from anytorch.devices.choose import resolve as resolve
     from anytorch.devices.doctor import diagnose as diagnose
@@ -64,6 +65,7 @@ PUBLIC: dict[str, str] = {
     "cleanup": "anytorch.devices.memory",
     "devices": "anytorch.devices",  # the package itself, which can be called
     "diagnose": "anytorch.devices.doctor",
+    "enable": "anytorch.devices.choose",
     "explain": "anytorch.devices.choose",
     "fit_batch": "anytorch.devices.oom",
     "get_accelerator_type": "anytorch.devices.documented",

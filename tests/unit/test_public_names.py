@@ -27,6 +27,7 @@ NAMES = [
     "cleanup",
     "devices",
     "diagnose",
+    "enable",
     "explain",
     "fit_batch",
     "get_accelerator_type",

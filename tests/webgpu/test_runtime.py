@@ -234,3 +234,40 @@ def test_a_bind_group_is_made_again_after_the_cache_was_emptied(runtime: Any, bu
     runtime.empty_cache()
     runtime.dispatch(add_one(runtime), [buffer], struct.pack("I", 64), 1)
     assert download(runtime, buffer, 4) == struct.pack("I", 2)
+
+
+def test_a_lost_device_says_so_and_can_be_replaced(run_python: Any) -> None:
+    """One clear error however often it is asked; after a reset new tensors work and old ones do not pretend to."""
+    run_python(
+        "import torch, anytorch.webgpu\n"
+        "from anytorch.errors import DeviceLost\n"
+        "from anytorch.gpu.runtime import open_runtime\n"
+        "x = torch.ones(4, device='webgpu')\n"
+        "assert (x + 1).tolist() == [2, 2, 2, 2]\n"
+        "open_runtime().device.destroy()\n"
+        "def lost(work):\n"
+        "    try:\n"
+        "        work()\n"
+        "    except DeviceLost as exc:\n"
+        "        assert exc.hint\n"
+        "        return True\n"
+        "assert all(lost(lambda: (x + 1).tolist()) for _ in range(3))\n"
+        "anytorch.webgpu.reset()\n"
+        "assert (torch.ones(4, device='webgpu') + 1).tolist() == [2, 2, 2, 2]\n"
+        "assert lost(lambda: (x + 1).tolist()), 'its address must not lead to memory of the new device'\n"
+    )
+
+
+def test_a_profile_names_and_times_every_launch(webgpu: Any) -> None:
+    import torch
+
+    x = torch.ones(64, 64, device="webgpu")
+    (x @ x).exp()  # compiled before
+    with torch.webgpu.profile() as profile:
+        (x @ x).exp()
+    assert len(profile.launches) == 2
+    assert all(launch.seconds > 0 for launch in profile.launches)
+    assert "exp" in profile.table() and "in 2 launches" in profile.table()
+    with torch.webgpu.profile() as empty:
+        pass
+    assert empty.launches == []

@@ -178,6 +178,20 @@ def activate(candidate: Candidate) -> None:
         function()
 
 
+def enable(name: str) -> torch.device:
+    """Make torch know a device that lives in a module of its own (`anytorch.enable("webgpu")`), and return it.
+
+    It is not tried; `resolve` does that. Raises UnknownDevice, or what the module raises.
+    """
+    backend = registry().get(name)
+    function: Any = getattr(backend, "activate", None)
+    if callable(function):
+        function()
+    import torch
+
+    return torch.device(backend.torch_type)
+
+
 def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Tried = "always") -> str:
     """In words: what would be chosen, and for every other device and back end why it would not."""
     text = configured_request()[0] if request is None else request

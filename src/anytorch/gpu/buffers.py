@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from anytorch.errors import OutOfMemory
+from anytorch.errors import DeviceLost, OutOfMemory
 
 # A tensor's address is made up: a tag bit, the buffer's number, the byte offset within it. The tag keeps a real pointer of
 # the CPU from ever being taken for one of ours, and 36 bits of offset are 64 GiB per buffer.
@@ -40,6 +41,20 @@ class PoolStatistics:
     reused: int = 0
 
 
+# Counted over all devices of the process: a tensor of a lost device must not find a buffer of the next one.
+_numbers = count(1)
+
+
+class Buffers(dict[int, Buffer]):
+    """Buffers by key. A key that is not there belongs to a device that has been reset, or to a buffer given up with it."""
+
+    def __missing__(self, key: int) -> Buffer:
+        raise DeviceLost(
+            "webgpu: this tensor was on a device that has been reset; its memory is gone",
+            hint="load it again from the host or from disk",
+        )
+
+
 def bucket(nbytes: int) -> int:
     """The size a buffer is made with: eight steps per doubling, so at most an eighth is wasted; 256 bytes at least."""
     if nbytes <= 256:
@@ -62,12 +77,11 @@ class Pool:
         self._destroy = destroy
         self.largest = largest
         self.limit = limit  # bytes that may be reserved in all; None: as many as the device gives
-        self.buffers: dict[int, Buffer] = {}  # by key, for finding a tensor's buffer from its address
+        self.buffers = Buffers()  # by key, for finding a tensor's buffer from its address
         self.returned: deque[Buffer] = deque()
         self._statistics = PoolStatistics()
         self._free: dict[int, list[Buffer]] = {}
         self._parked: set[Buffer] = set()  # given back, but pinned
-        self._next = 1
 
     def take(self, nbytes: int, relieve: Callable[[], None]) -> Buffer:
         """A buffer of at least `nbytes`. When the device is full, `relieve` is called and unused buffers are given up."""
@@ -100,8 +114,7 @@ class Pool:
             relieve()
             self.release_free()
             made = self._attempt(size)
-        number, self._next = self._next, self._next + 1
-        buffer = Buffer(made, made._internal, size, number)
+        buffer = Buffer(made, made._internal, size, next(_numbers))
         self.buffers[buffer.key] = buffer
         statistics = self._statistics
         statistics.created += 1

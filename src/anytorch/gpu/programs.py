@@ -91,6 +91,12 @@ class Programs:
             )
         return self._pipeline_layouts[whole]
 
+    def name_of(self, program: Program) -> str:
+        """The key a program was made with, for people."""
+        return next(
+            (str(key) for key, made in self._programs.items() if made is program), "a program of another device"
+        )
+
     def bind(self, program: Program, buffers: Sequence[Buffer], windows: tuple[tuple[int, int], ...] | None) -> Any:
         """A bind group that `program.groups` does not have yet. The pool recycles buffers, so nearly every one is there.
 

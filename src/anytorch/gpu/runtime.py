@@ -10,13 +10,13 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from anytorch import config
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
-from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising, translated
+from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising, translated, wgpu
 from anytorch.gpu.programs import Program, Programs
 from anytorch.gpu.transfer import Readbacks, Uploads
 
@@ -62,6 +62,14 @@ class Recorder(Protocol):
     def note_clear(self, buffer: Buffer, offset: int, nbytes: int) -> None: ...
 
 
+class Profiler(Protocol):
+    """Is told of every launch while it is the runtime's `profiler` (see `profile`)."""
+
+    def before_launch(self, encoder: Any, program: Program) -> bool: ...
+
+    def after_launch(self, encoder: Any) -> None: ...
+
+
 class Runtime:
     """A device, its memory, its programs and the commands recorded for it."""
 
@@ -98,6 +106,7 @@ class Runtime:
         self._pending = 0
         self.lost: DeviceError | None = None
         self.recorder: Recorder | None = None
+        self.profiler: Profiler | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -117,8 +126,15 @@ class Runtime:
         self.programs.forget_bind_groups()
 
     def create_buffer(self, nbytes: int, usage: int, *, mapped: bool = False) -> Any:
-        with raising(f"allocating {nbytes:,} bytes"):
-            return self.device.create_buffer(size=nbytes, usage=usage, mapped_at_creation=mapped)
+        if self.lost is not None:
+            raise self.lost
+        doing = f"allocating {nbytes:,} bytes"
+        try:
+            with raising(doing):
+                return self.device.create_buffer(size=nbytes, usage=usage, mapped_at_creation=mapped)
+        except wgpu.GPUError as exc:  # wgpu-py raises some errors itself
+            error = translated(doing, type(exc).__name__, str(exc))
+        self._fail(error)
 
     # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -146,12 +162,30 @@ class Runtime:
                 self._program = program
             _set_bind_group(encoder, 0, group, 0, NULL)
             _set_immediates(encoder, 0, _from_buffer(immediates), len(immediates))
-            _dispatch(encoder, x, y, z)
+            if self.profiler is None:
+                _dispatch(encoder, x, y, z)
+            else:
+                self._timed_dispatch(program, x, y, z)
             if self.recorder is not None:
                 self.recorder.note_launch(program, buffers, group, immediates, x, y, z)
             pending = self._pending = self._pending + 1
             if pending % LOOK_EVERY == 0 and (pending >= MOST_PENDING or self.poll(wait=False)):
                 self.submit()
+
+    def _timed_dispatch(self, program: Program, x: int, y: int, z: int) -> None:
+        assert self.profiler is not None
+        timed = self.profiler.before_launch(self._pass, program)
+        _dispatch(self._pass, x, y, z)
+        if timed:
+            self.profiler.after_launch(self._pass)
+
+    def resolve_queries(self, queries: Any, count: int, target: Any) -> None:
+        """Write timestamps to a buffer, after everything recorded so far."""
+        self._open_encoder()
+        self._end_pass()
+        # H: void f(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery, uint32_t queryCount, WGPUBuffer, uint64_t offset)
+        lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries, 0, count, target, 0)
+        self._pending += 1
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
         """Device to device, between different buffers; offsets and size are multiples of 4."""
@@ -236,7 +270,7 @@ class Runtime:
             if error is not None:
                 self._fail(translated("submitting commands", *error))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> NoReturn:
         if isinstance(error, DeviceLost):
             self.lost = error
         raise error

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from anytorch.gpu.adapters import choose_adapter, list_adapters
+from anytorch.gpu.profile import Profile
 from anytorch.gpu.runtime import forked, open_runtime, opened
 from anytorch.gpu.tape import Tape
 from anytorch.webgpu import fallback, random
@@ -80,6 +81,10 @@ class WebgpuModule:
         read back nor upload inside. Random numbers repeat at every replay.
         """
         return Tape(open_runtime())
+
+    def profile(self) -> Profile:
+        """`with torch.webgpu.profile() as p: …`, then `print(p.table())`: each kernel's time by the GPU's own clock."""
+        return Profile(open_runtime())
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
