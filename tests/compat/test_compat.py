@@ -128,7 +128,7 @@ def test_a_name_nobody_documented(ask: Callable[..., dict[str, Any]]) -> None:
 def test_no_logic() -> None:
     """Re-exports and the one sentence: no function, no class, no branch outside the helper both sentences come from."""
     for path in SOURCES.rglob("*.py"):
-        if path.parent.name == "anytorch_compat":
+        if path.parent.name in ("anytorch_compat", "tests"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not isinstance(

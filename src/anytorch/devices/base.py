@@ -163,7 +163,7 @@ class TorchBackend:
         """What is known of a device this process has not used yet: nothing of ours is allocated on it."""
         device = next((seen for seen in self.seen(snapshot()) if seen.index == index), None)
         if device is None:
-            return MemoryUse(source="no such device is seen on this machine")
+            return MemoryUse(0, 0, 0, source="not initialised, and not seen by the probes")
         return MemoryUse(0, 0, 0, device.free, device.total, "probe (driver not initialised)")
 
     def empty_cache(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytorch.devices.choose import survey
 from anytorch.devices.locate import locate, require
 from anytorch.devices.registry import registry
-from anytorch.devices.types import MemoryUse
+from anytorch.devices.types import MemoryUse, State
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,19 @@ def memory(device: str | torch.device | None = None) -> MemoryUse:
     True
     """
     backend, index = locate(device)
-    return backend.memory(index)
+    use = backend.memory(index)
+    if use.total is None and not use.allocated and not exists(backend.name, index):
+        return MemoryUse(
+            source="there is no such device on this machine"
+        )  # nothing is allocated on it, but that is no fact
+    return use
+
+
+def exists(backend: str, index: int) -> bool:
+    return any(
+        found.backend == backend and found.index == index and found.state is not State.UNUSABLE
+        for found in survey("needed", wanted=backend).devices
+    )
 
 
 def cleanup(device: str | torch.device | None = None) -> None:
