@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.webgpu.agree import agree
+from tests.webgpu.agree import adapter_manner, agree  # noqa: F401  (a fixture)
 from tests.webgpu.test_matmul import make
 
+from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.attention import Attention
 
 pytestmark = pytest.mark.native
@@ -62,19 +63,57 @@ def test_torch_is_told_what_we_take(webgpu: Any) -> None:
     assert torch._fused_sdp_choice(q[..., :6], q[..., :6], q[..., :6]) == 0
 
 
+def split(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Both the lean form and the one that backward needs, on the device."""
+    made = run(q, k, v, mask)
+    if q.device.type == "webgpu":
+        op = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default
+        whole, sums, *_ = op(q, k, v, mask)
+        torch.testing.assert_close(whole.cpu(), made.cpu(), rtol=0, atol=0)
+        repeated = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        scores = (q.float() @ repeated.float().transpose(2, 3)) / q.shape[3] ** 0.5
+        if mask is None:
+            torch.testing.assert_close(sums.cpu(), scores.cpu().logsumexp(-1), rtol=1e-3, atol=1e-3)
+    return made
+
+
+@pytest.mark.parametrize("manner", ["hardware"], indirect=True)
+@pytest.mark.parametrize("subgroups", [False, True])
+def test_split_keys(webgpu: Any, manner: str, monkeypatch: pytest.MonkeyPatch, subgroups: bool) -> None:
+    from anytorch.webgpu.ops import attention
+
+    monkeypatch.setattr(attention, "has_subgroups", lambda runtime: subgroups and "subgroup" in runtime.features)
+    agree(split, *operands(2, 2, 1, 300, 64, grad=False), atol=1e-4)
+    agree(split, *operands(10, 1, 1, 257, 12, grad=False), atol=1e-4)  # more lines than a workgroup takes
+    agree(split, *operands(2, 1, 2, 270, 4, grad=False), atol=1e-4)
+    agree(split, *operands(4, 2, 1, 300, 32, torch.float16, grad=False), rtol=1e-2, atol=1e-2)
+    agree(split, *operands(4, 2, 1, 300, 32, torch.bfloat16, grad=False), rtol=5e-2, atol=5e-2)
+    agree(split, *operands(1, 1, 1, 5000, 8, grad=False), atol=1e-4)  # more parts than threads
+    hidden = make(2, 1, 3, 300) > 0
+    hidden[:, :, 1] = False
+    hidden[:, :, 2, :290] = False  # whole parts without a key to look at
+    agree(split, *operands(4, 2, 3, 300, 8, grad=False), hidden, atol=1e-4)
+    agree(split, *operands(4, 2, 3, 300, 8, grad=False), make(3, 300), atol=1e-4)
+    q, k, v = operands(4, 2, 2, 300, 8)
+    agree(run, q, k, v, atol=1e-4)
+    known = {kernel.form for kernel in open_runtime().programs._programs if isinstance(kernel, Attention)}
+    assert {"split", "join"} <= known
+
+
 @pytest.mark.parametrize("form", ["tile", "short"])
 def test_forms_of_gpus(webgpu: Any, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     from anytorch.webgpu.ops import attention
 
     used: list[Attention] = []
 
-    def kernel(runtime: Any, q: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Attention:
+    def kernel(runtime: Any, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Attention:
         mask_type = str(mask.dtype)[6:] if mask is not None else ""
         used.append(Attention(form, str(q.dtype)[6:], q.shape[3], causal, mask_type, 16, 16))
         return used[-1]
 
     monkeypatch.setattr(attention, "_kernel", kernel)
     monkeypatch.setattr(attention, "_plans", {})
+    monkeypatch.setattr(attention, "_direct", {})
     agree(run, *operands(2, 1, 21, 37, 32, grad=False), atol=1e-4)
     agree(lambda q, k, v: run(q, k, v, is_causal=True), *operands(2, 2, 21, 21, 12, grad=False), atol=1e-4)
     hidden = make(2, 1, 5, 300) > 0

@@ -133,8 +133,7 @@ class Runtime:
             with raising(doing):
                 return self.device.create_buffer(size=nbytes, usage=usage, mapped_at_creation=mapped)
         except wgpu.GPUError as exc:  # wgpu-py raises some errors itself
-            error = translated(doing, type(exc).__name__, str(exc))
-        self._fail(error)
+            self._fail(translated(doing, type(exc).__name__, str(exc)))
 
     # --- recording ---------------------------------------------------------------------------------------------------
 

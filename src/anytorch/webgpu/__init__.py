@@ -11,7 +11,7 @@ import torch
 from anytorch.errors import DeviceUnavailable
 
 NAME = "webgpu"
-_NEEDED = ("_construct_storage_from_data_pointer", "_acc", "_get_privateuse1_backend_name")
+_NEEDED = ("_construct_storage_from_data_pointer", "_acc", "_get_privateuse1_backend_name", "_swap_tensor_impl")
 
 
 def _register() -> None:

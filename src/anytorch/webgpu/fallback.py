@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +14,19 @@ from anytorch import config
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
 from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
+
+# Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device.
+TAKES_HOST_TENSORS = (
+    "_ctc_loss",
+    "_ctc_loss_backward",
+    "_pack_padded_sequence",
+    "_copy_from",
+    "_to_copy",
+    "copy",
+    "set_",
+)
+# Structured ops: given two devices, torch's functional form fails an internal assertion before it comes to us.
+REGISTERED = ("_linalg_solve_ex",)
 
 counts: Counter[str] = Counter()
 _warned: set[str] = set()
@@ -69,10 +82,16 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     note(str(op))
     position = {name: i for i, name in enumerate(known.names)}
     changed: list[tuple[torch.Tensor, torch.Tensor]] = []
+    strict = op.namespace == "aten" and op._opname not in TAKES_HOST_TENSORS
 
     def to_host(i: int, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if not is_ours(value):
+                if strict and value.dim():
+                    raise RuntimeError(
+                        f"{op}: expected all tensors to be on {device().type}, but {known.names[i]} is on {value.device}; "
+                        f"move it with .to('{device().type}')"
+                    )
                 return value
             host = copies.to_host(value)
             if known.written[i]:
@@ -109,6 +128,12 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(result, tuple):
         return tuple(to_device(j, value) for j, value in enumerate(result))
     return to_device(0, result)
+
+
+def register(library: torch.library.Library) -> None:
+    for name in REGISTERED:
+        op = getattr(torch.ops.aten, name).default
+        library.impl(op, partial(fallback, op), "PrivateUse1")
 
 
 def note(name: str) -> None:

@@ -53,7 +53,7 @@ def gather(
     if result.numel() == 0:
         return result
     starts = (int(source.storage_offset()) + offset,)
-    launch = _prepared("", source.dtype, size, (strides,), indices, starts, wrap)
+    launch = prepared("", source.dtype, size, (strides,), indices, starts, wrap)
     return result if launch([source, *[index[0] for index in indices], result], starts, indices) else None
 
 
@@ -91,7 +91,7 @@ def scatter(
         for index, steps, length, stride in indices
     ]
     starts = (int(source.storage_offset()), int(target.storage_offset()))
-    launch = _prepared(mode, target.dtype, size, (source_strides, strides), indices, starts, wrap)
+    launch = prepared(mode, target.dtype, size, (source_strides, strides), indices, starts, wrap)
     return launch([source, *[index[0] for index in indices], target], starts, indices)
 
 
@@ -178,7 +178,7 @@ class Launch:
 _launches: dict[tuple[object, ...], Launch] = device_memory()
 
 
-def _prepared(
+def prepared(
     mode: str,
     dtype: torch.dtype,
     size: Sequence[int],

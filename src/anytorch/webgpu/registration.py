@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytorch.webgpu import autocast, copies, fallback, tensors
+from anytorch.webgpu import autocast, copies, fallback, moving, printing, tensors
 from anytorch.webgpu.ops import (
     attention,
     bags,
@@ -39,6 +39,8 @@ def register() -> None:
     everything = torch.library.Library("_", "IMPL")
     _libraries.extend((library, everything))
     tensors.register(library)
+    moving.patch_modules()
+    printing.patch_formatter()
     copies.register(library)
     elementwise.register(library)
     random.register(library)
@@ -63,6 +65,7 @@ def register() -> None:
     resampling.register(library)
     recurrent.register(library)
     quantized.register(library)
+    fallback.register(library)
     everything.fallback(fallback.fallback, "PrivateUse1")
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
     casts = torch.library.Library("_", "IMPL")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -42,6 +42,62 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return on_device(tensor, made)
 
 
+class Launch:
+    """A kernel with all its numbers; only the tensors change between two calls."""
+
+    __slots__ = ("head", "pack", "program", "shifts", "tail", "x", "y")
+
+    def __init__(
+        self,
+        inputs: Sequence[tuple[str, torch.Tensor]],
+        outputs: Sequence[tuple[str, torch.Tensor]],
+        parameters: Sequence[tuple[str, str, Any]],
+        count: int,
+        body: str,
+        functions: str = "",
+    ) -> None:
+        runtime = open_runtime()
+        kernel = Threads(
+            tuple((name, name_of(tensor.dtype)) for name, tensor in inputs),
+            tuple((name, name_of(tensor.dtype)) for name, tensor in outputs),
+            tuple(f"{name}: {kind}" for name, kind, _ in parameters),
+            body,
+            functions,
+        )
+        self.program = runtime.programs.get(kernel) or runtime.programs.make(
+            kernel,
+            lambda: render(kernel),
+            buffers=len(inputs) + len(outputs),
+            writable=kernel.writable,
+            immediates=4 * kernel.words,
+        )
+        groups = -(-count // WORKGROUP)
+        self.x = min(groups, MOST_GROUPS)
+        self.y = -(-groups // self.x)
+        self.head = struct.pack("<2I", count, self.x * WORKGROUP)
+        self.pack = struct.Struct(f"<{len(inputs) + len(outputs)}I").pack
+        codes = "".join(_CODES[kind] for _, kind, _ in parameters)
+        self.tail = struct.pack(f"<{codes}", *[value for _, _, value in parameters])
+        self.shifts = [t.dtype.itemsize.bit_length() - 1 for _, t in (*inputs, *outputs)]
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        runtime = open_runtime()
+        table = runtime.buffers
+        buffers: list[Buffer | None] = []
+        offsets = []
+        empty = False
+        for tensor, shift in zip(tensors, self.shifts, strict=True):
+            address = tensor.data_ptr()
+            empty |= address == 0
+            buffers.append(table[address >> SHIFT] if address else None)
+            offsets.append((address & OFFSET_MASK) >> shift)
+        if empty:  # an empty operand has no buffer; one of another operand stands in and is never read
+            stand_in = next(buffer for buffer in buffers if buffer is not None)
+            buffers = [buffer if buffer is not None else stand_in for buffer in buffers]
+        immediates = self.head + self.pack(*offsets) + self.tail
+        runtime.dispatch(self.program, cast("list[Buffer]", buffers), immediates, self.x, self.y)
+
+
 def launch(
     inputs: Sequence[tuple[str, torch.Tensor]],
     outputs: Sequence[tuple[str, torch.Tensor]],
@@ -51,41 +107,9 @@ def launch(
     functions: str = "",
 ) -> None:
     """Run `body` for i in range(count). `parameters` are (name, WGSL type, value)."""
-    if count == 0:
-        return
-    runtime = open_runtime()
-    kernel = Threads(
-        tuple((name, name_of(tensor.dtype)) for name, tensor in inputs),
-        tuple((name, name_of(tensor.dtype)) for name, tensor in outputs),
-        tuple(f"{name}: {kind}" for name, kind, _ in parameters),
-        body,
-        functions,
-    )
-    program = runtime.programs.get(kernel) or runtime.programs.make(
-        kernel,
-        lambda: render(kernel),
-        buffers=len(inputs) + len(outputs),
-        writable=kernel.writable,
-        immediates=4 * kernel.words,
-    )
-    groups = -(-count // WORKGROUP)
-    x = min(groups, MOST_GROUPS)
-    buffers: list[Buffer | None] = []
-    offsets = []
-    for _, tensor in (*inputs, *outputs):
-        address = tensor.data_ptr()
-        if address == 0:  # an empty operand has no buffer; one of another operand stands in and is never read
-            buffers.append(None)
-            offsets.append(0)
-            continue
-        buffers.append(runtime.buffers[address >> SHIFT])
-        offsets.append((address & OFFSET_MASK) // tensor.dtype.itemsize)
-    bound = [buffer if buffer is not None else next(b for b in buffers if b is not None) for buffer in buffers]
-    codes = "".join(_CODES[kind] for _, kind, _ in parameters)
-    packed = struct.pack(
-        f"<{2 + len(offsets)}I{codes}", count, x * WORKGROUP, *offsets, *[value for _, _, value in parameters]
-    )
-    runtime.dispatch(program, bound, packed, x, -(-groups // x))
+    if count:
+        whole = Launch(inputs, outputs, parameters, count, body, functions)
+        whole(*[tensor for _, tensor in (*inputs, *outputs)])
 
 
 _results: dict[Any, Any] = {}

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, thread_main
+from anytorch.gpu.wgsl.rows import Twice
 from anytorch.gpu.wgsl.softmax import RowRule
 from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
 
 _ROW_MOMENTS = Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, ("s.mean", "inverseSqrt(s.m2 / n + p.s0)"))
+# Welford's update divides for every element; with the elements at hand the mean comes first.
+_MEAN_FIRST = Twice(
+    "var total = 0.0; var count = 0.0;",
+    "total += x0; count += 1.0;",
+    "let middle = total / max(count, 1.0); var spread = 0.0;",
+    "let d = x0 - middle; spread += d * d;",
+    "s.n = count; s.mean = middle; s.m2 = spread;",
+)
 _SQUARES = Reducer((("v", "f32", "0.0"),), "s.v += x0 * x0;", "s.v += o.v;", ("s.v",))
 _TWO_SUMS = Reducer(
     (("a", "f32", "0.0"), ("b", "f32", "0.0")),
@@ -26,7 +35,8 @@ def normalise(weight: bool, bias: bool) -> RowRule:
         value += " * x1"
     if bias:
         value += f" + x{2 if weight else 1}"
-    return RowRule(_ROW_MOMENTS, ("x0",), "let mean = s.mean; let rstd = inverseSqrt(s.m2 / n + p.s0);", value)
+    prepare = "let mean = s.mean; let rstd = inverseSqrt(s.m2 / n + p.s0);"
+    return RowRule(_ROW_MOMENTS, ("x0",), prepare, value, _MEAN_FIRST)
 
 
 def normalise_backward(weight: bool) -> RowRule:

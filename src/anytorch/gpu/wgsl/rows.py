@@ -1,11 +1,13 @@
 """Kernels that fold each row and then compute every element of it again with the result: softmax, layer norm, …
 
 Rows are dense. Their elements are neighbours, or `inner` elements apart (softmax over a dimension that is not the last).
-A workgroup takes a row; or a thread does, where rows are short, lie side by side, or barriers are slow.
+A workgroup takes a row; or a thread does, where rows are short, lie side by side, or barriers are slow. Where a workgroup's
+threads can hold the whole row in registers, memory is read once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import (
@@ -22,6 +24,8 @@ from anytorch.gpu.wgsl.reduce import (
 )
 from anytorch.gpu.wgsl.types import BF16_BITS, HELPERS, KINDS, enables, lane_bits, load, stored
 
+MOST_WITH_COLUMNS = 4  # quads held per worker, beyond which weights and biases are not
+
 
 @dataclass(frozen=True)
 class Input:
@@ -29,6 +33,24 @@ class Input:
 
     dtype: str
     per: str = "element"
+
+
+@dataclass(frozen=True)
+class Twice:
+    """A cheaper way to the state of elements that are at hand: walk them twice, as `first` and `second` say of each.
+
+    `before`, `between` and `after` are statements around the walks; the last sets the state `s`.
+    """
+
+    before: str
+    first: str
+    between: str
+    second: str
+    after: str
+
+    @property
+    def text(self) -> str:
+        return " ".join((self.before, self.first, self.between, self.second, self.after))
 
 
 @dataclass(frozen=True)
@@ -54,6 +76,8 @@ class Rows:
     subgroups: bool = False
     slots: bool = False  # a subgroup per row
     quads: bool = False  # rows are dense, of whole quads, and so are the tensors indexed by column
+    held: int = 0  # quads that each worker keeps between folding and writing; those beyond are read again
+    twice: Twice | None = None  # used for what is held; `enter` must be x0
 
     def in_quads(self, j: int) -> bool:
         return self.quads and self.inputs[j].per in ("element", "column")
@@ -77,6 +101,7 @@ def render(kernel: Rows) -> str:
     fields = [f"{name}: u32" for name in names] + [f"s{j}: f32" for j in range(kernel.scalars)]
     state = state_text(kernel.reducer, "f32", len(kernel.enter))
     body = kernel.prepare + kernel.output + "".join(kernel.row_outputs) + "".join(kernel.enter)
+    body += kernel.twice.text if kernel.held and kernel.twice is not None else ""
     parts = [
         enables({*[i.dtype for i in kernel.inputs], kernel.dtype}),
         f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n",
@@ -121,16 +146,22 @@ def _body(kernel: Rows, first: str, step: str, fold: str, once: str) -> str:
     """What is done with `row` by workers who take elements from `first` on, `step` apart."""
     base = "(row / p.inner) * p.length * p.inner + row % p.inner" if kernel.strided else "row * p.length"
     writes = " ".join(f"r{j}[row] = {value};" for j, value in enumerate(kernel.row_outputs))
+    if kernel.quads:
+        rest = f"{first} + {kernel.held}u * {step}"
+        folding = _hold(kernel, first, step) + _fold_held(kernel) + _fold_quads(kernel, rest, step)
+        writing = _write_held(kernel) + _write_quads(kernel, rest, step)
+    else:
+        folding, writing = _fold_loop(kernel, first, step), _write_loop(kernel, first, step)
     return "".join(
         (
             f"  let base = {base};\n  let n = f32(p.length);\n",
             *[f"  let x{j} = {_value(kernel, j, 'k')};\n" for j, i in enumerate(kernel.inputs) if i.per == "row"],
             "  var s = start();\n",
-            _fold_quads(kernel, first, step) if kernel.quads else _fold_loop(kernel, first, step),
+            folding,
             fold,
             f"  {kernel.prepare}\n",
             f"  {once}{{ {writes} }}\n" if writes else "",
-            _write_quads(kernel, first, step) if kernel.quads else _write_loop(kernel, first, step),
+            writing,
         )
     )
 
@@ -139,13 +170,17 @@ def _element(dtype: str, quads: bool) -> str:
     return QUADS[dtype] if quads else KINDS[dtype].storage
 
 
-def _quad_loads(kernel: Rows, needed: str) -> str:
-    """Quad `q` of the row, of every input that has quads and is needed."""
+def _quad_loads(kernel: Rows, needed: str, held: Sequence[int] = ()) -> str:
+    """Quad `q` of the row, of every input that has quads, is needed and not held."""
     return " ".join(
-        f"let v{j} = b{j}[((p.o{j}{' + base' if i.per == 'element' else ''}) >> 2u) + q];"
-        for j, i in enumerate(kernel.inputs)
-        if kernel.in_quads(j) and f"x{j}" in needed
+        f"let v{j} = b{j}[{_quad_at(kernel, j)} + q];"
+        for j in range(len(kernel.inputs))
+        if kernel.in_quads(j) and f"x{j}" in needed and j not in held
     )
+
+
+def _quad_at(kernel: Rows, j: int) -> str:
+    return f"((p.o{j}{' + base' if kernel.inputs[j].per == 'element' else ''}) >> 2u)"
 
 
 def _lane_loads(kernel: Rows, needed: str, lane: int) -> str:
@@ -164,10 +199,7 @@ def _fold_quads(kernel: Rows, first: str, step: str) -> str:
         f"    {{ {_lane_loads(kernel, needed, lane)} s = add(s, {', '.join(kernel.enter)}, k); }}\n"
         for lane in range(4)
     )
-    return (
-        f"  let quads = p.length >> 2u;\n  for (var q = {first}; q < quads; q += {step}) {{\n"
-        f"    {_quad_loads(kernel, needed)}\n{folds}  }}\n"
-    )
+    return f"  for (var q = {first}; q < quads; q += {step}) {{\n    {_quad_loads(kernel, needed)}\n{folds}  }}\n"
 
 
 def _write_quads(kernel: Rows, first: str, step: str) -> str:
@@ -179,6 +211,65 @@ def _write_quads(kernel: Rows, first: str, step: str) -> str:
     return (
         f"  for (var q = {first}; q < quads; q += {step}) {{\n    {_quad_loads(kernel, kernel.output)}\n"
         f"    var y: vec4<f32>;\n{values}    out[(base >> 2u) + q] = {made};\n  }}\n"
+    )
+
+
+def _kept(kernel: Rows) -> list[int]:
+    """The inputs whose quads are held: those by column only where that leaves registers for others."""
+    needed = kernel.output + "".join(kernel.enter)
+    pers = ("element", "column") if kernel.held <= MOST_WITH_COLUMNS else ("element",)
+    return [j for j, i in enumerate(kernel.inputs) if kernel.in_quads(j) and i.per in pers and f"x{j}" in needed]
+
+
+def _hold(kernel: Rows, first: str, step: str) -> str:
+    """Load a thread's share of the row; nothing waits until all of it is under way."""
+    text = ["  let quads = p.length >> 2u;\n"]
+    for u in range(kernel.held):
+        text.append(f"  let q_{u} = {first} + {u}u * {step};\n")
+        for j in _kept(kernel):
+            text.append(f"  var v{j}_{u}: {QUADS[kernel.inputs[j].dtype]}; ")
+            text.append(f"if (q_{u} < quads) {{ v{j}_{u} = b{j}[{_quad_at(kernel, j)} + q_{u}]; }}\n")
+    return "".join(text)
+
+
+def _held_quads(kernel: Rows, needed: str, each: Callable[[str], str], before: str = "", after: str = "") -> str:
+    """Statements for every element that is held: `each` is given the place of the element in its quad."""
+    text = []
+    kept = _kept(kernel)
+    for u in range(kernel.held):
+        named = " ".join(f"let v{j} = v{j}_{u};" for j in kept if f"x{j}" in needed)
+        named += _quad_loads(kernel, needed, kept)
+        lanes = "".join(f"    {{ {_lane_loads(kernel, needed, lane)} {each('xyzw'[lane])} }}\n" for lane in range(4))
+        text.append(f"  if (q_{u} < quads) {{ let q = q_{u}; {named}\n    {before}\n{lanes}    {after}\n  }}\n")
+    return "".join(text)
+
+
+def _fold_held(kernel: Rows) -> str:
+    twice = kernel.twice
+    if not kernel.held:
+        return ""
+    if twice is None:
+        entering = ", ".join(kernel.enter)
+        return _held_quads(kernel, "".join(kernel.enter), lambda _: f"s = add(s, {entering}, k);")
+    return "".join(
+        (
+            f"  {twice.before}\n",
+            _held_quads(kernel, "x0", lambda _: twice.first),
+            f"  {twice.between}\n",
+            _held_quads(kernel, "x0", lambda _: twice.second),
+            f"  {twice.after}\n",
+        )
+    )
+
+
+def _write_held(kernel: Rows) -> str:
+    made = quad_of(kernel.dtype, [f"y.{lane}" for lane in "xyzw"])
+    return _held_quads(
+        kernel,
+        kernel.output,
+        lambda lane: f"y.{lane} = {kernel.output};",
+        "var y: vec4<f32>;",
+        f"out[(base >> 2u) + q] = {made};",
     )
 
 

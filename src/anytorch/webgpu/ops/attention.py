@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.attention import PARAMETERS, Attention, render
 from anytorch.webgpu.copies import contiguous
+from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.kernels import check_devices
 from anytorch.webgpu.ops.matmul import FLOATS, product
+from anytorch.webgpu.ops.reductions import has_subgroups
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
-from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
+from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor, sized_tensor, storage_nbytes
 from anytorch.webgpu.threads import computable, launch, narrowed
 
 MATH, OVERRIDEABLE = 0, 4  # torch.nn.attention.SDPBackend
 SHORT = 4  # up to this many queries, a workgroup each
+FEW = 8  # up to this many queries, the keys are split over workgroups if there are more than
+UNSPLIT = 256  # of them: a second launch costs as much as reading so many
+MOST_LINES = 8  # queries, of all heads that share the keys, in such a workgroup
+ENOUGH_GROUPS = 512
 LARGEST = 256  # head dimension
 _fused = aten._scaled_dot_product_fused_attention_overrideable.default
 
@@ -79,19 +86,33 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
     return dense if (dense.data_ptr() & 15) == 0 else dense.clone()
 
 
-def _kernel(runtime: Runtime, q: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Attention:
-    dtype, dimension = name_of(q.dtype), q.shape[3]
-    masked = name_of(mask.dtype) if mask is not None else ""
+def _kernel(runtime: Runtime, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Attention:
+    dtype, dimension, queries = name_of(q.dtype), q.shape[3], q.shape[2]
+    whole = Attention("row", dtype, dimension, causal, name_of(mask.dtype) if mask is not None else "")
     if runtime.adapter.software:
-        return Attention("row", dtype, dimension, causal, masked)
-    if q.shape[2] <= SHORT:
-        return Attention("short", dtype, dimension, causal, masked)
+        return whole
     limit = int(runtime.limits["max-compute-workgroup-storage-size"])
-    for queries, keys in ((64, 64), (32, 64), (32, 32), (16, 16)):
-        kernel = Attention("tile", dtype, dimension, causal, masked, queries, keys)
+    keys = min(k.shape[2], queries) if causal else k.shape[2]
+    if queries <= FEW and keys > UNSPLIT:
+        split = _split_kernel(runtime, whole, q, k)
+        if split.shared_bytes <= limit:
+            return split
+    if queries <= SHORT:
+        return replace(whole, form="short")
+    for block, keys in ((64, 64), (32, 64), (32, 32), (16, 16)):
+        kernel = replace(whole, form="tile", queries=block, keys=keys)
         if kernel.shared_bytes <= limit:
             return kernel
-    return Attention("row", dtype, dimension, causal, masked)
+    return whole
+
+
+def _split_kernel(runtime: Runtime, whole: Attention, q: torch.Tensor, k: torch.Tensor) -> Attention:
+    """As many keys per workgroup as leave enough workgroups to keep a large GPU's memory busy."""
+    lines = q.shape[1] // k.shape[1] * q.shape[2]
+    block = min(lines, MOST_LINES)
+    others = q.shape[0] * k.shape[1] * -(-lines // block)
+    keys = next((n for n in (128, 64) if others * (k.shape[2] // n) >= ENOUGH_GROUPS), 32)
+    return replace(whole, form="split", queries=block, keys=keys, subgroups=has_subgroups(runtime))
 
 
 def _like_query(q: torch.Tensor) -> torch.Tensor:
@@ -105,68 +126,130 @@ def _like_query(q: torch.Tensor) -> torch.Tensor:
     return new_tensor(q.shape, strides, q.dtype)
 
 
+class Plan:
+    """All that follows from geometry, scale and alignment."""
+
+    __slots__ = ("head", "join", "nbytes", "out", "parts", "program", "shifts", "tail", "x", "y")
+
+    def __init__(self, runtime: Runtime, kernel: Attention, bound: Sequence[torch.Tensor], scale: float) -> None:
+        """`bound` are q, k, v, the mask if there is one, the result and the sums if they are wanted."""
+        q, k, v, *rest = bound
+        mask = rest.pop(0) if kernel.mask else None
+        out = rest[0]
+        kernel = replace(kernel, sums=len(rest) > 1)
+        batch, heads, queries, dimension = q.shape
+        shared = heads // k.shape[1]
+        blocks, total = queries, batch * heads * queries
+        lines, parts = total, 1
+        if kernel.form == "tile":
+            blocks = -(-queries // kernel.queries)
+            total = batch * heads * blocks
+        elif kernel.form == "split":
+            blocks = -(-shared * queries // kernel.queries)
+            parts = -(-k.shape[2] // kernel.keys)
+            total = batch * k.shape[1] * blocks * parts
+        groups = -(-total // kernel.threads) if kernel.form == "row" else total
+        self.x = min(groups, MOST_GROUPS)
+        self.y = -(-groups // self.x)
+        self.program = _program(runtime, kernel)
+        # The second launch of a split one has its own grid, but the same parameters: lines are few.
+        self.join: tuple[Program, int, int] | None = None
+        self.parts = 0
+        row = self.x
+        if kernel.form == "split":
+            row = min(row, lines, MOST_GROUPS)
+            self.x, self.y = row, -(-groups // row)
+            join = Attention("join", kernel.dtype, dimension, sums=kernel.sums)
+            self.join = (_program(runtime, join), row, -(-lines // row))
+            self.parts = lines * parts * (dimension + 4)
+        self.shifts = tuple(
+            tensor.dtype.itemsize.bit_length() - 1 for tensor in (q, k, v, q if mask is None else mask, out)
+        )
+        self.head = struct.Struct("<6I").pack
+        steps = [step for tensor in (q, k, v, out) for step in tensor.stride()[:3]]
+        self.tail = struct.pack(
+            "<7IfI16I",
+            *(queries, k.shape[2], heads, shared, blocks, row, total),
+            scale,
+            parts,
+            *steps,
+            *(mask.stride() if mask is not None else (0, 0, 0, 0)),
+        )
+        self.out = (tuple(out.size()), tuple(out.stride()), out.dtype)
+        self.nbytes = storage_nbytes(*self.out)
+
+    def __call__(self, runtime: Runtime, read: Sequence[int], mask: int, out: torch.Tensor, sums: int) -> None:
+        """Launch, given the addresses of q, k and v, and of mask and sums or 0."""
+        table = runtime.buffers
+        target = out.data_ptr()
+        buffers = [table[address >> SHIFT] for address in read]
+        if mask:
+            buffers.append(table[mask >> SHIFT])
+        written = [table[target >> SHIFT]]
+        if sums:
+            written.append(table[sums >> SHIFT])
+        q, k, v = read
+        one, two, three, four, five = self.shifts
+        immediates = (
+            self.head(
+                (q & OFFSET_MASK) >> one,
+                (k & OFFSET_MASK) >> two,
+                (v & OFFSET_MASK) >> three,
+                (mask & OFFSET_MASK) >> four,
+                (target & OFFSET_MASK) >> five,
+                (sums & OFFSET_MASK) >> 2,
+            )
+            + self.tail
+        )
+        if self.join is None:
+            runtime.dispatch(self.program, buffers + written, immediates, self.x, self.y)
+            return
+        parts = sized_tensor((self.parts,), (1,), torch.float32, 4 * self.parts)
+        between = table[parts.data_ptr() >> SHIFT]
+        runtime.dispatch(self.program, [*buffers, between], immediates, self.x, self.y)
+        program, x, y = self.join
+        runtime.dispatch(program, [between, *written], immediates, x, y)
+
+
+_plans: dict[Any, Plan] = device_memory()
+
+
+def _program(runtime: Runtime, kernel: Attention) -> Program:
+    return runtime.programs.make(
+        kernel,
+        lambda: render(kernel),
+        buffers=len(kernel.operands),
+        writable=kernel.writable,
+        immediates=4 * len(PARAMETERS),
+    )
+
+
 def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, laid out as the query is, and the row sums' logarithms."""
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+    *,
+    wants_sums: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None, Plan]:
+    """The output, laid out as the query is, and the row sums' logarithms; the plan they were made by."""
     runtime = open_runtime()
     q, k, v = _readable(q), _readable(k), _readable(v)
     batch, heads, queries, _ = q.shape
     if mask is not None:
         mask = mask.expand(batch, heads, queries, k.shape[2])
     out = _like_query(q)
-    sums = new_contiguous((batch, heads, queries), torch.float32)
-    bound = [q, k, v, *([mask] if mask is not None else []), out, sums]
-    key = (causal, *[(tensor.dtype, tensor.size(), tensor.stride()) for tensor in bound])
+    sums = new_contiguous((batch, heads, queries), torch.float32) if wants_sums else None
+    bound = [t for t in (q, k, v, mask, out, sums) if t is not None]
+    key = (causal, scale, wants_sums, *[(tensor.dtype, tensor.size(), tensor.stride()) for tensor in bound])
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans[key] = _make_plan(runtime, bound, mask, causal)
-    table = runtime.buffers
-    buffers, at = [], []
-    for tensor in bound:
-        address = tensor.data_ptr()
-        buffers.append(table[address >> SHIFT])
-        at.append((address & OFFSET_MASK) // tensor.dtype.itemsize)
-    if mask is None:
-        at.insert(3, 0)
-    packed = struct.pack("<6I", *at) + plan.head + struct.pack("<f", scale) + plan.tail
-    runtime.dispatch(plan.program, buffers, packed, plan.x, plan.y)
-    return out, sums
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What follows from sizes and strides alone."""
-
-    program: Program
-    x: int
-    y: int
-    head: bytes
-    tail: bytes
-
-
-_plans: dict[Any, Plan] = device_memory()
-
-
-def _make_plan(runtime: Runtime, bound: list[torch.Tensor], mask: torch.Tensor | None, causal: bool) -> Plan:
-    q, k, v, out = *bound[:3], bound[-2]
-    kernel = _kernel(runtime, q, mask, causal)
-    program = runtime.programs.make(
-        kernel,
-        lambda: render(kernel),
-        buffers=len(bound),
-        writable=0b11 << (len(bound) - 2),
-        immediates=4 * len(PARAMETERS),
-    )
-    batch, heads, queries, _ = q.shape
-    blocks = -(-queries // kernel.queries) if kernel.form == "tile" else queries
-    total = batch * heads * blocks
-    groups = -(-total // kernel.threads) if kernel.form == "row" else total
-    x = min(groups, MOST_GROUPS)
-    head = struct.pack("<7I", queries, k.shape[2], heads, heads // k.shape[1], blocks, x, total)
-    steps = [step for tensor in (q, k, v, out) for step in tensor.stride()[:3]]
-    tail = struct.pack("<16I", *steps, *(mask.stride() if mask is not None else (0, 0, 0, 0)))
-    return Plan(program, x, -(-groups // x), head, tail)
+        plan = _plans[key] = Plan(runtime, _kernel(runtime, q, k, mask, causal), bound, scale)
+    pointers = (q.data_ptr(), k.data_ptr(), v.data_ptr())
+    plan(runtime, pointers, 0 if mask is None else mask.data_ptr(), out, 0 if sums is None else sums.data_ptr())
+    return out, sums, plan
 
 
 def attention(
@@ -186,7 +269,7 @@ def attention(
             "webgpu: this fused attention takes 4-D float tensors of equal batch, without dropout, with a head dimension "
             f"that is a multiple of 4 and at most {LARGEST}; got {tuple(q.shape)} {q.dtype}, dropout {dropout}"
         )
-    out, sums = forward(q, k, v, mask, causal, _scale(q, scale))
+    out, sums, _ = forward(q, k, v, mask, causal, _scale(q, scale))
     nothing = new_contiguous((0,), torch.int64)
     return out, sums, nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing
 
@@ -284,13 +367,7 @@ def _probabilities(
     launch(inputs, [("weights", weights), ("steps", steps)], numbers, batch * heads * queries * keys, body)
 
 
-def _nobody_watches(q: torch.Tensor) -> bool:
-    """No mode or transform that must see the ops this one is made of, such as FakeTensorMode or vmap."""
-    return (
-        type(q) is torch.Tensor
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-    )
+_direct: dict[Any, Plan] = device_memory()  # for calls whose operands a kernel can read as they are
 
 
 def scaled_dot_product_attention(
@@ -304,10 +381,28 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
+    direct = unwatched(q, k, v, mask)
+    if direct:  # the same kernel without a second trip through the dispatcher
+        pointers = (q.data_ptr(), k.data_ptr(), v.data_ptr())
+        hides = mask.data_ptr() if mask is not None else 0
+        key = (
+            *(q.dtype, q.size(), q.stride(), k.dtype, k.size(), k.stride(), v.dtype, v.size(), v.stride()),
+            (mask.dtype, mask.size(), mask.stride(), hides & TAG) if mask is not None else None,
+            (pointers[0] | pointers[1] | pointers[2]) & 15,
+            pointers[0] & pointers[1] & pointers[2] & TAG,
+            *(dropout, causal, scale, enable_gqa),
+        )
+        plan = _direct.get(key)
+        if plan is not None:
+            out = sized_tensor(*plan.out, plan.nbytes)
+            plan(open_runtime(), pointers, hides, out, 0)
+            return out
     if choice(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa) == OVERRIDEABLE:
-        wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        if not wanted and _nobody_watches(q):  # the same kernel without a second trip through the dispatcher
-            return forward(q, k, v, mask, causal, _scale(q, scale))[0]
+        if direct:
+            made, _, used = forward(q, k, v, mask, causal, _scale(q, scale), wants_sums=False)
+            if _readable(q) is q and _readable(k) is k and _readable(v) is v:
+                _direct[key] = used
+            return made
         fused: torch.Tensor = _fused(q, k, v, mask, dropout, causal, scale=scale)[0]
         return fused
     if mask is not None and mask.dtype is torch.bool:

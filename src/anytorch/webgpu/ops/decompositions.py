@@ -18,6 +18,7 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import variants
+from anytorch.webgpu.ops import experts, transformer
 from anytorch.webgpu.tensors import aten, device
 
 KEY = "PrivateUse1"
@@ -29,7 +30,8 @@ TORCH = (
     "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace", "max_unpool2d", "max_unpool3d",
     "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "renorm", "trace", "tril_indices",
     "triu_indices", "unfold_backward", "__ilshift__.Scalar", "__ilshift__.Tensor", "__irshift__.Scalar",
-    "__irshift__.Tensor", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor",
+    "__irshift__.Tensor", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor", "pixel_shuffle",
+    "pixel_unshuffle", "narrow_copy",
 )  # fmt: skip
 
 
@@ -275,6 +277,10 @@ OURS: dict[str, Callable[..., Any]] = {
     "glu_jvp": glu_jvp,
     "nonzero_static": nonzero_static,
     "multi_margin_loss_backward": multi_margin_backward,
+    "_grouped_mm": experts.grouped_mm,
+    "_native_multi_head_attention": transformer.multi_head_attention,
+    "_transformer_encoder_layer_fwd": transformer.encoder_layer,
+    "_nested_tensor_from_mask_left_aligned": transformer.never_left_aligned,
 }
 
 # What `register` found without a kernel and installed; the table in the documentation is made from it.

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from anytorch import config
-from anytorch.gpu.buffers import SHIFT
+from anytorch.gpu.buffers import SHIFT, TAG
+from anytorch.gpu.runtime import device_memory
 from anytorch.webgpu import places
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.tensors import NAME, aten, device
+from anytorch.webgpu.tensors import NAME, aten, contiguous_strides, device, sized_tensor, storage_nbytes
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -64,6 +65,12 @@ class Place:
         """The elements there, in a new tensor or in `into` if that can be written as a whole."""
         strides, entries = self._strides(source), self._entries(source)
         return places.gather(source, self.size, strides, entries, wrap=self.wrap, into=into)
+
+    def prepared(self, source: torch.Tensor) -> places.Launch:
+        """The launch by which `read` makes a new tensor."""
+        start = (int(source.storage_offset()),)
+        strides, entries = self._strides(source), self._entries(source)
+        return places.prepared("", source.dtype, self.size, (strides,), entries, start, self.wrap)
 
     def write(self, target: torch.Tensor, source: torch.Tensor, mode: str = "set") -> bool:
         """`source` is broadcast to the walk. False: no kernel for this."""
@@ -245,7 +252,62 @@ def gather_out(
     return out if read is out else out.copy_(read.reshape(index.shape))
 
 
+class Selection:
+    """Whole slices chosen by an index of known geometry."""
+
+    __slots__ = ("launch", "nbytes", "result")
+
+    def __init__(self, place: Place, source: torch.Tensor, size: Sequence[int]) -> None:
+        self.launch = place.prepared(source)
+        self.result = (tuple(size), tuple(contiguous_strides(size)), source.dtype)
+        self.nbytes = storage_nbytes(*self.result)
+
+    def __call__(self, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
+        """None: this adapter cannot bind a buffer that large."""
+        made = sized_tensor(*self.result, self.nbytes)
+        start = (int(source.storage_offset()),)
+        return made if self.launch((source, index, made), start, ((index, (), 0, 0),)) else None
+
+
+_selections: dict[Any, Selection] = device_memory()
+
+
+def _selected(name: str, source: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
+    """The key of this geometry, and the result if it has been seen before."""
+    low, at = source.data_ptr(), index.data_ptr()
+    key = (
+        *(name, source.dtype, source.size(), source.stride(), low & 15, dim),
+        *(index.dtype, index.size(), index.stride(), checking()),
+    )
+    known = _selections.get(key)
+    return key, known(source, index) if known is not None and low & at & TAG else None
+
+
+def embedding(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """torch makes it of reshape, index_select and view; here it is the launch of the second alone."""
+    key, found = _selected("embedding", weight, 0, indices)
+    if found is not None:
+        return found
+    if weight.dim() != 2:
+        raise RuntimeError("'weight' must be 2-D")
+    flat = indices.reshape(-1)
+    size = (*indices.shape, weight.shape[1])
+    plain = indices.is_contiguous() and indices.dtype in INDEX_DTYPES and weight.numel() and indices.numel()
+    if plain and indices.device.type == weight.device.type == NAME and not checking():
+        _selections[key] = Selection(selecting(weight, 0, flat), weight, size)
+    return index_select(weight, 0, flat).view(size)
+
+
 def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    key, found = _selected("index_select", source, dim, index)
+    if found is not None:
+        return found
     op = aten.index_select.default
     whole, dim = on_dimension(ours(op, source), dim)
     if index.dim() > 1:
@@ -256,6 +318,8 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
         index = ours(op, index)
     place = selecting(whole, dim, index)
     place.check(op, whole)
+    if index.dim() == 1 and whole is source and 0 not in place.size and not checking():
+        _selections[key] = Selection(place, source, place.size)
     read = place.read(whole)
     if read is None:
         read = on_the_cpu(op, source, dim, index)
@@ -294,6 +358,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "index.Tensor_out": index_out,
     "_unsafe_index.Tensor": index_tensor,
     "gather.out": gather_out,
+    "embedding": embedding,
     "index_select": index_select,
     "index_select.out": index_select_out,
     "take": take,

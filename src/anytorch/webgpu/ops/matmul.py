@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG, Buffer
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl import matmul as wgsl
 from anytorch.gpu.wgsl.types import KINDS, supported
 from anytorch.webgpu.copies import on_device
+from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import check_devices, to_meta
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
-from anytorch.webgpu.tensors import aten, new_contiguous
-from anytorch.webgpu.threads import launch
+from anytorch.webgpu.tensors import aten, new_contiguous, sized_tensor, storage_nbytes
+from anytorch.webgpu.threads import Launch
 from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Choice, Shape, choose
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -47,7 +48,7 @@ class Operand:
         return Operand(self.dtype, (batch, column, row), self.aligned)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     program: Program
     x: int
@@ -56,6 +57,8 @@ class Plan:
     swapped: bool  # A and B have changed places: C transposed is computed
     splits: int
     narrow: bool  # C is computed in 32 bits and cast
+    two_steps: bool
+    shifts: tuple[int, int, int]  # log2 of the element sizes of a, d and c
 
 
 _plans: dict[Any, Plan] = device_memory()
@@ -75,11 +78,9 @@ def product(
     a, b and c are all matrices or all batches of them. `d` broadcasts to c. c may be of 32 bits where a and b are of 16;
     none of a, b, d may share its buffer.
     """
-    if c.numel() == 0:
-        return c
-    if a.shape[-1] == 0:
-        return _nothing_to_sum(c, d, beta, activation)
     pa, pb, pc, pd = a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr() if d is not None else 0
+    if pc == 0:
+        return c
     key = (
         a.dtype,
         c.dtype,
@@ -95,31 +96,39 @@ def product(
     plan = _plans.get(key)
     runtime = open_runtime()
     if plan is None:
+        if a.shape[-1] == 0:
+            return _nothing_to_sum(c, d, beta, activation)
         plan = _plans[key] = _make_plan(runtime, a, b, c, d, activation)
-    if plan.splits > 1 or plan.narrow:
+    if not pa & pb & (pd or TAG) & TAG:  # an address of the host's
+        check_devices("a matrix product", a, b, d)
+    if plan.two_steps:
         return _in_two_steps(runtime, plan, a, b, c, d, alpha, beta, activation)
+    _dispatch(runtime, plan, pa, pb, pc, pd, alpha, beta)
+    return c
+
+
+def _dispatch(
+    runtime: Runtime, plan: Plan, pa: int, pb: int, pc: int, pd: int, alpha: float = 1.0, beta: float = 1.0
+) -> None:
+    """Launch a plan of one step, given addresses; pd is 0 if there is no d."""
     table = runtime.buffers
-    buffers = [table[pa >> SHIFT], table[pb >> SHIFT]]
     if plan.swapped:
-        buffers.reverse()
-        pa, pb, size_a, size_b = pb, pa, b.dtype.itemsize, a.dtype.itemsize
+        pa, pb = pb, pa
+    one, other, own = plan.shifts
+    buffers: tuple[Buffer, ...]
+    if pd:
+        buffers = (table[pa >> SHIFT], table[pb >> SHIFT], table[pd >> SHIFT], table[pc >> SHIFT])
     else:
-        size_a, size_b = a.dtype.itemsize, b.dtype.itemsize
-    at_d = 0
-    if d is not None:
-        buffers.append(table[pd >> SHIFT])
-        at_d = (pd & OFFSET_MASK) // d.dtype.itemsize
-    buffers.append(table[pc >> SHIFT])
+        buffers = (table[pa >> SHIFT], table[pb >> SHIFT], table[pc >> SHIFT])
     head = _HEAD.pack(
-        (pa & OFFSET_MASK) // size_a,
-        (pb & OFFSET_MASK) // size_b,
-        at_d,
-        (pc & OFFSET_MASK) // c.dtype.itemsize,
+        (pa & OFFSET_MASK) >> one,
+        (pb & OFFSET_MASK) >> one,
+        (pd & OFFSET_MASK) >> other,
+        (pc & OFFSET_MASK) >> own,
         alpha,
         beta,
     )
     runtime.dispatch(plan.program, buffers, head + plan.tail, plan.x, plan.y)
-    return c
 
 
 def _nothing_to_sum(c: torch.Tensor, d: torch.Tensor | None, beta: float, activation: str) -> torch.Tensor:
@@ -268,7 +277,10 @@ class Geometry:
         tail, x, y = grid(schedule, self.batch, self.m, self.n, self.k, splits)
         d_strides = self.d.strides if self.d is not None else (0, 0, 0)
         strides = struct.pack("<12I", *self.a.strides, *self.b.strides, *d_strides, *c_strides)
-        return Plan(program, x, y, tail + strides, swapped, splits, narrow)
+        added = self.d.dtype if self.d is not None else self.c.dtype
+        sizes = [dtype.itemsize.bit_length() - 1 for dtype in (self.a.dtype, added, self.c.dtype)]
+        shifts = (sizes[0], sizes[1], sizes[2])
+        return Plan(program, x, y, tail + strides, swapped, splits, narrow, beside, shifts)
 
 
 def _accumulator(dtype: torch.dtype) -> str:
@@ -325,6 +337,9 @@ def _in_two_steps(
     return given
 
 
+_finishes: dict[Any, Launch] = device_memory()
+
+
 def finish(
     parts: torch.Tensor,
     c: torch.Tensor,
@@ -334,19 +349,36 @@ def finish(
     activation: str = "",
 ) -> torch.Tensor:
     """c[b] = activation(alpha * sum over s of parts[b, s] + beta * d[b]), cast to c's dtype."""
-    batch, splits, m, n = parts.shape
     if not parts.is_floating_point():
-        assert splits == 1 and d is None
+        assert parts.shape[1] == 1 and d is None
         return on_device(parts[:, 0], c)
     narrow = KINDS[name_of(c.dtype)].lanes > 1
     target = new_contiguous(c.shape, torch.float32) if narrow else c
+    key = (
+        *(parts.size(), parts.stride(), target.dtype, target.stride(), activation, alpha, beta),
+        (d.dtype, d.size(), d.stride()) if d is not None else None,
+    )
+    whole = _finishes.get(key)
+    if whole is None:
+        whole = _finishes[key] = _finisher(parts, target, d, alpha, beta, activation)
+    if d is not None:
+        whole(parts, d, target)
+    else:
+        whole(parts, target)
+    return on_device(target, c) if narrow else c
+
+
+def _finisher(
+    parts: torch.Tensor, target: torch.Tensor, d: torch.Tensor | None, alpha: float, beta: float, activation: str
+) -> Launch:
+    batch, splits, m, n = parts.shape
     inputs = [("parts", parts)]
     numbers: list[tuple[str, str, Any]] = [("m", "u32", m), ("columns", "u32", n), ("splits", "u32", splits)]
     numbers += [(f"q{i}", "u32", step) for i, step in enumerate(parts.stride())]
     numbers += [(f"c{i}", "u32", step) for i, step in enumerate(target.stride())]
     value = "sum * p.alpha"
     if d is not None:
-        expanded = d.expand(c.shape)
+        expanded = d.expand(target.shape)
         inputs.append(("d", expanded))
         numbers += [(f"d{i}", "u32", step) for i, step in enumerate(expanded.stride())]
         numbers.append(("beta", "f32", beta))
@@ -359,8 +391,7 @@ def finish(
         "  for (var s = 0u; s < p.splits; s++) { sum += load_parts(batch * p.q0 + s * p.q1 + y * p.q2 + x * p.q3); }\n"
         f"  let v = {value};\n  store_c(batch * p.c0 + y * p.c1 + x * p.c2, {active});"
     )
-    launch(inputs, [("c", target)], numbers, batch * m * n, body)
-    return on_device(target, c) if narrow else c
+    return Launch(inputs, [("c", target)], numbers, batch * m * n, body)
 
 
 # --- ops -----------------------------------------------------------------------------------------------------------
@@ -413,6 +444,91 @@ def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = fallback(aten.mm.default, a, b)
         return made
     return product(_plain(a), _plain(b), new_contiguous((a.shape[0], b.shape[1]), a.dtype))
+
+
+_decomposed_linear = aten.linear.default.decompose
+
+
+class Linear:
+    """A layer's product seen before: its sizes, and the plan of the product of matrices it comes to."""
+
+    __slots__ = ("finish", "nbytes", "parts", "plan", "result")
+
+    def __init__(self, rows: torch.Tensor, made: torch.Tensor, bias: torch.Tensor | None, plan: Plan) -> None:
+        self.result = (tuple(made.size()), tuple(made.stride()), made.dtype)
+        self.nbytes = storage_nbytes(*self.result)
+        self.plan = plan
+        self.parts: tuple[int, ...] = ()
+        self.finish: Launch | None = None
+        if plan.two_steps:
+            m, n = rows.shape[0], made.shape[-1]
+            self.parts = (1, plan.splits, n, m) if plan.swapped else (1, plan.splits, m, n)
+            parts = new_contiguous(self.parts, torch.float32)
+            swapped = parts.transpose(2, 3) if plan.swapped else parts
+            self.finish = _finisher(swapped, made.view(1, m, n), bias, 1.0, 1.0, "")
+
+    def __call__(self, px: int, pw: int, pd: int, bias: torch.Tensor | None) -> torch.Tensor:
+        out = sized_tensor(*self.result, self.nbytes)
+        if self.finish is None:
+            _dispatch(open_runtime(), self.plan, px, pw, out.data_ptr(), pd)
+            return out
+        parts = new_contiguous(self.parts, torch.float32)
+        _dispatch(open_runtime(), self.plan, px, pw, parts.data_ptr(), 0)
+        if bias is not None:
+            self.finish(parts, bias, out)
+        else:
+            self.finish(parts, out)
+        return out
+
+
+_linears: dict[Any, Linear | None] = device_memory()  # None: this geometry is left to torch's composition
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """torch makes this op of views and addmm, each of which costs a trip through Python. Without gradients: one launch."""
+    if not unwatched(x, weight, bias):
+        composed: torch.Tensor = _decomposed_linear(x, weight, bias)
+        return composed
+    px, pw = x.data_ptr(), weight.data_ptr()
+    key: tuple[Any, ...] = (
+        x.dtype,
+        x.size(),
+        x.stride(),
+        weight.dtype,
+        weight.size(),
+        weight.stride(),
+        px & 15,
+        pw & 15,
+    )
+    pd = 0
+    ours = px & pw & TAG
+    if bias is not None:
+        pd = bias.data_ptr()
+        ours &= pd
+        key = (*key, bias.dtype, bias.size(), bias.stride())
+    known = _linears.get(key)
+    if known is not None and ours:
+        return known(px, pw, pd, bias)
+    made: torch.Tensor = _decomposed_linear(x, weight, bias)  # checks sizes and devices
+    if key not in _linears:
+        _linears[key] = _known_linear(x, weight, bias, made)
+    return made
+
+
+def _known_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, made: torch.Tensor
+) -> Linear | None:
+    """None where something must be copied or cast before or after."""
+    tensors = (x, weight, made) if bias is None else (x, weight, made, bias)
+    plain = all(tensor.dtype in FLOATS and tensor.numel() for tensor in tensors)
+    whole = x.dim() > 1 and x.is_contiguous() and weight.dim() == 2 and (bias is None or bias.dim() == 1)
+    if not (plain and whole and _usable(*tensors)):
+        return None
+    rows = x.view(-1, x.shape[-1])
+    plan = _make_plan(open_runtime(), rows, weight.t(), made.view(rows.shape[0], -1), bias, "")
+    if plan.two_steps and KINDS[name_of(x.dtype)].lanes > 1:
+        return None
+    return Linear(rows, made, bias, plan)
 
 
 def _added(
@@ -498,6 +614,9 @@ def _in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 def register(library: torch.library.Library) -> None:
+    # Both keys: with autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
+    library.impl("linear", linear, "AutogradPrivateUse1")
+    library.impl("linear", linear, "PrivateUse1")
     for name, function in (
         ("mm", mm),
         ("bmm", bmm),

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.buffers import TAG
+from anytorch.gpu.runtime import device_memory, open_runtime
 from anytorch.gpu.wgsl.norm import (
     CHANNEL_MOMENTS,
     CHANNEL_THREADS,
@@ -25,8 +26,10 @@ from anytorch.gpu.wgsl.norm import (
     root_mean_square_backward,
 )
 from anytorch.webgpu.copies import contiguous
+from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.ops.reductions import (
+    TooLarge,
     buffers,
     element_offset,
     grid,
@@ -37,7 +40,7 @@ from anytorch.webgpu.ops.reductions import (
     reduce_dims,
     usable,
 )
-from anytorch.webgpu.ops.softmax import run_rows
+from anytorch.webgpu.ops.softmax import Rowwise, run_rows
 from anytorch.webgpu.pointwise import Rule, name_of, run
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
 
@@ -48,6 +51,9 @@ _forward_rule = lru_cache(maxsize=None)(normalise)
 _backward_rule = lru_cache(maxsize=None)(normalise_backward)
 _rms_rule = lru_cache(maxsize=None)(root_mean_square)
 _rms_backward_rule = lru_cache(maxsize=None)(root_mean_square_backward)
+# A rule goes with its row outputs: those that write no statistics are others.
+_lean_forward_rule = lru_cache(maxsize=None)(normalise)
+_lean_rms_rule = lru_cache(maxsize=None)(root_mean_square)
 
 
 def _floats(*tensors: Maybe) -> bool:
@@ -119,6 +125,64 @@ def layer_norm(
         scalars=(eps,),
     )
     return out, mean, rstd
+
+
+_direct: dict[Any, Rowwise] = device_memory()
+
+
+def layer_norm_whole(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: Maybe = None,
+    bias: Maybe = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> torch.Tensor:
+    """aten::layer_norm. Where no gradient is wanted the rows' statistics are not written."""
+    if unwatched(input, weight, bias):
+        made = _without_statistics(_lean_forward_rule, input, normalized_shape, weight, bias, eps)
+        if made is not None:
+            return made
+    out: torch.Tensor = _decomposed_layer_norm(input, normalized_shape, weight, bias, eps, cudnn_enable)
+    return out
+
+
+_decomposed_layer_norm = aten.layer_norm.default.decompose
+
+
+def _without_statistics(
+    rule: Any, input: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: float
+) -> torch.Tensor | None:
+    """None: something must be copied first, or the op is the CPU's."""
+    at = input.data_ptr()
+    addresses = [at]
+    tagged, low = at, at
+    key = [rule, input.dtype, input.size(), input.stride(), eps, *normalized_shape]
+    for tensor in (weight, bias):
+        key.append(None)
+        if tensor is not None:
+            address = tensor.data_ptr()
+            addresses.append(address)
+            tagged &= address
+            low |= address
+            key += (tensor.dtype, tensor.size(), tensor.stride())
+    key.append(low & 15)
+    identity = tuple(key)
+    known = _direct.get(identity)
+    if not tagged & TAG:
+        return None
+    if known is None:
+        present = [(t, per) for t, per in ((input, "element"), (weight, "column"), (bias, "column")) if t is not None]
+        geometry = _layer(input, normalized_shape, weight, bias)
+        if geometry is None or not all(t.is_contiguous() for t, _ in present):
+            return None
+        has = (weight is not None,) if rule is _lean_rms_rule else (weight is not None, bias is not None)
+        rows = (geometry[0], geometry[1], 1)
+        known = _direct[identity] = Rowwise(rule(*has), present, rows, input.size(), input.dtype, (eps,))
+    try:
+        return known(*addresses)
+    except TooLarge:
+        return None
 
 
 def layer_norm_backward(
@@ -258,6 +322,12 @@ def rms_norm_whole(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe = None, eps: float | None = None
 ) -> torch.Tensor:
     """aten::rms_norm. Its composite would run as five kernels; the fused op has its own derivative."""
+    if unwatched(input, weight):
+        epsilon = torch.finfo(input.dtype).eps if eps is None and input.is_floating_point() else eps
+        if epsilon is not None:
+            made = _without_statistics(_lean_rms_rule, input, normalized_shape, weight, None, epsilon)
+            if made is not None:
+                return made
     out: torch.Tensor = aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
     return out
 
@@ -545,5 +615,6 @@ def register(library: torch.library.Library) -> None:
         base, _, overload = name.partition(".")
         op = getattr(getattr(aten, base), overload or "default")
         library.impl(op, guarded(op, kernel), "PrivateUse1")
-    library.impl("rms_norm", rms_norm_whole, "AutogradPrivateUse1")
-    library.impl("rms_norm", rms_norm_whole, "PrivateUse1")
+    for name, kernel in (("layer_norm", layer_norm_whole), ("rms_norm", rms_norm_whole)):
+        library.impl(name, kernel, "AutogradPrivateUse1")
+        library.impl(name, kernel, "PrivateUse1")

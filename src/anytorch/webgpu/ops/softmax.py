@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl.reduce import QUADS, SLOTS
@@ -21,7 +22,7 @@ from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.ops.reductions import (
     SHORT,
-    bindable,
+    TooLarge,
     grid,
     has_subgroups,
     infer,
@@ -32,10 +33,10 @@ from anytorch.webgpu.ops.reductions import (
     word_dtype,
 )
 from anytorch.webgpu.pointwise import name_of
-from anytorch.webgpu.tensors import aten, new_contiguous
+from anytorch.webgpu.tensors import aten, contiguous_strides, new_contiguous, sized_tensor, storage_nbytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All of a launch but its tensors."""
 
@@ -44,11 +45,23 @@ class Plan:
     y: int
     written: torch.dtype
     head: bytes  # rows, length, inner
-    offsets: struct.Struct
+    shifts: tuple[int, ...]  # log2 of the inputs' element sizes
+    pack: Callable[..., bytes]  # the inputs' offsets
     tail: bytes  # extras and scalars
+
+    def launch(self, addresses: Sequence[int], made: torch.Tensor, *row_outputs: int) -> None:
+        runtime = open_runtime()
+        table = runtime.buffers
+        bound = [table[address >> SHIFT] for address in (*addresses, made.data_ptr(), *row_outputs)]
+        offsets = [(address & OFFSET_MASK) >> shift for address, shift in zip(addresses, self.shifts, strict=True)]
+        try:
+            runtime.dispatch(self.program, bound, self.head + self.pack(*offsets) + self.tail, self.x, self.y)
+        except BindingTooLarge as exc:
+            raise TooLarge from exc
 
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+MOST_HELD = 4  # quads per thread that stay in registers
 _plans: dict[Any, Plan] = device_memory()
 
 
@@ -69,34 +82,55 @@ def run_rows(
     `row_outputs` are expressions and the f32 tensors, one element per row, they are written to; a rule must always be
     given the same ones.
     """
-    runtime = open_runtime()
-    table = runtime.buffers
-    key: list[Any] = [rule, rows, length, inner, dtype, extras, scalars]
-    bound, offsets, misaligned = [], [], 0
-    for tensor, per in inputs:
-        address = tensor.data_ptr()
-        if not address:  # an empty tensor: nothing to compute
-            return new_contiguous(size, dtype)
-        key.append((tensor.dtype, per))
-        bound.append(table[address >> SHIFT])
-        offsets.append((address & OFFSET_MASK) // tensor.itemsize)
+    addresses = [tensor.data_ptr() for tensor, _ in inputs]
+    if not all(addresses):  # an empty tensor: nothing to compute
+        return new_contiguous(size, dtype)
+    misaligned = 0
+    for address, (_, per) in zip(addresses, inputs, strict=True):
         if per != "row":
             misaligned |= address & 15
-    key.append(misaligned == 0)
-    identity = tuple(key)
-    plan = _plans.get(identity)
+    key = (
+        *(rule, rows, length, inner, dtype, extras, scalars, misaligned == 0),
+        *[(tensor.dtype, per) for tensor, per in inputs],
+    )
+    plan = _plans.get(key)
     if plan is None:
         outputs = tuple(expression for expression, _ in row_outputs)
         kinds = tuple(Input(name_of(t.dtype), per) for t, per in inputs)
-        plan = _plans[identity] = _make_plan(
-            runtime, rule, kinds, rows, length, inner, dtype, outputs, extras, scalars, not misaligned
+        plan = _plans[key] = _make_plan(
+            open_runtime(), rule, kinds, rows, length, inner, dtype, outputs, extras, scalars, not misaligned
         )
     made = new_contiguous(size, plan.written)
-    bound.append(table[made.data_ptr() >> SHIFT])
-    bound += [table[t.data_ptr() >> SHIFT] for _, t in row_outputs]
-    bindable(runtime, bound)
-    runtime.dispatch(plan.program, bound, plan.head + plan.offsets.pack(*offsets) + plan.tail, plan.x, plan.y)
+    plan.launch(addresses, made, *[tensor.data_ptr() for _, tensor in row_outputs])
     return made if plan.written is dtype else narrowed(made, dtype)
+
+
+class Rowwise:
+    """A row rule without row outputs on dense tensors whose geometry and alignment are known: only addresses change."""
+
+    __slots__ = ("dtype", "nbytes", "plan", "result")
+
+    def __init__(
+        self,
+        rule: RowRule,
+        inputs: Sequence[tuple[torch.Tensor, str]],
+        geometry: tuple[int, int, int],
+        size: Sequence[int],
+        dtype: torch.dtype,
+        scalars: tuple[float, ...] = (),
+    ) -> None:
+        kinds = tuple(Input(name_of(tensor.dtype), per) for tensor, per in inputs)
+        aligned = not any(tensor.data_ptr() & 15 for tensor, _ in inputs)
+        self.plan = _make_plan(open_runtime(), rule, kinds, *geometry, dtype, (), (), scalars, aligned)
+        self.result = (tuple(size), tuple(contiguous_strides(size)), self.plan.written)
+        self.nbytes = storage_nbytes(*self.result)
+        self.dtype = dtype
+
+    def __call__(self, *addresses: int) -> torch.Tensor:
+        made = sized_tensor(*self.result, self.nbytes)
+        plan = self.plan
+        plan.launch(addresses, made)
+        return made if plan.written is self.dtype else narrowed(made, self.dtype)
 
 
 def _make_plan(
@@ -118,6 +152,10 @@ def _make_plan(
     quads = aligned and inner == 1 and length % 4 == 0 and all(i.dtype in QUADS for i in inputs) and dtype in _FLOATS
     elements = length // 4 if quads else length
     slots = group and has_subgroups(runtime) and length <= SHORT
+    threads = 64 if not group or elements <= 256 else 256
+    held = 0
+    if quads and group:  # a subgroup is of 32 as a rule
+        held = min(-(-elements // 32), 2 * MOST_HELD) if slots else min(-(-elements // threads), MOST_HELD)
     kernel = Rows(
         rule.reducer,
         inputs,
@@ -129,11 +167,13 @@ def _make_plan(
         len(extras),
         len(scalars),
         strided=inner != 1,
-        threads=64 if not group or elements <= 256 else 256,
+        threads=threads,
         group=group,
         subgroups=group and has_subgroups(runtime),
         slots=slots,
         quads=quads,
+        held=held,
+        twice=rule.twice,
     )
     x, y = grid(-(-rows // SLOTS) if slots else rows if group else -(-rows // kernel.threads))
     return Plan(
@@ -142,7 +182,8 @@ def _make_plan(
         y,
         written,
         struct.pack("<3I", rows, length, inner),
-        struct.Struct(f"<{len(inputs)}I"),
+        tuple(KINDS[i.dtype].nbytes.bit_length() - 1 for i in inputs),
+        struct.Struct(f"<{len(inputs)}I").pack,
         struct.pack(f"<{len(extras)}I{len(scalars)}f", *extras, *scalars),
     )
 
@@ -166,18 +207,21 @@ def row_geometry(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
 
 
 def _forward(op: Any, rule: RowRule) -> Callable[..., Any]:
-    known: dict[Any, tuple[int, int, int] | None] = {}
+    known: dict[Any, Rowwise] = device_memory()
 
     def kernel(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-        key = (self.dtype, self.size(), dim)
-        geometry = known.get(key, ())
-        if geometry == ():
-            infer(op, self, dim, False)
-            ours = self.is_floating_point() and usable(open_runtime(), self.dtype)
-            geometry = known[key] = row_geometry(self, dim) if ours else None
-        if not geometry:
+        address = self.data_ptr()
+        key = (self.dtype, self.size(), self.stride(), dim, half_to_float, address & 15)
+        found = known.get(key)
+        if found is not None:
+            return found(address)
+        infer(op, self, dim, False)  # torch's own errors
+        if not (self.is_floating_point() and usable(open_runtime(), self.dtype)):
             return fallback(op, self, dim, half_to_float)
         dtype = torch.float32 if half_to_float else self.dtype
+        geometry = row_geometry(self, dim)
+        if address and self.is_contiguous():
+            known[key] = Rowwise(rule, ((self, "element"),), geometry, self.size(), dtype)
         return run_rows(rule, ((contiguous(self), "element"),), *geometry, self.size(), dtype)
 
     return kernel

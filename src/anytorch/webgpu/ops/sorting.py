@@ -413,11 +413,21 @@ def _counted(x: torch.Tensor, bins: int, low: float, high: float) -> torch.Tenso
     return made
 
 
+def _counted_exactly(x: torch.Tensor, bins: int, low: int, high: int) -> torch.Tensor:
+    """Whole numbers, in whole numbers."""
+    places = torch.div((x.reshape(-1).to(torch.int64) - low) * bins, high - low, rounding_mode="floor")
+    inside = (x >= low) & (x <= high)
+    made = new_contiguous((bins,), torch.int32).fill_(0)
+    return made.scatter_add_(0, places.clamp(0, bins - 1), inside.reshape(-1).to(torch.int32))
+
+
 def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     op = aten.histc.default
     low, high = float(min), float(max)
     # The CPU places halves in their own arithmetic; only float32 falls in the same bins here.
-    plain = self.dtype is torch.float32 and self.numel() > 0 and bins > 0
+    # It takes no whole numbers; CUDA does, and mixtures of experts count with them on any other device.
+    whole = self.dtype in (torch.int32, torch.int64)
+    plain = (self.dtype is torch.float32 or whole) and self.numel() > 0 and bins > 0
     if not plain or low > high or not (math.isfinite(low) and math.isfinite(high)):
         return fallback(op, self, bins, min, max)
     if low == high:
@@ -426,6 +436,8 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
             return fallback(op, self, bins, min, max)
     if low == high:
         low, high = low - 1, high + 1
+    if whole:
+        return _counted_exactly(self, bins, int(low), int(high)).to(self.dtype)
     return narrowed(_counted(contiguous(self), bins, low, high), self.dtype)
 
 
