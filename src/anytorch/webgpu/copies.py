@@ -8,6 +8,7 @@ import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.transfer import advise_huge_pages
 from anytorch.webgpu.pointwise import COPY, run
 from anytorch.webgpu.tensors import NAME, aten, buffer_of, new_contiguous
 
@@ -23,9 +24,15 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if not aten.is_non_overlapping_and_dense(tensor):
         tensor = contiguous(tensor)
     host = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    advise_huge_pages(host.data_ptr(), host.numel() * host.dtype.itemsize)
+    read_into(tensor, host)
+    return host
+
+
+def read_into(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """Copy a tensor of ours without gaps to a CPU tensor of the same dtype, size and strides."""
     buffer, offset = buffer_of(tensor)
     open_runtime().read(buffer, offset, host.data_ptr(), tensor.numel() * tensor.dtype.itemsize)
-    return host
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,7 +110,11 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     if source.device.type == "cpu":
         return from_host(source, target)
     if target.device.type == "cpu":
-        target.copy_(to_host(source))
+        alike = source.dtype is target.dtype and source.size() == target.size() and source.stride() == target.stride()
+        if alike and source.is_contiguous():
+            read_into(source, target)
+        else:
+            target.copy_(to_host(source))
         return target
     if source.device.type == NAME and target.device.type == NAME:
         return on_device(source, target)
