@@ -114,6 +114,18 @@ def test_a_recorded_graph_replays_on_new_inputs() -> None:
             torch.testing.assert_close(out.cpu(), reference(fresh), rtol=1e-4, atol=1e-5)
 
 
+def test_a_graph_outlives_an_emptied_cache() -> None:
+    x = torch.ones(8, device="webgpu")
+    graph = torch.webgpu.Graph()
+    with graph:
+        y = (x + 1) * 3
+    torch.webgpu.empty_cache()  # drops the bind groups that the runtime keeps, and every buffer that nobody holds
+    torch.zeros(8, device="webgpu")
+    x.copy_(torch.arange(8.0))
+    graph.replay()
+    assert y.tolist() == [(i + 1) * 3 for i in range(8)]
+
+
 def test_a_graphs_memory_is_held_while_it_lives_and_no_longer() -> None:
     x = torch.ones(1000, device="webgpu")
     torch.webgpu.synchronize()

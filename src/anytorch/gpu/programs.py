@@ -105,7 +105,7 @@ class Programs:
         """
         if len(program.groups) >= BIND_GROUPS_KEPT:
             self._forget(program.groups)
-        key = tuple([buffer.key for buffer in buffers])
+        key = tuple(buffers)
         group = program.groups[key if windows is None else (key, windows)] = self._bind(program, buffers, windows)
         return group
 

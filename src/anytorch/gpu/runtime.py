@@ -39,9 +39,11 @@ LOOK_EVERY = 32  # how often to look whether the GPU has run dry
 
 _set_pipeline = lib.wgpuComputePassEncoderSetPipeline
 _set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
-_set_immediates = lib.wgpuComputePassEncoderSetImmediates
+# Declared with a pointer to char, for which cffi takes a Python bytes object as it is.
+_set_immediates = ffi.cast(
+    "void(*)(WGPUComputePassEncoder, uint32_t, char const *, size_t)", lib.wgpuComputePassEncoderSetImmediates
+)
 _dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-_from_buffer = ffi.from_buffer
 
 
 @dataclass
@@ -151,7 +153,7 @@ class Runtime:
         with self.lock:
             if self._pass is None:
                 self._open_pass()
-            key: Any = tuple([buffer.key for buffer in buffers])
+            key: Any = buffers if type(buffers) is tuple else tuple(buffers)
             group = program.groups.get(key if windows is None else (key, windows))
             if group is None:
                 group = self.programs.bind(program, buffers, windows)
@@ -160,7 +162,7 @@ class Runtime:
                 _set_pipeline(encoder, program.handle)
                 self._program = program
             _set_bind_group(encoder, 0, group, 0, NULL)
-            _set_immediates(encoder, 0, _from_buffer(immediates), len(immediates))
+            _set_immediates(encoder, 0, immediates, len(immediates))
             if self.profiler is None:
                 _dispatch(encoder, x, y, z)
             else:

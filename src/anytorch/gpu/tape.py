@@ -20,6 +20,9 @@ _set_immediates = lib.wgpuComputePassEncoderSetImmediates
 _dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
 
 
+LAUNCH, COPY = 7, 5  # a command's length tells its kind; the third is a clear
+
+
 class Tape:
     """`with tape: …` runs and records; `tape.replay()` runs the same commands on the same buffers.
 
@@ -52,7 +55,7 @@ class Tape:
         runtime = self._runtime
         runtime.recorder = None
         if kind is not None:
-            self._commands.clear()
+            self._drop_commands()
             self._buffers.clear()
             return
         self._finished = True
@@ -63,6 +66,7 @@ class Tape:
     def note_launch(self, program: Any, buffers: Any, group: Any, immediates: bytes, x: int, y: int, z: int) -> None:
         """Called by the runtime for every launch while recording."""
         held = ffi.new("char[]", immediates)
+        lib.wgpuBindGroupAddRef(group)  # the runtime may forget its own reference (empty_cache) while this tape lives
         self._commands.append((program.handle, group, held, len(immediates), x, y, z))
         self._buffers.update((buffer.key, buffer) for buffer in buffers)
 
@@ -83,7 +87,7 @@ class Tape:
             encoder: Any = None
             pipeline: Any = None
             for command in self._commands:
-                if len(command) == 7:
+                if len(command) == LAUNCH:
                     handle, group, immediates, size, x, y, z = command
                     if encoder is None:
                         encoder, pipeline = runtime.compute_pass(), None
@@ -93,7 +97,7 @@ class Tape:
                     _set_bind_group(encoder, 0, group, 0, NULL)
                     _set_immediates(encoder, 0, immediates, size)
                     _dispatch(encoder, x, y, z)
-                elif len(command) == 5:
+                elif len(command) == COPY:
                     runtime.encode_copy(*command)
                     encoder = None
                 else:
@@ -107,9 +111,15 @@ class Tape:
         if self._finished and self._buffers:
             with self._runtime.lock:
                 self._runtime.pool.unpin(self._buffers.values())
+        self._drop_commands()
         self._buffers.clear()
-        self._commands.clear()
         self._finished = False
+
+    def _drop_commands(self) -> None:
+        for command in self._commands:
+            if len(command) == LAUNCH:
+                lib.wgpuBindGroupRelease(command[1])
+        self._commands.clear()
 
     def __del__(self) -> None:
         self.close()
