@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 from anytorch.devices.base import TorchBackend
 from anytorch.devices.types import SOFTWARE_PRIORITY, BackendReport, Candidate, Caps, DeviceReport, State
@@ -57,19 +56,17 @@ class WebgpuBackend(TorchBackend):
     def try_out(self) -> BackendReport:
         if find_spec("wgpu") is None:
             return BackendReport(self.name, code="wgpu-missing", error="the package wgpu is not installed")
-        adapters = self.adapters()
-        facts = {"adapters": adapters}
-        if not adapters:
-            return BackendReport(
-                self.name, code="no-device", error="wgpu found no adapter on this machine", facts=facts
-            )
         holder = privateuse1_name()
         if holder not in ("privateuseone", self.torch_type):
             told = f"torch has one slot for a device of this kind, and {holder!r} has taken it"
-            return BackendReport(self.name, code="no-device", error=told, facts=facts)
+            return BackendReport(self.name, code="no-device", error=told)
         self.activate()
         module = self.module()
         assert module is not None
+        facts = {"adapters": module.adapters()}
+        if not facts["adapters"]:
+            told = "wgpu found no Vulkan, Metal or D3D12 adapter on this machine"
+            return BackendReport(self.name, code="no-device", error=told, facts=facts)
         report = self.try_each(int(module.device_count()))
         return replace(report, facts={**report.facts, **facts})
 
@@ -103,18 +100,6 @@ class WebgpuBackend(TorchBackend):
     def initialized(self) -> bool:
         """Asking the device module for memory figures opens nothing."""
         return self.module() is not None
-
-    def adapters(self) -> list[dict[str, Any]]:
-        """Every adapter wgpu offers, real GPUs first."""
-        import wgpu
-
-        found = [
-            {"name": info["device"], "api": info["backend_type"], "type": info["adapter_type"]}
-            for info in (adapter.info for adapter in wgpu.gpu.enumerate_adapters_sync())
-            if info["backend_type"] in ("Vulkan", "Metal", "D3D12")
-        ]
-        order = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
-        return sorted(found, key=lambda adapter: order.get(adapter["type"], 3))
 
     def caps(self, index: int) -> Caps:
         module = self.module()

@@ -35,6 +35,7 @@ def list_adapters() -> list[Adapter]:
         if exc.name != "wgpu":
             raise
         raise DeviceUnavailable("the package wgpu is not installed", hint="pip install 'anytorch[webgpu]'") from exc
+    leave_opengl_alone()
     found = []
     for handle in wgpu.gpu.enumerate_adapters_sync():
         info = handle.info
@@ -51,6 +52,18 @@ def list_adapters() -> list[Adapter]:
                 )
             )
     return sorted(found, key=lambda adapter: _ORDER.get(adapter.kind, 3))
+
+
+def leave_opengl_alone() -> None:
+    """Looking for OpenGL adapters, which we cannot use, starts a display client that writes to the terminal.
+
+    Only while wgpu has not been used yet: a program that draws with it has made its own choice.
+    """
+    from wgpu.backends.wgpu_native import _helpers
+    from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+    if _helpers._the_instance is None:
+        set_instance_extras(backends=("Vulkan", "Metal", "DX12"))
 
 
 def choose_adapter(adapters: Sequence[Adapter], wanted: str) -> Adapter:
