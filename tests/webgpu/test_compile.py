@@ -80,6 +80,20 @@ def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype) -> None:
     assert commands(lambda: compiled(x, y)) == 1
 
 
+def test_strides_that_the_trace_did_not_promise() -> None:
+    """A convolution of a channels-last image returns other strides than its meta function says; ours are in the shader."""
+    from anytorch.webgpu.compiler import compile_graph
+
+    torch.manual_seed(0)
+    reference = torch.nn.Conv2d(3, 4, 3).eval()
+    model = copy.deepcopy(reference).to("webgpu")
+    image = torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        compiled = torch.compile(lambda v: (model(v).relu() * 2 + 1).sigmoid(), backend=compile_graph)
+        got = compiled(image.to("webgpu")).cpu()
+        torch.testing.assert_close(got, (reference(image).relu() * 2 + 1).sigmoid(), rtol=1e-4, atol=1e-5)
+
+
 def test_other_devices_go_to_torchs_own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo
 
@@ -138,6 +152,28 @@ def test_a_graphs_memory_is_held_while_it_lives_and_no_longer() -> None:
     graph.replay()
     graph.close()
     assert torch.webgpu.memory_allocated() == before
+
+
+def test_emptying_the_cache_while_recording_takes_nothing_from_the_graph() -> None:
+    a = torch.randn(16, 16, device="webgpu")
+    a @ a
+    graph = torch.webgpu.Graph()
+    with graph:
+        y = (a @ a).relu() @ a + 1
+        torch.webgpu.empty_cache()
+    graph.replay()
+    host = a.cpu()
+    torch.testing.assert_close(y.cpu(), (host @ host).relu() @ host + 1, rtol=1e-4, atol=1e-4)
+
+
+def test_an_optimizer_that_counts_steps_is_not_recorded() -> None:
+    parameter = torch.nn.Parameter(torch.ones(4, device="webgpu"))
+    optimizer = torch.optim.Adam([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    with pytest.raises(UsageError, match="counts its steps"), torch.webgpu.Graph():
+        optimizer.step()
+    optimizer.step()
 
 
 def test_what_cannot_be_replayed_is_refused_and_leaves_no_recording_behind() -> None:

@@ -624,3 +624,12 @@ def test_a_small_op_stays_cheap(torch: Any) -> None:
         found["silu"] = python_calls(lambda: torch._C._nn.silu(x))
     assert all(found[name] <= most for name, most in BUDGET.items()), str(found)
     assert found["add"] > 0, "the profiler saw nothing"
+
+
+def test_what_torch_refuses_is_refused_here_too(torch: Any) -> None:
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        torch.zeros(1, 4, device="webgpu").expand(3, 4).add_(1)
+    with pytest.raises(RuntimeError, match="webgpu:7 does not exist"):
+        torch.zeros(1, device="webgpu:7")
+    with pytest.raises(RuntimeError, match="on another device"):
+        torch.add(torch.ones(3, device="webgpu"), 1, out=torch.empty(3))

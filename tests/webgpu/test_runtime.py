@@ -271,3 +271,25 @@ def test_a_profile_names_and_times_every_launch(webgpu: Any) -> None:
     with torch.webgpu.profile() as empty:
         pass
     assert empty.launches == []
+
+
+def test_an_interrupt_while_waiting_for_a_readback_is_raised_and_harmless(run_python: Any) -> None:
+    """Ctrl-C may arrive inside the C callback that says a buffer is mapped: no hang, nothing lost, right answers after."""
+    run_python(
+        "import signal, torch, anytorch.webgpu\n"
+        "x = torch.randn(300, 300, device='webgpu')\n"
+        "want = (x @ x).cpu()\n"
+        "def interrupt(*_): raise KeyboardInterrupt\n"
+        "signal.signal(signal.SIGALRM, interrupt)\n"
+        "interrupted = 0\n"
+        "for i in range(12):\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.003 + 0.002 * i)\n"
+        "        while True: (x @ x).cpu()\n"
+        "    except KeyboardInterrupt:\n"
+        "        interrupted += 1\n"
+        "    finally:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "assert interrupted == 12, interrupted\n"
+        "assert torch.equal((x @ x).cpu(), want)\n"
+    )

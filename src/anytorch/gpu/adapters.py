@@ -55,7 +55,7 @@ def list_adapters() -> list[Adapter]:
 
 
 def leave_opengl_alone() -> None:
-    """Looking for OpenGL adapters, which we cannot use, starts a display client that writes to the terminal.
+    """Looking for OpenGL adapters takes longer than all the rest, and we cannot use them.
 
     Only while wgpu has not been used yet: a program that draws with it has made its own choice.
     """

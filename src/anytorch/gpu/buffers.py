@@ -49,6 +49,10 @@ class Buffers(dict[int, Buffer]):
     """Buffers by key. A key that is not there belongs to a device that has been reset, or to a buffer given up with it."""
 
     def __missing__(self, key: int) -> Buffer:
+        if not key << SHIFT & TAG:
+            raise RuntimeError(
+                "expected all tensors to be on webgpu, but one is on another device; move it with .to('webgpu')"
+            )
         raise DeviceLost(
             "webgpu: this tensor was on a device that has been reset; its memory is gone",
             hint="load it again from the host or from disk",
@@ -79,6 +83,7 @@ class Pool:
         self.limit = limit  # bytes that may be reserved in all; None: as many as the device gives
         self.buffers = Buffers()  # by key, for finding a tensor's buffer from its address
         self.returned: deque[Buffer] = deque()
+        self.frozen = False
         self._statistics = PoolStatistics()
         self._free: dict[int, list[Buffer]] = {}
         self._parked: set[Buffer] = set()  # given back, but pinned
@@ -168,7 +173,9 @@ class Pool:
                 self.returned.append(buffer)
 
     def release_free(self) -> int:
-        """Destroy every buffer nobody uses; returns the bytes given back."""
+        """Destroy every buffer nobody uses; returns the bytes given back. (None while a tape records: it may name any.)"""
+        if self.frozen:
+            return 0
         self._sort_in()
         given = 0
         for free in self._free.values():

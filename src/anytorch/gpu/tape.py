@@ -47,6 +47,7 @@ class Tape:
             raise UsageError("this tape has been recorded; make a new one")
         runtime.submit()
         runtime.recorder = self
+        runtime.pool.frozen = True
         return self
 
     def __exit__(
@@ -54,6 +55,7 @@ class Tape:
     ) -> None:
         runtime = self._runtime
         runtime.recorder = None
+        runtime.pool.frozen = False
         if kind is not None:
             self._drop_commands()
             self._buffers.clear()
@@ -81,7 +83,7 @@ class Tape:
     def replay(self) -> None:
         """Record all commands again, and submit them."""
         if not self._finished:
-            raise UsageError("nothing has been recorded: use `with tape:` around the work first")
+            raise UsageError("nothing has been recorded: put the work into a `with graph:` block first")
         runtime = self._runtime
         with runtime.lock:
             encoder: Any = None

@@ -61,7 +61,17 @@ def move(destination: int, source: int, nbytes: int) -> None:
         task.result()
 
 
-@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
+_interrupts: list[BaseException] = []
+
+
+def _keep_interrupt(kind: Any, value: BaseException, trace: Any) -> None:
+    """Ctrl-C can arrive at the first line of the callback below, which cannot raise: it is raised by who waits for it."""
+    _interrupts.append(value)
+
+
+@ffi.callback(  # type: ignore[untyped-decorator]
+    "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", onerror=_keep_interrupt
+)
 def _on_mapped(status: int, message: Any, first: Any, second: Any) -> None:
     ffi.from_handle(first).append(status)
 
@@ -97,6 +107,10 @@ class Staging:
         # H: WGPUFuture f(WGPUBuffer, WGPUMapMode mode, size_t offset, size_t size, WGPUBufferMapCallbackInfo)
         lib.wgpuBufferMapAsync(self.handle, 2 if write else 1, 0, self.nbytes, info[0])
 
+    def answer_was_lost(self) -> None:
+        """The device has nothing left to do, so the mapping has been answered, but an interrupt ate the answer."""
+        self._status.append(lib.WGPUMapAsyncStatus_Success)
+
     def finished(self, *, write: bool) -> bool:
         """Has the mapping been answered? Then `pointer` is set. Raises if it was refused."""
         if not self._status:
@@ -104,6 +118,8 @@ class Staging:
         if self._status[0] != lib.WGPUMapAsyncStatus_Success:
             raise GpuError(f"webgpu: a staging buffer could not be mapped (status {self._status[0]})")
         self.pointer = self._range(write=write)
+        if not self.pointer:
+            raise GpuError("webgpu: a staging buffer was not mapped")
         return True
 
 
@@ -147,8 +163,11 @@ class Uploads:
 
     def _next(self) -> Staging:
         self._collect()
+        empty = False
         while not self._ready and len(self._submitted) >= IN_FLIGHT:
-            self._runtime.poll(wait=True)
+            if empty:
+                self._submitted[0].answer_was_lost()
+            empty = self._runtime.poll(wait=True)
             self._collect()
         if self._ready:
             return self._ready.pop()
@@ -183,6 +202,9 @@ class Readbacks:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._free: dict[int, list[Staging]] = {}
+        self._in_flight: set[Staging] = (
+            set()
+        )  # what an exception leaves behind is still being mapped: it must not be freed
 
     def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
         """Wait for the device and copy `nbytes` of `buffer` to host address `destination`.
@@ -204,8 +226,11 @@ class Readbacks:
                     self._finish(moving.popleft())
                     continue
                 staging, skip, target, part = started.popleft()
+                empty = False
                 while not staging.finished(write=False):
-                    self._runtime.poll(wait=True)
+                    if empty:
+                        staging.answer_was_lost()
+                    empty = self._runtime.poll(wait=True)
                 if nbytes <= ARENA:
                     ctypes.memmove(target, staging.pointer + skip, part)
                     self._give(staging)
@@ -214,6 +239,8 @@ class Readbacks:
         finally:
             while moving:  # nobody may free the destination while a thread writes to it
                 self._finish(moving.popleft())
+        if _interrupts:
+            raise _interrupts.pop()
 
     def _request(self, buffer: Buffer, offset: int, nbytes: int) -> tuple[Staging, int]:
         """Have the device copy a range to a staging buffer; returns that and where in it the range begins."""
@@ -223,6 +250,7 @@ class Readbacks:
         staging = self._take(length)
         self._runtime.encode_copy(buffer.handle, first, staging.handle, 0, length)
         self._runtime.submit()
+        self._in_flight.add(staging)
         staging.start_mapping(write=False)
         return staging, offset - first
 
@@ -232,6 +260,7 @@ class Readbacks:
 
     def _give(self, staging: Staging) -> None:
         staging.unmap()
+        self._in_flight.discard(staging)
         self._free.setdefault(staging.nbytes, []).append(staging)
 
     def _take(self, nbytes: int) -> Staging:

@@ -17,6 +17,7 @@ from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP
 from anytorch.gpu.wgsl.functions import computable
 from anytorch.gpu.wgsl.fused import Fused, render
 from anytorch.gpu.wgsl.types import KINDS, convert, supported
+from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.kernels import RULES, is_operand
 from anytorch.webgpu.pointwise import MOST_GROUPS, compute_dtype, name_of, put_in
 from anytorch.webgpu.tensors import NAME, contiguous_strides, new_tensor
@@ -147,13 +148,20 @@ def compile_group(group: GraphModule) -> FusedKernel | None:
     limit = int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
     if kernel.buffers > limit or kernel.words > MOST_WORDS:
         return None
-    return FusedKernel(kernel, [n.meta["val"].dtype for n in results], single=not isinstance(returned, (list, tuple)))
+    return FusedKernel(
+        kernel,
+        [tuple(int(s) for s in n.meta["val"].stride()) for n in inputs],
+        [n.meta["val"].dtype for n in results],
+        single=not isinstance(returned, (list, tuple)),
+    )
 
 
 class FusedKernel(torch.nn.Module):
     """A launched group: tensors in, new contiguous tensors out."""
 
-    def __init__(self, kernel: Fused, dtypes: Sequence[torch.dtype], *, single: bool) -> None:
+    def __init__(
+        self, kernel: Fused, strides: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], *, single: bool
+    ) -> None:
         super().__init__()
         self.kernel = kernel
         self._program = open_runtime().programs.make(
@@ -169,6 +177,7 @@ class FusedKernel(torch.nn.Module):
         self._y = -(-groups // self._x)
         self._pack = struct.Struct(f"{kernel.words}I").pack
         self._shifts = [KINDS[dtype].nbytes.bit_length() - 1 for dtype, _ in kernel.inputs]
+        self._strides = list(strides)
         self._dtypes = list(dtypes)
         self._stride = contiguous_strides(kernel.shape)
         self._single = single
@@ -176,10 +185,21 @@ class FusedKernel(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> Any:
         runtime = open_runtime()
         table = runtime.buffers
-        pointers = [tensor.data_ptr() for tensor in inputs]
+        # A kernel may return other strides than its meta function promised when the graph was traced; ours are written into
+        # the shader, so such a tensor is laid out anew.
+        tensors = [
+            tensor if tensor.stride() == stride else laid_out(tensor, stride)
+            for tensor, stride in zip(inputs, self._strides, strict=True)
+        ]
+        pointers = [tensor.data_ptr() for tensor in tensors]
         outputs = [new_tensor(self.kernel.shape, self._stride, dtype) for dtype in self._dtypes]
         buffers = [table[pointer >> SHIFT] for pointer in pointers]
         buffers += [table[tensor.data_ptr() >> SHIFT] for tensor in outputs]
         offsets = [(pointer & OFFSET_MASK) >> shift for pointer, shift in zip(pointers, self._shifts, strict=True)]
         runtime.dispatch(self._program, buffers, self._pack(self._x * WORKGROUP, *offsets), self._x, self._y)
         return outputs[0] if self._single else outputs
+
+
+def laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """The same values with other strides."""
+    return on_device(tensor, new_tensor(tensor.size(), stride, tensor.dtype))

@@ -5,13 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from anytorch.errors import UsageError
 from anytorch.gpu.adapters import choose_adapter, list_adapters
+from anytorch.gpu.buffers import PoolStatistics
 from anytorch.gpu.profile import Profile
 from anytorch.gpu.runtime import forked, open_runtime, opened
 from anytorch.gpu.tape import Tape
 from anytorch.webgpu import fallback, random
 from anytorch.webgpu.tensors import NAME
+
+
+class Graph(Tape):
+    """A tape that refuses an optimizer whose arithmetic depends on a step count kept in Python."""
+
+    def __enter__(self) -> Graph:
+        super().__enter__()
+        self._hook = register_optimizer_step_pre_hook(_refuse_frozen_steps)
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        self._hook.remove()
+        super().__exit__(*about)
+
+
+def _refuse_frozen_steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if open_runtime().recorder is not None and any(
+        group.get("capturable") is False for group in optimizer.param_groups
+    ):
+        raise UsageError(
+            f"{type(optimizer).__name__} counts its steps in Python: recorded, every replay would be the same step",
+            hint="step outside the recorded part",
+        )
 
 
 class WebgpuModule:
@@ -74,13 +100,14 @@ class WebgpuModule:
     def _lazy_init(self) -> None:
         open_runtime()
 
-    def Graph(self) -> Tape:  # named as torch.cuda.CUDAGraph and torch.accelerator.Graph are
+    def Graph(self) -> Graph:  # named as torch.cuda.CUDAGraph and torch.accelerator.Graph are
         """`graph = torch.webgpu.Graph()`, `with graph: y = model(x)`, then `x.copy_(…)` and `graph.replay()`.
 
         As with CUDA graphs: run the work once beforehand (kernels are compiled then), keep inputs and outputs, and neither
-        read back nor upload inside. Random numbers repeat at every replay.
+        read back nor upload inside. Python numbers are frozen: a learning rate, a step count, the counter of random numbers.
+        What other threads launch on the device meanwhile is recorded too.
         """
-        return Tape(open_runtime())
+        return Graph(open_runtime())
 
     def profile(self) -> Profile:
         """`with torch.webgpu.profile() as p: …`, then `print(p.table())`: each kernel's time by the GPU's own clock."""
@@ -88,21 +115,26 @@ class WebgpuModule:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
+    def _statistics(self) -> PoolStatistics:
+        runtime = open_runtime()
+        with runtime.lock:
+            return runtime.pool.statistics
+
     def memory_allocated(self, device: Any = None) -> int:
-        return open_runtime().pool.statistics.allocated if opened() else 0
+        return self._statistics().allocated if opened() else 0
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return open_runtime().pool.statistics.peak_allocated if opened() else 0
+        return self._statistics().peak_allocated if opened() else 0
 
     def memory_reserved(self, device: Any = None) -> int:
-        return open_runtime().pool.statistics.reserved if opened() else 0
+        return self._statistics().reserved if opened() else 0
 
     def max_memory_reserved(self, device: Any = None) -> int:
-        return open_runtime().pool.statistics.peak_reserved if opened() else 0
+        return self._statistics().peak_reserved if opened() else 0
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         if opened():
-            statistics = open_runtime().pool.statistics
+            statistics = self._statistics()
             statistics.peak_allocated, statistics.peak_reserved = statistics.allocated, statistics.reserved
 
     def empty_cache(self) -> None:

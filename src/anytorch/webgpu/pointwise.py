@@ -314,6 +314,11 @@ def _make_plan(
     call: Callable[[], Any] | None,
 ) -> Plan | None:
     size, stride, dtype = _result(op, operands, out, call)
+    if out is not None and any(length > 1 and not step for length, step in zip(size, stride, strict=True)):
+        raise RuntimeError(  # torch's own words
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
     tensors = [v for v in operands if isinstance(v, torch.Tensor) and v.device.type == NAME]
     compute = compute_dtype(rule, operands, dtype)
     dtypes = [name_of(t.dtype) for t in tensors]

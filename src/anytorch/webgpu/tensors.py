@@ -133,7 +133,16 @@ def empty(
     pin_memory: Any = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
+    _check_index(device)
     return new_tensor(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
+
+
+def _check_index(wanted: torch.device | None) -> None:
+    if wanted is not None and wanted.index:
+        raise RuntimeError(
+            f"{wanted} does not exist: there is one webgpu device per process, webgpu:0; "
+            "ANYTORCH_WEBGPU_ADAPTER chooses which GPU it is"
+        )
 
 
 def _strides(size: Sequence[int], memory_format: torch.memory_format | None) -> Sequence[int]:
@@ -151,6 +160,7 @@ def empty_strided(
     device: Any = None,
     pin_memory: Any = None,
 ) -> torch.Tensor:
+    _check_index(device)
     return new_tensor(size, stride, dtype or torch.get_default_dtype())
 
 
