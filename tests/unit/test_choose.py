@@ -188,3 +188,17 @@ def test_the_facts_of_this_process_reach_the_doctor(monkeypatch: pytest.MonkeyPa
         assert gather("needed").settings["dtype"] == "bfloat16"
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_what_the_child_learns_of_level_zero_reaches_the_doctor() -> None:
+    """The parent never loads Intel's driver; the child's answer must still become a fact about the hardware."""
+    from anytorch.devices.gather import with_child_facts
+
+    silent = TorchReport("2.13.0", backends={"xpu": BackendReport("xpu", code="no-device")})
+    told = BackendReport("xpu", code="no-device", facts={"level_zero_code": 0x78000001, "level_zero_devices": None})
+    machine = hardware()
+    assert with_child_facts(machine, None) is machine
+    assert with_child_facts(machine, silent) is machine
+    assert (
+        with_child_facts(machine, TorchReport("2.13.0", backends={"xpu": told})).graphics.level_zero_code == 0x78000001
+    )
