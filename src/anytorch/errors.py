@@ -5,12 +5,15 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 │   ├── UnknownDevice        no back end of that name
 │   ├── DeviceIndexError     the back end is there, that index is not
 │   ├── ConfigError          the settings file or an environment variable cannot be understood
-│   └── CacheError           a cache file cannot be read
+│   ├── CacheError           a cache file cannot be read
+│   ├── InputError           the data given to a job cannot be used; names the item, row or column
+│   └── ModelError           a model folder or checkpoint cannot be used; names the file
 ├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
 ├── DeviceError              the device said no; the command line exits with 1
 │   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
 │   ├── DeviceLost           the driver or the card went away
 │   └── OutOfMemory          the device has not enough memory
+│       └── BudgetTooSmall   a memory budget cannot hold what must be there at once; says the smallest that works
 └── WrongAnswer              a computation disagreed with its reference; never timed, never used
 
 DeviceFallbackWarning        an explicit request could not be met and something else was chosen
@@ -55,6 +58,14 @@ class CacheError(UsageError):
     pass
 
 
+class InputError(UsageError):
+    pass
+
+
+class ModelError(UsageError):
+    pass
+
+
 class TorchMissing(AnytorchError):
     pass
 
@@ -76,6 +87,10 @@ class DeviceLost(DeviceError):
 
 
 class OutOfMemory(DeviceError):
+    pass
+
+
+class BudgetTooSmall(OutOfMemory):
     pass
 
 

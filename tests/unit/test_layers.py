@@ -19,11 +19,12 @@ LAYERS = [
     {"_version", "values", "errors", "files", "config", "cache", "logs"},
     {"probe"},
     {"devices"},
+    {"native"},  # C++ compiled once on first use and cached; no torch
     {"gpu"},  # the torch-free GPU runtime that lite and webgpu share
     {"lite"},
     {"webgpu"},
+    {"quant"},  # below memory: what rests on a slow tier may rest quantized
     {"memory"},
-    {"quant"},
     {"graph"},
     {"persistent"},
     {"models"},
