@@ -3,9 +3,10 @@
     python bench/webgpu_gpu.py [--budget 480] [--only matmul,attention] [--small] [--output bench/results/webgpu.json]
 
 Every answer is checked before its clock runs. Where torch has CUDA, the same work is timed there too and the last column is
-our rate as a share of it; elsewhere the column stays empty. Rates are medians of five windows after a warm-up; the spread is
-(largest - smallest) / median. A section that fails is reported and the rest go on; sections that no longer fit the budget
-are listed as skipped. `--small` is for software adapters: it shows that everything runs, not how fast.
+our rate as a share of it; elsewhere the column stays empty. Rates are medians of seven windows after a warm-up, the two
+devices taking turns; the spread is (largest - smallest) / median. A section that fails is reported and the rest go on;
+sections that no longer fit the budget are listed as skipped. `--small` is for software adapters: it shows that everything
+runs, not how fast.
 
 What the numbers do not show: other GPUs and drivers, other shapes, training, and memory use.
 """
@@ -32,7 +33,7 @@ from torch import nn
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
 
-WINDOWS = 5
+WINDOWS = 7
 WARM_UP_S = 0.3
 MIB = 1 << 20
 
@@ -46,6 +47,7 @@ class Row:
     cuda: float | None = None
     spread: float = 0.0
     error: float | None = None  # largest difference from the reference, relative to its largest value
+    cuda_spread: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -77,8 +79,24 @@ def synchronize(device: str) -> None:
         torch.webgpu.synchronize()  # type: ignore[attr-defined]
 
 
-def timed(work: Callable[[], Any], device: str, settings: Settings) -> tuple[float, float]:
-    """Seconds per call (median of windows) and the spread."""
+def interleaved(works: dict[str, Callable[[], Any]], settings: Settings) -> dict[str, tuple[float, float]]:
+    """Seconds per call (median of windows) and the spread, for each device. The devices take turns, window by window: what
+    else happens on the machine meets all of them alike."""
+    calls = {device: warm(work, device, settings) for device, work in works.items()}
+    found: dict[str, list[float]] = {device: [] for device in works}
+    for _ in range(1 if settings.small else WINDOWS):
+        for device, work in works.items():
+            start = time.perf_counter()
+            for _ in range(calls[device]):
+                work()
+            synchronize(device)
+            found[device].append((time.perf_counter() - start) / calls[device])
+    middle = {device: statistics.median(seconds) for device, seconds in found.items()}
+    return {device: (middle[device], (max(all_) - min(all_)) / middle[device]) for device, all_ in found.items()}
+
+
+def warm(work: Callable[[], Any], device: str, settings: Settings) -> int:
+    """Bring the device to its clock; how many calls fill a window."""
     until = time.perf_counter() + (0.0 if settings.small else WARM_UP_S)
     work()
     while time.perf_counter() < until:  # an idle GPU takes a while to reach its clock
@@ -89,16 +107,7 @@ def timed(work: Callable[[], Any], device: str, settings: Settings) -> tuple[flo
     work()
     synchronize(device)
     once = time.perf_counter() - start
-    calls = max(1, min(1000, int(settings.window_s / max(once, 1e-6))))
-    found = []
-    for _ in range(1 if settings.small else WINDOWS):
-        start = time.perf_counter()
-        for _ in range(calls):
-            work()
-        synchronize(device)
-        found.append((time.perf_counter() - start) / calls)
-    middle = statistics.median(found)
-    return middle, (max(found) - min(found)) / middle
+    return max(1, min(1000, int(settings.window_s / max(once, 1e-6))))
 
 
 def difference(got: torch.Tensor, reference: torch.Tensor) -> float:
@@ -130,9 +139,10 @@ def compare(
     def rate(seconds: float) -> float:
         return seconds * {"us": 1e6, "ms": 1e3}[unit] if unit in ("us", "ms") else amount / seconds
 
-    seconds, spread = timed(make("webgpu"), "webgpu", settings)
-    other = rate(timed(make("cuda"), "cuda", settings)[0]) if settings.cuda else None
-    return Row(section, name, unit, rate(seconds), other, spread, error)
+    found = interleaved({device: make(device) for device in ("webgpu", *(["cuda"] if settings.cuda else []))}, settings)
+    seconds, spread = found["webgpu"]
+    other, other_spread = found.get("cuda", (None, None))
+    return Row(section, name, unit, rate(seconds), other and rate(other), spread, error, other_spread)
 
 
 # --- sections ------------------------------------------------------------------------------------------------------
