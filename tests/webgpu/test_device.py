@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -407,6 +408,18 @@ def test_data_loader_with_workers(torch: Any) -> None:
     for x, _ in DataLoader(data, batch_size=2, num_workers=1):
         total += x.to("webgpu").sum()
     assert total.item() == 66.0
+
+
+def test_a_pinned_data_loader_goes_on_working(torch: Any) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.arange(4.0))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        batches = [batch.to("webgpu").cpu() for (batch,) in DataLoader(data, batch_size=2, pin_memory=True)]
+        again = torch.arange(3).pin_memory()
+    assert torch.equal(torch.cat(batches), torch.arange(4.0)) and torch.equal(again, torch.arange(3))
+    assert len([w for w in said if "page-locked" in str(w.message)]) <= 1  # none if another test was told already
 
 
 def test_a_forked_worker_that_touches_the_device_explains_itself(torch: Any, run_script: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytorch.webgpu import autocast, copies, fallback, moving, printing, tensors
+from anytorch.webgpu import autocast, copies, fallback, moving, pinning, printing, tensors
 from anytorch.webgpu.ops import (
     attention,
     bags,
@@ -42,6 +42,7 @@ def register() -> None:
     moving.patch_modules()
     printing.patch_formatter()
     copies.register(library)
+    pinning.register(library)
     elementwise.register(library)
     random.register(library)
     optimizers.register(library)
