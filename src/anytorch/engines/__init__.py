@@ -1,0 +1,1 @@
+"""Engines: a model, its device and everything around it, ready to answer. Importing this package imports nothing."""

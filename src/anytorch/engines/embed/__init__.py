@@ -1,0 +1,1 @@
+"""Text embeddings: the ArrowEngine. Importing this package imports nothing else."""

@@ -1,0 +1,90 @@
+"""What an encoder is to the engine: token ids of many texts in, one pooled vector per text out.
+
+**Texts come packed.** `ids` is int32[total]: the tokens of all texts one after the other, no padding, special tokens
+included. `starts` is int32[n + 1]: text i is `ids[starts[i]:starts[i + 1]]`, at least one token long and at most the
+spec's `max_positions`. The result is float32[n, width], C-contiguous, row i for text i; it is not normalised and belongs
+to the caller (never a view of memory that the next call overwrites).
+
+**A token budget** (`batch_tokens`) is how much one call of `run` may hold, in tokens, so that memory per call is bounded
+whatever the texts' lengths. For an encoder that computes on packed tokens (`padded` False) a batch costs the sum of
+its lengths; for one that pads, the number of texts times the longest. A batch always holds at least one text, even one
+longer than the budget. `batches` below is the one place that counts.
+
+**A text's vector must not depend on its neighbours** in the batch: bit-identical on the CPU path.
+
+Pooling is named as sentence-transformers names it, one or several (their vectors are then joined): "cls", "mean", "max",
+"mean_sqrt_len_tokens", "weightedmean" (weights 1, 2, 3, …), "lasttoken". `width` is the sum over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """One model on one device. `run` may be called from any thread, one call at a time (the engine holds a lock)."""
+
+    width: int  # features of one pooled vector
+    padded: bool  # does a batch cost texts × longest (True), or the sum of its lengths (False)?
+
+    def run(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Pooled vectors, float32[n, width], on the host. Raises an error `is_out_of_memory` knows when it is that."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """For `explain()`: device, dtype, kernels, quantization, threads, weight_nbytes, … as plain JSON values."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. Calling it twice is no error; `run` after it is."""
+        ...
+
+
+class Pending(Protocol):
+    """A batch that a device is working on."""
+
+    def result(self) -> npt.NDArray[np.float32]:
+        """Wait for it; as `Encoder.run`. Called once."""
+        ...
+
+
+@runtime_checkable
+class AsyncEncoder(Encoder, Protocol):
+    """An encoder that can be given the next batch before the last one's answer is fetched (a GPU with streams).
+
+    The engine keeps `in_flight` batches under way. `ids` and `starts` may be overwritten as soon as `submit` returns.
+    """
+
+    in_flight: int
+
+    def submit(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> Pending: ...
+
+
+def batches(lengths: Sequence[int], budget: int, *, padded: bool, most: int = 0) -> list[range]:
+    """Cut texts, in this order, into batches of at most `budget` tokens (and `most` texts, 0 for any number). Pure.
+
+    >>> batches([3, 3, 3, 9, 1], 6, padded=False)
+    [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
+    """
+    found: list[range] = []
+    begin = total = longest = 0
+    for index, length in enumerate(lengths):
+        count = index - begin + 1
+        tall = max(longest, length)
+        cost = tall * count if padded else total + length
+        if index > begin and (cost > budget or (most and count > most)):
+            found.append(range(begin, index))
+            begin, total, longest = index, 0, 0
+        total += length
+        longest = max(longest, length)
+    if begin < len(lengths):
+        found.append(range(begin, len(lengths)))
+    return found
