@@ -183,6 +183,20 @@ SETTINGS: dict[str, Setting] = {
             "look at every index tensor on the webgpu device and raise IndexError; slow, for finding a mistake",
         ),
         Setting(
+            "compiler",
+            "",
+            _text,
+            ("ANYTORCH_CXX", "CXX"),
+            "the C++ compiler that builds our native code on first use; the first of g++, clang++ and c++ when unset",
+        ),
+        Setting(
+            "simd",
+            None,
+            _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni"),
+            ("ANYTORCH_SIMD",),
+            "the instructions our native code uses; the best this processor has when unset",
+        ),
+        Setting(
             "config_file",
             None,
             _text,

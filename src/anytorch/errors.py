@@ -9,6 +9,9 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 │   ├── InputError           the data given to a job cannot be used; names the item, row or column
 │   └── ModelError           a model folder or checkpoint cannot be used; names the file
 ├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
+├── NativeUnavailable        our C++ code cannot be built or loaded here; callers take another path and say so
+│   ├── CompilerMissing      no C++ compiler was found, and no earlier build is in the cache
+│   └── CompilerFailed       the compiler was run and did not give a library that loads; carries what it said
 ├── DeviceError              the device said no; the command line exits with 1
 │   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
 │   ├── DeviceLost           the driver or the card went away
@@ -68,6 +71,22 @@ class ModelError(UsageError):
 
 class TorchMissing(AnytorchError):
     pass
+
+
+class NativeUnavailable(AnytorchError):
+    pass
+
+
+class CompilerMissing(NativeUnavailable):
+    pass
+
+
+class CompilerFailed(NativeUnavailable):
+    """`output` is what the compiler or the loader said."""
+
+    def __init__(self, message: str, *, hint: str = "", output: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.output = output
 
 
 class DeviceError(AnytorchError):

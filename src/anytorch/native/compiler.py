@@ -1,0 +1,110 @@
+"""The machine's C++ compiler: finding it, and running it on a few sources."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from anytorch import config
+from anytorch.errors import CompilerFailed, CompilerMissing
+
+NAMES = ("g++", "clang++", "c++")
+TIMEOUT_S = 300.0
+
+# No -ffast-math: a text's vector must be the same bits alone and in a batch, so sums keep the order they are written
+# in. Contraction to fused multiply-add is the same for every instance of an expression and is wanted.
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wno-psabi",
+)
+HINT = "install a C++ compiler (Debian: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    command: tuple[str, ...]  # the program, and arguments that came with its name ("ccache g++")
+    identity: str  # changes when the compiler does; cheap to find out, so that a warm start runs no process
+
+
+def find_compiler() -> Compiler:
+    """The compiler the setting `compiler` names, else the first of g++, clang++, c++. Raises CompilerMissing."""
+    named = config.get("compiler")
+    if named:
+        command = shlex.split(named)
+        program = shutil.which(command[0]) if command else None
+        if program is None:
+            raise CompilerMissing(
+                f"the C++ compiler {named!r} (setting `compiler`, ANYTORCH_CXX or CXX) is not on this machine",
+                hint=HINT,
+            )
+        return Compiler((program, *command[1:]), _identity(program, *command[1:]))
+    for name in NAMES:
+        program = shutil.which(name)
+        if program is not None:
+            return Compiler((program,), _identity(program))
+    raise CompilerMissing(f"no C++ compiler on this machine (looked for {', '.join(NAMES)})", hint=HINT)
+
+
+def _identity(program: str, *arguments: str) -> str:
+    path = Path(program).resolve()
+    status = path.stat()
+    return " ".join([str(path), str(status.st_size), str(status.st_mtime_ns), *arguments])
+
+
+def compile_library(compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], target: Path) -> None:
+    """Compile the sources side by side and link them to the shared library `target`. Raises CompilerFailed."""
+    objects = [target.parent / f"{number}-{source.stem}.o" for number, source in enumerate(sources)]
+    commands = [
+        [*compiler.command, *FLAGS, *flags, "-c", str(source), "-o", str(one)]
+        for source, one in zip(sources, objects, strict=True)
+    ]
+    link = [*compiler.command, "-shared", *(["-pthread"] if sys.platform != "win32" else []), "-o", str(target)]
+    _run_all(commands)
+    _run_all([[*link, *map(str, objects)]])
+
+
+def _run_all(commands: Sequence[Sequence[str]]) -> None:
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for command in commands:
+            running.append(
+                subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+                )
+            )
+        for command, process in zip(commands, running, strict=True):
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+            if process.returncode != 0:
+                raise CompilerFailed(
+                    f"{shlex.join(command)} failed with status {process.returncode}:\n{_end(output)}",
+                    hint="name another compiler with ANYTORCH_CXX",
+                    output=output,
+                )
+    except OSError as exc:
+        raise CompilerFailed(f"cannot run {commands[0][0]}: {exc.strerror}", hint=HINT) from exc
+    except subprocess.TimeoutExpired as exc:
+        raise CompilerFailed(f"{commands[0][0]} was not done after {TIMEOUT_S:.0f} s", hint=HINT) from exc
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _end(output: str, limit: int = 4000) -> str:
+    text = output.strip()
+    return text if len(text) <= limit else f"…{text[-limit:]}"

@@ -1,0 +1,167 @@
+"""Shared libraries in the cache folder: built once per source, compiler and level, then only loaded.
+
+    <cache>/native/<name>-<level>-<sources>-<compiler>.so
+
+The library appears by one rename, so a reader sees none or all of it; a lock file, which the system frees when its
+holder dies, keeps two processes from compiling the same thing at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from anytorch import config, logs
+from anytorch.errors import CompilerFailed, CompilerMissing
+from anytorch.native import simd
+from anytorch.native.compiler import FLAGS, Compiler, compile_library, find_compiler
+
+log = logs.logger(__name__)
+
+SUFFIX = ".dll" if sys.platform == "win32" else ".so"
+HEADERS = (".h", ".hpp", ".inc")
+_loaded: dict[tuple[str, Path], ctypes.CDLL] = {}
+_lock = threading.Lock()
+_private: list[tempfile.TemporaryDirectory[str]] = []  # builds of a process that cannot write the cache
+
+
+def load(name: str, sources: Sequence[Path], *, level: str | None = None, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library built from `sources` for a SIMD level (None: the best here), compiled now if it is not in the cache.
+
+    Header files beside the sources count as part of them. Calls through the library release the GIL. Functions meant
+    to be called are marked `extern "C" __attribute__((visibility("default")))`; the caller sets `argtypes` and `restype`.
+    Raises NativeUnavailable: CompilerMissing, or CompilerFailed when it was compiled and cannot be loaded either.
+
+    >>> native.load("packed", [folder / "encoder.cpp"], level="avx2")
+    """
+    with _lock:
+        path = _built(name, sources, level, flags)
+        if (name, path) not in _loaded:
+            _loaded[name, path] = _open(name, path, sources, level, flags)
+        return _loaded[name, path]
+
+
+def build(name: str, sources: Sequence[Path], *, level: str | None = None, flags: Sequence[str] = ()) -> Path:
+    """Like `load`, without loading: the library's path."""
+    with _lock:
+        return _built(name, sources, level, flags)
+
+
+def _open(name: str, path: Path, sources: Sequence[Path], level: str | None, flags: Sequence[str]) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as damaged:
+        # A file cut short by a full disk, or built against a newer C library on a machine that shares the cache.
+        log.warning("the cached library %s cannot be loaded (%s); it is built again", path, damaged)
+        try:
+            path.unlink(missing_ok=True)
+            return ctypes.CDLL(str(_built(name, sources, level, flags)))
+        except OSError as exc:
+            raise CompilerFailed(
+                f"the native library {name!r} was built and cannot be loaded: {exc}",
+                hint="name another compiler with ANYTORCH_CXX",
+                output=str(exc),
+            ) from exc
+
+
+def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequence[str]) -> Path:
+    chosen = simd.level(level)
+    every_flag = (*chosen.flags, *flags)
+    stem = f"{name}-{chosen.name}-{_digest(sources, every_flag)}"
+    folder = config.cache_folder() / "native"
+    try:
+        compiler = find_compiler()
+    except CompilerMissing as missing:
+        # What another day's compiler made still works.
+        for path in sorted(folder.glob(f"{stem}-*{SUFFIX}")):
+            return path
+        raise CompilerMissing(f"cannot build {name!r}: {missing.message}", hint=missing.hint) from missing
+    path = folder / f"{stem}-{_short(compiler.identity)}{SUFFIX}"
+    if path.exists():
+        return path
+    return _build(name, compiler, sources, every_flag, path)
+
+
+def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _only_builder(path.with_suffix(".lock")):
+            if path.exists():  # another process was faster
+                return path
+            _remove_left_overs(path)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as temporary:
+                _compile_to(name, compiler, sources, flags, Path(temporary), path)
+            return path
+    except OSError as exc:
+        # A read-only or full cache: the work can still be done, at the price of compiling in every process.
+        private = tempfile.TemporaryDirectory(prefix="anytorch-native-", ignore_cleanup_errors=True)
+        _private.append(private)
+        log.warning(
+            "cannot keep the native library %s in %s (%s): it is compiled for this process alone; "
+            "name a folder that can be written with ANYTORCH_CACHE_DIR",
+            name,
+            path.parent,
+            exc.strerror or exc,
+        )
+        target = Path(private.name) / path.name
+        _compile_to(name, compiler, sources, flags, Path(private.name), target)
+        return target
+
+
+def _compile_to(
+    name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], folder: Path, target: Path
+) -> None:
+    log.info("compiling the native library %s with %s", name, " ".join(compiler.command))
+    made = folder / f"library{SUFFIX}"
+    compile_library(compiler, sources, flags, made)
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
+    made.replace(target)
+
+
+def _remove_left_overs(path: Path) -> None:
+    """Folders of builders that were killed: whoever holds the lock is the only builder of this file."""
+    for folder in path.parent.glob(f".{path.stem}.*"):
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _only_builder(path: Path) -> Iterator[None]:
+    with path.open("ab") as file:
+        _hold(file)
+        yield  # closing the file frees the lock; the file stays, because removing it would let two holders in
+
+
+def _hold(file: IO[bytes]) -> None:
+    if sys.platform == "win32":
+        return  # both compile, and the second rename wins: slower, not wrong
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _digest(sources: Sequence[Path], flags: Sequence[str]) -> str:
+    if not sources:
+        raise ValueError("a native library needs at least one source file")
+    headers = {one for source in sources for one in source.parent.iterdir() if one.suffix in HEADERS}
+    parts = [platform.machine(), sys.platform, *FLAGS, *flags]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for path in [*sources, *sorted(headers)]:
+        digest.update(f"\0{path.name}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
