@@ -1,0 +1,13 @@
+"""Text encoders in torch: one module for every family of `EncoderSpec`, on any torch device.
+
+layers      the module: token-wise products, attention through a layout
+layouts     packed, one by one, or padded rows: how a batch lies in memory, and attention within it
+pooling     one vector per text, on the device
+loading     weights onto the device, tensor by tensor
+shapes      which fixed shapes a batch is cut into (pure)
+graphs      recording and replaying one shape's work where the device can
+strategy    which layout is fastest here, measured once and remembered
+encoder     TorchEncoder: batches in, vectors out, the next one sent before the last one is fetched
+
+Importing this package imports nothing else; every module in it imports torch.
+"""
