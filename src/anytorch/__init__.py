@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.documented import set_backend as set_backend
     from anytorch.devices.documented import set_seed as set_seed
     from anytorch.devices.memory import cleanup as cleanup
-    from anytorch.devices.memory import memory as memory
     from anytorch.devices.memory import synchronize as synchronize
     from anytorch.devices.oom import fit_batch as fit_batch
     from anytorch.devices.oom import is_out_of_memory as is_out_of_memory
@@ -49,6 +48,8 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.tune import use_tuned as use_tuned
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
+    from anytorch.models.kronos import Kronos as Kronos
+    from anytorch.models.kronos import KronosTokenizer as KronosTokenizer
 
 PUBLIC: dict[str, str] = {
     "AnytorchError": "anytorch.errors",
@@ -56,6 +57,8 @@ PUBLIC: dict[str, str] = {
     "BackendType": "anytorch.devices.documented",
     "DeviceBackend": "anytorch.devices.documented",
     "DeviceFallbackWarning": "anytorch.errors",
+    "Kronos": "anytorch.models.kronos",
+    "KronosTokenizer": "anytorch.models.kronos",
     "Resolution": "anytorch.devices.choose",
     "UnifiedDeviceManager": "anytorch.devices.documented",
     "auto_configure_backend": "anytorch.devices.tune",
@@ -80,7 +83,7 @@ PUBLIC: dict[str, str] = {
     "is_cuda_available": "anytorch.devices.documented",
     "is_npu_available": "anytorch.devices.documented",
     "is_out_of_memory": "anytorch.devices.oom",
-    "memory": "anytorch.devices.memory",
+    "memory": "anytorch.memory",  # the package itself, which can be called
     "memory_cleanup": "anytorch.devices.documented",
     "resolve": "anytorch.devices.choose",
     "resolve_device": "anytorch.devices.documented",

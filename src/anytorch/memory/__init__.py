@@ -1,0 +1,75 @@
+"""Run models that are larger than the device: tiers of memory with enforced budgets, a planner, and a mover.
+
+Importing this package imports nothing else. The way data flows: `blocks` (what moves) → `plan` (where it rests; pure) →
+`fitting` (puts it there) → `mover` (brings it up, pass after pass) → the module's own forward.
+`anytorch.memory("cpu")` still answers with the memory facts of a device: the package can be called.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from anytorch.devices.types import MemoryUse
+    from anytorch.memory.fitting import Fitted as Fitted
+    from anytorch.memory.fitting import fit as fit
+    from anytorch.memory.fitting import fitted as fitted
+    from anytorch.memory.fitting import unfit as unfit
+    from anytorch.memory.levels import create_tiers as create_tiers
+    from anytorch.memory.loading import load as load
+    from anytorch.memory.plan import make_plan as make_plan
+    from anytorch.memory.types import Block as Block
+    from anytorch.memory.types import Budgets as Budgets
+    from anytorch.memory.types import Plan as Plan
+    from anytorch.memory.types import Speeds as Speeds
+    from anytorch.memory.types import Step as Step
+    from anytorch.memory.vgpu import VGPULevel as VGPULevel
+    from anytorch.memory.vgpu import VGPUStack as VGPUStack
+    from anytorch.memory.vgpu import VGPUStackLinear as VGPUStackLinear
+    from anytorch.memory.vgpu import create_vgpu_stack as create_vgpu_stack
+
+PUBLIC: dict[str, str] = {
+    "Block": "anytorch.memory.types",
+    "Budgets": "anytorch.memory.types",
+    "Fitted": "anytorch.memory.fitting",
+    "Plan": "anytorch.memory.types",
+    "Speeds": "anytorch.memory.types",
+    "Step": "anytorch.memory.types",
+    "VGPULevel": "anytorch.memory.vgpu",
+    "VGPUStack": "anytorch.memory.vgpu",
+    "VGPUStackLinear": "anytorch.memory.vgpu",
+    "create_tiers": "anytorch.memory.levels",
+    "create_vgpu_stack": "anytorch.memory.vgpu",
+    "fit": "anytorch.memory.fitting",
+    "fitted": "anytorch.memory.fitting",
+    "load": "anytorch.memory.loading",
+    "make_plan": "anytorch.memory.plan",
+    "unfit": "anytorch.memory.fitting",
+}
+__all__ = list(PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'anytorch.memory' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+class _CallablePackage(ModuleType):
+    """A package that is also the question `anytorch.memory(device)`: bytes allocated, free and total on a device."""
+
+    def __call__(self, device: str | torch.device | None = None) -> MemoryUse:
+        from anytorch.devices.memory import memory
+
+        return memory(device)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

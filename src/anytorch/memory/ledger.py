@@ -1,0 +1,86 @@
+"""Who holds how many bytes at which level. The one place where a budget says no."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from anytorch.errors import BudgetTooSmall
+from anytorch.memory.sizes import words
+
+
+@dataclass(frozen=True)
+class LevelUse:
+    capacity: int
+    used: int
+    peak: int
+
+
+class Ledger:
+    """Bytes per level and holder; thread-safe. A reservation comes before the allocation, so no budget is ever exceeded.
+
+    >>> from anytorch.memory.ledger import Ledger
+    >>> ledger = Ledger({"device": 100})
+    >>> ledger.reserve("device", "ring", 60)
+    >>> ledger.free("device")
+    40
+    """
+
+    def __init__(self, capacities: Mapping[str, int]) -> None:
+        self._capacity = dict(capacities)
+        self._held: dict[str, dict[str, int]] = {level: {} for level in capacities}
+        self._used = dict.fromkeys(capacities, 0)
+        self._peak = dict.fromkeys(capacities, 0)
+        self._lock = threading.Lock()
+
+    def reserve(self, level: str, holder: str, nbytes: int) -> None:
+        """Take bytes for a holder that has none there yet. Raises BudgetTooSmall, with nothing changed."""
+        with self._lock:
+            assert holder not in self._held[level], f"{holder} already holds bytes at {level}"
+            if self._used[level] + nbytes > self._capacity[level]:
+                raise BudgetTooSmall(
+                    f"{holder} needs {words(nbytes)} at level {level}, where {words(self._used[level])} of "
+                    f"{words(self._capacity[level])} are used",
+                    hint=f"a {level} budget of {self._used[level] + nbytes} bytes would hold it",
+                )
+            self._held[level][holder] = nbytes
+            self._used[level] += nbytes
+            self._peak[level] = max(self._peak[level], self._used[level])
+
+    def release(self, level: str, holder: str) -> int:
+        """Give a holder's bytes back; 0 when it held none, so that cleaning up twice does no harm."""
+        with self._lock:
+            nbytes = self._held[level].pop(holder, 0)
+            self._used[level] -= nbytes
+            return nbytes
+
+    def move(self, source: str, target: str, holder: str) -> None:
+        """One step, for what exists on one level at a time. Raises BudgetTooSmall with nothing changed."""
+        nbytes = self._held[source][holder]
+        self.reserve(target, holder, nbytes)
+        self.release(source, holder)
+
+    @contextmanager
+    def holding(self, level: str, holder: str, nbytes: int) -> Iterator[None]:
+        self.reserve(level, holder, nbytes)
+        try:
+            yield
+        finally:
+            self.release(level, holder)
+
+    def free(self, level: str) -> int:
+        with self._lock:
+            return self._capacity[level] - self._used[level]
+
+    def use(self, level: str) -> LevelUse:
+        with self._lock:
+            return LevelUse(self._capacity[level], self._used[level], self._peak[level])
+
+    def holders(self, level: str) -> dict[str, int]:
+        with self._lock:
+            return dict(self._held[level])
+
+    def levels(self) -> tuple[str, ...]:
+        return tuple(self._capacity)

@@ -1,0 +1,239 @@
+"""From blocks, budgets and speeds to residency and a schedule. Pure: nothing is measured, moved or opened here.
+
+Every pass uses the blocks in the same, known order. Then Belady's rule (drop what is needed last) comes down to a *fixed*
+resident set: whatever was just used is needed last, so a streamed block is dropped at once and a resident one never. LRU
+would drop exactly what comes next, and hit nothing as soon as the model is larger than the memory.
+
+What remains to choose is how many bytes are resident and how many are the ring that the others pass through. A larger ring
+smooths uneven blocks, a larger resident part streams less; the planner simulates every sensible split and takes the fastest.
+Resident blocks are spread evenly over the pass, so that the links can work while resident blocks compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from anytorch.errors import BudgetTooSmall, UsageError
+from anytorch.memory.simulate import predict, seconds
+from anytorch.memory.sizes import round_up, words
+from anytorch.memory.types import Block, Budgets, Home, Plan, Speeds, Step
+
+MIB = 2**20
+STAGING_NBYTES = 128 * MIB  # eight reads of 16 MiB in flight: enough for the fastest disks, little beside any model
+LEAST_STAGING_NBYTES = 2 * MIB
+DEEPEST = 4  # steps held at once in the ring; beyond that more residents always win
+
+
+def make_plan(
+    blocks: Sequence[Block],
+    steps: Sequence[Step],
+    budgets: Budgets,
+    speeds: Speeds | None = None,
+    *,
+    on_disk: bool = False,
+    home: Mapping[str, Home] | None = None,
+) -> Plan:
+    """The fastest plan within the budgets. `on_disk`: the blocks lie in a checkpoint already, so a disk home costs nothing.
+
+    `home` fixes the home of some blocks. Raises BudgetTooSmall, with the smallest budget that works, when there is none.
+    """
+    speeds = speeds or Speeds()
+    by_name = {block.name: block for block in blocks}
+    check(by_name, steps)
+    fixed = dict(home or {})
+    least = least_device_nbytes(by_name, steps)
+    if budgets.device < least:
+        worst = max(steps, key=lambda step: sum(by_name[name].nbytes for name in step.blocks))
+        raise BudgetTooSmall(
+            f"a device budget of {words(budgets.device)} cannot hold {worst.name!r}, which needs {words(least)} at once",
+            hint=f"the smallest device budget that works is {least} bytes ({words(least)})",
+        )
+    if not any(place != "device" for place in fixed.values()) and sum(b.nbytes for b in blocks) <= budgets.device:
+        return finish(by_name, steps, budgets, speeds, dict.fromkeys(by_name, "device"), 0, 0)
+    best: Plan | None = None
+    least_cost: tuple[float, int, int] = (0.0, 0, 0)
+    failure: BudgetTooSmall | None = None
+    for ring in ring_sizes(by_name, steps, budgets.device):
+        try:
+            plan = with_ring(by_name, steps, budgets, speeds, ring, fixed, on_disk)
+        except BudgetTooSmall as exc:
+            failure = failure or exc
+            continue
+        if plan is None:
+            continue
+        cost = cost_of(plan)
+        if best is None or cost < least_cost:
+            best, least_cost = plan, cost
+    if best is None:
+        raise failure or BudgetTooSmall(
+            f"no split of a device budget of {words(budgets.device)} works",
+            hint=f"a device budget of {sum(b.nbytes for b in blocks)} bytes holds everything",
+        )
+    return best
+
+
+def check(blocks: Mapping[str, Block], steps: Sequence[Step]) -> None:
+    if not steps:
+        raise UsageError("a plan needs at least one step")
+    for step in steps:
+        for name in step.blocks:
+            if name not in blocks:
+                raise UsageError(f"step {step.name!r} uses the block {name!r}, which is not among the blocks")
+    unused = blocks.keys() - {name for step in steps for name in step.blocks}
+    if unused:
+        raise UsageError(f"no step uses {', '.join(sorted(unused)[:5])}")
+
+
+def least_device_nbytes(blocks: Mapping[str, Block], steps: Sequence[Step]) -> int:
+    """What must be on the device at once, whatever the plan: the largest step."""
+    return max(sum(blocks[name].nbytes for name in step.blocks) for step in steps)
+
+
+def ring_sizes(blocks: Mapping[str, Block], steps: Sequence[Step], device: int) -> list[int]:
+    """Every ring worth trying: the largest sum of 1, 2, … consecutive steps, with the biggest blocks in it or resident."""
+    sizes: set[int] = set()
+    tops = sorted({block.nbytes for block in blocks.values()}, reverse=True)
+    for top in tops[:4]:
+        needs = [sum(blocks[n].nbytes for n in step.blocks if blocks[n].nbytes <= top) for step in steps]
+        for depth in range(1, min(DEEPEST, len(needs)) + 1):
+            around = needs + needs[: depth - 1]
+            window = max(sum(around[at : at + depth]) for at in range(len(needs)))
+            if 0 < window <= device:
+                sizes.add(window)
+    sizes.add(min(device, sum(block.nbytes for block in blocks.values())))
+    return sorted(sizes)
+
+
+def with_ring(
+    blocks: Mapping[str, Block],
+    steps: Sequence[Step],
+    budgets: Budgets,
+    speeds: Speeds,
+    ring: int,
+    fixed: Mapping[str, Home],
+    on_disk: bool,
+) -> Plan | None:
+    """The plan for one size of ring, or None if a step cannot pass through it."""
+    order = first_uses(steps)
+    homes: dict[str, Home] = dict(fixed)
+    room = budgets.device - ring - sum(blocks[n].nbytes for n, place in fixed.items() if place == "device")
+    for name in order:  # what is larger than the ring has to be resident
+        if name not in homes and blocks[name].nbytes > ring:
+            homes[name] = "device"
+            room -= blocks[name].nbytes
+    if room < 0:
+        return None
+    uses = {name: sum(step.blocks.count(name) for step in steps) for name in blocks}
+    for count in sorted(set(uses.values()), reverse=True):  # what is used twice per pass saves twice
+        group = [name for name in order if name not in homes and uses[name] == count]
+        for name in spread(group, {n: blocks[n].nbytes for n in group}, room):
+            homes[name] = "device"
+            room -= blocks[name].nbytes
+    streamed = [name for name in order if homes.get(name) != "device"]
+    if any(sum(blocks[n].nbytes for n in step.blocks if n in set(streamed)) > ring for step in steps):
+        return None
+    staging = settle(blocks, streamed, homes, budgets, on_disk)
+    largest = min(ring, sum(blocks[name].nbytes for name in streamed))
+    return finish(blocks, steps, budgets, speeds, homes, largest, staging)
+
+
+def settle(
+    blocks: Mapping[str, Block],
+    streamed: Sequence[str],
+    homes: dict[str, Home],
+    budgets: Budgets,
+    on_disk: bool,
+) -> int:
+    """Give every streamed block its home below the device; returns the staging bytes. Raises BudgetTooSmall."""
+    loose = [name for name in streamed if name not in homes]
+    resting = sum(blocks[name].resting for name in loose)
+    fixed_host = sum(blocks[n].resting for n in streamed if homes.get(n) == "host")
+    fixed_disk = any(homes.get(n) == "disk" for n in streamed)
+    staging = 0
+    if budgets.host is not None and fixed_host + resting <= budgets.host and not fixed_disk:
+        homes.update(dict.fromkeys(loose, "host"))
+        return 0
+    if budgets.host is not None:
+        staging = max(LEAST_STAGING_NBYTES, min(STAGING_NBYTES, round_up(budgets.host // 4, MIB)))
+        room = budgets.host - staging - fixed_host
+        if room < 0 or budgets.disk is None:
+            missing = fixed_host + (resting if budgets.disk is None else LEAST_STAGING_NBYTES)
+            raise BudgetTooSmall(
+                f"a host budget of {words(budgets.host)} cannot hold the {words(missing)} that do not fit on the device",
+                hint=f"the smallest host budget that works is {missing} bytes ({words(missing)})"
+                + (", or name a disk folder" if budgets.disk is None else ""),
+            )
+        for name in spread(loose, {n: blocks[n].resting for n in loose}, room):
+            homes[name] = "host"
+    on_disk_names = [name for name in loose if name not in homes]
+    needed = sum(blocks[name].resting for name in on_disk_names)
+    if budgets.disk is None and needed:
+        raise BudgetTooSmall(
+            f"{words(needed)} fit in no memory budget, and no disk may be used",
+            hint="name a folder with disk=…, or raise the device budget to "
+            f"{sum(block.nbytes for block in blocks.values())} bytes",
+        )
+    if not on_disk and budgets.disk is not None and needed > budgets.disk:
+        raise BudgetTooSmall(
+            f"{words(needed)} have to rest on disk, where {words(budgets.disk)} may be used",
+            hint=f"the smallest disk budget that works is {needed} bytes ({words(needed)})",
+        )
+    homes.update(dict.fromkeys(on_disk_names, "disk"))
+    return staging
+
+
+def spread(names: Sequence[str], nbytes: Mapping[str, int], room: int) -> list[str]:
+    """As many of `names` as fit into `room`, evenly spaced over their order rather than the first ones."""
+    total = sum(nbytes[name] for name in names)
+    if total <= room:
+        return list(names)
+    chosen: list[str] = []
+    taken = seen = 0
+    for name in names:
+        seen += nbytes[name]
+        if taken + nbytes[name] <= min(room, room * seen / total + nbytes[name] / 2):
+            chosen.append(name)
+            taken += nbytes[name]
+    for name in names:  # what the even spacing left over
+        if name not in chosen and taken + nbytes[name] <= room:
+            chosen.append(name)
+            taken += nbytes[name]
+    return chosen
+
+
+def first_uses(steps: Sequence[Step]) -> list[str]:
+    return list(dict.fromkeys(name for step in steps for name in step.blocks))
+
+
+def cost_of(plan: Plan) -> tuple[float, int, int]:
+    """What the planner minimises: the time of a pass, then bytes streamed, then device memory.
+
+    Where nobody knows how long the steps compute, each is taken to compute as long as its blocks travel: the case where
+    overlapping gains most, so that a plan never gives up double buffering because a figure is missing.
+    """
+    pass_s = plan.prediction.pass_s
+    if not any(step.compute_s for step in plan.steps):
+        slowest = plan.speeds.disk_gb_per_s if plan.prediction.from_disk_nbytes else plan.speeds.host_gb_per_s
+        rehearsed = [
+            replace(step, compute_s=seconds(sum(plan.blocks[n].resting for n in step.blocks), slowest or 1.0))
+            for step in plan.steps
+        ]
+        speeds = Speeds(plan.speeds.host_gb_per_s or 1.0, plan.speeds.disk_gb_per_s or 1.0)
+        shared = plan.budgets.host is None
+        pass_s = predict(plan.blocks, rehearsed, plan.homes, plan.ring_nbytes, speeds, shared=shared).pass_s
+    streamed = plan.prediction.from_host_nbytes + plan.prediction.from_disk_nbytes
+    return round(pass_s, 6), streamed, plan.device_nbytes
+
+
+def finish(
+    blocks: Mapping[str, Block],
+    steps: Sequence[Step],
+    budgets: Budgets,
+    speeds: Speeds,
+    homes: Mapping[str, Home],
+    ring: int,
+    staging: int,
+) -> Plan:
+    prediction = predict(blocks, steps, homes, ring, speeds, shared=budgets.host is None)
+    return Plan(dict(blocks), tuple(steps), budgets, speeds, dict(homes), ring, staging, prediction)

@@ -1,0 +1,39 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+from anytorch.errors import UsageError
+
+PAGE = 4096  # what direct reads are aligned to: file offset, address and length
+ALIGNMENT = 256  # of a tensor inside a block on a device: the widest any vendor's kernels ask for
+SCALES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def parse_nbytes(value: int | float | str, what: str = "size") -> int:
+    """ "8GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as everywhere in anytorch."""
+    if isinstance(value, bool):
+        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GB" or as a number of bytes')
+    if isinstance(value, (int, float)):
+        number = float(value)
+    else:
+        text = value.strip().lower().removesuffix("b").removesuffix("i").strip()
+        scale = SCALES.get(text[-1:], 1)
+        try:
+            number = float(text[:-1] if scale > 1 else text) * scale
+        except ValueError:
+            number = -1.0
+    if not 0 <= number < 2**60:
+        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GB" or as a number of bytes')
+    return int(number)
+
+
+def words(nbytes: float) -> str:
+    """1610612736 → "1.5 GB"."""
+    for unit, scale in (("TB", 2**40), ("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if abs(nbytes) >= scale:
+            return f"{nbytes / scale:.3g} {unit}" if abs(nbytes) < 1000 * scale else f"{nbytes / scale:.0f} {unit}"
+    return f"{nbytes:.0f} bytes"
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
