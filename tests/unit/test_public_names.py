@@ -17,6 +17,8 @@ NAMES = [
     "BackendType",
     "DeviceBackend",
     "DeviceFallbackWarning",
+    "Kronos",
+    "KronosTokenizer",
     "Resolution",
     "UnifiedDeviceManager",
     "__version__",

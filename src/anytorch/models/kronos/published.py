@@ -1,0 +1,96 @@
+"""What is published: names, configurations and context lengths. (config.json does not say the context length.)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+def _model(
+    layers: int, width: int, heads: int, inner: int, dropouts: tuple[float, float, float, float]
+) -> dict[str, Any]:
+    ffn, attn, resid, token = dropouts
+    return {
+        "s1_bits": 10,
+        "s2_bits": 10,
+        "n_layers": layers,
+        "d_model": width,
+        "n_heads": heads,
+        "ff_dim": inner,
+        "ffn_dropout_p": ffn,
+        "attn_dropout_p": attn,
+        "resid_dropout_p": resid,
+        "token_dropout_p": token,
+        "learn_te": True,
+    }
+
+
+def _tokenizer(group_size: int) -> dict[str, Any]:
+    return {
+        "d_in": 6,
+        "d_model": 256,
+        "n_heads": 4,
+        "ff_dim": 512,
+        "n_enc_layers": 4,
+        "n_dec_layers": 4,
+        "ffn_dropout_p": 0.0,
+        "attn_dropout_p": 0.0,
+        "resid_dropout_p": 0.0,
+        "s1_bits": 10,
+        "s2_bits": 10,
+        "beta": 0.05,
+        "gamma0": 1.0,
+        "gamma": 1.1,
+        "zeta": 0.05,
+        "group_size": group_size,
+    }
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published model with the tokenizer it was trained with."""
+
+    name: str
+    model: str  # Hugging Face repository
+    tokenizer: str
+    max_context: int
+    config: dict[str, Any]
+    tokenizer_config: dict[str, Any]
+
+
+PUBLISHED = {
+    found.name: found
+    for found in (
+        Checkpoint(
+            "kronos-mini",
+            "NeoQuasar/Kronos-mini",
+            "NeoQuasar/Kronos-Tokenizer-2k",
+            2048,
+            _model(4, 256, 4, 512, (0.2, 0.0, 0.2, 0.0)),
+            _tokenizer(5),
+        ),
+        Checkpoint(
+            "kronos-small",
+            "NeoQuasar/Kronos-small",
+            "NeoQuasar/Kronos-Tokenizer-base",
+            512,
+            _model(8, 512, 8, 1024, (0.25, 0.1, 0.25, 0.1)),
+            _tokenizer(4),
+        ),
+        Checkpoint(
+            "kronos-base",
+            "NeoQuasar/Kronos-base",
+            "NeoQuasar/Kronos-Tokenizer-base",
+            512,
+            _model(12, 832, 16, 2048, (0.2, 0.0, 0.2, 0.0)),
+            _tokenizer(4),
+        ),
+    )
+}
+
+# Short names for repositories.
+HUB = {
+    **{name: checkpoint.model for name, checkpoint in PUBLISHED.items()},
+    "kronos-tokenizer-base": "NeoQuasar/Kronos-Tokenizer-base",
+    "kronos-tokenizer-2k": "NeoQuasar/Kronos-Tokenizer-2k",
+}

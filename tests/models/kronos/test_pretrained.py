@@ -1,0 +1,123 @@
+"""Folders in the published layout: read, written, and refused with the file and the keys named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from anytorch.errors import ModelError, UsageError
+from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer
+
+
+@pytest.fixture
+def copied(golden: Any, tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(golden.folder("a", "model"), folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return folder
+
+
+@pytest.mark.parametrize(("cls", "part"), [(Kronos, "model"), (KronosTokenizer, "tokenizer")])
+@pytest.mark.parametrize("config", ["a", "b"])
+def test_round_trip(cls: Any, part: str, config: str, golden: Any, tmp_path: Path) -> None:
+    source = golden.folder(config, part)
+    module = cls.from_pretrained(source)
+    assert not module.training and not any(inner.training for inner in module.modules())
+    saved = module.save_pretrained(tmp_path / "new" / part)
+    assert json.loads((saved / "config.json").read_text()) == json.loads((source / "config.json").read_text())
+    before, after = load_file(source / "model.safetensors"), load_file(saved / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name in before:
+        assert before[name].dtype == after[name].dtype, name
+        torch.testing.assert_close(before[name], after[name], rtol=1e-6, atol=0)
+
+
+def test_parameters_stay_trainable(golden: Any) -> None:
+    model = Kronos.from_pretrained(golden.folder("b", "model"))
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {f"time_emb.{name}_embed.emb.weight" for name in ("minute", "hour", "weekday", "day", "month")}
+
+
+def test_computed_buffers_need_not_be_there(copied: Path) -> None:
+    state = load_file(copied / "model.safetensors")
+    save_file({name: value for name, value in state.items() if "inv_freq" not in name}, copied / "model.safetensors")
+    assert Kronos.from_pretrained(copied).transformer[0].self_attn.rotary.inv_freq[0] == 1.0
+
+
+@pytest.mark.parametrize("name", ["mini", "small", "base"])
+def test_published_sizes(name: str) -> None:
+    """The parameter counts that the published model card gives."""
+    checkpoint = PUBLISHED[f"kronos-{name}"]
+    with torch.device("meta"):
+        model, tokenizer = Kronos(**checkpoint.config), KronosTokenizer(**checkpoint.tokenizer_config)
+    wanted = {"mini": 4_108_032, "small": 24_741_376, "base": 102_310_592}[name]
+    assert sum(parameter.numel() for parameter in model.parameters()) == wanted
+    assert sum(parameter.numel() for parameter in tokenizer.parameters()) == 3_958_042
+
+
+def test_missing_unknown_and_misshapen_keys_are_named(copied: Path) -> None:
+    state = load_file(copied / "model.safetensors")
+    del state["norm.weight"]
+    state["nonsense"] = torch.zeros(2)
+    state["head.proj_s1.bias"] = torch.zeros(3)
+    save_file(state, copied / "model.safetensors")
+    with pytest.raises(ModelError) as caught:
+        Kronos.from_pretrained(copied)
+    text = str(caught.value)
+    assert "model.safetensors" in text and "missing norm.weight" in text and "unknown nonsense" in text
+    assert "head.proj_s1.bias is [3] and should be [16]" in text
+
+
+def test_a_tokenizer_is_not_a_model(golden: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="this is the folder of a Kronos tokenizer; a model was asked for"):
+        Kronos.from_pretrained(golden.folder("a", "tokenizer"))
+    golden.tokenizer("a").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="holds a Kronos tokenizer; saving a model there would overwrite it"):
+        golden.model("a").save_pretrained(tmp_path)
+
+
+def test_folders_that_are_none(tmp_path: Path, copied: Path) -> None:
+    (copied / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read as safetensors"):
+        Kronos.from_pretrained(copied)
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no model\.safetensors; it holds config\.json"):
+        Kronos.from_pretrained(copied)
+    (copied / "model.safetensors").touch()
+    (copied / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
+        Kronos.from_pretrained(copied)
+    (copied / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="holds a list"):
+        Kronos.from_pretrained(copied)
+    with pytest.raises(ModelError, match="neither a folder nor the name of a Hugging Face repository"):
+        Kronos.from_pretrained(tmp_path / "nowhere" / "deeper")
+
+
+def test_a_hub_name_without_a_network(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nor downloaded earlier") as caught:
+        Kronos.from_pretrained("kronos-small", local_files_only=True, cache_dir=tmp_path)
+    assert "NeoQuasar/Kronos-small" in str(caught.value) and "hint: on a machine with a network" in str(caught.value)
+
+
+def test_impossible_shapes() -> None:
+    config = {**PUBLISHED["kronos-mini"].config, "d_model": 20, "n_heads": 5}
+    with pytest.raises(UsageError, match="d_model 20 must be a multiple of 2 × 4 heads"):
+        Kronos(**config)
+    with pytest.raises(UsageError, match="group_size 3 does not divide"):
+        KronosTokenizer(**{**PUBLISHED["kronos-mini"].tokenizer_config, "group_size": 3})
+
+
+def test_a_padding_mask_is_refused(golden: Any) -> None:
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    with pytest.raises(UsageError, match="padding_mask is not supported"):
+        golden.model("a")(ids, ids, padding_mask=torch.ones(1, 3))
+    with pytest.raises(UsageError, match="needs s1_targets"):
+        golden.model("a")(ids, ids, use_teacher_forcing=True)
