@@ -1,0 +1,154 @@
+"""What can be wrong with a series of candles, said with line and column, and what `repair` does about each.
+
+| what is wrong | the repair |
+|---|---|
+| timestamps out of order | sorted |
+| a timestamp twice | the last of them is kept |
+| a price that is missing, zero or negative | close: the one before; open: the close before; high, low: of these |
+| high below low | swapped |
+| volume missing or negative | 0 |
+| amount missing or negative | volume times the mean price |
+| a price that never changes | kept: its forecast is itself |
+| a gap far beyond the rhythm | the series is cut there |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from anytorch.engines.candles.columns import FIELDS, PRICES
+from anytorch.errors import InputError
+from anytorch.values import dataclass
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+MOST_MENDED = 0.2  # of the rows: beyond that a repair would be an invention
+GAP_STEPS = 10  # a gap is huge beyond this many times a usual long step (a night, a weekend) …
+GAP_DAYS = 14  # … and never below this
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: the first place where it is, and how many there are."""
+
+    kind: str
+    line: int
+    column: str
+    text: str
+    count: int = 1
+
+    def said(self, where: str) -> str:
+        more = f" (and {self.count - 1} more)" if self.count > 1 else ""
+        return f"{where}, line {self.line}, column {self.column!r}: {self.text}{more}"
+
+
+def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
+    """All that is wrong with a frame of our columns; `lines` are the rows' places in their file."""
+    import numpy as np
+
+    found: list[Problem] = []
+
+    def note(kind: str, column: str, bad: Any, text: str) -> None:
+        places = np.flatnonzero(bad)
+        if len(places):
+            value = frame[column].iloc[places[0]]
+            found.append(Problem(kind, int(lines[places[0]]), column, text.format(value=value), len(places)))
+
+    times = frame["timestamps"]
+    steps = times.diff()
+    zero = steps - steps  # NaT in the first row, so that it is never counted
+    note("unsorted", "timestamps", (steps < zero).to_numpy(), "{value} comes after a later timestamp")
+    note("duplicate", "timestamps", times.duplicated().to_numpy(), "{value} is there twice")
+    for column in [name for name in FIELDS if name in frame]:
+        values = frame[column].to_numpy(dtype=float)
+        note("missing", column, ~np.isfinite(values), "{value} is not a number")
+        with np.errstate(invalid="ignore"):
+            if column in PRICES:
+                note("price", column, values <= 0, "the price is {value}, which is not above 0")
+            else:
+                note("negative", column, values < 0, "{value} is negative")
+    note("upside-down", "high", (frame["high"] < frame["low"]).to_numpy(), "{value} is below the low of the same bar")
+    prices = frame[list(PRICES)].to_numpy(dtype=float)
+    if len(frame) > 1 and np.isfinite(prices).all() and (prices == prices[0, 0]).all():
+        found.append(Problem("constant", int(lines[0]), "close", f"all prices are {prices[0, 0]:g}, in every row"))
+    for place in gaps(times):
+        text = f"{times.iloc[place - 1]} is followed by {times.iloc[place]}: a gap far beyond the usual step"
+        found.append(Problem("gap", int(lines[place]), "timestamps", text))
+    return found
+
+
+def gaps(times: Any) -> list[int]:
+    """The rows before which there is a huge gap."""
+    import numpy as np
+
+    if len(times) < 3:
+        return []
+    seconds = times.diff().dt.total_seconds().to_numpy()[1:]
+    usual = float(np.quantile(seconds[seconds > 0], 0.99, method="lower")) if (seconds > 0).any() else 0.0
+    return [int(place) + 1 for place in np.flatnonzero(seconds > max(GAP_STEPS * usual, GAP_DAYS * 86400))]
+
+
+def require_clean(frame: pd.DataFrame, lines: Sequence[int], where: str) -> None:
+    """Raise InputError for the first problem, with the number of other kinds."""
+    found = problems(frame, lines)
+    if not found:
+        return
+    others = sorted({problem.kind for problem in found} - {found[0].kind})
+    also = f"; also {', '.join(others)}" if others else ""
+    raise InputError(
+        found[0].said(where) + also,
+        hint="mend the file, or let it be mended with --repair (repair=True), which says what it changes",
+    )
+
+
+def repaired(frame: pd.DataFrame, lines: Sequence[int], where: str) -> tuple[pd.DataFrame, Any, list[str]]:
+    """The frame with every repair of the table above except the gaps, its lines, and what was changed, in words."""
+    import numpy as np
+
+    found = {problem.kind: problem for problem in reversed(problems(frame, lines))}
+    if not found:
+        return frame, np.asarray(lines), []
+    notes = [f"repaired: {problem.said(where)}" for kind, problem in found.items() if kind not in ("gap", "constant")]
+    frame = frame.reset_index(drop=True)
+    kept = np.asarray(lines)
+    if "unsorted" in found:
+        order = np.argsort(frame["timestamps"].to_numpy(), kind="stable")
+        frame, kept = frame.iloc[order].reset_index(drop=True), kept[order]
+    if "duplicate" in found:
+        once = ~frame["timestamps"].duplicated(keep="last").to_numpy()
+        frame, kept = frame[once].reset_index(drop=True), kept[once]
+    frame = frame.copy()
+    for column in [name for name in FIELDS if name in frame]:
+        values = frame[column].to_numpy(dtype=float).copy()
+        bad = ~np.isfinite(values) | (values <= 0 if column in PRICES else values < 0)
+        if column in PRICES and bad.mean() > MOST_MENDED:
+            raise InputError(
+                f"{where}, line {kept[np.flatnonzero(bad)[0]]}, column {column!r}: {bad.mean():.0%} of the prices are "
+                f"missing or not above 0, more than a repair may make up ({MOST_MENDED:.0%})",
+                hint="leave the broken part of the file out",
+            )
+        values[bad] = np.nan
+        frame[column] = values
+    frame["close"] = frame["close"].ffill()
+    before = frame["close"].shift()
+    frame["open"] = frame["open"].fillna(before)
+    started = (frame["open"].notna() & frame["close"].notna()).to_numpy()  # nothing comes before the first row
+    frame, kept = frame[started].reset_index(drop=True), kept[started]
+    ends = frame[["open", "close"]]
+    frame["high"] = frame["high"].fillna(ends.max(axis=1))
+    frame["low"] = frame["low"].fillna(ends.min(axis=1))
+    high, low = frame[["high", "low"]].max(axis=1), frame[["high", "low"]].min(axis=1)
+    frame["high"], frame["low"] = high, low
+    if "volume" in frame:
+        frame["volume"] = frame["volume"].fillna(0.0)
+    if "amount" in frame:
+        made_up = frame[list(PRICES)].mean(axis=1) * frame.get("volume", 0.0)
+        frame["amount"] = frame["amount"].fillna(made_up)
+    return frame, kept, notes
+
+
+def require_rows(rows: int, need: int, where: str, what: str) -> None:
+    if rows < need:
+        raise InputError(f"{where} has {rows} usable rows; {what} needs at least {need}", hint="give a longer history")
