@@ -24,6 +24,7 @@ from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.kernels import check_devices
 from anytorch.webgpu.ops.matmul import FLOATS, product
 from anytorch.webgpu.ops.reductions import has_subgroups
+from anytorch.webgpu.pieces import splitting
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor, sized_tensor, storage_nbytes
 from anytorch.webgpu.threads import computable, launch, narrowed
@@ -415,8 +416,9 @@ def scaled_dot_product_attention(
 
 def register(library: torch.library.Library) -> None:
     # Both keys: under autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
-    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradPrivateUse1")
-    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "PrivateUse1")
+    whole = splitting(aten.scaled_dot_product_attention.default, scaled_dot_product_attention)
+    library.impl("scaled_dot_product_attention", whole, "AutogradPrivateUse1")
+    library.impl("scaled_dot_product_attention", whole, "PrivateUse1")
     library.impl("_fused_sdp_choice", choice, "PrivateUse1")
     library.impl("_scaled_dot_product_fused_attention_overrideable", attention, "PrivateUse1")
     library.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward, "PrivateUse1")

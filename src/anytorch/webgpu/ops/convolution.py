@@ -18,6 +18,7 @@ from anytorch.webgpu.copies import contiguous, on_device
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import check_devices
 from anytorch.webgpu.ops.matmul import FLOATS, finish, grid
+from anytorch.webgpu.pieces import splitting
 from anytorch.webgpu.pointwise import name_of
 from anytorch.webgpu.tensors import aten, buffer_of, new_contiguous, new_tensor
 from anytorch.webgpu.threads import computable, wide
@@ -300,5 +301,6 @@ def _weight_gradient(
 
 
 def register(library: torch.library.Library) -> None:
-    library.impl("convolution_overrideable", convolution, "PrivateUse1")
+    whole = splitting(aten.convolution_overrideable.default, convolution)
+    library.impl("convolution_overrideable", whole, "PrivateUse1")
     library.impl("convolution_backward_overrideable", convolution_backward, "PrivateUse1")

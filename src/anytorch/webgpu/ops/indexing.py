@@ -10,6 +10,7 @@ ANYTORCH_WEBGPU_CHECK=1 every index tensor is looked at and IndexError raised, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ import torch
 
 from anytorch import config
 from anytorch.gpu.buffers import SHIFT, TAG
-from anytorch.gpu.runtime import device_memory
+from anytorch.gpu.runtime import device_memory, open_runtime
 from anytorch.webgpu import places
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.tensors import NAME, aten, contiguous_strides, device, sized_tensor, storage_nbytes
@@ -322,8 +323,32 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
         _selections[key] = Selection(place, source, place.size)
     read = place.read(whole)
     if read is None:
+        read = _from_pieces(whole, dim, index)
+    if read is None:
         read = on_the_cpu(op, source, dim, index)
     return read.reshape(()) if source.dim() == 0 else read
+
+
+def _from_pieces(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor | None:
+    """index_select from a source beyond the binding limit: from copies of its pieces, one after the other.
+
+    Reads all of the source, which costs a millisecond or two per GB; the way over the CPU costs a thousand times that.
+    """
+    length = source.shape[dim]
+    limit = open_runtime().binding_limit // 9 * 8  # a buffer may be an eighth larger than its tensor
+    step = limit // max(1, source.numel() // length * source.dtype.itemsize)
+    size = [index.numel() if d == dim else n for d, n in enumerate(source.shape)]
+    if not 0 < step < length or math.prod(size) * source.dtype.itemsize > limit:
+        return None
+    result = torch.zeros(size, dtype=source.dtype, device=source.device)
+    over = [-1 if d == dim else 1 for d in range(source.dim())]
+    for start in range(0, length, step):
+        piece = source.narrow(dim, start, min(step, length - start)).clone(memory_format=torch.contiguous_format)
+        near = index - start
+        inside = (near >= 0) & (near < piece.shape[dim])
+        found = piece.index_select(dim, near.clamp(0, piece.shape[dim] - 1))
+        result = torch.where(inside.view(over), found, result)
+    return result
 
 
 def index_select_out(source: torch.Tensor, dim: int, index: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG, Buffer
+from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.programs import Program
 from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
 from anytorch.gpu.wgsl import matmul as wgsl
@@ -22,6 +23,7 @@ from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import check_devices, to_meta
+from anytorch.webgpu.pieces import bindable_copy
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
 from anytorch.webgpu.tensors import aten, new_contiguous, sized_tensor, storage_nbytes
 from anytorch.webgpu.threads import Launch
@@ -78,6 +80,21 @@ def product(
     a, b and c are all matrices or all batches of them. `d` broadcasts to c. c may be of 32 bits where a and b are of 16;
     none of a, b, d may share its buffer.
     """
+    try:
+        return _whole(a, b, c, d, alpha, beta, activation)
+    except BindingTooLarge:
+        return _halved(a, b, c, d, alpha, beta, activation)
+
+
+def _whole(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    activation: str,
+) -> torch.Tensor:
     pa, pb, pc, pd = a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr() if d is not None else 0
     if pc == 0:
         return c
@@ -104,6 +121,46 @@ def product(
     if plan.two_steps:
         return _in_two_steps(runtime, plan, a, b, c, d, alpha, beta, activation)
     _dispatch(runtime, plan, pa, pb, pc, pd, alpha, beta)
+    return c
+
+
+def _halved(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    activation: str,
+) -> torch.Tensor:
+    """The product by halves of its batch, rows or columns, until each can be bound. No sum is taken apart."""
+    near = bindable_copy(a), bindable_copy(b), bindable_copy(d) if d is not None else None
+    try:
+        made = _whole(near[0], near[1], new_contiguous(c.shape, c.dtype), near[2], alpha, beta, activation)
+    except BindingTooLarge:
+        batch, rows, columns = c.dim() - 3, c.dim() - 2, c.dim() - 1
+        if batch == 0 and c.shape[0] > 1:
+            dim = batch
+        else:  # the larger operand is the one to halve
+            dim = columns if b.numel() >= a.numel() else rows
+            if c.shape[dim] < 2:
+                dim = rows + columns - dim
+        if c.shape[dim] < 2:
+            raise
+    else:
+        return c.copy_(made)
+    whole = d.expand(c.shape) if d is not None else None
+    half = c.shape[dim] // 2
+    for start, length in ((0, half), (half, c.shape[dim] - half)):
+        _halved(
+            a if dim == columns else a.narrow(dim, start, length),
+            b if dim == rows else b.narrow(dim, start, length),
+            c.narrow(dim, start, length),
+            whole.narrow(dim, start, length) if whole is not None else None,
+            alpha,
+            beta,
+            activation,
+        )
     return c
 
 
@@ -508,7 +565,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         key = (*key, bias.dtype, bias.size(), bias.stride())
     known = _linears.get(key)
     if known is not None and ours:
-        return known(px, pw, pd, bias)
+        try:
+            return known(px, pw, pd, bias)
+        except BindingTooLarge:  # the same sizes in larger buffers
+            return _decomposed_linear(x, weight, bias)  # type: ignore[no-any-return]
     made: torch.Tensor = _decomposed_linear(x, weight, bias)  # checks sizes and devices
     if key not in _linears:
         _linears[key] = _known_linear(x, weight, bias, made)
@@ -525,7 +585,10 @@ def _known_linear(
     if not (plain and whole and _usable(*tensors)):
         return None
     rows = x.view(-1, x.shape[-1])
-    plan = _make_plan(open_runtime(), rows, weight.t(), made.view(rows.shape[0], -1), bias, "")
+    try:
+        plan = _make_plan(open_runtime(), rows, weight.t(), made.view(rows.shape[0], -1), bias, "")
+    except BindingTooLarge:
+        return None
     if plan.two_steps and KINDS[name_of(x.dtype)].lanes > 1:
         return None
     return Linear(rows, made, bias, plan)

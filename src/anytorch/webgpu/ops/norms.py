@@ -29,7 +29,6 @@ from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.ops.reductions import (
-    TooLarge,
     buffers,
     element_offset,
     grid,
@@ -41,6 +40,7 @@ from anytorch.webgpu.ops.reductions import (
     usable,
 )
 from anytorch.webgpu.ops.softmax import Rowwise, run_rows
+from anytorch.webgpu.pieces import TooLarge
 from anytorch.webgpu.pointwise import Rule, name_of, run
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
 

@@ -10,6 +10,7 @@ import torch
 from anytorch.gpu.wgsl import pool as wgsl
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.pieces import splitting
 from anytorch.webgpu.pointwise import name_of
 from anytorch.webgpu.tensors import aten
 from anytorch.webgpu.threads import computable, launch, narrowed, new_wide, result_of, with_out
@@ -204,6 +205,7 @@ def _pair_out(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def register(library: torch.library.Library) -> None:
     def add(name: str, function: Callable[..., Any], out: str, wrap: Callable[..., Any]) -> None:
+        function = splitting(getattr(aten, name).default, function)
         library.impl(name, function, "PrivateUse1")
         if out:
             library.impl(f"{name}.{out}", wrap(function), "PrivateUse1")

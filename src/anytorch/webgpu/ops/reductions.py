@@ -19,6 +19,7 @@ from anytorch.gpu.wgsl.types import KINDS, supported
 from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import to_meta
+from anytorch.webgpu.pieces import TooLarge, attempt
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
 from anytorch.webgpu.tensors import NAME, aten, new_contiguous
 
@@ -57,10 +58,6 @@ def element_offset(tensor: torch.Tensor) -> int:
     return (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize
 
 
-class TooLarge(Exception):
-    """A kernel was given a buffer beyond what the adapter binds; `guarded` sends the op to the CPU."""
-
-
 def buffers(runtime: Runtime, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
     """The tensors' buffers, to be bound whole."""
     found = [runtime.buffers[tensor.data_ptr() >> SHIFT] for tensor in tensors]
@@ -75,13 +72,14 @@ def bindable(runtime: Runtime, found: list[Buffer]) -> list[Buffer]:
 
 
 def guarded(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel, with the CPU for tensors beyond the adapter's binding limit (128 MiB at least, 2 GiB on most GPUs)."""
+    """The kernel, on halves of tensors beyond the adapter's binding limit, and on the CPU where that is no help."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return kernel(*args, **kwargs)
         except TooLarge:
-            return fallback(op, *args, **kwargs)
+            made = attempt(op, kernel, args, kwargs)
+            return fallback(op, *args, **kwargs) if made is None else made
 
     return call
 

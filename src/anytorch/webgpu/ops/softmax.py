@@ -22,7 +22,6 @@ from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.ops.reductions import (
     SHORT,
-    TooLarge,
     grid,
     has_subgroups,
     infer,
@@ -32,6 +31,7 @@ from anytorch.webgpu.ops.reductions import (
     usable,
     word_dtype,
 )
+from anytorch.webgpu.pieces import TooLarge
 from anytorch.webgpu.pointwise import name_of
 from anytorch.webgpu.tensors import aten, contiguous_strides, new_contiguous, sized_tensor, storage_nbytes
 
