@@ -12,6 +12,7 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 ├── NativeUnavailable        our C++ code cannot be built or loaded here; callers take another path and say so
 │   ├── CompilerMissing      no C++ compiler was found, and no earlier build is in the cache
 │   └── CompilerFailed       the compiler was run and did not give a library that loads; carries what it said
+├── QueueFull                too many requests are waiting; the same one may be welcome later
 ├── DeviceError              the device said no; the command line exits with 1
 │   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
 │   ├── DeviceLost           the driver or the card went away
@@ -87,6 +88,10 @@ class CompilerFailed(NativeUnavailable):
     def __init__(self, message: str, *, hint: str = "", output: str = "") -> None:
         super().__init__(message, hint=hint)
         self.output = output
+
+
+class QueueFull(AnytorchError):
+    pass
 
 
 class DeviceError(AnytorchError):

@@ -1,1 +1,38 @@
-"""Text embeddings: the ArrowEngine. Importing this package imports nothing else."""
+"""Text embeddings: the ArrowEngine, its queue, and what they stand on, in the order data flows.
+
+locate      a name → a folder            recipe    a folder → what it says about making vectors (plain data)
+tokens      texts → packed token ids     windows   any iterable, tokenized one window ahead
+place       a request → a device and an encoder on it
+runner      batches through the encoder; budget finds their best size, fit_batch their largest
+head        pooled vectors → the answer  compare   similarities, and the nearest
+engine      all of it together           queue     many callers, one engine (sharing: who gets into a batch)
+pool, files several devices; whole files
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anytorch.engines.embed.compare import Hit as Hit
+    from anytorch.engines.embed.engine import ArrowEngine as ArrowEngine
+    from anytorch.engines.embed.engine import EncodeStats as EncodeStats
+    from anytorch.engines.embed.queue import EngineQueue as EngineQueue
+    from anytorch.engines.embed.queue import QueueStats as QueueStats
+
+NAMES = {
+    "ArrowEngine": "engine",
+    "EncodeStats": "engine",
+    "EngineQueue": "queue",
+    "Hit": "compare",
+    "QueueStats": "queue",
+}
+__all__ = ["ArrowEngine", "EncodeStats", "EngineQueue", "Hit", "QueueStats"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{NAMES[name]}"), name)

@@ -1,0 +1,360 @@
+"""EngineQueue: many callers, one engine. Requests that wait at the same time are computed together.
+
+A worker thread takes texts from all waiting requests up to a token budget (`sharing`), so that a short request is not
+held up behind a long one. Texts are tokenized in the caller's thread: bad input is the caller's error at once and nobody
+else's. If a batch fails, its requests are computed one by one and only the culprit gets the error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from anytorch import logs
+from anytorch.engines.embed.sharing import Share, share_batch
+from anytorch.engines.embed.tokens import Tokens, check_iterable
+from anytorch.errors import QueueFull, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+log = logs.logger(__name__)
+
+LONGEST_WAIT_S = 3600.0  # of a thread that waits for something to happen, before it looks again
+
+
+class Engine(Protocol):
+    """What the queue needs of an ArrowEngine."""
+
+    @property
+    def batch_tokens(self) -> int: ...
+
+    def tokenize(self, texts: list[str], *, prompt: str | None = None) -> Tokens: ...
+
+    def run_tokens(self, tokens: Tokens) -> npt.NDArray[np.float32]: ...
+
+    def finish(self, pooled: npt.NDArray[np.float32], dim: int | None, precision: str) -> npt.NDArray[Any]: ...
+
+    def check_request(self, dim: int | None, precision: str, output: str) -> tuple[int, str]: ...
+
+    def as_output(self, vectors: npt.NDArray[Any], output: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """Counts since the queue was made, and what waits now."""
+
+    requests: int = 0
+    texts: int = 0
+    batches: int = 0
+    batch_tokens: int = 0  # in all batches together: divided by `batches`, how full they were
+    failed: int = 0
+    cancelled: int = 0
+    rejected: int = 0  # refused because the queue was full
+    timed_out: int = 0
+    waiting_requests: int = 0
+    waiting_tokens: int = 0
+
+
+@dataclass(eq=False)
+class _Request:
+    tokens: Tokens
+    lengths: list[int]
+    rows: npt.NDArray[Any]
+    single: bool
+    dim: int | None
+    precision: str
+    output: str
+    arrived: float
+    deadline: float | None
+    future: Future[Any] = field(default_factory=Future)
+    taken: int = 0  # texts handed to the encoder
+    left: int = 0  # texts without an answer
+
+    @property
+    def waiting_tokens(self) -> int:
+        return int(self.tokens.starts[-1] - self.tokens.starts[self.taken])
+
+
+class EngineQueue:
+    """Dynamic batching in front of an engine, for threads and for asyncio.
+
+    `batch_tokens`: of one batch; None: the engine's own. `max_wait_s`: how long a request may wait for company; only
+    waited for while there is any (a lone caller is served at once). `max_waiting_tokens`: more than that may not wait;
+    `when_full`: "wait" until there is room, or "raise" QueueFull. `close()` finishes what waits; also a context manager.
+
+    >>> with EngineQueue(engine) as queue:
+    ...     queue.encode(["one", "two"])            # from any thread
+    ...     await queue.aencode("three")            # from any task
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        batch_tokens: int | None = None,
+        max_wait_s: float = 0.003,
+        max_waiting_tokens: int = 1_000_000,
+        when_full: Literal["wait", "raise"] = "wait",
+    ) -> None:
+        if when_full not in ("wait", "raise"):
+            raise UsageError(f"when_full={when_full!r}: use 'wait' or 'raise'")
+        if max_wait_s < 0 or max_waiting_tokens < 1 or (batch_tokens is not None and batch_tokens < 1):
+            raise UsageError("max_wait_s must be at least 0, batch_tokens and max_waiting_tokens at least 1")
+        self._engine = engine
+        self._batch_tokens = batch_tokens
+        self._max_wait_s = max_wait_s
+        self._max_waiting = max_waiting_tokens
+        self._when_full = when_full
+        self._changed = threading.Condition()  # guards all below
+        self._requests: list[_Request] = []  # with texts that no batch has taken yet, oldest first
+        self._closing = False
+        self._company = 0  # requests in the last batch
+        self._stats = QueueStats()
+        self._worker: threading.Thread | None = None
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        dim: int | None = None,
+        precision: str = "float32",
+        output: str = "numpy",
+        timeout_s: float | None = None,
+    ) -> Future[Any]:
+        """Give a request to the queue; the future has what `ArrowEngine.encode` would return.
+
+        Cancelling the future takes what has not been computed yet out of the queue. After `timeout_s` it gets a
+        TimeoutError. Raises InputError for texts that cannot be used, QueueFull if it is full and may not wait.
+        """
+        import numpy as np
+
+        single = isinstance(texts, str)
+        check_iterable(texts)
+        columns, dtype = self._engine.check_request(dim, precision, output)
+        tokens = self._engine.tokenize([texts] if isinstance(texts, str) else list(texts), prompt=prompt)
+        count = len(tokens.starts) - 1
+        now = time.monotonic()
+        request = _Request(
+            tokens,
+            tokens.lengths.tolist(),
+            np.empty((count, columns), dtype),
+            single,
+            dim,
+            precision,
+            output,
+            now,
+            None if timeout_s is None else now + timeout_s,
+            left=count,
+        )
+        if not count:
+            request.future.set_result(self._engine.as_output(request.rows, output))
+            return request.future
+        self._admit(request)
+        return request.future
+
+    def encode(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """As `submit`, waiting for the answer."""
+        return self.submit(texts, **options).result()
+
+    async def aencode(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """As `submit`, for asyncio. Cancelling the task takes the request out of the queue."""
+        import asyncio
+
+        # In a thread: tokenizing takes its time, and so may waiting for room.
+        future = await asyncio.to_thread(self.submit, texts, **options)
+        return await asyncio.wrap_future(future)
+
+    @property
+    def stats(self) -> QueueStats:
+        with self._changed:
+            return replace(self._stats, waiting_requests=len(self._requests), waiting_tokens=self._waiting_tokens())
+
+    def close(self, *, drain: bool = True) -> None:
+        """Take no more requests; finish those that wait, or with `drain=False` cancel them. Calling it twice is no error."""
+        with self._changed:
+            self._closing = True
+            if not drain:
+                for request in self._requests:
+                    request.future.cancel()
+            self._changed.notify_all()
+            worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    def __enter__(self) -> EngineQueue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    # --- admission -------------------------------------------------------------------------------------------------
+
+    def _admit(self, request: _Request) -> None:
+        needed = request.waiting_tokens
+        with self._changed:
+            while True:
+                if self._closing:
+                    raise UsageError("the queue is closed")
+                waiting = self._waiting_tokens()
+                if not waiting or waiting + needed <= self._max_waiting:  # one alone is always taken, however large
+                    break
+                if self._when_full == "raise":
+                    self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
+                    raise QueueFull(
+                        f"{waiting} tokens of {len(self._requests)} requests are waiting, {self._max_waiting} may",
+                        hint="try again later, or send fewer texts at a time",
+                    )
+                if request.deadline is not None and time.monotonic() >= request.deadline:
+                    self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
+                    raise TimeoutError("the queue stayed full until the request's time was up")
+                self._changed.wait(self._seconds_until(request.deadline))
+            self._requests.append(request)
+            self._stats = replace(
+                self._stats, requests=self._stats.requests + 1, texts=self._stats.texts + len(request.lengths)
+            )
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="anytorch-queue", daemon=True)
+                self._worker.start()
+            self._changed.notify_all()
+
+    def _waiting_tokens(self) -> int:
+        return sum(request.waiting_tokens for request in self._requests)
+
+    @staticmethod
+    def _seconds_until(moment: float | None) -> float:
+        return LONGEST_WAIT_S if moment is None else max(0.0, min(LONGEST_WAIT_S, moment - time.monotonic()))
+
+    # --- the worker ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                taken = self._next_batch()
+                if taken is None:
+                    return
+            try:
+                self._compute(taken)
+            except Exception as exc:  # noqa: BLE001  (our own mistake: nobody may be left waiting for it)
+                log.error("the queue's worker failed: %s: %s", type(exc).__name__, exc)
+                for request, _ in taken:
+                    self._fail(request, exc)
+
+    def _next_batch(self) -> list[tuple[_Request, Share]] | None:
+        """Wait for a batch that is full, or whose oldest request has waited long enough. None: closed and done."""
+        while True:
+            self._drop_finished()
+            if not self._requests:
+                if self._closing:
+                    return None
+                self._changed.wait(LONGEST_WAIT_S)
+                continue
+            budget = self._batch_tokens or self._engine.batch_tokens
+            ready_at = self._requests[0].arrived + (self._max_wait_s if self._company > 1 else 0.0)
+            if self._closing or self._waiting_tokens() >= budget or time.monotonic() >= ready_at:
+                return self._take(budget)
+            self._changed.wait(self._seconds_until(ready_at))
+
+    def _drop_finished(self) -> None:
+        """Take out requests that were cancelled, failed in an earlier batch, or ran out of time."""
+        now = time.monotonic()
+        for request in list(self._requests):
+            if request.deadline is not None and now >= request.deadline and not request.future.done():
+                self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
+                self._finish(request, TimeoutError(f"not computed within {request.deadline - request.arrived:.3g} s"))
+            elif request.future.cancelled():
+                self._stats = replace(self._stats, cancelled=self._stats.cancelled + 1)
+            elif not request.future.done():
+                continue
+            self._requests.remove(request)
+            self._changed.notify_all()
+
+    def _take(self, budget: int) -> list[tuple[_Request, Share]]:
+        taken = []
+        for share in share_batch([(request.taken, request.lengths) for request in self._requests], budget):
+            request = self._requests[share.request]
+            request.taken = share.end
+            taken.append((request, share))
+        self._requests = [request for request in self._requests if request.taken < len(request.lengths)]
+        tokens = sum(int(r.tokens.starts[s.end] - r.tokens.starts[s.begin]) for r, s in taken)
+        self._stats = replace(
+            self._stats, batches=self._stats.batches + 1, batch_tokens=self._stats.batch_tokens + tokens
+        )
+        self._company = len(taken)
+        self._changed.notify_all()  # there is room again
+        return taken
+
+    def _compute(self, taken: list[tuple[_Request, Share]]) -> None:
+        try:
+            pooled = self._engine.run_tokens(joined(taken))
+        except Exception as exc:  # noqa: BLE001  (whatever it is, it is the requests' answer)
+            if len(taken) == 1:
+                self._fail(taken[0][0], exc)
+                return
+            log.info("a batch of %d requests failed (%s); each is computed by itself", len(taken), exc)
+            for one in taken:
+                self._compute([one])
+            return
+        row = 0
+        for request, share in taken:
+            count = share.end - share.begin
+            try:
+                request.rows[share.begin : share.end] = self._engine.finish(
+                    pooled[row : row + count], request.dim, request.precision
+                )
+            except Exception as exc:  # noqa: BLE001
+                self._fail(request, exc)
+            row += count
+            request.left -= count
+            if request.left == 0 and not request.future.done():
+                self._answer(request)
+
+    def _answer(self, request: _Request) -> None:
+        try:
+            value = self._engine.as_output(request.rows, request.output)
+        except Exception as exc:  # noqa: BLE001
+            self._fail(request, exc)
+            return
+        with self._changed:
+            self._finish(request, value[0] if request.single else value)
+
+    def _fail(self, request: _Request, exc: Exception) -> None:
+        with self._changed:
+            if not request.future.done():
+                self._stats = replace(self._stats, failed=self._stats.failed + 1)
+                self._finish(request, exc)
+
+    @staticmethod
+    def _finish(request: _Request, value: Any) -> None:
+        """Only now is the future running, so that it could be cancelled until here."""
+        if not request.future.done() and request.future.set_running_or_notify_cancel():
+            if isinstance(value, Exception):
+                request.future.set_exception(value)
+            else:
+                request.future.set_result(value)
+
+
+def joined(taken: list[tuple[_Request, Share]]) -> Tokens:
+    """The texts of a batch as one packed array."""
+    import numpy as np
+
+    ids, lengths = [], []
+    for request, share in taken:
+        starts = request.tokens.starts
+        ids.append(request.tokens.ids[starts[share.begin] : starts[share.end]])
+        lengths.append(np.diff(starts[share.begin : share.end + 1]))
+    starts = np.zeros(sum(map(len, lengths)) + 1, np.int32)
+    np.cumsum(np.concatenate(lengths), out=starts[1:])
+    truncated = sum(request.tokens.truncated for request, share in taken if share.begin == 0)
+    return Tokens(np.concatenate(ids), starts, truncated)
