@@ -45,7 +45,8 @@ def make_model(family: str) -> Any:
     kind, options = FAMILIES[family]
     config = getattr(transformers, kind)(**options, attn_implementation="eager")
     torch.manual_seed(sum(map(ord, family)))
-    model = transformers.AutoModel.from_config(config).eval()
+    models: Any = transformers.AutoModel
+    model = models.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:

@@ -1,0 +1,200 @@
+"""Which layout, with graphs or without, is fastest for a model on a device: measured once, then remembered.
+
+Candidates are asked what the device states it can do, tried, compared with the plainest way (a wrong answer is never
+used), and timed on texts of mixed lengths. The answer goes to the cache under the machine, the device and the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from anytorch import logs
+from anytorch.cache import Store
+from anytorch.devices.memory import synchronize
+from anytorch.devices.oom import is_out_of_memory
+from anytorch.devices.tune.machine import machine_key
+from anytorch.devices.types import Caps
+from anytorch.errors import CacheError, WrongAnswer
+from anytorch.models.spec import EncoderSpec
+
+if TYPE_CHECKING:
+    from anytorch.models.encoders.encoder import TorchEncoder
+
+log = logs.logger(__name__)
+
+LAYOUTS = ("packed", "rows", "one-by-one")
+HALF_COSINE = 0.9995  # what a half-precision vector must have to its float32 one, at worst
+SAME_COSINE = 0.999  # two layouts in one dtype: they differ by rounding alone
+LARGEST_CHECKED_NBYTES = 8 * 2**30
+STORE = "encoders"
+FORMAT = 1  # part of the key: raise it when a layout's code changes what is worth choosing
+
+
+@dataclass(frozen=True)
+class Plan:
+    dtype: str
+    layout: str  # one of LAYOUTS
+    graphs: bool
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        names = {
+            "packed": "packed texts, variable-length flash attention",
+            "rows": "texts padded to rows of similar length",
+            "one-by-one": "packed texts, attention text by text",
+        }
+        return names[self.layout] + (", recorded graphs" if self.graphs else "")
+
+
+def linear_weights(spec: EncoderSpec) -> int:
+    """Weights of all matrix products: twice as many operations per token."""
+    attention = spec.width * spec.head_width * 2 * (spec.heads + spec.kv_heads)
+    return spec.layers * (attention + spec.width * spec.inner * (3 if spec.gated else 2))
+
+
+def half_dtypes(caps: Caps, host: bool, stored_bfloat16: bool) -> list[str]:
+    """Half-precision dtypes worth trying, the best first. float16 has three more bits; bfloat16 never overflows."""
+    order = ("bfloat16", "float16") if stored_bfloat16 else ("float16", "bfloat16")
+    return [] if host else [name for name in order if name in caps.fast_dtypes]
+
+
+def may_pack(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
+    """Could a variable-length flash kernel run? What it needs of the model; whether there is one is tried."""
+    fits = spec.head_width % 8 == 0 and spec.head_width <= 256 and not spec.relative_buckets
+    return caps.flash_attention and not host and dtype in ("float16", "bfloat16") and fits
+
+
+def candidates(caps: Caps, spec: EncoderSpec, dtype: str, host: bool, layout: str, graphs: bool | None) -> list[Plan]:
+    """Plans to compare, the plainest first: it is the reference. Pure."""
+    layouts = ["rows"] if layout == "auto" else [layout]
+    if layout == "auto":
+        layouts += ["packed"] if may_pack(caps, spec, dtype, host) else []
+        layouts += ["one-by-one"] if host else []  # a call per text and layer is too many for a device far away
+    recorded = [False] if host or not caps.graphs else [False, True]
+    if graphs is not None:
+        recorded = [graphs]
+    return [
+        Plan(dtype, name, record) for name in layouts for record in recorded if not (record and name == "one-by-one")
+    ]
+
+
+def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
+    """Measure the candidates on the loaded model; the fastest that agrees with the first."""
+    host = encoder.device.type == "cpu"
+    plans = candidates(encoder.caps, encoder.spec, encoder.dtype_name, host, layout, graphs)
+    if len(plans) == 1:
+        return Plan(plans[0].dtype, plans[0].layout, plans[0].graphs, "the only way here, or asked for")
+    # Some 10 GFLOP: a tenth of a second on one CPU core, long enough on a GPU to be more than launches.
+    tokens = min(
+        encoder.chunk_tokens, max(64, int(5e9 / linear_weights(encoder.spec)) if host else encoder.chunk_tokens)
+    )
+    ids, starts = sample(encoder.spec, tokens)
+    timed: list[tuple[float, Plan]] = []
+    reference: npt.NDArray[np.float32] | None = None
+    for plan in plans:
+        try:
+            found = _try(encoder, plan, ids, starts)
+            if reference is None:
+                reference = found
+            elif (worst := worst_cosine(reference, found)) < SAME_COSINE:
+                raise WrongAnswer(f"its vectors have a cosine of {worst:.6f} to those of {plans[0].layout}")
+            timed.append((_time(encoder, ids, starts, host), plan))
+        except (RuntimeError, NotImplementedError, WrongAnswer) as exc:
+            if is_out_of_memory(exc):
+                raise
+            log.info("%s: %s cannot be used: %s", encoder.device, plan.words, str(exc).splitlines()[0])
+            if reference is None:
+                raise  # the plainest way does not work: there is nothing to fall back to
+    best = min(timed, key=lambda pair: pair[0])[1]
+    others = ", ".join(f"{plan.layout}{' with graphs' if plan.graphs else ''} {s * 1e3:.2f} ms" for s, plan in timed)
+    return Plan(best.dtype, best.layout, best.graphs, f"the fastest for {len(ids)} mixed tokens: {others}")
+
+
+def _try(
+    encoder: TorchEncoder, plan: Plan, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """Twice, and once more: a shape is recorded when it comes again, and it is the replay that must be right."""
+    encoder.use(plan)
+    for _ in range(3 if plan.graphs else 1):
+        found = encoder.run(ids, starts)
+    if encoder.recorder is not None and encoder.recorder.failed:
+        raise NotImplementedError(f"it records no graphs: {encoder.recorder.failed}")
+    return found
+
+
+def _time(encoder: TorchEncoder, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], host: bool) -> float:
+    """Seconds per batch with the next one always waiting: the median of three."""
+    found = []
+    for _ in range(3):
+        synchronize(encoder.device)
+        begin = time.process_time() if host else time.perf_counter()
+        count = 1 if host else 6
+        under_way = [encoder.submit(ids, starts) for _ in range(count)]
+        for pending in under_way:
+            pending.result()
+        found.append(((time.process_time() if host else time.perf_counter()) - begin) / count)
+    return sorted(found)[1]
+
+
+def sample(spec: EncoderSpec, tokens: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """About `tokens` ids in texts of mixed lengths, most of them short, the same every time."""
+    generator = np.random.default_rng(0)
+    longest = min(spec.max_positions, 256, max(8, tokens // 4))
+    lengths: list[int] = []
+    while sum(lengths) < tokens:
+        left = tokens - sum(lengths)
+        drawn = int(np.clip(generator.lognormal(3.2, 0.8), 4, longest))
+        lengths.append(max(1, min(drawn, left)))
+    ids = generator.integers(0, spec.vocabulary, sum(lengths)).astype(np.int32)
+    return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def worst_cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
+    """The least cosine of a row with its counterpart; -1 when one is not finite."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return -1.0
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    sizes = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return float(((x * y).sum(1) / np.maximum(sizes, 1e-30)).min())
+
+
+# --- remembering ---------------------------------------------------------------------------------------------------
+
+
+def key(
+    device: torch.device,
+    spec: EncoderSpec,
+    poolings: Sequence[str],
+    quantization: str | None,
+    dtype: str,
+    layout: str,
+    graphs: bool | None,
+) -> str:
+    facts = (FORMAT, machine_key(), str(device), torch.__version__, repr(spec), tuple(poolings), quantization, dtype)
+    asked = (layout, graphs, torch.get_num_threads() if device.type == "cpu" else 0)
+    return hashlib.sha256(repr((facts, asked)).encode()).hexdigest()[:24]
+
+
+def recall(name: str) -> Plan | None:
+    try:
+        stored = Store(STORE).get(name)
+        return Plan(**stored) if isinstance(stored, dict) else None
+    except (CacheError, TypeError) as exc:
+        log.warning("the remembered choice of an encoder cannot be read and is measured again: %s", exc)
+        return None
+
+
+def remember(name: str, plan: Plan) -> None:
+    try:
+        Store(STORE).put(name, asdict(plan), keep=200)
+    except CacheError as exc:
+        log.warning("%s", exc.message)
