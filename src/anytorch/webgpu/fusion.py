@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -148,38 +148,55 @@ def compile_group(group: GraphModule) -> FusedKernel | None:
     limit = int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
     if kernel.buffers > limit or kernel.words > MOST_WORDS:
         return None
+    threads = -(-kernel.elements // kernel.per_thread)
+    x, y = two_dimensional(-(-threads // WORKGROUP))
     return FusedKernel(
         kernel,
+        lambda: render(kernel),
+        (x, y),
+        (x * WORKGROUP,),
         [tuple(int(s) for s in n.meta["val"].stride()) for n in inputs],
-        [n.meta["val"].dtype for n in results],
+        [n.meta["val"] for n in results],
+        range(len(results)),
         single=not isinstance(returned, (list, tuple)),
     )
 
 
+def two_dimensional(groups: int) -> tuple[int, int]:
+    x = min(groups, MOST_GROUPS)
+    return x, -(-groups // x)
+
+
 class FusedKernel(torch.nn.Module):
-    """A launched group: tensors in, new contiguous tensors out."""
+    """A launched group: tensors in, new contiguous tensors out.
+
+    `head` are the parameters before the inputs' offsets; `order` says in which order the kernel binds the results.
+    """
 
     def __init__(
-        self, kernel: Fused, strides: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], *, single: bool
+        self,
+        kernel: Any,
+        text: Callable[[], str],
+        grid: tuple[int, int],
+        head: tuple[int, ...],
+        strides: Sequence[tuple[int, ...]],
+        results: Sequence[torch.Tensor],
+        order: Sequence[int],
+        *,
+        single: bool,
     ) -> None:
         super().__init__()
         self.kernel = kernel
         self._program = open_runtime().programs.make(
-            kernel,
-            lambda: render(kernel),
-            buffers=kernel.buffers,
-            writable=kernel.writable,
-            immediates=4 * kernel.words,
+            kernel, text, buffers=kernel.buffers, writable=kernel.writable, immediates=4 * kernel.words
         )
-        threads = -(-kernel.elements // kernel.per_thread)
-        groups = -(-threads // WORKGROUP)
-        self._x = min(groups, MOST_GROUPS)
-        self._y = -(-groups // self._x)
+        self._x, self._y = grid
+        self._head = head
         self._pack = struct.Struct(f"{kernel.words}I").pack
         self._shifts = [KINDS[dtype].nbytes.bit_length() - 1 for dtype, _ in kernel.inputs]
         self._strides = list(strides)
-        self._dtypes = list(dtypes)
-        self._stride = contiguous_strides(kernel.shape)
+        self._results = [(tuple(t.shape), contiguous_strides(t.shape), t.dtype) for t in results]
+        self._order = list(order)
         self._single = single
 
     def forward(self, *inputs: torch.Tensor) -> Any:
@@ -192,11 +209,11 @@ class FusedKernel(torch.nn.Module):
             for tensor, stride in zip(inputs, self._strides, strict=True)
         ]
         pointers = [tensor.data_ptr() for tensor in tensors]
-        outputs = [new_tensor(self.kernel.shape, self._stride, dtype) for dtype in self._dtypes]
+        outputs = [new_tensor(*result) for result in self._results]
         buffers = [table[pointer >> SHIFT] for pointer in pointers]
-        buffers += [table[tensor.data_ptr() >> SHIFT] for tensor in outputs]
+        buffers += [table[outputs[k].data_ptr() >> SHIFT] for k in self._order]
         offsets = [(pointer & OFFSET_MASK) >> shift for pointer, shift in zip(pointers, self._shifts, strict=True)]
-        runtime.dispatch(self._program, buffers, self._pack(self._x * WORKGROUP, *offsets), self._x, self._y)
+        runtime.dispatch(self._program, buffers, self._pack(*self._head, *offsets), self._x, self._y)
         return outputs[0] if self._single else outputs
 
 

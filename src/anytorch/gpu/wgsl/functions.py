@@ -86,8 +86,8 @@ def computable(expression: str, kind: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def needed(text: str) -> str:
-    """The definitions of every function of ours that `text` calls, directly or not."""
+def needed(text: str, defined: str = "") -> str:
+    """The definitions of every function of ours that `text` calls, directly or not, except those that `defined` has."""
     wanted: list[str] = []
     queue = [text]
     while queue:
@@ -95,4 +95,4 @@ def needed(text: str) -> str:
             if name in FUNCTIONS and name not in wanted:
                 wanted.append(name)
                 queue.append(FUNCTIONS[name].partition("{")[2])
-    return "".join(FUNCTIONS[name] for name in wanted)
+    return "".join(FUNCTIONS[name] for name in wanted if f"fn {name}(" not in defined)

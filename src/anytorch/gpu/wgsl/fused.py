@@ -82,7 +82,7 @@ def render(kernel: Fused) -> str:
 
 
 def _one_element(kernel: Fused, part: int) -> str:
-    body = [f"let i = first + {part}u;", _index(kernel)]
+    body = [f"let i = first + {part}u;", addresses(kernel.shape, kernel.inputs, range(len(kernel.inputs)))]
     body += [f"let x{i} = {load(dtype, f'b{i}', f'a{i}')};" for i, (dtype, _) in enumerate(kernel.inputs)]
     body += kernel.statements
     for k, (dtype, value) in enumerate(kernel.outputs):
@@ -98,23 +98,24 @@ def _one_element(kernel: Fused, part: int) -> str:
     return f"  if (first + {part}u < {kernel.elements}u) {{\n    {inside}\n  }}\n"
 
 
-def _index(kernel: Fused) -> str:
-    contiguous = _contiguous(kernel.shape)
-    plain = {i for i, (_, strides) in enumerate(kernel.inputs) if strides == contiguous}
-    lines = [f"let a{i} = i + p.o{i};" for i in sorted(plain)]
-    rest = [i for i in range(len(kernel.inputs)) if i not in plain]
+def addresses(shape: Sequence[int], inputs: Sequence[tuple[str, tuple[int, ...]]], which: Sequence[int]) -> str:
+    """Statements that set a0, a1, … of the inputs asked for: where the element for index `i` of the shape is."""
+    contiguous = _contiguous(shape)
+    plain = [i for i in which if inputs[i][1] == contiguous]
+    lines = [f"let a{i} = i + p.o{i};" for i in plain]
+    rest = [i for i in which if i not in plain]
     if rest:
         lines.append("var rest = i;")
         lines += [f"var a{i} = p.o{i};" for i in rest]
-        for d in range(len(kernel.shape) - 1, -1, -1):
-            used = [i for i in rest if kernel.inputs[i][1][d]]
-            if kernel.shape[d] == 1:
+        for d in range(len(shape) - 1, -1, -1):
+            used = [i for i in rest if inputs[i][1][d]]
+            if shape[d] == 1:
                 continue
             if used:
-                lines.append(f"let c{d} = rest % {kernel.shape[d]}u;")
-                lines += [f"a{i} += c{d} * {kernel.inputs[i][1][d]}u;" for i in used]
+                lines.append(f"let c{d} = rest % {shape[d]}u;")
+                lines += [f"a{i} += c{d} * {inputs[i][1][d]}u;" for i in used]
             if d:
-                lines.append(f"rest = rest / {kernel.shape[d]}u;")
+                lines.append(f"rest = rest / {shape[d]}u;")
     return " ".join(lines)
 
 

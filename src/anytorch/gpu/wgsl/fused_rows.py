@@ -1,0 +1,190 @@
+"""Chains of elementwise ops and reductions over the last dimensions as one kernel: a worker (a workgroup, or a thread where
+barriers are slow) takes a row from its inputs to its results.
+
+The chain runs in phases. In each, every element of the row is computed as far as it can be and folded; the folds' results
+are values of the row, which later phases may use. Elements are computed anew in each phase: the row is in the cache by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from anytorch.gpu.wgsl.functions import needed
+from anytorch.gpu.wgsl.fused import addresses
+from anytorch.gpu.wgsl.reduce import Reducer, group_main, group_text, state_text, thread_main
+from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+
+# How a fold begins and goes on; a NaN among the elements is the result, as in torch.
+FOLDS = {
+    "sum": ("0.0", "{a} + {b}"),
+    "max": ("(-infinity())", "select(select({b}, {a}, {a} > {b} || is_nan({a})), {b}, is_nan({b}))"),
+    "min": ("infinity()", "select(select({b}, {a}, {a} < {b} || is_nan({a})), {b}, is_nan({b}))"),
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`elements` are statements per element that lead to the folds' values; `rows` those that follow, once per row."""
+
+    elements: tuple[str, ...]
+    folds: tuple[tuple[str, str, str], ...]  # the result's name, "sum", "max" or "min", the value folded
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FusedRows:
+    shape: tuple[int, ...]
+    reduced: int  # how many of the last dimensions make a row
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]  # dtype, strides over the shape (0 where it is broadcast)
+    before: tuple[str, ...]  # statements per row that need no fold
+    phases: tuple[Phase, ...]
+    elements: tuple[str, ...]  # statements per element that lead to the outputs
+    outputs: tuple[tuple[str, str], ...]  # dtype, the value stored per element
+    row_outputs: tuple[tuple[str, str], ...]  # dtype (one with words of its own), the value stored per row
+    group: bool = False
+    threads: int = 64
+    subgroups: bool = False
+
+    @property
+    def length(self) -> int:
+        return prod(self.shape[len(self.shape) - self.reduced :])
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[: len(self.shape) - self.reduced])
+
+    @property
+    def per_step(self) -> int:
+        """A worker owns whole words of every output."""
+        return max((KINDS[dtype].lanes for dtype, _ in self.outputs), default=1)
+
+    @property
+    def buffers(self) -> int:
+        return len(self.inputs) + len(self.outputs) + len(self.row_outputs)
+
+    @property
+    def writable(self) -> int:
+        return (1 << self.buffers) - (1 << len(self.inputs))
+
+    @property
+    def words(self) -> int:
+        return len(self.inputs)
+
+    def per_row(self, i: int) -> bool:
+        """Is this input the same for all elements of a row?"""
+        return not any(self.inputs[i][1][len(self.shape) - self.reduced :])
+
+
+def render(kernel: FusedRows) -> str:
+    count = len(kernel.inputs)
+    results = [*kernel.outputs, *kernel.row_outputs]
+    fields = tuple((name, "f32", FOLDS[kind][0]) for phase in kernel.phases for name, kind, _ in phase.folds)
+    merges = " ".join(
+        f"s.{name} = {FOLDS[kind][1].format(a=f's.{name}', b=f'o.{name}')};"
+        for phase in kernel.phases
+        for name, kind, _ in phase.folds
+    )
+    reducer = Reducer(fields, "", merges, ())
+    state = state_text(reducer, "f32", 0)
+    everything = " ".join(
+        [*kernel.before, *kernel.elements, *[value for _, value in results]]
+        + [text for phase in kernel.phases for text in (*phase.elements, *phase.rows)]
+        + [FOLDS[kind][1] for phase in kernel.phases for _, kind, _ in phase.folds]
+    )
+    parts = [
+        enables({dtype for dtype, _ in (*kernel.inputs, *results)}),
+        *[
+            f"@group(0) @binding({i}) var<storage, read> b{i}: array<{KINDS[dtype].storage}>;\n"
+            for i, (dtype, _) in enumerate(kernel.inputs)
+        ],
+        *[
+            f"@group(0) @binding({count + k}) var<storage, read_write> out{k}: array<{KINDS[dtype].storage}>;\n"
+            for k, (dtype, _) in enumerate(results)
+        ],
+        f"struct Parameters {{ {', '.join(f'o{i}: u32' for i in range(count))} }}\nvar<immediate> p: Parameters;\n",
+        needed(everything, state),
+        state,
+        BF16_BITS if "bfloat16" in {dtype for dtype, _ in results} else "",
+    ]
+    if kernel.group:
+        parts.append(group_text(reducer, "f32", kernel.threads, kernel.subgroups))
+        parts.append(group_main(kernel.threads, kernel.subgroups))
+        parts.append(f"  if (group >= {kernel.rows}u) {{ return; }}\n  let row = group;\n")
+        first, step = "lane", f"{kernel.threads}u"
+        fold = "  s = fold(s, lane, size, number, within); workgroupBarrier();\n"
+        once = "if (lane == 0u) "
+    else:
+        parts.append(thread_main(kernel.threads))
+        parts.append(f"  if (thread >= {kernel.rows}u) {{ return; }}\n  let row = thread;\n")
+        first, step, fold, once = "0u", "1u", "", ""
+    parts.append(_body(kernel, first, step, fold, once))
+    return "".join(parts) + "}\n"
+
+
+def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str:
+    lines = [f"  let base = row * {kernel.length}u;\n", "  var s = start();\n"]
+    fixed = [i for i in range(len(kernel.inputs)) if kernel.per_row(i)]
+    if fixed:
+        where = addresses(kernel.shape, kernel.inputs, fixed)
+        loads = " ".join(f"x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in fixed)
+        declared = " ".join(f"var x{i}: {KINDS[kernel.inputs[i][0]].compute};" for i in fixed)
+        lines.append(f"  {declared}\n  {{ let i = base; {where} {loads} }}\n")
+    lines += [f"  {statement}\n" for statement in kernel.before]
+    for phase in kernel.phases:
+        adding = [
+            f"s.{name} = {FOLDS[kind][1].format(a=f's.{name}', b=f'f32({value})')};"
+            for name, kind, value in phase.folds
+        ]
+        statements = [*phase.elements, *adding]
+        lines.append(f"  for (var k = {first}; k < {kernel.length}u; k += {step}) {{\n")
+        lines.append(f"    let i = base + k; {_loads(kernel, ' '.join(statements))}\n")
+        lines += [f"    {statement}\n" for statement in statements]
+        lines.append("  }\n" + fold)
+        lines += [f"  {statement}\n" for statement in phase.rows]
+    writes = " ".join(
+        f"out{len(kernel.outputs) + k}[row] = {stored(dtype, value)};"
+        for k, (dtype, value) in enumerate(kernel.row_outputs)
+    )
+    if writes:
+        lines.append(f"  {once}{{ {writes} }}\n")
+    if kernel.outputs:
+        lines.append(_write(kernel, first, step))
+    return "".join(lines)
+
+
+def _loads(kernel: FusedRows, text: str) -> str:
+    """x0, x1, … of element `i`, as far as the text needs them; inputs per row are there already."""
+    words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").replace(";", " ").split())
+    wanted = [i for i in range(len(kernel.inputs)) if not kernel.per_row(i) and f"x{i}" in words]
+    if not wanted:
+        return ""
+    return f"{addresses(kernel.shape, kernel.inputs, wanted)} " + " ".join(
+        f"let x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in wanted
+    )
+
+
+def _write(kernel: FusedRows, first: str, step: str) -> str:
+    per = kernel.per_step
+    statements = " ".join(kernel.elements)
+    needed_by = statements + " " + " ".join(value for _, value in kernel.outputs)
+    lines = [f"  for (var t = {first}; t < {kernel.length // per}u; t += {step}) {{\n"]
+    for k, (dtype, _) in enumerate(kernel.outputs):
+        lanes = KINDS[dtype].lanes
+        lines += [f"    var word{k}_{w} = 0u;\n" for w in range(per // lanes) if lanes > 1]
+    for part in range(per):
+        body = [f"let i = base + t * {per}u + {part}u;", _loads(kernel, needed_by), statements]
+        for k, (dtype, value) in enumerate(kernel.outputs):
+            lanes = KINDS[dtype].lanes
+            if lanes == 1:
+                body.append(f"out{k}[i] = {stored(dtype, value)};")
+            else:
+                body.append(f"word{k}_{part // lanes} |= {lane_bits(dtype, value)} << {part % lanes * (32 // lanes)}u;")
+        lines.append(f"    {{ {' '.join(body)} }}\n")
+    for k, (dtype, _) in enumerate(kernel.outputs):
+        lanes = KINDS[dtype].lanes
+        if lanes > 1:
+            lines += [
+                f"    out{k}[(base + t * {per}u) / {lanes}u + {w}u] = word{k}_{w};\n" for w in range(per // lanes)
+            ]
+    return "".join(lines) + "  }\n"
