@@ -1,0 +1,70 @@
+"""The C functions of code/encoder.cpp, with their types."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_int, c_int32, c_long, c_longlong, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytorch import native
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+CODE = Path(__file__).parent / "code"
+SOURCES = (CODE / "encoder.cpp",)
+
+OK, BAD_TOKEN, TOO_LONG, NO_MEMORY, BAD_STARTS = range(5)
+QKV, OUT, UP, DOWN = range(4)
+EMBED_NORM, FINAL_NORM, ATTN_NORM, MLP_NORM, Q_NORM, K_NORM = range(6)
+ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
+
+
+_WHOLE = (
+    "vocabulary width layers heads kv_heads head_width inner max_positions position_offset "
+    "activation gated pre_norm rms_norm embed_norm final_norm qk_norm causal"
+)
+
+
+class Shape(ctypes.Structure):
+    """Kept the same as `struct Shape` in encoder.cpp."""
+
+    _fields_ = [
+        *((name, c_int32) for name in _WHOLE.split()),
+        ("eps", c_float),
+        ("budget", c_int32),
+        ("block", c_int32),
+    ]
+
+
+_FUNCTIONS = {
+    "encoder_new": (c_void_p, [POINTER(Shape), c_int]),
+    "encoder_free": (None, [c_void_p]),
+    "encoder_set_words": (None, [c_void_p, c_void_p]),
+    "encoder_set_added": (c_int, [c_void_p, c_void_p, c_int]),
+    "encoder_set_norm": (c_int, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
+    "encoder_set_relative": (c_int, [c_void_p, c_void_p, c_long, c_long]),
+    "encoder_set_attention": (c_int, [c_void_p, c_int, c_float, c_int]),
+    "encoder_linear_new": (c_int, [c_void_p, c_int, c_int, c_int, c_int, c_int]),
+    "encoder_linear_rows": (c_int, [c_void_p, c_int, c_int, c_void_p, c_void_p, c_int, c_int]),
+    "encoder_linear_nbytes": (c_longlong, [c_void_p]),
+    "encoder_run": (
+        c_int,
+        [c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, POINTER(c_int)],
+    ),
+}
+
+
+def open_library(level: str | None = None) -> ctypes.CDLL:
+    """The compiled encoder for a SIMD level (None: the best here). Raises NativeUnavailable."""
+    library = native.load("packed", SOURCES, level=level)
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def pointer(array: npt.NDArray[Any] | None) -> c_void_p | None:
+    return None if array is None else array.ctypes.data_as(c_void_p)
