@@ -46,8 +46,10 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.tune import BackendOptimizer as BackendOptimizer
     from anytorch.devices.tune import auto_configure_backend as auto_configure_backend
     from anytorch.devices.tune import use_tuned as use_tuned
+    from anytorch.engines.forecast import KronosPredictor as KronosPredictor
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
+    from anytorch.memory.modes import mode as mode
     from anytorch.models.kronos import Kronos as Kronos
     from anytorch.models.kronos import KronosTokenizer as KronosTokenizer
 
@@ -58,6 +60,7 @@ PUBLIC: dict[str, str] = {
     "DeviceBackend": "anytorch.devices.documented",
     "DeviceFallbackWarning": "anytorch.errors",
     "Kronos": "anytorch.models.kronos",
+    "KronosPredictor": "anytorch.engines.forecast",
     "KronosTokenizer": "anytorch.models.kronos",
     "Resolution": "anytorch.devices.choose",
     "UnifiedDeviceManager": "anytorch.devices.documented",
@@ -85,6 +88,7 @@ PUBLIC: dict[str, str] = {
     "is_out_of_memory": "anytorch.devices.oom",
     "memory": "anytorch.memory",  # the package itself, which can be called
     "memory_cleanup": "anytorch.devices.documented",
+    "mode": "anytorch.memory.modes",
     "resolve": "anytorch.devices.choose",
     "resolve_device": "anytorch.devices.documented",
     "seed": "anytorch.devices.seeds",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anytorch.errors import ModelError, UsageError
 from anytorch.files import replace_file
 from anytorch.models.kronos.folder import CONFIG, WEIGHTS, find_folder
-from anytorch.models.kronos.layers import Rotary
+from anytorch.models.kronos.layers import Rotary, inverse_frequencies
 
 P = TypeVar("P", bound="Pretrained")
 SHOWN = 6  # of a list of keys in a message
@@ -151,8 +151,6 @@ def read_weights(path: Path, module: nn.Module, dtype: torch.dtype) -> dict[str,
 
 def recompute(module: nn.Module, computed: dict[str, Tensor]) -> dict[str, Tensor]:
     """The buffers that the configuration fixes (`module` may be on the meta device, where they have no values)."""
-    from anytorch.models.kronos.layers import inverse_frequencies
-
     values: dict[str, Tensor] = {}
     for name, buffer in computed.items():
         if name.endswith(".inv_freq"):

@@ -1,0 +1,157 @@
+"""The loop: prompts in, generated pairs of ids out. Exact in the published sense, whatever the window does.
+
+While a window grows, the cache answers. Once it is full, the published loop drops the oldest row and computes all
+others anew, and every hidden state changes with it, so nothing of the cache may be used (`rolling="exact"`). What can be
+used: at step i such a window is the last max_context - i rows of history, which all samples of a series share, and i
+rows of their own. The shared rows are computed once per series, and only the own rows once per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anytorch.engines.forecast.cache import Cache
+from anytorch.engines.forecast.decoder import Decoder
+from anytorch.engines.forecast.sampling import Sampler
+from anytorch.models.kronos.fused import through_window
+
+Draws = Iterator[tuple[Tensor, Tensor]]
+Tick = Callable[[int], None]  # told how many steps are done
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every chunk of a forecast has in common."""
+
+    pred_len: int
+    samples: int
+    max_context: int
+    rolling: str  # "exact" or "evict"; "trim" has shortened the prompts and needs neither
+    sampler: Sampler
+    limit_rows: int  # rows whose temporary values may exist at once
+
+    def cached_steps(self, shortest: int) -> int:
+        """Generated rows that are ever added to the cache."""
+        most = self.pred_len - 1
+        return most if self.rolling == "evict" else max(0, min(most, self.max_context - shortest))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Series of one chunk, longest first. All tensors are on the decoder's device."""
+
+    s1: Tensor  # [series, longest], padded at the end
+    s2: Tensor
+    lengths: Sequence[int]
+    time: Tensor  # [series, longest, width]: the embedded stamps of the history
+    future: Tensor  # [series, pred_len, width]
+
+
+def generate(decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None, tick: Tick) -> tuple[Tensor, Tensor]:
+    """Ids of s1 and s2, each int64 [series × samples, pred_len]. `draws` is None for the greedy choice."""
+    run = Run(decoder, prompts, plan, draws)
+    run.first()
+    tick(1)
+    for step in range(1, plan.pred_len):
+        run.next(step)
+        tick(step + 1)
+    return run.s1, run.s2
+
+
+class Run:
+    """One chunk on its way through the steps."""
+
+    def __init__(self, decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None) -> None:
+        self.decoder, self.prompts, self.plan, self.draws = decoder, prompts, plan, draws
+        rows = len(prompts.lengths) * plan.samples
+        self.s1 = torch.empty(rows, plan.pred_len, dtype=torch.long, device=decoder.device)
+        self.s2 = torch.empty_like(self.s1)
+        self.history = decoder.embed(prompts.s1, prompts.s2, prompts.time)  # the first block's inputs
+        self.generated = self.history.new_empty(rows, plan.pred_len - 1, decoder.width)
+        self.cache: Cache | None = Cache(
+            decoder,
+            prompts.lengths,
+            plan.samples,
+            plan.cached_steps(min(prompts.lengths)),
+            plan.max_context,
+            plan.rolling == "evict",
+        )
+
+    def first(self) -> None:
+        """The step after the prompts: all samples of a series have the same logits of s1."""
+        assert self.cache is not None
+        last = self.cache.prefill(self.history, self.plan.limit_rows)
+        noise_1, noise_2 = self.noise()
+        logits = self.decoder.s1_logits(last).repeat_interleave(self.plan.samples, 0)
+        s1 = self.plan.sampler.draw(logits, noise_1)
+        s2_logits = self.cache.s2_logits(last.repeat_interleave(self.plan.samples, 0), s1, None)
+        self.keep(0, s1, self.plan.sampler.draw(s2_logits, noise_2))
+
+    def next(self, step: int) -> None:
+        rolled = self.rolled(step)
+        if rolled == len(self.prompts.lengths):
+            self.cache = None  # nothing grows any more: its memory is free for the windows
+        noise_1, noise_2 = self.noise()
+        lasts: list[Tensor] = []
+        contexts: tuple[Tensor, Tensor | None] | None = None
+        if rolled:
+            last, shared, own = self.recomputed(step, rolled)
+            lasts.append(last)
+            contexts = (shared, own)
+        if self.cache is not None:
+            x = self.generated[rolled * self.plan.samples :, step - 1 : step]
+            lasts.append(self.cache.advance(x, step - 1, rolled))
+        last = torch.cat(lasts) if len(lasts) > 1 else lasts[0]
+        s1 = self.plan.sampler.draw(self.decoder.s1_logits(last), noise_1)
+        of_rolled = rolled * self.plan.samples
+        logits = []
+        if contexts is not None:
+            logits.append(self.decoder.s2_logits(last[:of_rolled], s1[:of_rolled], *contexts))
+        if self.cache is not None:
+            logits.append(self.cache.s2_logits(last[of_rolled:], s1[of_rolled:], step - 1, rolled))
+        s2_logits = torch.cat(logits) if len(logits) > 1 else logits[0]
+        self.keep(step, s1, self.plan.sampler.draw(s2_logits, noise_2))
+
+    def rolled(self, step: int) -> int:
+        """How many series, from the first (the longest), have outgrown the window at this step."""
+        if self.plan.rolling == "evict":
+            return 0
+        return sum(length + step > self.plan.max_context for length in self.prompts.lengths)
+
+    def recomputed(self, step: int, series: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The windows of the first `series` series: context of the last row, of the shared rows, of the own rows."""
+        plan, rows = self.plan, series * self.plan.samples
+        shared_rows = max(0, plan.max_context - step)
+        own = self.generated[:rows, max(0, step - plan.max_context) : step]
+        shared: Tensor | None = None
+        if shared_rows:
+            shared = torch.stack(
+                [self.history[b, n - shared_rows : n] for b, n in enumerate(self.prompts.lengths[:series])]
+            )
+        if shared is None or plan.samples == 1:  # nothing is shared: one plain causal pass
+            whole = own if shared is None else torch.cat((shared, own), dim=1)
+            hidden, _ = through_window(self.decoder.blocks, whole, None, plan.limit_rows)
+            assert hidden is not None
+            context = self.decoder.context(hidden)
+            return context[:, -1], context, None
+        shared, own_hidden = through_window(self.decoder.blocks, shared, own, plan.limit_rows)
+        assert shared is not None and own_hidden is not None
+        own_context = self.decoder.context(own_hidden)
+        return own_context[:, -1], self.decoder.context(shared), own_context
+
+    def noise(self) -> tuple[Tensor | None, Tensor | None]:
+        if self.draws is None:
+            return None, None
+        s1, s2 = next(self.draws)
+        device = self.decoder.device
+        return s1.to(device, non_blocking=True), s2.to(device, non_blocking=True)
+
+    def keep(self, step: int, s1: Tensor, s2: Tensor) -> None:
+        self.s1[:, step], self.s2[:, step] = s1, s2
+        if step < self.plan.pred_len - 1:
+            time = self.prompts.future[:, step : step + 1].repeat_interleave(self.plan.samples, 0)
+            self.generated[:, step : step + 1] = self.decoder.embed(s1[:, None], s2[:, None], time)

@@ -1,0 +1,402 @@
+"""`KronosPredictor`: histories in, forecasts out, on whatever device is there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytorch import logs
+from anytorch.devices.choose import resolve
+from anytorch.devices.memory import memory
+from anytorch.engines.forecast.cache import Cache
+from anytorch.engines.forecast.chunks import (
+    ACCELERATOR_ROWS,
+    ACCELERATOR_WINDOWS,
+    HOST_ROWS,
+    HOST_WINDOWS,
+    Chunk,
+    split,
+)
+from anytorch.engines.forecast.decoder import Decoder
+from anytorch.engines.forecast.generate import Plan, Prompts, generate
+from anytorch.engines.forecast.inputs import Series, one_each, read_series
+from anytorch.engines.forecast.progress import Progress
+from anytorch.engines.forecast.results import Forecast, check_quantiles, make_forecast
+from anytorch.engines.forecast.sampling import Noise, Sampler
+from anytorch.engines.forecast.threads import quiet_threads
+from anytorch.engines.forecast.tokens import Codec
+from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.models.kronos import Kronos, KronosTokenizer
+
+log = logs.logger(__name__)
+Rolling = Literal["exact", "evict", "trim"]
+ROLLING = ("exact", "evict", "trim")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What the model generated for one series: ids [samples, steps] and normalised values [samples, steps, 6]."""
+
+    s1: np.ndarray
+    s2: np.ndarray
+    normal: np.ndarray
+
+
+class KronosPredictor:
+    """A model and its tokenizer on a device, ready to forecast.
+
+    `device` is anything `anytorch.resolve` takes; `.device` is the torch device that was chosen, and `.device_warning`
+    says why if it is not the one asked for ("" otherwise). Model and tokenizer are put into eval mode and moved there.
+    `dtype` ("bfloat16", "float16") computes with a rounded copy of the model, `quantization` ("int8") with a quantized
+    one; the tokenizer stays as it is. `threads` is the number of CPU threads while forecasting ("auto" looks at what
+    else the machine is doing; None leaves torch alone).
+
+    >>> predictor = KronosPredictor(model, tokenizer)                                    # doctest: +SKIP
+    >>> predictor.predict(df, x_timestamp, y_timestamp, pred_len=120, sample_count=5)    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Kronos,
+        tokenizer: KronosTokenizer,
+        device: str | torch.device | None = "auto",
+        max_context: int = 512,
+        clip: float = 5,
+        *,
+        dtype: str | torch.dtype | None = None,
+        quantization: str | None = None,
+        threads: int | Literal["auto"] | None = "auto",
+    ) -> None:
+        if max_context < 2:
+            raise UsageError(f"max_context is {max_context}; a window has at least 2 rows")
+        if not clip > 0:
+            raise UsageError(f"clip is {clip} and must be above 0")
+        check_pair(model, tokenizer)
+        self.resolution = resolve(device)
+        self.device: torch.device = self.resolution.device
+        self.device_warning = self.resolution.warning
+        self.max_context, self.clip, self.threads = max_context, clip, threads
+        self.tokenizer = tokenizer.to(self.device).eval()
+        self.model = prepared(model, self.device, dtype, quantization)
+        self._decoder: Decoder | None = None
+
+    # --- the published calls -----------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        df: Any,
+        x_timestamp: Any = None,
+        y_timestamp: Any = None,
+        pred_len: int | None = None,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float = 0.9,
+        sample_count: int = 1,
+        verbose: bool = True,
+        seed: int | None = None,
+        *,
+        return_samples: bool = False,
+        quantiles: Sequence[float] | None = None,
+        non_negative_volume: bool = False,
+        rolling: Rolling = "exact",
+        checks: bool = True,
+    ) -> Any:
+        """Forecast one series: a float32 DataFrame with open, high, low, close, volume, amount, indexed by time.
+
+        `df` has open, high, low, close and perhaps volume and amount (pandas, polars, or an array in that order).
+        Timestamps may be left out: the history's are then looked for in `df`, the future's continue its rhythm.
+        `T`, `top_k` and `top_p` shape the draws (`top_k=1` is greedy); the answer is the mean of `sample_count` paths.
+        The same `seed` gives the same paths on every device; without one, torch's own generator decides.
+        With `return_samples` or `quantiles` the answer is a `Forecast`, which has every path and every level.
+        `rolling` says what happens when history and forecast outgrow `max_context`: "exact" is the published
+        behaviour, "evict" and "trim" are faster and give other numbers (see docs/concepts/kronos.md).
+        Raises InputError naming the row and column that cannot be used.
+        """
+        (found,) = self._forecast(
+            [df],
+            [x_timestamp],
+            [y_timestamp],
+            pred_len,
+            Sampler(T, top_k or 0, top_p),
+            sample_count,
+            verbose,
+            seed,
+            quantiles,
+            non_negative_volume,
+            rolling,
+            checks,
+        )
+        return answer(found, return_samples, quantiles)
+
+    def predict_batch(
+        self,
+        df_list: Sequence[Any],
+        x_timestamp_list: Sequence[Any] | None = None,
+        y_timestamp_list: Sequence[Any] | None = None,
+        pred_len: int | None = None,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float = 0.9,
+        sample_count: int = 1,
+        verbose: bool = True,
+        seed: int | None = None,
+        *,
+        return_samples: bool = False,
+        quantiles: Sequence[float] | None = None,
+        non_negative_volume: bool = False,
+        rolling: Rolling = "exact",
+        checks: bool = True,
+    ) -> list[Any]:
+        """`predict` for many series at once, in one batched pass; histories may differ in length.
+
+        All series are forecast by the same number of steps. The answers come in the order of the series.
+        """
+        if not isinstance(df_list, (list, tuple)):
+            raise InputError(f"df_list is a {type(df_list).__name__}, not a list or a tuple of tables")
+        found = self._forecast(
+            df_list,
+            one_each(x_timestamp_list, len(df_list), "x_timestamp_list"),
+            one_each(y_timestamp_list, len(df_list), "y_timestamp_list"),
+            pred_len,
+            Sampler(T, top_k or 0, top_p),
+            sample_count,
+            verbose,
+            seed,
+            quantiles,
+            non_negative_volume,
+            rolling,
+            checks,
+        )
+        return [answer(forecast, return_samples, quantiles) for forecast in found]
+
+    # --- what they stand on ------------------------------------------------------------------------------------------
+
+    def _forecast(
+        self,
+        tables: Sequence[Any],
+        x_times: Sequence[Any],
+        y_times: Sequence[Any],
+        pred_len: int | None,
+        sampler: Sampler,
+        samples: int,
+        verbose: bool,
+        seed: int | None,
+        quantiles: Sequence[float] | None,
+        non_negative_volume: bool,
+        rolling: str,
+        checks: bool,
+    ) -> list[Forecast]:
+        levels = check_quantiles(quantiles)
+        names = ["the history"] if len(tables) == 1 else [f"series {place}" for place in range(len(tables))]
+        series = [
+            read_series(table, x, y, pred_len, where=name, checks=checks)
+            for table, x, y, name in zip(tables, x_times, y_times, names, strict=True)
+        ]
+        paths = self.paths(series, sampler, samples, rolling=rolling, seed=seed, verbose=verbose)
+        return [
+            make_forecast(one, found.normal, levels=levels, non_negative_volume=non_negative_volume)
+            for one, found in zip(series, paths, strict=True)
+        ]
+
+    def paths(
+        self,
+        series: Sequence[Series],
+        sampler: Sampler,
+        samples: int,
+        *,
+        rolling: str = "exact",
+        seed: int | None = None,
+        verbose: bool = False,
+    ) -> list[Paths]:
+        """The generated ids and normalised values of every series: what `predict` takes the mean of."""
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise InputError(f"sample_count is {samples!r}; at least one path is needed")
+        if rolling not in ROLLING:
+            raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
+        if not series:
+            return []
+        pred_len = len(series[0].future_stamp)
+        for one in series:
+            if len(one.future_stamp) != pred_len:
+                raise InputError(
+                    f"{one.where} has {len(one.future_stamp)} times to forecast, {series[0].where} has {pred_len}"
+                )
+        noise = None if sampler.greedy else Noise.seeded(seed, len(series) * samples, self.decoder().sizes)
+        # Greedy paths are all the same: one is computed.
+        distinct = 1 if sampler.greedy else samples
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            stack.enter_context(quiet_threads(self.device, self.threads))
+            found = self._generate(series, sampler, distinct, samples, pred_len, rolling, noise, verbose)
+        if distinct == samples:
+            return found
+        return [Paths(*(np.repeat(part, samples, axis=0) for part in (p.s1, p.s2, p.normal))) for p in found]
+
+    def _generate(
+        self,
+        series: Sequence[Series],
+        sampler: Sampler,
+        distinct: int,
+        samples: int,
+        pred_len: int,
+        rolling: str,
+        noise: Noise | None,
+        verbose: bool,
+    ) -> list[Paths]:
+        decoder, codec = self.decoder(), Codec(self.tokenizer)
+        on_host = memory_is_host(self.device)
+        limit_rows = HOST_ROWS if on_host else ACCELERATOR_ROWS
+        keep = self.window(pred_len, rolling)
+        values = [torch.from_numpy(np.clip(one.normal, -self.clip, self.clip)) for one in series]
+        ids = codec.encode(values, keep, limit_rows)
+        plan = Plan(pred_len, distinct, self.max_context, rolling, sampler, limit_rows)
+        chunks = self.chunks([len(s1) for s1, _ in ids], plan, on_host)
+        found: list[list[Paths]] = [[] for _ in series]
+        with Progress(verbose, pred_len * len(chunks)) as progress:
+            for number, chunk in enumerate(chunks):
+                prompts, rows = self._prompts(chunk, series, ids, samples)
+                draws = None if noise is None else noise.steps(rows)
+                part = Plan(pred_len, chunk.last - chunk.first, self.max_context, rolling, sampler, limit_rows)
+                s1, s2 = generate(
+                    decoder,
+                    prompts,
+                    part,
+                    draws,
+                    lambda done, n=number: progress.at(n * pred_len + done),  # type: ignore[misc]
+                )
+                for place, one in zip(chunk.series, self._values(codec, prompts, s1, s2, part), strict=True):
+                    found[place].append(one)
+        return [joined(parts) for parts in found]
+
+    def decoder(self) -> Decoder:
+        """The model made ready; made again when its weights have changed."""
+        if self._decoder is None or not self._decoder.fits(self.model):
+            self.model.eval()
+            self._decoder = Decoder(self.model)
+        return self._decoder
+
+    def window(self, pred_len: int, rolling: str) -> int:
+        """How many rows of history the prompt may have."""
+        if rolling != "trim":
+            return self.max_context
+        if pred_len >= self.max_context:
+            raise InputError(
+                f"rolling='trim' leaves no history: pred_len is {pred_len} and max_context {self.max_context}",
+                hint="use rolling='exact' or 'evict', or forecast fewer steps",
+            )
+        return self.max_context - pred_len
+
+    def chunks(self, lengths: Sequence[int], plan: Plan, on_host: bool) -> list[Chunk]:
+        decoder = self.decoder()
+        free = memory(self.device).free
+        budget = (free or 2**32) // 4
+        nbytes = [
+            Cache.nbytes(decoder, length, plan.samples, plan.cached_steps(length)) // plan.samples + 1
+            for length in lengths
+        ]
+        return split(lengths, plan.samples, HOST_WINDOWS if on_host else ACCELERATOR_WINDOWS, nbytes, budget)
+
+    def _prompts(
+        self, chunk: Chunk, series: Sequence[Series], ids: Sequence[tuple[Tensor, Tensor]], samples: int
+    ) -> tuple[Prompts, Tensor]:
+        """A chunk's prompts, and the rows of the whole forecast that its windows are."""
+        decoder, pad = self.decoder(), torch.nn.utils.rnn.pad_sequence
+        lengths = [len(ids[place][0]) for place in chunk.series]
+        stamp = pad(
+            [torch.from_numpy(series[p].stamp[-n:]) for p, n in zip(chunk.series, lengths, strict=True)],
+            batch_first=True,
+        )
+        future = torch.stack([torch.from_numpy(series[place].future_stamp) for place in chunk.series])
+        prompts = Prompts(
+            pad([ids[place][0] for place in chunk.series], batch_first=True),
+            pad([ids[place][1] for place in chunk.series], batch_first=True),
+            lengths,
+            decoder.time(stamp.to(self.device)),
+            decoder.time(future.to(self.device)),
+        )
+        rows = torch.tensor([p * samples + s for p in chunk.series for s in range(chunk.first, chunk.last)])
+        return prompts, rows
+
+    def _values(self, codec: Codec, prompts: Prompts, s1: Tensor, s2: Tensor, plan: Plan) -> list[Paths]:
+        """Decode what was generated, behind as much of its history as the window holds."""
+        found = []
+        for place, length in enumerate(prompts.lengths):
+            rows = slice(place * plan.samples, (place + 1) * plan.samples)
+            before = max(0, min(length, plan.max_context - plan.pred_len))
+            part = (slice(place, place + 1), slice(length - before, length))
+            shared = (prompts.s1[part], prompts.s2[part])
+            own = (s1[rows], s2[rows])
+            normal = torch.cat(
+                [
+                    codec.decode(
+                        shared if start == 0 else None, (own[0][:, start:end], own[1][:, start:end]), plan.limit_rows
+                    )[:, skipped:]
+                    for start, end, skipped in decode_windows(plan.pred_len, plan.max_context)
+                ],
+                dim=1,
+            )
+            found.append(Paths(own[0].cpu().numpy(), own[1].cpu().numpy(), normal.cpu().numpy()))
+        return found
+
+
+def decode_windows(pred_len: int, max_context: int) -> list[tuple[int, int, int]]:
+    """Which generated rows are decoded together: (start, end, how many of them only serve as context).
+
+    Up to `max_context` rows one window holds them all, as published (which cannot go further). Beyond that windows
+    overlap by half, so that no row but the very first stands without history.
+    """
+    if pred_len <= max_context:
+        return [(0, pred_len, 0)]
+    step = max(1, max_context // 2)
+    windows = [(0, max_context, 0)]
+    while (done := windows[-1][1]) < pred_len:
+        end = min(done + step, pred_len)
+        windows.append((end - max_context, end, max_context - (end - done)))
+    return windows
+
+
+def joined(parts: Sequence[Paths]) -> Paths:
+    if len(parts) == 1:
+        return parts[0]
+    return Paths(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("s1", "s2", "normal")))
+
+
+def answer(forecast: Forecast, return_samples: bool, quantiles: Sequence[float] | None) -> Any:
+    if return_samples or quantiles:
+        return forecast if return_samples else Forecast(forecast.mean, None, forecast.quantiles)
+    return forecast.mean
+
+
+def check_pair(model: Kronos, tokenizer: KronosTokenizer) -> None:
+    if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
+        raise ModelError(
+            f"the model speaks {model.s1_bits}+{model.s2_bits} bits, the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}",
+            hint="load the tokenizer that the model was trained with",
+        )
+    if tokenizer.d_in != 6:
+        raise ModelError(f"the tokenizer reads {tokenizer.d_in} columns; a forecast has 6")
+
+
+def prepared(model: Kronos, device: torch.device, dtype: str | torch.dtype | None, quantization: str | None) -> Kronos:
+    """The model in eval mode on its device, as it is or as a rounded copy."""
+    if dtype is not None:
+        wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+        if wanted not in DTYPES.values():
+            raise UsageError(f"dtype is {dtype!r}; use one of: {', '.join(DTYPES)}")
+        if wanted != model.norm.weight.dtype:
+            model = copy.deepcopy(model).to(wanted)
+    if quantization is not None:
+        raise UsageError(f"quantization is {quantization!r}; there is none yet")
+    return model.to(device).eval()
+
+
+def memory_is_host(device: torch.device) -> bool:
+    return device.type == "cpu"

@@ -1,0 +1,96 @@
+"""From logits to ids: the published filters, and draws that are the same on every device.
+
+`torch.multinomial` of one draw is argmax(probabilities / e) with e exponential noise [rows, ids] from the generator. The
+noise is made on the CPU in the published order (one array for s1, one for s2, per step) and the rest is arithmetic, so
+the same seed gives the same paths everywhere, and on the CPU bit for bit those of the published loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anytorch.errors import InputError
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How an id is drawn. Raises InputError for values that mean nothing.
+
+    `top_k` above 0 keeps the k likeliest ids (and those as likely as the last of them), and then `top_p` is not used;
+    else `top_p` below 1 keeps the likeliest ids until their sum passes it. `top_k=1` is greedy: ties go to the lowest id.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0 or math.isinf(self.temperature):
+            raise InputError(f"T is {self.temperature!r} and must be above 0", hint="top_k=1 is the greedy choice")
+        if self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k!r} and must not be negative; 0 keeps all ids")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p!r} and must be above 0 and at most 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.top_k == 1
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """[rows, ids] of logits → probabilities after temperature and filter."""
+        return torch.softmax(keep(logits.float() / self.temperature, self.top_k, self.top_p), dim=-1)
+
+    def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        """Ids, int64 [rows]. `noise` is exponential, [rows, ids]; the greedy choice needs none."""
+        if noise is None:
+            return logits.argmax(dim=-1)
+        return (self.probabilities(logits) / noise).argmax(dim=-1)
+
+
+def keep(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Logits with -inf for what the filter removes."""
+    if top_k > 0:
+        least = torch.topk(logits, min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+        return logits.masked_fill(logits < least, -math.inf)
+    if top_p >= 1.0:
+        return logits
+    ordered, order = torch.sort(logits, dim=-1, descending=True)
+    passed = torch.softmax(ordered, dim=-1).cumsum(dim=-1) > top_p
+    # The first id that passes the limit is still kept: the removal starts one later.
+    removed = torch.cat((torch.zeros_like(passed[:, :1]), passed[:, :-1]), dim=-1)
+    return logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), -math.inf)
+
+
+class Noise:
+    """The random numbers of one forecast, for all rows and steps, in the published order."""
+
+    def __init__(self, generator: torch.Generator, rows: int, sizes: tuple[int, int]) -> None:
+        self.generator = generator
+        self.rows = rows
+        self.sizes = sizes
+        self.start = generator.get_state()
+
+    @classmethod
+    def seeded(cls, seed: int | None, rows: int, sizes: tuple[int, int]) -> Noise:
+        """From a seed, as after `torch.manual_seed(seed)`; from torch's own generator where there is none."""
+        if seed is None:
+            return cls(torch.default_generator, rows, sizes)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise InputError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed!r}")
+        return cls(torch.Generator().manual_seed(seed), rows, sizes)
+
+    def steps(self, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Noise for s1 and s2 of the rows `wanted` (int64), step by step, always from the first step.
+
+        Every array is drawn whole: a part of the rows sees the same numbers whichever rows are computed with it.
+        """
+        self.generator.set_state(self.start)
+        everything = len(wanted) == self.rows and bool((wanted == torch.arange(self.rows)).all())
+        while True:
+            s1, s2 = (torch.empty(self.rows, size).exponential_(1, generator=self.generator) for size in self.sizes)
+            yield (s1, s2) if everything else (s1[wanted], s2[wanted])

@@ -1,0 +1,71 @@
+"""Between candles and ids, without computing a shared row twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anytorch.models.kronos import KronosTokenizer
+from anytorch.models.kronos.fused import FusedBlock, through_window
+
+
+class Codec:
+    """A tokenizer with fused blocks."""
+
+    def __init__(self, tokenizer: KronosTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.encoder = [FusedBlock.of(block) for block in tokenizer.encoder]  # type: ignore[arg-type]
+        self.decoder = [FusedBlock.of(block) for block in tokenizer.decoder]  # type: ignore[arg-type]
+        self.device = tokenizer.embed.weight.device
+        self.dtype = tokenizer.embed.weight.dtype
+
+    def encode(self, values: Sequence[Tensor], keep: int, limit_rows: int) -> list[tuple[Tensor, Tensor]]:
+        """Normalised candles [rows, 6] of each series → s1 and s2 of its last `keep` rows.
+
+        The whole history is encoded, as published. Series are padded at the end, where causal attention does not look.
+        """
+        found: list[tuple[Tensor, Tensor]] = []
+        for part in pieces(values, limit_rows):
+            x = torch.nn.utils.rnn.pad_sequence(list(part), batch_first=True).to(self.device, self.dtype)
+            hidden = self.tokenizer.embed(x)
+            if self.encoder:
+                hidden, _ = through_window(self.encoder, hidden, None, limit_rows)
+            signs = self.tokenizer.quant_embed(hidden)
+            s1, s2 = self.tokenizer.ids(signs)
+            found += [
+                (s1[row, max(0, len(one) - keep) : len(one)], s2[row, max(0, len(one) - keep) : len(one)])
+                for row, one in enumerate(part)
+            ]
+        return found
+
+    def decode(self, shared: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], limit_rows: int) -> Tensor:
+        """Ids of windows → normalised candles of their own rows, float32 [series × samples, n, 6].
+
+        shared: s1 and s2 [series, L] of the windows' first rows, or None; own: [series × samples, n].
+        """
+        first = None if shared is None or not shared[0].shape[1] else self._embed(*shared)
+        second: Tensor | None = self._embed(*own)
+        if self.decoder:
+            _, second = through_window(self.decoder, first, second, limit_rows)
+        assert second is not None
+        values: Tensor = self.tokenizer.head(second)
+        return values.float()
+
+    def _embed(self, s1: Tensor, s2: Tensor) -> Tensor:
+        embedded: Tensor = self.tokenizer.post_quant_embed(self.tokenizer.codes(s1, s2))
+        return embedded
+
+
+def pieces(values: Sequence[Tensor], limit_rows: int) -> list[Sequence[Tensor]]:
+    """Consecutive series whose padded rows stay below the limit; a single one may pass it."""
+    found: list[Sequence[Tensor]] = []
+    start = 0
+    while start < len(values):
+        end = start + 1
+        while end < len(values) and (end + 1 - start) * max(map(len, values[start : end + 1])) <= limit_rows:
+            end += 1
+        found.append(values[start:end])
+        start = end
+    return found

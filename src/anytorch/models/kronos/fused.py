@@ -1,0 +1,259 @@
+"""The transformer blocks for inference: fused projections, and attention to a prefix that many rows share.
+
+Nothing here changes what is computed, only what is computed twice: q, k and v are one product, w1 and w3 are one, and
+the samples of one series read one copy of the keys and values of their common history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anytorch.models.kronos.layers import EPS, Block, inverse_frequencies, rotary_tables
+
+Apply = Callable[[Tensor], Tensor]
+Tables = tuple[Tensor, Tensor]  # cos and sin, each [rows or 1, 1, positions, head width]
+
+
+def fuse(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """One weight and one bias for layers that read the same input.
+
+    The layers' own parameters become views of it: there is no second copy, and what an optimiser or `load_state_dict`
+    writes is seen here. Called again, it finds them side by side and does nothing.
+    """
+    biases = [layer.bias for layer in layers]
+    bias = join(biases) if biases[0] is not None else None
+    return join([layer.weight for layer in layers]), bias
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def join(parts: Sequence[Tensor]) -> Tensor:
+    first = parts[0].data
+    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+    if adjacent(parts):
+        return first.as_strided(shape, first.stride())
+    whole = torch.cat([part.data for part in parts])
+    start = 0
+    for part in parts:
+        end = start + part.shape[0]
+        part.data = whole[start:end]
+        start = end
+    return whole
+
+
+def adjacent(parts: Sequence[Tensor]) -> bool:
+    """Do the parameters lie behind one another in one storage?"""
+    start = parts[0]
+    expected = start.storage_offset()
+    for part in parts:
+        if (
+            part.untyped_storage().data_ptr() != start.untyped_storage().data_ptr()
+            or part.storage_offset() != expected
+            or not part.is_contiguous()
+        ):
+            return False
+        expected += part.numel()
+    return expected > start.storage_offset() + start.numel() or len(parts) == 1
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> Apply:
+    def apply(x: Tensor) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    return apply
+
+
+def plain(layer: nn.Module) -> Apply:
+    """A layer as a function: a plain nn.Linear without the module call around it, anything else as it is."""
+    return (
+        linear(layer.weight.data, layer.bias.data if layer.bias is not None else None)
+        if type(layer) is nn.Linear
+        else layer
+    )
+
+
+@dataclass(frozen=True)
+class FusedBlock:
+    """One block: what it needs, and nothing of how it was trained."""
+
+    heads: int
+    norm1: Tensor
+    qkv: Apply
+    out: Apply
+    norm2: Tensor
+    gate_and_value: Apply  # w1 and w3
+    down: Apply  # w2
+
+    @classmethod
+    def of(cls, block: Block) -> FusedBlock:
+        attention, ffn = block.self_attn, block.ffn
+        return cls(
+            heads=attention.heads,
+            norm1=block.norm1.weight.data,
+            qkv=linear(*fuse((attention.q_proj, attention.k_proj, attention.v_proj))),
+            out=plain(attention.out_proj),
+            norm2=block.norm2.weight.data,
+            gate_and_value=linear(*fuse((ffn.w1, ffn.w3))),
+            down=plain(ffn.w2),
+        )
+
+    def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k (both turned to their positions) and v, each [batch, heads, rows, head width]; q is scaled already."""
+        batch, rows, width = x.shape
+        qkv = self.qkv(rms_norm(x, self.norm1)).view(batch, rows, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        return turn(q, tables), turn(k, tables), v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the block, from the attention's [batch, heads, rows, head width]."""
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        gate, value = self.gate_and_value(rms_norm(x, self.norm2)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * value)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, EPS)
+
+
+def turn(x: Tensor, tables: Tables) -> Tensor:
+    """`rotate` with tables whose sin already carries the sign of the swapped half."""
+    cos, sin = tables
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def make_tables(positions: Tensor, head_width: int, dtype: torch.dtype) -> Tables:
+    """Tables for `turn` from positions [rows, n] (or [1, n] where all rows share theirs)."""
+    rows, count = positions.shape
+    cos, sin = rotary_tables(positions.reshape(-1), inverse_frequencies(head_width).to(positions.device))
+    sin = torch.cat((-sin[:, : head_width // 2], sin[:, head_width // 2 :]), dim=-1)
+    return cos.to(dtype).view(rows, 1, count, head_width), sin.to(dtype).view(rows, 1, count, head_width)
+
+
+def attend_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of rows to themselves."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attend_shared(
+    q: Tensor,
+    prefix: tuple[Tensor, Tensor],
+    suffix: tuple[Tensor, Tensor] | None,
+    prefix_bias: Tensor | None = None,
+    suffix_bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of every sample's queries to its series' prefix and to its own suffix; one softmax over both.
+
+    q [series × samples, heads, n, e]; prefix k and v [series, heads, L, e]; suffix k and v [series × samples, heads, m,
+    e]. A bias (0 or -inf) is broadcast to [series, heads, samples × n, L] and [series × samples, heads, n, m].
+    """
+    rows, e = q.shape[0], q.shape[-1]
+    prefix_k, prefix_v = prefix
+    series, length = prefix_k.shape[0], prefix_k.shape[2]
+    samples = rows // series
+    q = q * (1 / math.sqrt(e) if scale is None else scale)
+    together = by_series(q, series)  # [series, heads, samples × n, e]
+    scores = together @ prefix_k.transpose(-1, -2)
+    if prefix_bias is not None:
+        scores = scores + prefix_bias
+    if suffix is None:
+        return by_row(softmax(scores) @ prefix_v, samples)
+    suffix_k, suffix_v = suffix
+    own = q @ suffix_k.transpose(-1, -2)  # [rows, heads, n, m]
+    if suffix_bias is not None:
+        own = own + suffix_bias
+    weights = softmax(torch.cat((scores, by_series(own, series)), dim=-1))
+    shared = by_row(weights[..., :length] @ prefix_v, samples)
+    return shared + by_row(weights[..., length:], samples) @ suffix_v
+
+
+def softmax(scores: Tensor) -> Tensor:
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+
+def by_series(x: Tensor, series: int) -> Tensor:
+    """[series × samples, heads, n, e] → [series, heads, samples × n, e]."""
+    rows, heads, n, e = x.shape
+    if rows == series:
+        return x
+    return x.view(series, rows // series, heads, n, e).transpose(1, 2).reshape(series, heads, -1, e)
+
+
+def by_row(x: Tensor, samples: int) -> Tensor:
+    """The inverse of `by_series`."""
+    if samples == 1:
+        return x
+    series, heads, together, e = x.shape
+    return (
+        x.view(series, heads, samples, together // samples, e)
+        .transpose(1, 2)
+        .reshape(-1, heads, together // samples, e)
+    )
+
+
+def causal_bias(n: int, like: Tensor) -> Tensor:
+    """[n, n]: 0 where a row may look, -inf where it may not."""
+    return torch.full((n, n), -math.inf, device=like.device, dtype=like.dtype).triu_(1)
+
+
+def through_window(
+    blocks: Sequence[FusedBlock], shared: Tensor | None, own: Tensor | None, limit_rows: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """A whole window through all blocks, keeping no cache: rows that samples share once, their own rows each.
+
+    shared [series, L, width] are the window's first rows, own [series × samples, n, width] the rest (either may be
+    None). `limit_rows` bounds how many rows' temporary values exist at once.
+    """
+    length = 0 if shared is None else shared.shape[1]
+    given = shared if shared is not None else own
+    assert given is not None
+    head_width = given.shape[-1] // blocks[0].heads
+    reach = length + (0 if own is None else own.shape[1])
+    positions = torch.arange(reach, device=given.device)[None]
+    cos, sin = make_tables(positions, head_width, given.dtype)
+    first, second = (cos[:, :, :length], sin[:, :, :length]), (cos[:, :, length:], sin[:, :, length:])
+    bias = causal_bias(own.shape[1], own) if own is not None and shared is not None else None
+    for block in blocks:
+        if shared is None:
+            assert own is not None
+            own = in_pieces(lambda x, b=block: whole_layer(b, x, second)[0], own, limit_rows)  # type: ignore[misc]
+            continue
+        if own is None:
+            shared = in_pieces(lambda x, b=block: whole_layer(b, x, first)[0], shared, limit_rows)  # type: ignore[misc]
+            continue
+        assert bias is not None
+        samples = own.shape[0] // shared.shape[0]
+        finished_shared, finished_own = torch.empty_like(shared), torch.empty_like(own)
+        series_at_once = max(1, limit_rows // (length + samples * own.shape[1]))
+        for start in range(0, shared.shape[0], series_at_once):
+            end = min(start + series_at_once, shared.shape[0])
+            finished_shared[start:end], k, v = whole_layer(block, shared[start:end], first)
+            # Many samples of one series may be too much by themselves: then a few of them at a time.
+            step = samples if series_at_once > 1 else max(1, min(samples, limit_rows // own.shape[1]))
+            for low in range(start * samples, end * samples, (end - start) * step):
+                high = min(low + (end - start) * step, end * samples)
+                q, own_k, own_v = block.project(own[low:high], second)
+                attended = attend_shared(q, (k, v), (own_k, own_v), suffix_bias=bias)
+                finished_own[low:high] = block.finish(own[low:high], attended)
+        shared, own = finished_shared, finished_own
+    return shared, own
+
+
+def whole_layer(block: FusedBlock, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    """One block over whole windows; also the keys and values it made."""
+    q, k, v = block.project(x, tables)
+    return block.finish(x, attend_whole(q, k, v)), k, v
+
+
+def in_pieces(function: Apply, x: Tensor, limit_rows: int) -> Tensor:
+    """`function` over the first dimension, a few windows at a time."""
+    at_once = max(1, limit_rows // x.shape[1])
+    if at_once >= x.shape[0]:
+        return function(x)
+    return torch.cat([function(x[start : start + at_once]) for start in range(0, x.shape[0], at_once)])
