@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from anytorch.memory.levels import create_tiers as create_tiers
     from anytorch.memory.loading import load as load
     from anytorch.memory.plan import make_plan as make_plan
+    from anytorch.memory.stack import VGPULevel as VGPULevel
+    from anytorch.memory.stack import VGPUStack as VGPUStack
+    from anytorch.memory.stack import VGPUStackLinear as VGPUStackLinear
+    from anytorch.memory.stack import create_vgpu_stack as create_vgpu_stack
     from anytorch.memory.types import Block as Block
     from anytorch.memory.types import Budgets as Budgets
     from anytorch.memory.types import Plan as Plan
     from anytorch.memory.types import Speeds as Speeds
     from anytorch.memory.types import Step as Step
-    from anytorch.memory.vgpu import VGPULevel as VGPULevel
-    from anytorch.memory.vgpu import VGPUStack as VGPUStack
-    from anytorch.memory.vgpu import VGPUStackLinear as VGPUStackLinear
-    from anytorch.memory.vgpu import create_vgpu_stack as create_vgpu_stack
 
 PUBLIC: dict[str, str] = {
     "Block": "anytorch.memory.types",
@@ -39,11 +39,11 @@ PUBLIC: dict[str, str] = {
     "Plan": "anytorch.memory.types",
     "Speeds": "anytorch.memory.types",
     "Step": "anytorch.memory.types",
-    "VGPULevel": "anytorch.memory.vgpu",
-    "VGPUStack": "anytorch.memory.vgpu",
-    "VGPUStackLinear": "anytorch.memory.vgpu",
+    "VGPULevel": "anytorch.memory.stack",
+    "VGPUStack": "anytorch.memory.stack",
+    "VGPUStackLinear": "anytorch.memory.stack",
     "create_tiers": "anytorch.memory.levels",
-    "create_vgpu_stack": "anytorch.memory.vgpu",
+    "create_vgpu_stack": "anytorch.memory.stack",
     "fit": "anytorch.memory.fitting",
     "fitted": "anytorch.memory.fitting",
     "load": "anytorch.memory.loading",

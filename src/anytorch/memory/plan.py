@@ -157,12 +157,17 @@ def settle(
     if budgets.host is not None:
         staging = max(LEAST_STAGING_NBYTES, min(STAGING_NBYTES, round_up(budgets.host // 4, MIB)))
         room = budgets.host - staging - fixed_host
-        if room < 0 or budgets.disk is None:
-            missing = fixed_host + (resting if budgets.disk is None else LEAST_STAGING_NBYTES)
+        if budgets.disk is None:
+            missing = fixed_host + resting
             raise BudgetTooSmall(
                 f"a host budget of {words(budgets.host)} cannot hold the {words(missing)} that do not fit on the device",
-                hint=f"the smallest host budget that works is {missing} bytes ({words(missing)})"
-                + (", or name a disk folder" if budgets.disk is None else ""),
+                hint=f"the smallest host budget that works is {missing} bytes ({words(missing)}), or name a disk folder",
+            )
+        if room < 0:
+            missing = fixed_host + LEAST_STAGING_NBYTES
+            raise BudgetTooSmall(
+                f"a host budget of {words(budgets.host)} has no room for the buffers that disk reads pass through",
+                hint=f"the smallest host budget that works is {missing} bytes ({words(missing)})",
             )
         for name in spread(loose, {n: blocks[n].resting for n in loose}, room):
             homes[name] = "host"

@@ -1,0 +1,105 @@
+"""The doors of a fitted model: forward, state_dict, load_state_dict and to. All of them can be put back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from anytorch.errors import UsageError
+from anytorch.memory.units import Unit
+
+if TYPE_CHECKING:
+    from anytorch.memory.running import Running
+
+RECORD = "_anytorch_doors"
+Undo = Callable[[], None]
+
+
+def attach(model: nn.Module, running: Running) -> None:
+    undo: list[Undo] = []
+    model.__dict__[RECORD] = undo
+    for unit in running.units:
+        undo.append(_replace(unit.module, "forward", _forward(unit, unit.module.forward, running)))
+    for owner, names in running.parked_slots().items():
+        before = owner.register_state_dict_pre_hook(_shower(running, names))  # type: ignore[no-untyped-call]
+        after = owner.register_state_dict_post_hook(_hider(running, names))  # type: ignore[no-untyped-call]
+        undo += [before.remove, after.remove]
+    undo.append(_replace(model, "_apply", _apply(model, running)))
+
+
+def detach(model: nn.Module, running: Running) -> None:
+    for undo in reversed(model.__dict__.pop(RECORD, [])):
+        undo()
+
+
+def _replace(module: nn.Module, name: str, value: Any) -> Undo:
+    """Set an attribute of the instance, over its class's. Undone by removing it, or by what the instance had itself."""
+    had, before = name in module.__dict__, module.__dict__.get(name)
+    module.__dict__[name] = value
+
+    def undo() -> None:
+        if had:
+            module.__dict__[name] = before
+        else:
+            module.__dict__.pop(name, None)
+
+    return undo
+
+
+def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Callable[..., Any]:
+    def unpack(saved: Any) -> torch.Tensor:
+        return running.unpack(saved)
+
+    def pack(tensor: torch.Tensor) -> Any:
+        return running.pack(unit, tensor)
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        running.enter(unit)
+        try:
+            if torch.is_grad_enabled():
+                with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                    return original(*args, **kwargs)
+            return original(*args, **kwargs)
+        finally:
+            running.leave(unit)
+
+    # Not compiled itself, while what it calls may be: the weights' arrival is no part of a graph.
+    disabled: Callable[..., Any] = torch.compiler.disable(forward, recursive=False)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+def _shower(running: Running, names: Mapping[str, str]) -> Callable[..., None]:
+    def show(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        running.show(module, names)
+
+    return show
+
+
+def _hider(running: Running, names: Mapping[str, str]) -> Callable[..., None]:
+    def hide(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+        running.hide(module, names)
+
+    return hide
+
+
+def _apply(model: nn.Module, running: Running) -> Callable[..., nn.Module]:
+    """`.to`, `.half`, `.cuda` and their like all come through here, with a function to apply to every tensor."""
+
+    def apply(function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        for dtype in {p.dtype for p in model.parameters()}:
+            probe = torch.empty(0, dtype=dtype, device=running.device)
+            result = function(probe)
+            if result.device != probe.device or result.dtype != probe.dtype:
+                raise UsageError(
+                    f"a fitted model stays on {probe.device} as {probe.dtype}; it was asked to become {result.dtype} on "
+                    f"{result.device}",
+                    hint="anytorch.memory.unfit(model) first, then move it and fit it again",
+                )
+        return model
+
+    return apply

@@ -1,0 +1,96 @@
+"""Host memory that disks and devices like: page-aligned, touched once, pinned where the device gains by it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from anytorch import logs
+from anytorch.memory.sizes import PAGE
+
+if TYPE_CHECKING:
+    import torch
+
+log = logs.logger(__name__)
+SEGMENT = 2**30  # the largest single pinned allocation
+
+
+def host_buffer(nbytes: int, *, pinned: bool = False) -> torch.Tensor:
+    """A page-aligned uint8 tensor on the CPU, every page of it touched: first touches cost as much as a disk read."""
+    import torch
+
+    if pinned:
+        try:
+            buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        except (RuntimeError, NotImplementedError, AssertionError) as exc:
+            log.info("pinned memory does not work here, using pageable: %s", str(exc).splitlines()[0])
+        else:
+            if buffer.data_ptr() % PAGE == 0:
+                return buffer
+    raw = torch.empty(nbytes + PAGE, dtype=torch.uint8)
+    start = -raw.data_ptr() % PAGE
+    return raw[start : start + nbytes].zero_()
+
+
+def bytes_of(buffer: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as a writable view. Valid as long as the tensor is."""
+    if not buffer.numel():
+        return memoryview(bytearray())
+    array = (ctypes.c_char * buffer.nbytes).from_address(buffer.data_ptr())
+    return memoryview(array).cast("B")
+
+
+class HostArena:
+    """At most `nbytes` of host memory, handed out in pieces and allocated as they are asked for.
+
+    torch's pinned allocator rounds every request up to a power of two, which made other libraries use almost twice the
+    memory they were allowed. So it is asked for powers of two only, and what is stored may be cut into several pieces.
+    """
+
+    def __init__(self, nbytes: int, *, pinned: bool) -> None:
+        self._pinned = pinned
+        self._left = nbytes  # not allocated yet
+        self._segment: torch.Tensor | None = None
+        self._at = 0
+
+    def take(self, nbytes: int) -> list[torch.Tensor]:
+        """The next `nbytes`, as one or more uint8 tensors. Asking for more than there is left is a bug."""
+        pieces: list[torch.Tensor] = []
+        while nbytes:
+            if self._segment is None or self._at == self._segment.numel():
+                self._next_segment()
+            assert self._segment is not None
+            part = min(nbytes, self._segment.numel() - self._at)
+            pieces.append(self._segment[self._at : self._at + part])
+            self._at += part
+            nbytes -= part
+        return pieces
+
+    def _next_segment(self) -> None:
+        assert self._left > 0, "more was asked for than the arena was made for"
+        size = min(SEGMENT, 2 ** (self._left.bit_length() - 1)) if self._left >= PAGE else self._left
+        self._segment, self._at = host_buffer(size, pinned=self._pinned and size >= PAGE), 0
+        self._left -= size
+
+
+def scatter(source: torch.Tensor, pieces: list[torch.Tensor], start: int = 0) -> None:
+    """Write a run of bytes into a piecewise store, beginning at byte `start` of it."""
+    at = 0
+    for piece in pieces:
+        if start >= piece.numel():
+            start -= piece.numel()
+            continue
+        part = min(piece.numel() - start, source.numel() - at)
+        if part <= 0:
+            return
+        piece[start : start + part].copy_(source[at : at + part])
+        at, start = at + part, 0
+
+
+def gather(pieces: list[torch.Tensor], target: torch.Tensor) -> None:
+    """Read a piecewise store back into one run of bytes."""
+    at = 0
+    for piece in pieces:
+        part = min(piece.numel(), target.numel() - at)
+        target[at : at + part].copy_(piece[:part])
+        at += part

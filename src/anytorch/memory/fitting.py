@@ -1,0 +1,356 @@
+"""Putting a model's blocks at their homes, and running it from there: `fit`, `unfit`, and the handle `Fitted`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from anytorch import logs
+from anytorch.errors import BudgetTooSmall, UsageError
+from anytorch.memory.attached import attach, detach
+from anytorch.memory.buffers import scatter
+from anytorch.memory.images import Image, from_files, packed
+from anytorch.memory.ledger import Ledger
+from anytorch.memory.levels import Size, create_tiers, speeds_of
+from anytorch.memory.mover import Mover
+from anytorch.memory.parked import park, wake
+from anytorch.memory.plan import make_plan
+from anytorch.memory.reader import Reader
+from anytorch.memory.running import Running
+from anytorch.memory.sizes import parse_nbytes
+from anytorch.memory.spill import Spill
+from anytorch.memory.types import Block, Budgets, Plan, Speeds, Step, Tiers
+from anytorch.memory.units import Found, find_units
+
+log = logs.logger(__name__)
+Model = TypeVar("Model", bound=nn.Module)
+HANDLE = "_anytorch_fitted"  # in the model's __dict__: the handle lives exactly as long as the model
+
+
+def fit(
+    model: Model,
+    device: str | torch.device | None = "auto",
+    *,
+    device_budget: Size | None = None,
+    host_budget: Size | None = None,
+    disk: str | Path | bool | None = None,
+    disk_budget: Size | None = None,
+    blocks: Sequence[str] | None = None,
+    resident: Sequence[str] = (),
+    reserve: Size = 0,
+    speeds: Speeds | None = None,
+    compute_s: float = 0.0,
+    verify: bool = True,
+) -> Model:
+    """Make a model run on a device within memory budgets; returns the same object.
+
+    What does not fit on the device rests in host memory, then on disk, and is brought up block by block while the device
+    computes. Budgets that are not given come from what is free. `reserve` is kept free of the device budget for
+    activations; `compute_s` is how long one pass computes, for a better plan. `blocks` and `resident` name modules
+    (patterns allowed) that move as one and that stay on the device. The model is left as it was if anything fails.
+
+    Raises BudgetTooSmall, which names the smallest budget that works.
+
+    >>> import torch, anytorch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    >>> model = anytorch.memory.fit(model, "cpu", device_budget="20KB")
+    >>> model(torch.ones(1, 64)).shape
+    torch.Size([1, 64])
+    """
+    if HANDLE in model.__dict__:
+        raise UsageError("this model is fitted already", hint="anytorch.memory.unfit(model) first")
+    tiers = create_tiers(
+        device,
+        device_budget=device_budget,
+        host_budget=host_budget,
+        disk=disk,
+        disk_budget=disk_budget,
+        speeds=speeds,
+    )
+    found, plan = plan_for(
+        model, tiers, blocks=blocks, resident=resident, reserve=parse_nbytes(reserve, "reserve"), compute_s=compute_s
+    )
+    handle = Fitted(model, tiers, found, plan, verify=verify)
+    handle.place()
+    return model
+
+
+def fitted(model: nn.Module) -> Fitted:
+    """The handle of a fitted model: its plan, ledger, statistics, `save`, `unfit`. Raises UsageError if it is not fitted."""
+    handle: Fitted | None = model.__dict__.get(HANDLE)
+    if handle is None:
+        raise UsageError("this model is not fitted", hint="anytorch.memory.fit(model, …) first")
+    return handle
+
+
+def unfit(model: Model, device: str | torch.device | None = None) -> Model:
+    """Bring every weight back: to the device it was on before, or to `device`. Needs the memory for all of them."""
+    fitted(model).unfit(device)
+    return model
+
+
+def plan_for(
+    model: nn.Module,
+    tiers: Tiers,
+    *,
+    blocks: Sequence[str] | None = None,
+    resident: Sequence[str] = (),
+    reserve: int = 0,
+    compute_s: float = 0.0,
+    on_disk: bool = False,
+    sizes: Callable[[Found], dict[str, Block]] | None = None,
+) -> tuple[Found, Plan]:
+    """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own."""
+    for finest in (False, True):
+        found = find_units(model, blocks=blocks, resident=resident, finest=finest)
+        try:
+            return found, _plan(model, found, tiers, reserve, compute_s, on_disk, sizes or packed_sizes)
+        except BudgetTooSmall:
+            if finest or blocks is not None:
+                raise
+    raise AssertionError("unreachable")
+
+
+def packed_sizes(found: Found) -> dict[str, Block]:
+    return {name: Block(name, packed_image(found, name).nbytes) for name in found.groups}
+
+
+def packed_image(found: Found, name: str) -> Image:
+    group = found.groups[name]
+    return packed(name, dict(zip(group.paths, group.parameters, strict=True)))
+
+
+def extras_nbytes(model: nn.Module, found: Found) -> int:
+    """What stays on the device whatever the plan: buffers, and parameters that nothing moves."""
+    tensors = {id(t): t for t in (*found.rest, *model.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _plan(
+    model: nn.Module,
+    found: Found,
+    tiers: Tiers,
+    reserve: int,
+    compute_s: float,
+    on_disk: bool,
+    sizes: Callable[[Found], dict[str, Block]],
+) -> Plan:
+    extras = extras_nbytes(model, found)
+    kept = extras + reserve
+    if not found.units:
+        raise UsageError("this model has no parameters that could be moved", hint="use model.to(device)")
+    host, disk = tiers.find("host"), tiers.find("disk")
+    budgets = Budgets(
+        max(0, tiers.device.capacity - kept), host.capacity if host else None, disk.capacity if disk else None
+    )
+    blocks = sizes(found)
+    total = sum(block.nbytes for block in blocks.values())
+    steps = [
+        Step(unit.name, unit.blocks, compute_s * sum(blocks[b].nbytes for b in unit.blocks) / max(1, total))
+        for unit in found.units
+    ]
+    try:
+        return make_plan(list(blocks.values()), steps, budgets, speeds_of(tiers), on_disk=on_disk)
+    except BudgetTooSmall as exc:
+        if kept:
+            message = f"{exc.message} (besides {kept} bytes kept for buffers and activations)"
+            raise BudgetTooSmall(message, hint=exc.hint) from exc
+        raise
+
+
+class Fitted:
+    """A model at its homes. Owns the files, threads and memory; `unfit` (or the end of the process) gives them back."""
+
+    def __init__(self, model: nn.Module, tiers: Tiers, found: Found, plan: Plan, *, verify: bool = True) -> None:
+        self._model = weakref.ref(model)
+        self.tiers = tiers
+        self.found = found
+        self.plan = plan
+        self.device = torch.device(tiers.device.place)
+        self.ledger = Ledger({level.kind: level.capacity for level in tiers.levels})
+        self.reader = Reader(verify=verify)
+        self.spill: Spill | None = None
+        self.images: dict[str, Image] = {}
+        self.origins = {id(p): p.device for group in found.groups.values() for p in group.parameters}
+        self.running: Running | None = None
+        self._moved: list[str] = []  # blocks whose parameters are parked
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._closed = False
+
+    @property
+    def model(self) -> nn.Module:
+        model = self._model()
+        assert model is not None, "the model is gone"
+        return model
+
+    # --- placing ---------------------------------------------------------------------------------------------------
+
+    def place(self) -> None:
+        """Move every block to its home. On any failure everything is put back, then the failure is raised."""
+        try:
+            self.ledger.reserve("device", "buffers", extras_nbytes(self.model, self.found))
+            self._move_extras(self.device)
+            mover = self._make_mover({name: packed_image(self.found, name) for name in self.found.groups})
+            for name in self.found.groups:
+                self._place_block(name, mover)
+            self._start(mover)
+        except BaseException:
+            self._put_back()
+            raise
+
+    def _make_mover(self, images: dict[str, Image]) -> Mover:
+        self.images = images
+        host = self.tiers.find("host")
+        mover = Mover(
+            self.device,
+            images,
+            self.plan.homes,
+            self.plan.steps,
+            ring_nbytes=self.plan.ring_nbytes,
+            staging_nbytes=self.plan.staging_nbytes,
+            ledger=self.ledger,
+            reader=self.reader,
+            shared=self.tiers.shared,
+            pinned=bool(host and host.pinned),
+        )
+        self.mover = mover
+        in_host = sum(images[name].nbytes for name, home in self.plan.homes.items() if home == "host")
+        if in_host:
+            mover.make_host(in_host)
+        return mover
+
+    def _place_block(self, name: str, mover: Mover) -> None:
+        group = self.found.groups[name]
+        home = self.plan.homes[name]
+        if home == "device":
+            self.ledger.reserve("device", f"block {name}", self.images[name].nbytes)
+            for parameter in group.parameters:
+                parameter.data = parameter.data.to(self.device)
+            return
+        if home == "host":
+            pieces = mover.add_host(name)
+            for view, parameter in zip(self.images[name].views, group.parameters, strict=True):
+                flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                scatter(flat, pieces, view.offset)
+        else:
+            self.write_block(name, dict(zip(group.paths, group.parameters, strict=True)))
+        # Only now is there a second, complete copy: the first one may go.
+        self._moved.append(name)
+        for parameter in group.parameters:
+            park(parameter, self.device)
+
+    def write_block(self, name: str, tensors: dict[str, Any]) -> None:
+        """Write a block to a file of our own and remember where it is."""
+        disk = self.tiers.find("disk")
+        assert disk is not None
+        if self.spill is None:
+            self.spill = Spill(disk.place)
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        self.ledger.reserve("disk", f"block {name}", nbytes)
+        try:
+            located = self.spill.write({path: tensor.detach().cpu() for path, tensor in tensors.items()})
+        except BaseException:
+            self.ledger.release("disk", f"block {name}")
+            raise
+        image = from_files(name, located.values(), in_place=self.tiers.shared)
+        self.images[name] = self.mover.images[name] = image
+
+    def _move_extras(self, device: torch.device) -> None:
+        for parameter in self.found.rest:
+            if parameter.device != device:
+                parameter.data = parameter.data.to(device)
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.device != device:
+                    module._buffers[name] = buffer.to(device)
+
+    def _start(self, mover: Mover) -> None:
+        self.running = Running(mover, self.found, self.images, self.plan.homes, self.device)
+        attach(self.model, self.running)
+        self.model.__dict__[HANDLE] = self
+        # A model that is dropped, and the end of the process, leave no thread and no file behind.
+        self._finalizer = weakref.finalize(self.model, _give_back, self.reader, self.spill)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors of a block as they rest: on the device, in host memory, or mapped from the file (no memory)."""
+        assert self.running is not None
+        return self.running.resting(name)
+
+    def stats(self) -> dict[str, Any]:
+        """What was moved so far, and what each level holds and held at most."""
+        levels = {
+            level: {"capacity": use.capacity, "used": use.used, "peak": use.peak}
+            for level in self.ledger.levels()
+            for use in (self.ledger.use(level),)
+        }
+        return {"levels": levels, **vars(self.mover.stats), "disk_read_nbytes": self.reader.nbytes_read}
+
+    def explain(self) -> str:
+        return self.plan.explain()
+
+    def save(self, folder: str | Path, *, shard_nbytes: Size = "5GB") -> list[Path]:
+        """Write all weights and buffers as safetensors (with an index if there are several files), block by block."""
+        from anytorch.memory.saving import save_state
+
+        return save_state(self.model.state_dict(), Path(folder), parse_nbytes(shard_nbytes, "shard_nbytes"))
+
+    # --- undoing ---------------------------------------------------------------------------------------------------
+
+    def unfit(self, device: str | torch.device | None = None) -> None:
+        """Bring every weight back and give everything else back. The model then is an ordinary one."""
+        target = torch.device(device) if device is not None else None
+        if self.running is not None:
+            self.running.finish()
+        if target is not None:
+            self._move_extras(target)
+        self._put_back(target)
+
+    def _put_back(self, target: torch.device | None = None) -> None:
+        """Every parked parameter gets its values in memory of its own, then all files, threads and buffers go."""
+        if self.running is not None:
+            detach(self.model, self.running)
+            self.model.__dict__.pop(HANDLE, None)
+        reading = self.running
+        if reading is None and self._moved:
+            reading = Running(self.mover, self.found, self.images, self.plan.homes, self.device)
+        for name in self._moved:
+            assert reading is not None
+            resting = reading.resting(name)
+            group = self.found.groups[name]
+            for path, parameter in zip(group.paths, group.parameters, strict=True):
+                place = target or self.origins[id(parameter)]
+                wake(parameter, resting[path].to(place if place.type != "meta" else self.device, copy=True))
+        self._moved.clear()
+        for group in self.found.groups.values():
+            for parameter in group.parameters:
+                place = target or self.origins[id(parameter)]
+                if place.type != "meta" and parameter.device != place:
+                    parameter.data = parameter.data.to(place)
+        self.close()
+
+    def close(self) -> None:
+        """Threads, files and buffers. Weights that are not on the device are lost with it: `unfit` first."""
+        if self._closed:
+            return
+        self._closed = True
+        if hasattr(self, "mover"):
+            self.mover.close()
+        self.reader.close()
+        if self.spill is not None:
+            self.spill.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self.running = None
+
+
+def _give_back(reader: Reader, spill: Spill | None) -> None:
+    reader.close()
+    if spill is not None:
+        spill.close()

@@ -1,0 +1,425 @@
+"""Brings blocks to the device before they are needed, through a ring that is allocated once.
+
+A block comes from host memory (copied on the copy stream) or from disk (reading threads, then the copy stream; straight into
+the ring where the device computes in host RAM). While a step computes, the blocks of the next steps are on their way. What
+comes next is what came next the last time, so the mover follows the program rather than a fixed trace.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from anytorch.errors import BudgetTooSmall
+from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
+from anytorch.memory.images import Image
+from anytorch.memory.ledger import Ledger
+from anytorch.memory.reader import Chunk, Reader, chunks_of, finish
+from anytorch.memory.ring import Space
+from anytorch.memory.sizes import words
+from anytorch.memory.streams import Copies
+from anytorch.memory.types import Home, Step
+
+MIB = 2**20
+STAGING_CHUNKS = 8
+
+
+@dataclass
+class Held:
+    """A block in the ring."""
+
+    name: str
+    buffer: torch.Tensor
+    futures: list[Future[None]] = field(default_factory=list)  # reads and copies still under way
+    arrived: Any = None  # event on the copy stream
+    done: Any = None  # event on the computing stream, after the last use
+    users: int = 0
+    fresh: bool = True  # fetched and not used yet
+
+
+@dataclass
+class MoverStats:
+    fetched: int = 0  # blocks brought up
+    fetched_ahead: int = 0  # of those, before they were asked for
+    from_host_nbytes: int = 0
+    from_disk_nbytes: int = 0
+    dropped_unused: int = 0  # fetched for nothing
+
+
+class Mover:
+    """`acquire` and `release` are called around every step; they may be nested and come from several threads.
+
+    `resident`: buffers that stay on the device. `host`: images in host memory, in pieces. Every other image has pieces in
+    files. The ring (`ring_nbytes` of device memory) and the staging buffers are reserved in the ledger and allocated here.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        images: Mapping[str, Image],
+        homes: Mapping[str, Home],
+        steps: Sequence[Step],
+        *,
+        ring_nbytes: int,
+        staging_nbytes: int,
+        ledger: Ledger,
+        reader: Reader,
+        shared: bool,
+        pinned: bool = False,
+    ) -> None:
+        self.device = device
+        self.images = dict(images)
+        self.homes = dict(homes)
+        self.shared = shared
+        self.pinned = pinned
+        self.ledger = ledger
+        self.reader = reader
+        self.stats = MoverStats()
+        self.copies = Copies(device)
+        self.resident: dict[str, torch.Tensor] = {}
+        self.host: dict[str, list[torch.Tensor]] = {}
+        # Blocks that live on the device need no moving, and steps that use only those are none of ours.
+        moving = [
+            Step(step.name, tuple(name for name in step.blocks if homes[name] != "device"), step.compute_s)
+            for step in steps
+        ]
+        self._steps = {step.name: step for step in moving if step.blocks}
+        names = list(self._steps)
+        self._next = {
+            "forward": dict(zip(names, names[1:] + names[:1], strict=True)),
+            "backward": dict(zip(names, names[-1:] + names[:-1], strict=True)),
+        }
+        self._last: dict[str, str] = {}
+        self._held: dict[str, Held] = {}
+        self._space = Space(ring_nbytes)
+        self._changed = threading.Condition(threading.RLock())
+        self.ring = self._allocate("device", "ring", ring_nbytes)
+        self._staging: queue.SimpleQueue[tuple[torch.Tensor, memoryview, list[Any]]] = queue.SimpleQueue()
+        self._staging_chunk = 0
+        if staging_nbytes and not shared:
+            self._make_staging(staging_nbytes)
+        self._host_arena: HostArena | None = None
+        self._closed = False
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def _allocate(self, level: str, holder: str, nbytes: int) -> torch.Tensor:
+        self.ledger.reserve(level, holder, nbytes)
+        try:
+            if self.device.type == "cpu" or level == "host":
+                return host_buffer(nbytes)
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        except BaseException:
+            self.ledger.release(level, holder)
+            raise
+
+    def _make_staging(self, nbytes: int) -> None:
+        self.ledger.reserve("host", "staging", nbytes)
+        chunk = max(MIB, nbytes // STAGING_CHUNKS // MIB * MIB)
+        if self.pinned:
+            chunk = 2 ** (chunk.bit_length() - 1)  # what the pinned allocator would round it up to
+        self._staging_chunk = chunk
+        for _ in range(max(1, nbytes // chunk)):
+            buffer = host_buffer(chunk, pinned=self.pinned)
+            self._staging.put((buffer, bytes_of(buffer), []))
+
+    def add_resident(self, name: str) -> torch.Tensor:
+        """Room on the device for a block that stays; the caller fills it."""
+        self.resident[name] = self._allocate("device", f"block {name}", self.images[name].nbytes)
+        return self.resident[name]
+
+    def make_host(self, nbytes: int) -> None:
+        """The host memory for all blocks that live there, at once."""
+        self.ledger.reserve("host", "blocks", nbytes)
+        self._host_arena = HostArena(nbytes, pinned=self.pinned)
+
+    def add_host(self, name: str) -> list[torch.Tensor]:
+        assert self._host_arena is not None
+        self.host[name] = self._host_arena.take(self.images[name].nbytes)
+        return self.host[name]
+
+    # --- use -------------------------------------------------------------------------------------------------------
+
+    def acquire(self, step: str, direction: str = "forward") -> dict[str, torch.Tensor]:
+        """The images of a step's blocks on the device, valid until `release`. Fetches what is missing, then looks ahead."""
+        names = self._steps[step].blocks
+        with self._changed:
+            self._follow(step, direction)
+            taken: list[str] = []
+            try:
+                for name in names:
+                    self._take(name)
+                    taken.append(name)
+                self._look_ahead(step, direction)
+                found = {name: self._arrived(name) for name in names}
+            except BaseException:
+                for name in taken:
+                    self._drop_user(name)
+                raise
+        return found
+
+    def release(self, step: str) -> None:
+        """The step has been queued (or done, on the CPU): its blocks may be overwritten after it."""
+        with self._changed:
+            for name in self._steps[step].blocks:
+                if name in self._held:
+                    self._drop_user(name)
+            self._changed.notify_all()
+
+    def _take(self, name: str) -> None:
+        held = self._held.get(name)
+        if held is None:
+            held = self._fetch_now(name)
+        elif held.fresh:
+            self.stats.fetched_ahead += 1
+        held.users += 1
+        held.fresh = False
+
+    def _drop_user(self, name: str) -> None:
+        held = self._held.get(name)
+        if held is None or held.users == 0:
+            return
+        held.users -= 1
+        if held.users == 0:
+            held.done = self.copies.computed()
+
+    def _arrived(self, name: str) -> torch.Tensor:
+        held = self._held[name]
+        if held.futures:
+            try:
+                finish(held.futures)
+            except BaseException:
+                held.users = 0
+                self._forget(name)  # what arrived of it is not to be trusted
+                raise
+            held.futures = []
+            if held.arrived is None:
+                held.arrived = self.copies.copied()
+        self.copies.compute_after(held.arrived)
+        return held.buffer
+
+    def _fetch_now(self, name: str) -> Held:
+        """Fetch a block that somebody waits for: whatever is in the way and not in use has to go."""
+        while True:
+            held = self._fetch(name)
+            if held is not None:
+                return held
+            idle = [other for other in self._held.values() if other.users == 0]
+            if idle:
+                self._forget(max(idle, key=lambda other: self._distance(other.name)).name)
+            elif not self._changed.wait(timeout=60.0) and all(held.users for held in self._held.values()):
+                raise BudgetTooSmall(
+                    f"the ring of {words(self._space.nbytes)} is full of blocks in use, {name!r} needs "
+                    f"{words(self.images[name].nbytes)} more",
+                    hint="raise the device budget, or run fewer passes at the same time",
+                )
+
+    def _look_ahead(self, step: str, direction: str) -> None:
+        """Begin to fetch what comes next, as far as the ring has room that nothing sooner needs."""
+        current = step
+        for _ in range(len(self._steps)):
+            current = self._next[direction].get(current, step)
+            if current == step:
+                return
+            for name in self._steps[current].blocks:
+                if name in self._held:
+                    continue
+                if not self._make_room(name) or self._fetch(name) is None:
+                    return
+
+    def _make_room(self, name: str) -> bool:
+        """Give up used blocks whose next use is later than this one's (Belady), until it fits. Nothing fresh is given up."""
+        distance = self._distance(name)
+        while not self._fits(name):
+            idle = [held for held in self._held.values() if not held.users and not held.fresh]
+            farthest = max(idle, key=lambda held: self._distance(held.name), default=None)
+            if farthest is None or self._distance(farthest.name) <= distance:
+                return False
+            self._forget(farthest.name)
+        return True
+
+    def _fits(self, name: str) -> bool:
+        if self._space.take(name, self.images[name].nbytes) is None:
+            return False
+        self._space.give_back(name)
+        return True
+
+    # --- what comes next -------------------------------------------------------------------------------------------
+
+    def _follow(self, step: str, direction: str) -> None:
+        before = self._last.get(direction)
+        if before is not None and before != step:
+            self._next[direction][before] = step
+        self._last = {direction: step}
+        self._now = (step, direction)
+
+    def _distance(self, name: str) -> int:
+        """Steps until the block is needed again, counted along what came next the last time."""
+        current, direction = self._now
+        for distance in range(1, len(self._steps) + 1):
+            current = self._next[direction].get(current, current)
+            if name in self._steps[current].blocks:
+                return distance
+        return len(self._steps) + 1
+
+    # --- fetching --------------------------------------------------------------------------------------------------
+
+    def _fetch(self, name: str) -> Held | None:
+        """Begin to bring a block up; None when the ring has no room for it."""
+        image = self.images[name]
+        offset = self._space.take(name, image.nbytes)
+        if offset is None:
+            return None
+        held = Held(name, self.ring[offset : offset + image.nbytes])
+        self._space.wait_for(name, self.copies.copy_after)
+        self._held[name] = held
+        try:
+            self._begin(held, image)
+        except BaseException:
+            self._forget(name)
+            raise
+        self.stats.fetched += 1
+        return held
+
+    def _begin(self, held: Held, image: Image) -> None:
+        if image.name in self.host:
+            self.stats.from_host_nbytes += image.nbytes
+            pieces = self.host[image.name]
+            if self.copies.asynchronous:
+                with self.copies.use():
+                    self._copy_pieces(pieces, held.buffer)
+                held.arrived = self.copies.copied()
+            elif self.device.type == "cpu":
+                held.futures = [self.reader.submit(lambda: gather(pieces, held.buffer))]
+            else:
+                gather(pieces, held.buffer)
+            return
+        self.stats.from_disk_nbytes += sum(piece.nbytes for piece in image.pieces)
+        if self.shared:
+            held.futures = self.reader.start(image.pieces, held.buffer)
+            return
+        chunks = [chunk for piece in image.pieces for chunk in chunks_of(piece, self._staging_chunk)]
+        if self.copies.asynchronous or self.device.type == "cpu":
+            held.futures = [
+                self.reader.submit(lambda c=chunk: self._through_staging(c, held.buffer)) for chunk in chunks
+            ]  # type: ignore[misc]
+        else:  # a device that only its own thread may use
+            for chunk in chunks:
+                self._through_staging(chunk, held.buffer)
+
+    @staticmethod
+    def _copy_pieces(pieces: list[torch.Tensor], target: torch.Tensor) -> None:
+        at = 0
+        for piece in pieces:
+            target[at : at + piece.numel()].copy_(piece, non_blocking=True)
+            at += piece.numel()
+
+    def _through_staging(self, chunk: Chunk, target: torch.Tensor) -> None:
+        """Disk → a staging buffer → the ring. Only this reading thread waits until the buffer can be used again."""
+        buffer, view, busy = self._staging.get()
+        try:
+            while busy:
+                busy.pop().synchronize()
+            self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
+            wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
+            self.reader.check(chunk, wanted)
+            with self.copies.use():
+                target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted, non_blocking=True)
+                event = self.copies.copied()
+            if event is not None:
+                busy.append(event)
+        finally:
+            self._staging.put((buffer, view, busy))
+
+    def _forget(self, name: str) -> None:
+        """Take a block out of the ring. Threads that still write into it are waited for."""
+        held = self._held.pop(name)
+        for future in held.futures:
+            future.cancel()
+        for future in held.futures:
+            if not future.cancelled():
+                future.exception()
+        event = held.done
+        if held.fresh:
+            self.stats.dropped_unused += 1
+            event = self.copies.copied()  # the copies may still be in the queue
+        self._space.give_back(name, event)
+
+    # --- what rests ------------------------------------------------------------------------------------------------
+
+    def load(self, name: str, target: torch.Tensor) -> None:
+        """Read an image from its files into device memory, and wait for it: for what becomes resident."""
+        held = Held(name, target)
+        self._begin(held, self.images[name])
+        finish(held.futures)
+        self.copies.synchronize()
+
+    def load_host(self, name: str) -> None:
+        """Read an image from its files into the host memory of its own."""
+        pieces = self.add_host(name)
+        image = self.images[name]
+        buffer, view, _ = self._staging.get()
+        try:
+            for piece in image.pieces:
+                for chunk in chunks_of(piece, self._staging_chunk):
+                    self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
+                    wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
+                    self.reader.check(chunk, wanted)
+                    scatter(wanted, pieces, chunk.image_offset)
+        finally:
+            self._staging.put((buffer, view, []))
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """The image as it rests on the device or the host, in one or more uint8 tensors; nothing for one on disk."""
+        if name in self.resident:
+            yield self.resident[name]
+        else:
+            yield from self.host.get(name, ())
+
+    def held(self, name: str) -> torch.Tensor:
+        """The image of a block that is in use."""
+        return self._held[name].buffer
+
+    def forget_all(self) -> None:
+        """Empty the ring: what rests at home has changed, or the ring is about to be freed."""
+        with self._changed:
+            for name in [name for name, held in self._held.items() if held.users == 0]:
+                self._forget(name)
+
+    def ring_offset(self, tensor: torch.Tensor) -> tuple[str, int] | None:
+        """The block a tensor lies in and its byte offset there, if its memory is the ring's."""
+        if not self._space.nbytes or tensor.untyped_storage().data_ptr() != self.ring.untyped_storage().data_ptr():
+            return None
+        address = tensor.data_ptr() - self.ring.data_ptr()
+        for name, held in self._held.items():
+            start = self._space.offset(name)
+            if held.users and start <= address < start + self.images[name].nbytes:
+                return name, address - start
+        return None
+
+    def close(self) -> None:
+        """Give all memory back. No step may be in use."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._changed:
+            for name in list(self._held):
+                self._forget(name)
+        self.copies.synchronize()
+        for name in self.resident:
+            self.ledger.release("device", f"block {name}")
+        self.ledger.release("device", "ring")
+        for holder in ("staging", "blocks"):
+            if "host" in self.ledger.levels():
+                self.ledger.release("host", holder)
+        self.resident.clear()
+        self.host.clear()
+        self._host_arena = None
+        self.ring = torch.empty(0, dtype=torch.uint8)
+        self._staging = queue.SimpleQueue()

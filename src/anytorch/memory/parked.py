@@ -1,0 +1,87 @@
+"""A Parameter whose values are elsewhere: the right shape, dtype and device, no memory, and an error for every use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytorch.errors import UsageError
+
+# What may be asked of a parameter that is not there. Everything else would compute with values it has not got.
+DESCRIBING = frozenset(
+    """shape dtype device layout requires_grad grad data ndim is_leaf grad_fn names itemsize nbytes is_cpu is_meta is_sparse
+    is_quantized is_nested is_cuda is_mps is_xpu is_sparse_csr is_mkldnn is_mtia retains_grad _version _backward_hooks _base
+    _grad _post_accumulate_grad_hooks output_nr volatile name""".split()  # noqa: SIM905
+)
+# `grad` and `backward` are torch.autograd's functions: they ask for the parameter, not for its values.
+ALLOWED = frozenset(
+    """size dim numel nelement ndimension stride storage_offset element_size is_contiguous get_device is_floating_point
+    is_complex is_signed requires_grad_ __hash__ __len__ is_inference type is_pinned has_names register_hook data_ptr
+    register_post_accumulate_grad_hook untyped_storage is_shared is_tensor is_same_size is_conj is_neg
+    grad backward""".split()  # noqa: SIM905
+)
+
+
+class Parked(nn.Parameter):
+    """Made by changing a Parameter's class, and undone the same way: it stays the same object."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not describes(func):
+            raise UsageError(
+                f"{function_name(func)} was called on a weight whose values are on another memory level just now",
+                hint="use it inside the forward of its module, or read it through state_dict(); "
+                "resident=[…] keeps a module's weights on the device, unfit(model) brings all of them back",
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Parameter of shape {tuple(self.shape)}, {self.dtype}: its values are on another memory level just now"
+
+
+def function_name(func: Callable[..., Any]) -> str:
+    owner = getattr(func, "__self__", None)
+    if getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__") and owner is not None:
+        return str(getattr(owner, "__name__", owner))
+    return str(getattr(func, "__name__", func))
+
+
+def describes(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        return function_name(func) in DESCRIBING
+    return name in ALLOWED
+
+
+def park(parameter: nn.Parameter, device: torch.device) -> None:
+    """Let go of a parameter's memory. NaN is what a use that no check catches would compute with."""
+    with torch.inference_mode(False), torch.no_grad():
+        if isinstance(parameter, Parked):
+            return
+        parameter.data = placeholder(tuple(parameter.shape), parameter.dtype, device)
+    parameter.__class__ = Parked
+
+
+def wake(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Point a parameter at its values. Its class comes first: the other way round a reader could see Parked values."""
+    parameter.__class__ = nn.Parameter
+    parameter.data = values
+
+
+_seeds: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+
+def placeholder(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One element, seen as a whole tensor."""
+    key = (dtype, device)
+    if key not in _seeds:
+        floating = dtype.is_floating_point or dtype.is_complex
+        one = torch.zeros(1, dtype=torch.float32 if floating else dtype, device="cpu")
+        _seeds[key] = (one.fill_(float("nan")).to(dtype) if floating else one).to(device)
+    return _seeds[key].expand(shape)

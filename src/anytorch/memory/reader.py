@@ -1,0 +1,209 @@
+"""Reading blocks from disk at the disk's speed: large direct reads by a few threads, into memory that is already there.
+
+Direct reads (O_DIRECT) go past the page cache: no second copy in RAM, no page faults, and a budget that means something.
+Where the file system refuses them, reads are buffered and the cache is told to forget what was read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anytorch import logs
+from anytorch.errors import ModelError
+from anytorch.memory.buffers import bytes_of
+from anytorch.memory.images import Piece
+from anytorch.memory.sizes import PAGE, round_up
+from anytorch.memory.sums import PART, sums_of
+
+if TYPE_CHECKING:
+    import torch
+
+log = logs.logger(__name__)
+THREADS = 4  # 4 x 4 MiB in flight reached the disk's rate on every disk we measured
+CHUNK = 4 * 2**20
+O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One read. `lead` bytes at its start belong to the page, not to the piece; `nbytes` are wanted after them."""
+
+    piece: Piece
+    file_offset: int
+    lead: int
+    nbytes: int
+    image_offset: int  # of the first wanted byte
+
+    @property
+    def read_nbytes(self) -> int:
+        return round_up(self.lead + self.nbytes, PAGE)
+
+
+def chunks_of(piece: Piece, size: int = CHUNK) -> Iterator[Chunk]:
+    """Page-aligned reads that cover a piece, at most `size` bytes each (a multiple of a MiB)."""
+    lead = piece.file_offset % PAGE
+    at = piece.file_offset - lead
+    end = piece.file_offset + piece.nbytes
+    image = piece.image_offset
+    while at < end:
+        stop = min(at + size, end)
+        wanted = stop - at - lead
+        yield Chunk(piece, at, lead, wanted, image)
+        image += wanted
+        at, lead = stop, 0
+
+
+class File:
+    """One open file. Opened once: renaming or losing permission later does not matter, being cut off does, and raises."""
+
+    def __init__(self, path: str, *, direct: bool = True) -> None:
+        self.path = path
+        self.direct = False
+        self._fds: list[int] = []
+        try:
+            if direct and O_DIRECT:
+                try:
+                    self._fd = os.open(path, os.O_RDONLY | O_DIRECT)
+                    self.direct = True
+                except OSError as exc:
+                    if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # what a file system without direct reads says
+                        raise
+            if not self.direct:
+                self._fd = os.open(path, os.O_RDONLY)
+        except OSError as exc:
+            raise ModelError(f"cannot open {path}: {exc.strerror}", hint="check that it is there and readable") from exc
+        self._fds.append(self._fd)
+
+    def read(self, view: memoryview, offset: int, wanted: int) -> None:
+        """Fill `view` from `offset`; the first `wanted` bytes must be there. Raises ModelError when they are not."""
+        got = 0
+        while got < wanted:
+            try:
+                count = os.preadv(self._fd, [view[got:]], offset + got)
+            except OSError as exc:
+                if exc.errno == errno.EINVAL and self.direct:
+                    self._fall_back()
+                    continue
+                raise ModelError(f"reading {self.path} failed at byte {offset + got}: {exc.strerror}") from exc
+            got += count
+            if count == 0 or (self.direct and got < wanted and got % PAGE):
+                raise ModelError(
+                    f"{self.path} is cut off: {offset + wanted} bytes were expected, it ends at {offset + got}",
+                    hint="write or download the file again",
+                )
+        if not self.direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, wanted, os.POSIX_FADV_DONTNEED)
+
+    def _fall_back(self) -> None:
+        """Some file systems accept the flag and refuse the read."""
+        log.info("%s refuses direct reads; reading through the page cache", self.path)
+        self._fd = os.open(self.path, os.O_RDONLY)
+        self._fds.append(self._fd)
+        self.direct = False
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+class Reader:
+    """A few reading threads and the files they read. `on_read` is called with every number of bytes read, by them."""
+
+    def __init__(self, *, threads: int = THREADS, direct: bool = True, verify: bool = True) -> None:
+        self.direct = direct
+        self.verify = verify
+        self.nbytes_read = 0
+        self._files: dict[tuple[str, bool], File] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="anytorch-reader")
+        self._closed = False
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        return self._pool.submit(work)
+
+    def start(self, pieces: Sequence[Piece], buffer: torch.Tensor) -> list[Future[None]]:
+        """Begin to read an image into a page-aligned CPU buffer; the futures are done when it is all there."""
+        view = bytes_of(buffer)
+        futures = []
+        for piece in pieces:
+            for chunk in chunks_of(piece):
+                futures.append(self._pool.submit(self._into_place, chunk, buffer, view))
+        return futures
+
+    def read(self, pieces: Sequence[Piece], buffer: torch.Tensor) -> None:
+        finish(self.start(pieces, buffer))
+
+    def _into_place(self, chunk: Chunk, buffer: torch.Tensor, view: memoryview) -> None:
+        begin = chunk.image_offset - chunk.lead
+        if chunk.piece.direct:
+            self.read_chunk(chunk, view[begin : begin + chunk.read_nbytes])
+            self.check(chunk, buffer[chunk.image_offset : chunk.image_offset + chunk.nbytes])
+        else:  # its place in the image suits its element size, not the page
+            file = self.file(chunk.piece.path, direct=False)
+            start = chunk.image_offset
+            file.read(view[start : start + chunk.nbytes], chunk.file_offset + chunk.lead, chunk.nbytes)
+            self._count(chunk.nbytes)
+
+    def read_chunk(self, chunk: Chunk, view: memoryview) -> None:
+        """One page-aligned read into `view`, by the calling thread."""
+        self.file(chunk.piece.path, direct=self.direct).read(view, chunk.file_offset, chunk.lead + chunk.nbytes)
+        self._count(chunk.nbytes)
+
+    def check(self, chunk: Chunk, wanted: torch.Tensor) -> None:
+        """Compare with the checksums of a file we wrote ourselves. Raises ModelError."""
+        piece = chunk.piece
+        if piece.sums is None or not self.verify:
+            return
+        first = (chunk.file_offset - piece.file_offset) // PART
+        found = sums_of(wanted)
+        if piece.sums[first : first + len(found)] != found:
+            raise ModelError(
+                f"{piece.path} is damaged between bytes {chunk.file_offset} and {chunk.file_offset + chunk.nbytes}: "
+                "its checksum is not the one it was written with",
+                hint="the disk or another program changed it; start again from the original model",
+            )
+
+    def file(self, path: str, *, direct: bool) -> File:
+        with self._lock:
+            key = (path, direct)
+            if key not in self._files:
+                self._files[key] = File(path, direct=direct)
+            return self._files[key]
+
+    def forget(self, path: str) -> None:
+        """Close a file that is about to be replaced or removed."""
+        with self._lock:
+            for direct in (True, False):
+                file = self._files.pop((path, direct), None)
+                if file is not None:
+                    file.close()
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes_read += nbytes
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+
+def finish(futures: Sequence[Future[None]]) -> None:
+    """Wait for all of them, so that no thread writes any more; then raise what the first failed one raised."""
+    failure: BaseException | None = None
+    for future in futures:
+        try:
+            future.result()
+        except BaseException as exc:  # noqa: BLE001  (raised below, when the memory is quiet)
+            failure = failure or exc
+    if failure is not None:
+        raise failure

@@ -1,0 +1,203 @@
+"""A fitted model at work: weights are there while their module runs, parked otherwise, and fetched again for backward."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytorch.errors import ModelError
+from anytorch.memory.images import Image, views_of
+from anytorch.memory.mover import Mover
+from anytorch.memory.parked import Parked, park, wake
+from anytorch.memory.sums import sums_of
+from anytorch.memory.types import Home
+from anytorch.memory.units import Found, Unit
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A saved tensor that lies in the ring, as what it takes to make it again after the ring was overwritten."""
+
+    step: str
+    block: str
+    offset: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Running:
+    def __init__(
+        self,
+        mover: Mover,
+        found: Found,
+        images: Mapping[str, Image],
+        homes: Mapping[str, Home],
+        device: torch.device,
+    ) -> None:
+        self.mover = mover
+        self.found = found
+        self.images = images
+        self.homes = homes
+        self.device = device
+        self.units = tuple(u for u in found.units if any(homes[b] != "device" for b in u.blocks))
+        self._lock = threading.RLock()
+        self._awake: dict[str, int] = {}  # block → how many running forwards use it
+        self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self._backward: str | None = None  # the step whose blocks the running backward holds
+
+    # --- forward ---------------------------------------------------------------------------------------------------
+
+    def enter(self, unit: Unit) -> None:
+        """Before a unit's forward: its weights are on the device and its Parameters show them."""
+        buffers = self.mover.acquire(unit.name)
+        with self._lock:
+            for name in unit.blocks:
+                if self.homes[name] == "device":
+                    continue
+                self._awake[name] = self._awake.get(name, 0) + 1
+                if self._awake[name] == 1:
+                    views = self._views_in(name, buffers[name])
+                    for parameter, view in zip(self.found.groups[name].parameters, views, strict=True):
+                        wake(parameter, view)
+
+    def leave(self, unit: Unit) -> None:
+        """After it, however it ended."""
+        with self._lock:
+            for name in unit.blocks:
+                if not self._awake.get(name):
+                    continue
+                self._awake[name] -= 1
+                if not self._awake[name]:
+                    for parameter in self.found.groups[name].parameters:
+                        park(parameter, self.device)
+        self.mover.release(unit.name)
+
+    def _views_in(self, name: str, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """A block's tensors in one place of the ring; blocks come back to the same places, so these are kept."""
+        key = (name, buffer.data_ptr())
+        if key not in self._views:
+            with torch.inference_mode(False), torch.no_grad():
+                by_path = views_of(self.images[name], buffer)
+                self._views[key] = [by_path[path] for path in self.found.groups[name].paths]
+        return self._views[key]
+
+    def forget_views(self, name: str) -> None:
+        for key in [key for key in self._views if key[0] == name]:
+            del self._views[key]
+
+    # --- backward --------------------------------------------------------------------------------------------------
+
+    def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | Reference:
+        """autograd saves a tensor: one in the ring will be overwritten, so it is remembered by its place in its block."""
+        if isinstance(tensor, Parked):
+            tensor = tensor.data
+        place = self.mover.ring_offset(tensor)
+        if place is None:
+            return tensor
+        block, offset = place
+        return Reference(unit.name, block, offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+    def unpack(self, saved: torch.Tensor | Reference) -> torch.Tensor:
+        """backward needs it: the block is fetched again and held until backward needs another step's."""
+        if not isinstance(saved, Reference):
+            return saved
+        if self._backward != saved.step:
+            self.finish()
+            self.mover.acquire(saved.step, "backward")
+            self._backward = saved.step
+            # Called when this backward ends, whichever step came last.
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        buffer = self.mover.held(saved.block)
+        whole = buffer[saved.offset :]
+        whole = whole[: whole.numel() // saved.dtype.itemsize * saved.dtype.itemsize].view(saved.dtype)
+        return whole.as_strided(saved.size, saved.stride)
+
+    def finish(self) -> None:
+        """Backward is over (or was given up): nothing of the ring is held for it."""
+        if self._backward is not None:
+            step, self._backward = self._backward, None
+            self.mover.release(step)
+
+    # --- at rest ---------------------------------------------------------------------------------------------------
+
+    def resting(self, name: str) -> dict[str, torch.Tensor]:
+        """A block's tensors as they rest, by path: the parameters, host memory, or the file mapped into memory."""
+        group, image = self.found.groups[name], self.images[name]
+        if self.homes[name] == "device":
+            return dict(zip(group.paths, group.parameters, strict=True))
+        if name in self.mover.host:
+            return {view.name: _from_pieces(self.mover.host[name], view) for view in image.views}
+        mapped = {piece.path: map_file(piece.path) for piece in image.pieces}
+        found: dict[str, torch.Tensor] = {}
+        for piece in image.pieces:
+            data = mapped[piece.path][piece.file_offset : piece.file_offset + piece.nbytes]
+            if piece.sums is not None and self.mover.reader.verify and sums_of(data) != piece.sums:
+                raise ModelError(f"{piece.path} is damaged: its checksum is not the one it was written with")
+            for view in image.views:
+                begin = view.offset - piece.image_offset
+                if begin >= 0 and begin + view.nbytes <= piece.nbytes:
+                    found[view.name] = _typed(data[begin : begin + view.nbytes], view)
+        return found
+
+    def parked_slots(self) -> dict[nn.Module, dict[str, str]]:
+        """Owner → parameter name → block, for every parameter that does not rest on the device."""
+        slots: dict[nn.Module, dict[str, str]] = {}
+        for name, group in self.found.groups.items():
+            if self.homes[name] != "device":
+                for parameter in group.parameters:
+                    for slot in self.found.slots[id(parameter)]:
+                        slots.setdefault(slot.owner, {})[slot.name] = name
+        return slots
+
+    def show(self, module: nn.Module, names: Mapping[str, str]) -> None:
+        """Let a module's parameters show their values at rest, for state_dict."""
+        for key, block in names.items():
+            parameter: Any = module._parameters[key]
+            if isinstance(parameter, Parked):
+                path = self.path_of(parameter, block)
+                wake(parameter, self.resting(block)[path])
+
+    def hide(self, module: nn.Module, names: Mapping[str, str]) -> None:
+        for key, block in names.items():
+            parameter: Any = module._parameters[key]
+            if not self._awake.get(block):
+                park(parameter, self.device)
+
+    def path_of(self, parameter: nn.Parameter, block: str) -> str:
+        group = self.found.groups[block]
+        return next(path for path, p in zip(group.paths, group.parameters, strict=True) if p is parameter)
+
+
+def map_file(path: str) -> torch.Tensor:
+    """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file."""
+    size = os.stat(path).st_size  # noqa: PTH116
+    return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+
+
+def _typed(data: torch.Tensor, view: Any) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, view.dtype)
+    if data.storage_offset() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).view(view.shape)
+
+
+def _from_pieces(pieces: list[torch.Tensor], view: Any) -> torch.Tensor:
+    start, parts, left = view.offset, [], view.nbytes
+    for piece in pieces:
+        if start >= piece.numel():
+            start -= piece.numel()
+            continue
+        part = min(piece.numel() - start, left)
+        parts.append(piece[start : start + part])
+        left -= part
+        start = 0
+        if not left:
+            break
+    return _typed(parts[0] if len(parts) == 1 else torch.cat(parts), view)

@@ -1,0 +1,72 @@
+"""Writing a state_dict as safetensors, tensor by tensor: never more than one tensor is in memory for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from anytorch.errors import ModelError
+from anytorch.files import replace_file
+from anytorch.memory.buffers import bytes_of
+from anytorch.memory.images import dtype_name
+from anytorch.memory.shards import header_bytes
+
+PART = 64 * 2**20
+
+
+def save_state(state: Mapping[str, torch.Tensor], folder: Path, shard_nbytes: int) -> list[Path]:
+    """model.safetensors, or several shards with an index. Files are complete or not there. Tied tensors are written once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unique: dict[str, torch.Tensor] = {}
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() and key in seen:
+            continue
+        seen.add(key)
+        unique[name] = tensor
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    for name, tensor in unique.items():
+        if shards[-1] and sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > shard_nbytes:
+            shards.append({})
+        shards[-1][name] = tensor
+    written, weight_map = [], {}
+    for number, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_shard(folder / name, shard)
+        written.append(folder / name)
+        weight_map.update(dict.fromkeys(shard, name))
+    if len(shards) > 1:
+        total = sum(tensor.nbytes for tensor in unique.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        replace_file(folder / "model.safetensors.index.json", json.dumps(index, indent=1).encode())
+    return written
+
+
+def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    # Larger elements first keeps every tensor on a boundary of its element size, as the format's own writer does.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    layout = [(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes) for name, tensor in ordered]
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(header_bytes(layout, metadata={"format": "pt"}))
+            for _, tensor in ordered:
+                flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+                for at in range(0, flat.numel(), PART):
+                    file.write(bytes_of(flat[at : at + PART].cpu()))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise ModelError(
+            f"cannot write {path}: {exc.strerror}", hint="free space there or name another folder"
+        ) from exc
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

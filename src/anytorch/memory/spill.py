@@ -1,0 +1,214 @@
+"""Our own files on disk: plain safetensors with a page-aligned header and checksums, in a folder that has an owner.
+
+The folder is locked while its process lives. A process that was killed leaves its folder behind; the next start finds it
+unlocked and removes it. A file is written beside its name and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytorch import logs
+from anytorch.errors import OutOfMemory, UsageError
+from anytorch.memory.buffers import bytes_of, host_buffer
+from anytorch.memory.images import Located, dtype_name
+from anytorch.memory.reader import O_DIRECT
+from anytorch.memory.shards import SUMS_KEY, header_bytes, read_header
+from anytorch.memory.sizes import ALIGNMENT, PAGE, round_up, words
+from anytorch.memory.sums import PART, digits, sums_of
+
+if TYPE_CHECKING:
+    import torch
+
+fcntl: Any = None
+with contextlib.suppress(
+    ModuleNotFoundError
+):  # Windows has none: an open file cannot be removed there, which is a lock too
+    import fcntl
+
+log = logs.logger(__name__)
+PREFIX = "anytorch-tiers-"
+LOCK = "owner.lock"
+PADDING = "__padding__."
+BOUNCE = 8 * PART  # bytes per write
+UNFINISHED_S = 3600.0  # a folder that never got its lock is removed after an hour
+
+
+class Spill:
+    """A folder of this process's own below `parent`. Close it, or leave it to the next start."""
+
+    def __init__(self, parent: str | Path) -> None:
+        self.parent = Path(parent)
+        try:
+            self.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale(self.parent)
+            token = f"{os.getpid()}-{secrets.token_hex(4)}"
+            hidden = self.parent / f".{PREFIX}{token}"
+            hidden.mkdir()
+            self._lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.folder = hidden.rename(self.parent / f"{PREFIX}{token}")  # seen by others only when it is locked
+        except OSError as exc:
+            raise UsageError(
+                f"cannot use {self.parent} as the disk level: {exc.strerror}", hint="name a folder you may write to"
+            ) from exc
+        self._bounce: torch.Tensor | None = None
+        self._number = 0
+        self._closed = False
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Located]:
+        """One complete file with these tensors; where each lies. Raises OutOfMemory on a full disk, leaving nothing."""
+        self._number += 1
+        path = self.folder / f"{self._number:06d}.safetensors"
+        partial = path.with_suffix(".partial")
+        try:
+            self._write(partial, tensors)
+            partial.replace(path)
+        except OSError as exc:
+            partial.unlink(missing_ok=True)
+            nbytes = sum(tensor.nbytes for tensor in tensors.values())
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfMemory(
+                    f"the disk of {self.parent} is full: {words(nbytes)} could not be written",
+                    hint="free space there or name another folder with disk=…",
+                ) from exc
+            raise UsageError(f"cannot write to {self.folder}: {exc.strerror}", hint="name another folder") from exc
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        located = read_header(path)
+        return {name: located[name] for name in tensors}
+
+    def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        layout = file_layout(tensors)
+        # The checksums are in the header, so the bytes are gone through twice: once for them, once to write.
+        sums = tuple(value for part in self._parts(layout, tensors) for value in sums_of(part))
+        header = header_bytes(layout, metadata={SUMS_KEY: digits(sums)} if sums else None, align=PAGE)
+        total = sum(nbytes for *_, nbytes in layout)
+        fd = open_for_writing(path)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, round_up(len(header) + total, PAGE))  # a full disk is found out here
+            start = host_buffer(len(header))
+            bytes_of(start)[:] = header
+            write_all(fd, bytes_of(start), 0)
+            at = len(header)
+            for part in self._parts(layout, tensors):
+                padded = round_up(part.numel(), PAGE)
+                write_all(fd, bytes_of(self.bounce()[:padded]), at)
+                at += part.numel()
+            os.ftruncate(fd, len(header) + total)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _parts(
+        self, layout: list[tuple[str, str, tuple[int, ...], int]], tensors: Mapping[str, torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        """The file's data in runs of at most BOUNCE bytes, each in the bounce buffer until the next is asked for."""
+        import torch
+
+        bounce, filled = self.bounce(), 0
+        for name, _, _, nbytes in layout:
+            if name in tensors:
+                flat = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
+            else:
+                flat = torch.zeros(nbytes, dtype=torch.uint8)
+            at = 0
+            while at < nbytes:
+                part = min(nbytes - at, BOUNCE - filled)
+                bounce[filled : filled + part].copy_(flat[at : at + part])
+                at, filled = at + part, filled + part
+                if filled == BOUNCE:
+                    yield bounce
+                    filled = 0
+        if filled:
+            bounce[filled : round_up(filled, PAGE)].zero_()
+            yield bounce[:filled]
+
+    def bounce(self) -> torch.Tensor:
+        if self._bounce is None:
+            self._bounce = host_buffer(BOUNCE)
+        return self._bounce
+
+    def remove(self, path: str) -> None:
+        Path(path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock)
+
+
+def file_layout(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """Name, dtype, shape and bytes in file order, with padding in between: safetensors allows no holes."""
+    layout: list[tuple[str, str, tuple[int, ...], int]] = []
+    end = 0
+    for name, tensor in tensors.items():
+        gap = -end % ALIGNMENT
+        if gap:
+            layout.append((f"{PADDING}{len(layout)}", "uint8", (gap,), gap))
+        layout.append((name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes))
+        end += gap + tensor.nbytes
+    return layout
+
+
+def open_for_writing(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    if O_DIRECT:
+        try:
+            return os.open(path, flags | O_DIRECT, 0o600)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+    return os.open(path, flags, 0o600)
+
+
+def write_all(fd: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)
+
+
+def remove_stale(parent: Path) -> list[Path]:
+    """Remove the folders below `parent` whose owners are gone; returns them."""
+    removed = []
+    for folder in [*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")]:
+        if folder.is_dir() and is_stale(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            log.info("removed %s, left behind by a process that is gone", folder)
+            removed.append(folder)
+    return removed
+
+
+def is_stale(folder: Path) -> bool:
+    if folder.name.startswith("."):
+        try:
+            return time.time() - folder.stat().st_mtime > UNFINISHED_S
+        except OSError:
+            return False
+    try:
+        fd = os.open(folder / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return True  # its owner was removing it
+    except OSError:
+        return False  # somebody else's
+    try:
+        if fcntl is None:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,180 @@
+"""Finding what moves: the modules of a model that are used one after another, and the parameters each needs.
+
+A *unit* is a module whose forward is a step. Repeated layers (the children of a ModuleList, Sequential or ModuleDict) are
+units as wholes; outside of them every leaf module with parameters is one. Parameters that a container holds itself, and
+buffers, stay on the device: they are small, and nobody says when they are used.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from anytorch.errors import UsageError
+
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+# Modules that use their children's parameters without calling the children.
+ATOMIC = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place in the module tree where a parameter hangs."""
+
+    owner: nn.Module
+    name: str  # in its owner
+    path: str  # from the root: the key of state_dict
+
+
+@dataclass(frozen=True)
+class Unit:
+    name: str
+    module: nn.Module
+    blocks: tuple[str, ...]
+
+
+@dataclass
+class Group:
+    """The parameters of one block: those that the same units use. `slots[i]` are the places of `parameters[i]`."""
+
+    name: str
+    parameters: list[nn.Parameter]
+    paths: list[str]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.parameters)
+
+
+@dataclass(frozen=True)
+class Found:
+    units: tuple[Unit, ...]
+    groups: dict[str, Group]
+    rest: tuple[nn.Parameter, ...]  # parameters that stay on the device
+    slots: dict[int, tuple[Slot, ...]]  # by the parameter's id
+
+
+def find_units(
+    model: nn.Module,
+    *,
+    blocks: Sequence[str] | None = None,
+    resident: Sequence[str] = (),
+    finest: bool = False,
+) -> Found:
+    """The units and blocks of a model. `blocks` names the modules (patterns allowed) instead of looking for them.
+
+    `resident` are patterns of modules that stay on the device. `finest` makes every leaf module a unit of its own, for
+    budgets that cannot hold a layer. A parameter that several units use is in a block of its own, which each of them needs.
+    """
+    slots = all_slots(model)
+    modules = chosen_modules(model, blocks, resident, finest)
+    users: dict[int, list[str]] = {}
+    by_id: dict[int, nn.Parameter] = {}
+    for name, module in modules.items():
+        for parameter in module.parameters():
+            if movable(parameter):
+                by_id[id(parameter)] = parameter
+                users.setdefault(id(parameter), []).append(name)
+    groups: dict[str, Group] = {}
+    needed: dict[str, dict[str, None]] = {name: {} for name in modules}
+    for key, names in users.items():
+        group_name = " + ".join(names)
+        group = groups.setdefault(group_name, Group(group_name, [], []))
+        group.parameters.append(by_id[key])
+        group.paths.append(slots[key][0].path)
+        for name in names:
+            needed[name][group_name] = None
+    units = tuple(Unit(name, module, tuple(needed[name])) for name, module in modules.items() if needed[name])
+    rest = tuple(p for p in model.parameters() if id(p) not in users)
+    return Found(units, groups, rest, slots)
+
+
+def all_slots(model: nn.Module) -> dict[int, tuple[Slot, ...]]:
+    """Every place of every parameter: tied weights have several."""
+    found: dict[int, list[Slot]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                path = f"{prefix}.{name}" if prefix else name
+                found.setdefault(id(parameter), []).append(Slot(module, name, path))
+    return {key: tuple(slots) for key, slots in found.items()}
+
+
+def movable(parameter: nn.Parameter) -> bool:
+    """Plain strided tensors move as bytes; a subclass with a layout of its own stays where it is."""
+    return type(parameter) is nn.Parameter and parameter.layout == torch.strided and parameter.nbytes > 0
+
+
+def chosen_modules(
+    model: nn.Module, blocks: Sequence[str] | None, resident: Sequence[str], finest: bool
+) -> dict[str, nn.Module]:
+    if blocks is not None:
+        chosen = _named(model, blocks)
+    else:
+        chosen = {}
+        total = sum(parameter.nbytes for parameter in model.parameters())
+        _walk(model, "", False, total, finest, chosen, set())
+    return {name: module for name, module in chosen.items() if not any(fnmatch.fnmatch(name, p) for p in resident)}
+
+
+def _walk(
+    module: nn.Module,
+    name: str,
+    repeated: bool,
+    total: int,
+    finest: bool,
+    chosen: dict[str, nn.Module],
+    seen: set[int],
+) -> None:
+    if id(module) in seen or next(module.parameters(), None) is None:
+        return
+    seen.add(id(module))
+    nbytes = sum(parameter.nbytes for parameter in module.parameters())
+    if is_leaf(module) or (repeated and not finest and not (nbytes > total / 2 and has_repeated(module))):
+        chosen[name or type(module).__name__] = module
+        return
+    children = [(key, child) for key, child in module.named_children() if next(child.parameters(), None) is not None]
+    inside = isinstance(module, CONTAINERS) and len(children) > 1
+    for key, child in children:
+        _walk(child, f"{name}.{key}" if name else key, inside, total, finest, chosen, seen)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Is its forward the one that uses its parameters? True, too, for modules that reach into their children."""
+    if isinstance(module, ATOMIC) or "parametrizations" in module._modules:
+        return True
+    return all(next(child.parameters(), None) is None for child in module.children())
+
+
+def has_repeated(module: nn.Module) -> bool:
+    return any(isinstance(child, CONTAINERS) and len(child) > 1 for child in module.modules() if child is not module)
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    modules = dict(model.named_modules())
+    chosen: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        matching = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
+        # "layers.*" means the layers, not also what is inside them.
+        depth = pattern.count(".")
+        matching = [name for name in matching if name.count(".") == depth]
+        if not matching:
+            raise UsageError(
+                f"no module is called {pattern!r}; the model has {', '.join(list(modules)[1:8])}, …",
+                hint='name modules as named_modules() does, such as "model.layers.*"',
+            )
+        for name in matching:
+            chosen[name] = modules[name]
+    for name in chosen:
+        inside = next((other for other in chosen if other != name and name.startswith(other + ".")), None)
+        if inside is not None:
+            raise UsageError(f"the blocks {inside!r} and {name!r} overlap", hint="name one or the other")
+    return chosen
+
+
+def buffers_of(model: nn.Module) -> Iterable[torch.Tensor]:
+    return model.buffers()
