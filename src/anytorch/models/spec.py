@@ -59,6 +59,8 @@ class EncoderSpec:
 
 def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> EncoderSpec:
     """The encoder that a Hugging Face config.json describes. Raises ModelError naming `where` for any other model."""
+    if not isinstance(config, Mapping):
+        raise ModelError(f"{where}: does not hold a model's configuration", hint="the file is damaged")
     named = config.get("model_type")
     reader = READERS.get(str(named))
     if reader is None:
@@ -74,8 +76,23 @@ def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> Encod
             f"{where}: {exc.args[0]!r} is missing, which a {named} model needs",
             hint="the file is damaged or of another kind of model: fetch it again",
         ) from exc
+    except (TypeError, ValueError, AttributeError) as exc:
+        _check_sizes(config, where)
+        raise ModelError(f"{where}: makes no sense as a {named} model: {exc}", hint="the file is damaged") from exc
     _check(spec, where)
     return spec
+
+
+SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "num_key_value_heads", "head_dim", "dim", "n_layers", "n_heads", "hidden_dim",
+)  # fmt: skip
+
+
+def _check_sizes(config: Mapping[str, Any], where: str) -> None:
+    for name in SIZES:
+        if name in config and not (isinstance(config[name], int) and config[name] > 0):
+            raise ModelError(f"{where}: {name} is {config[name]!r}, which is no size", hint="the file is damaged")
 
 
 def _check(spec: EncoderSpec, where: str) -> None:
