@@ -14,7 +14,7 @@ from anytorch import logs
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.attached import attach, detach
 from anytorch.memory.buffers import scatter
-from anytorch.memory.images import Image, from_files, packed
+from anytorch.memory.images import Image, from_files, packed, views_of
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.levels import Size, create_tiers, speeds_of
 from anytorch.memory.mover import Mover
@@ -201,6 +201,31 @@ class Fitted:
             self._start(mover)
         except BaseException:
             self._put_back()
+            raise
+
+    def place_from(self, images: dict[str, Image]) -> None:
+        """The same for a model whose weights are in files: what lives in memory is read, the rest stays where it is."""
+        try:
+            self.ledger.reserve("device", "buffers", extras_nbytes(self.model, self.found))
+            self._move_extras(self.device)
+            mover = self._make_mover(images)
+            for name, group in self.found.groups.items():
+                home = self.plan.homes[name]
+                if home == "device":
+                    buffer = mover.add_resident(name)
+                    mover.load(name, buffer)
+                    views = views_of(images[name], buffer)
+                    for path, parameter in zip(group.paths, group.parameters, strict=True):
+                        parameter.data = views[path]
+                    continue
+                if home == "host":
+                    mover.load_host(name)
+                self._moved.append(name)
+                for parameter in group.parameters:
+                    park(parameter, self.device)
+            self._start(mover)
+        except BaseException:
+            self.close()
             raise
 
     def _make_mover(self, images: dict[str, Image]) -> Mover:

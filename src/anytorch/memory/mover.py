@@ -28,6 +28,7 @@ from anytorch.memory.types import Home, Step
 
 MIB = 2**20
 STAGING_CHUNKS = 8
+LOAD_CHUNK = 16 * MIB
 
 
 @dataclass
@@ -363,17 +364,14 @@ class Mover:
     def load_host(self, name: str) -> None:
         """Read an image from its files into the host memory of its own."""
         pieces = self.add_host(name)
-        image = self.images[name]
-        buffer, view, _ = self._staging.get()
-        try:
-            for piece in image.pieces:
-                for chunk in chunks_of(piece, self._staging_chunk):
-                    self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
-                    wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
-                    self.reader.check(chunk, wanted)
-                    scatter(wanted, pieces, chunk.image_offset)
-        finally:
-            self._staging.put((buffer, view, []))
+        buffer = host_buffer(LOAD_CHUNK)
+        view = bytes_of(buffer)
+        for piece in self.images[name].pieces:
+            for chunk in chunks_of(piece, LOAD_CHUNK):
+                self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
+                wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
+                self.reader.check(chunk, wanted)
+                scatter(wanted, pieces, chunk.image_offset)
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
         """The image as it rests on the device or the host, in one or more uint8 tensors; nothing for one on disk."""

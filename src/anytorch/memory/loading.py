@@ -1,0 +1,236 @@
+"""Opening a checkpoint that does not fit: the model is built without its weights, which stay in their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytorch import logs
+from anytorch.errors import ModelError, UsageError
+from anytorch.memory.fitting import Fitted, plan_for
+from anytorch.memory.images import Image, Located, from_files
+from anytorch.memory.levels import Size, create_tiers
+from anytorch.memory.parked import placeholder
+from anytorch.memory.running import map_file
+from anytorch.memory.shards import locate_tensors
+from anytorch.memory.sizes import parse_nbytes
+from anytorch.memory.types import Block, Plan, Speeds, Tiers
+from anytorch.memory.units import Found, all_slots
+
+log = logs.logger(__name__)
+
+
+def load(
+    source: str | Path | Callable[[], nn.Module],
+    device: str | torch.device | None = "auto",
+    *,
+    weights: str | Path | None = None,
+    device_budget: Size | None = None,
+    host_budget: Size | None = None,
+    disk: str | Path | bool | None = None,
+    blocks: Sequence[str] | None = None,
+    resident: Sequence[str] = (),
+    reserve: Size = 0,
+    speeds: Speeds | None = None,
+    compute_s: float = 0.0,
+) -> nn.Module:
+    """A model straight from its safetensors files, within budgets; never as a whole in memory unless it fits.
+
+    `source` is a Hugging Face model folder (needs transformers), or a class or function that makes the module, with
+    `weights` naming its checkpoint. Blocks that fit no memory budget are read from those files in every pass; nothing is
+    written. The other arguments are those of `fit`. Raises ModelError, which names the file or the tensor that is missing.
+    """
+    model, checkpoint = build(source, weights)
+    tiers = create_tiers(
+        device, device_budget=device_budget, host_budget=host_budget, disk=disk or _folder(checkpoint), speeds=speeds
+    )
+    handle = prepare(
+        model,
+        checkpoint,
+        tiers,
+        blocks=blocks,
+        resident=resident,
+        reserve=parse_nbytes(reserve, "reserve"),
+        compute_s=compute_s,
+    )
+    handle.place_from(handle.images)
+    return model
+
+
+def preview(
+    source: str | Path | Callable[[], nn.Module],
+    tiers: Tiers,
+    *,
+    weights: str | Path | None = None,
+    compute_s: float = 0.0,
+) -> Plan:
+    """The plan `load` would follow. Reads headers alone."""
+    model, checkpoint = build(source, weights)
+    return prepare(model, checkpoint, tiers, compute_s=compute_s).plan
+
+
+def build(source: str | Path | Callable[[], nn.Module], weights: str | Path | None) -> tuple[nn.Module, Path]:
+    """The module without weights, and where they are."""
+    with parameters_on_meta():
+        if callable(source):
+            if weights is None:
+                raise UsageError("weights= must name the checkpoint of a module made by a function or class")
+            model, checkpoint = source(), Path(weights)
+        else:
+            checkpoint = Path(weights or source)
+            model = from_folder(Path(source))
+    return model.eval(), checkpoint
+
+
+def prepare(
+    model: nn.Module,
+    checkpoint: Path,
+    tiers: Tiers,
+    *,
+    blocks: Sequence[str] | None = None,
+    resident: Sequence[str] = (),
+    reserve: int = 0,
+    compute_s: float = 0.0,
+) -> Fitted:
+    located = locate_tensors(checkpoint)
+    where = match(model, located, checkpoint)
+    replace_parameters(model, where)
+    load_buffers(model, located)
+    by_id = {key: where[slots[0].path] for key, slots in all_slots(model).items()}
+
+    def images(found: Found) -> dict[str, Image]:
+        return {name: image_of(found, name, by_id, tiers.shared) for name in found.groups}
+
+    def sizes(found: Found) -> dict[str, Block]:
+        return {name: Block(name, image.nbytes) for name, image in images(found).items()}
+
+    found, plan = plan_for(
+        model,
+        tiers,
+        blocks=blocks,
+        resident=resident,
+        reserve=reserve,
+        compute_s=compute_s,
+        on_disk=True,
+        sizes=sizes,
+    )
+    for parameter in found.rest:
+        parameter.data = read_located(by_id[id(parameter)]).to(tiers.device.place, copy=True)
+    handle = Fitted(model, tiers, found, plan)
+    handle.images = images(found)
+    return handle
+
+
+def image_of(found: Found, name: str, by_id: Mapping[int, Located], in_place: bool) -> Image:
+    group = found.groups[name]
+    renamed = [
+        Located(path, at.dtype, at.shape, at.path, at.offset, at.nbytes, at.sums, at.data_start)
+        for path, parameter in zip(group.paths, group.parameters, strict=True)
+        for at in (by_id[id(parameter)],)
+    ]
+    return from_files(name, renamed, in_place=in_place)
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Inside, a module's parameters take no memory and initialising them no time; its buffers are real."""
+    original = nn.Module.register_parameter
+
+    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(self, name, param)
+        if param is not None and param.device.type != "meta":
+            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def from_folder(folder: Path) -> nn.Module:
+    """The model class that a Hugging Face folder's config names, made without weights."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json", hint="name a model folder, or give a class and weights=…")
+    try:
+        import transformers
+    except ModuleNotFoundError as exc:
+        raise ModelError(
+            f"opening {folder} needs transformers, which is not installed", hint="pip install transformers"
+        ) from exc
+    config = transformers.AutoConfig.from_pretrained(folder)
+    names = config.architectures or []
+    made: Any = getattr(transformers, names[0], None) if names else None
+    if made is None:
+        raise ModelError(f"{folder}/config.json names the architecture {names}, which transformers does not have")
+    model: Any = made(config)
+    model.tie_weights()
+    if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return model  # type: ignore[no-any-return]
+
+
+def match(model: nn.Module, located: Mapping[str, Located], checkpoint: Path) -> dict[str, Located]:
+    """Where every parameter's values are, by the first of its paths. Raises ModelError for what is missing or misshapen."""
+    prefix = str(getattr(model, "base_model_prefix", "") or "")
+    found: dict[str, Located] = {}
+    missing: list[str] = []
+    shapes = {path: tuple(p.shape) for path, p in model.named_parameters(remove_duplicate=False)}
+    for slots in all_slots(model).values():
+        place = next((located[n] for s in slots for n in _names(s.path, prefix) if n in located), None)
+        path = slots[0].path
+        if place is None:
+            missing.append(path)
+        elif place.shape != shapes[path]:
+            raise ModelError(
+                f"{place.path}: {place.name!r} has the shape {list(place.shape)}, the model wants {list(shapes[path])}",
+                hint="the checkpoint belongs to another configuration",
+            )
+        else:
+            found[path] = place
+    if missing:
+        raise ModelError(
+            f"{checkpoint} has no values for {len(missing)} parameters, such as {', '.join(missing[:3])}",
+            hint="the checkpoint belongs to another model, or its index is incomplete",
+        )
+    return found
+
+
+def _names(path: str, prefix: str) -> tuple[str, ...]:
+    """A checkpoint may hold the base model alone, or the model with its base's prefix."""
+    return (path, f"{prefix}.{path}", path.removeprefix(f"{prefix}.")) if prefix else (path,)
+
+
+def replace_parameters(model: nn.Module, where: Mapping[str, Located]) -> None:
+    """Meta parameters cannot be pointed at memory: put ones in their place that can, with the checkpoint's dtype."""
+    for slots in all_slots(model).values():
+        at = where[slots[0].path]
+        dtype: torch.dtype = getattr(torch, at.dtype)
+        fresh = nn.Parameter(placeholder(at.shape, dtype, torch.device("cpu")), requires_grad=False)
+        for slot in slots:
+            slot.owner._parameters[slot.name] = fresh
+
+
+def load_buffers(model: nn.Module, located: Mapping[str, Located]) -> None:
+    prefix = str(getattr(model, "base_model_prefix", "") or "")
+    for path, buffer in list(model.named_buffers()):
+        at = next((located[name] for name in _names(path, prefix) if name in located), None)
+        if at is not None:
+            owner = model.get_submodule(path.rpartition(".")[0])
+            owner._buffers[path.rpartition(".")[2]] = read_located(at).to(buffer.dtype, copy=True)
+
+
+def read_located(at: Located) -> torch.Tensor:
+    data = map_file(at.path)[at.offset : at.offset + at.nbytes].clone()
+    dtype: torch.dtype = getattr(torch, at.dtype)
+    return data.view(dtype).view(at.shape)
+
+
+def _folder(checkpoint: Path) -> str:
+    """Blocks are read where they are: the disk level is the checkpoint's own."""
+    return str(checkpoint if checkpoint.is_dir() else checkpoint.parent)
