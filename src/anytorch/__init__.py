@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.tune import BackendOptimizer as BackendOptimizer
     from anytorch.devices.tune import auto_configure_backend as auto_configure_backend
     from anytorch.devices.tune import use_tuned as use_tuned
+    from anytorch.engines.embed import ArrowEngine as ArrowEngine
+    from anytorch.engines.embed import EngineQueue as EngineQueue
     from anytorch.engines.forecast import KronosPredictor as KronosPredictor
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
@@ -55,10 +57,12 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
 
 PUBLIC: dict[str, str] = {
     "AnytorchError": "anytorch.errors",
+    "ArrowEngine": "anytorch.engines.embed",
     "BackendOptimizer": "anytorch.devices.tune",
     "BackendType": "anytorch.devices.documented",
     "DeviceBackend": "anytorch.devices.documented",
     "DeviceFallbackWarning": "anytorch.errors",
+    "EngineQueue": "anytorch.engines.embed",
     "Kronos": "anytorch.models.kronos",
     "KronosPredictor": "anytorch.engines.forecast",
     "KronosTokenizer": "anytorch.models.kronos",

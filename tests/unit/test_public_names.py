@@ -13,10 +13,12 @@ import anytorch
 
 NAMES = [
     "AnytorchError",
+    "ArrowEngine",
     "BackendOptimizer",
     "BackendType",
     "DeviceBackend",
     "DeviceFallbackWarning",
+    "EngineQueue",
     "Kronos",
     "KronosPredictor",
     "KronosTokenizer",

@@ -61,6 +61,12 @@ def model_folder(missing: Callable[[str, str], Any]) -> Path:
     return found
 
 
+@pytest.fixture(scope="session")
+def make_encoder() -> Callable[..., FakeEncoder]:
+    """`make_encoder(width=…, most_tokens=…)` → a FakeEncoder."""
+    return FakeEncoder
+
+
 @pytest.fixture
 def copied_model(model_folder: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage; the weights are linked, not copied."""

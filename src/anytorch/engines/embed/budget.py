@@ -84,7 +84,7 @@ class Budget:
 
     def lower(self, tokens: int) -> None:
         """So many tokens fitted into memory where the budget did not."""
-        self.limit = max(SMALLEST, tokens)
+        self.limit = tokens
         self.tokens = min(self.tokens, self.limit)
         self._rates = {size: rates for size, rates in self._rates.items() if size <= self.limit}
         self.settled, self.source = True, "lowered: memory ran out above it"
@@ -100,7 +100,7 @@ def _recall(key: str) -> int | None:
     except CacheError as exc:
         log.warning("%s", exc.message)
         return None
-    return stored if isinstance(stored, int) and SMALLEST <= stored <= LARGEST else None
+    return stored if isinstance(stored, int) and 1 <= stored <= LARGEST else None
 
 
 def _keep(key: str, tokens: int) -> None:

@@ -55,8 +55,9 @@ def prepared(matrix: npt.NDArray[Any], kind: str, precision: str = "float32") ->
 
     if precision in ("binary", "ubinary"):
         packed = (matrix.astype(np.int16) + 128).astype(np.uint8) if precision == "binary" else matrix.astype(np.uint8)
-        return np.unpackbits(packed, axis=-1).astype(np.float32) * 2 - 1
-    floats = matrix.astype(np.float32, copy=False)
+        floats = np.unpackbits(packed, axis=-1).astype(np.float32) * 2 - 1
+    else:
+        floats = matrix.astype(np.float32, copy=False)
     return normalized(floats) if kind == "cosine" else floats
 
 

@@ -70,6 +70,7 @@ class ArrowEngine:
     one that cannot be used falls back to the CPU with a DeviceFallbackWarning. On the CPU our own encoder computes and
     torch is not imported.
 
+    `devices`: several of them instead, with a process for each: ["cuda:0", "cuda:1"], "all", or ["cpu", "cpu"].
     `quantization`: None, "int8", "int4", "int2", "fp4". `dtype`: "auto", "float32", "float16", "bfloat16".
     `batch_tokens`: tokens computed at once; "auto" finds the fastest on this machine and remembers it.
     `max_length`, `pooling`, `normalize`: instead of the model's own. `threads`: of the CPU. `allow_quantize`: when memory
@@ -113,7 +114,11 @@ class ArrowEngine:
         self._queue: Any = None
         self._queue_lock = threading.Lock()
         self._tokenizer = TextTokenizer(self.recipe, self.max_length)
-        self.place: Place = choose_place(None if device is None else str(device))
+        self._devices = devices
+        self._places: list[Place] = self._choose_places(device)
+        self.place: Place = self._places[0]
+        if len(self._places) > 1:
+            self.place = replace(self.place, id=", ".join(place.id for place in self._places))
         self._why = ""
         encoder = self._build(device)
         self.head = Head(self.recipe, encoder.width, normalize=normalize)
@@ -418,7 +423,7 @@ class ArrowEngine:
         for window in windows(
             texts,
             tokenize,
-            target_tokens=lambda: WINDOW_BATCHES * self._runner.budget.tokens,
+            target_tokens=lambda: self._window_batches() * self._runner.budget.tokens,
             workers=1 if self.on_cpu else 2,
             known=known,
         ):
@@ -441,6 +446,10 @@ class ArrowEngine:
             self._count(window.tokens, time.perf_counter() - began)
             yield window.first, rows
 
+    def _window_batches(self) -> int:
+        """Enough for every device to have work until the window's last batch."""
+        return max(WINDOW_BATCHES, 4 * int(getattr(self._runner.encoder, "in_flight", 1)))
+
     def _count(self, tokens: Tokens, seconds: float = 0.0) -> None:
         with self._stats_lock:
             made = self.stats.plus(tokens)
@@ -462,14 +471,7 @@ class ArrowEngine:
     def _build(self, asked: Any) -> Encoder:
         while True:
             try:
-                encoder, self._why = build_encoder(
-                    self.place,
-                    self.recipe,
-                    self.pooling,
-                    quantization=self.quantization,
-                    dtype=self._dtype,
-                    threads=self._threads,
-                )
+                encoder, self._why = self._built()
             except Exception as exc:
                 if not is_out_of_memory(exc):
                     raise
@@ -481,6 +483,21 @@ class ArrowEngine:
                 self._say_smaller()
             else:
                 return encoder
+
+    def _choose_places(self, device: Any) -> list[Place]:
+        if self._devices is None:
+            return [choose_place(None if device is None else str(device))]
+        from anytorch.engines.embed.pool_devices import choose_places
+
+        return choose_places(self._devices)
+
+    def _built(self) -> tuple[Encoder, str]:
+        options: dict[str, Any] = {"quantization": self.quantization, "dtype": self._dtype, "threads": self._threads}
+        if self._devices is None:
+            return build_encoder(self.place, self.recipe, self.pooling, **options)
+        from anytorch.engines.embed.pool_devices import build_encoders
+
+        return build_encoders(self._devices, self._places, self.recipe, self.pooling, **options)
 
     def _build_smaller(self) -> Encoder | None:
         """The next smaller encoder when memory ran out for a single text; None when that is not allowed."""

@@ -17,7 +17,6 @@ from anytorch.engines.embed.protocol import Encoder
 from anytorch.engines.embed.recipe import Recipe
 from anytorch.errors import NativeUnavailable, TorchMissing, UsageError
 from anytorch.models.checkpoint import Checkpoint
-from anytorch.models.weights import EncoderWeights
 from anytorch.values import dataclass
 
 log = logs.logger(__name__)
@@ -120,16 +119,11 @@ class _NotPacked(Exception):
 def _packed(
     recipe: Recipe, checkpoint: Checkpoint, pooling: str, quantization: str | None, threads: int | None
 ) -> Encoder:
-    from anytorch.models.packed import FORMATS, PackedEncoder
+    from anytorch.engines.embed.packed import Packed, can_quantize
 
-    if quantization not in FORMATS:
+    if not can_quantize(quantization):
         raise _NotPacked(f"our own CPU encoder does not have {quantization}")
-    weights = EncoderWeights(checkpoint, recipe.spec)
-    build: Callable[..., Any] = PackedEncoder
-    encoder: Encoder = build(
-        recipe.spec, weights, pooling=pooling, quantization=quantization, threads=threads or config.get("threads")
-    )
-    return encoder
+    return Packed(recipe, checkpoint, pooling, quantization, threads or config.get("threads"))
 
 
 def _torch(

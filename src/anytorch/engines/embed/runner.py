@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from anytorch.devices.oom import fit_batch, is_out_of_memory
 from anytorch.engines.embed.budget import Budget, Work
 from anytorch.engines.embed.protocol import AsyncEncoder, Encoder, batches
 from anytorch.engines.embed.tokens import Tokens
+from anytorch.engines.embed.turns import Turns
 from anytorch.errors import OutOfMemory
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Runner:
         self.notes: list[str] = []  # what was done about memory, for explain()
         self._work = work
         self._smaller = smaller
-        self._lock = threading.Lock()
+        self._lock = Turns()
         self._closed = False
 
     def run(self, tokens: Tokens, store: Store) -> None:

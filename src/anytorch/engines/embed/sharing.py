@@ -27,11 +27,11 @@ def share_batch(waiting: Sequence[tuple[int, Sequence[int]]], budget: int) -> li
     left = budget
     equal = budget // len(waiting)
     for place, (begin, lengths) in enumerate(waiting):
-        taken = 0
-        while ends[place] < len(lengths) and taken + lengths[ends[place]] <= equal:
-            taken += lengths[ends[place]]
+        part = min(equal, left)
+        while ends[place] < len(lengths) and lengths[ends[place]] <= part:
+            part -= lengths[ends[place]]
+            left -= lengths[ends[place]]
             ends[place] += 1
-        left -= taken
         if place == 0 and ends[0] == begin and begin < len(lengths):
             left -= lengths[begin]
             ends[0] += 1

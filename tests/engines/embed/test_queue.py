@@ -1,0 +1,270 @@
+"""Many callers, one engine: threads and tasks, full queues, failures, cancelling, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anytorch.engines.embed.queue import EngineQueue
+from anytorch.errors import InputError, OutOfMemory, QueueFull, UsageError
+
+TEXTS = [f"text number {n} " + "word " * (n % 7) for n in range(40)]
+
+
+class Gate:
+    """Holds the encoder back until it is opened, so that requests gather in the queue."""
+
+    def __init__(self, encoder: Any) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        encoder.before = self.pass_through
+
+    def pass_through(self, lengths: list[int]) -> None:
+        self.reached.set()
+        assert self.opened.wait(20)
+
+
+@pytest.fixture
+def encoder(make_encoder: Callable[..., Any]) -> Any:
+    return make_encoder()
+
+
+@pytest.fixture
+def engine(fake_engine: Callable[..., Any], encoder: Any) -> Any:
+    return fake_engine(encoder)
+
+
+def test_concurrent_requests_share_batches_and_get_their_own_answers(engine: Any, encoder: Any) -> None:
+    alone = engine.encode(TEXTS)
+    encoder.calls.clear()
+    gate = Gate(encoder)
+    with EngineQueue(engine) as queue:
+        first = queue.submit(TEXTS[0])
+        assert gate.reached.wait(20)
+        futures = [queue.submit([text]) for text in TEXTS[1:]]
+        gate.opened.set()
+        assert np.array_equal(first.result(20), alone[0])
+        for number, future in enumerate(futures, 1):
+            assert np.array_equal(future.result(20), alone[number : number + 1])
+        assert [len(call) for call in encoder.calls] == [1, 39]
+        stats = queue.stats
+        assert (stats.requests, stats.texts, stats.batches, stats.waiting_requests) == (40, 40, 2, 0)
+
+
+def test_from_many_threads(engine: Any) -> None:
+    alone = engine.encode(TEXTS)
+    with EngineQueue(engine, batch_tokens=64) as queue, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: queue.encode(TEXTS[n : n + 3]), range(37)))
+    for number, vectors in enumerate(found):
+        assert np.array_equal(vectors, alone[number : number + 3])
+
+
+def test_from_asyncio(engine: Any) -> None:
+    alone = engine.encode(TEXTS)
+
+    async def main() -> None:
+        found = await asyncio.gather(*(engine.aencode(text) for text in TEXTS), engine.aencode(TEXTS, dim=4))
+        for number in range(40):
+            assert np.array_equal(found[number], alone[number])
+        assert np.allclose(found[40], engine.encode(TEXTS, dim=4))
+
+    asyncio.run(main())
+    assert engine.queue.stats.requests == 41
+
+
+def test_options_of_a_request(engine: Any) -> None:
+    with EngineQueue(engine) as queue:
+        assert np.array_equal(queue.encode(TEXTS, precision="int8"), engine.encode(TEXTS, precision="int8"))
+        assert queue.encode("one", output="list") == engine.encode("one", output="list")
+        assert queue.encode([]).shape == (0, 16) and queue.encode(iter(TEXTS[:2])).shape == (2, 16)
+        assert np.array_equal(queue.encode(["x"], prompt="a "), engine.encode(["a x"]))
+        for bad, error in (
+            ({"dim": 99}, UsageError),
+            ({"precision": "int3"}, UsageError),
+            ({"output": "x"}, UsageError),
+        ):
+            with pytest.raises(error):
+                queue.submit(["x"], **bad)
+        for texts in (5, b"x", [None], ["a\ud800"]):
+            with pytest.raises(InputError):
+                queue.submit(texts)
+
+
+def test_a_short_request_overtakes_a_long_one(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    with EngineQueue(engine, batch_tokens=50) as queue:
+        long = queue.submit(["a long request of many texts"] * 500)
+        assert gate.reached.wait(20)
+        short = queue.submit("short")
+        long_was_done: list[bool] = []
+        short.add_done_callback(lambda future: long_was_done.append(long.done()))
+        gate.opened.set()
+        short.result(20)
+        assert long_was_done == [False], "the short one had to wait for the long one"
+        assert long.result(20).shape == (500, 16)
+        assert max(sum(call) for call in encoder.calls) <= 50
+
+
+def test_a_lone_caller_does_not_wait_for_company(engine: Any) -> None:
+    with EngineQueue(engine, max_wait_s=30) as queue:
+        began = time.monotonic()
+        for text in TEXTS[:5]:
+            queue.encode(text)
+        assert time.monotonic() - began < 15
+
+
+def test_one_bad_request_does_not_spoil_the_batch(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    poison = len(engine.tokenize(["poison " * 20]).ids)
+    with EngineQueue(engine) as queue:
+        first = queue.submit("first")
+        assert gate.reached.wait(20)
+        futures = [queue.submit(text) for text in ("fine", "poison " * 20, "also fine")]
+
+        def before(lengths: list[int]) -> None:
+            if poison in lengths:
+                raise KeyError("poisoned")
+
+        encoder.before = before
+        gate.opened.set()
+        first.result(20)
+        assert futures[0].result(20).shape == futures[2].result(20).shape == (16,)
+        with pytest.raises(KeyError, match="poisoned"):
+            futures[1].result(20)
+        assert queue.stats.failed == 1
+        assert queue.encode("still alive").shape == (16,)
+
+
+def test_out_of_memory_splits_the_batch_and_nobody_notices(
+    fake_engine: Callable[..., Any], make_encoder: Callable[..., Any]
+) -> None:
+    engine = fake_engine(make_encoder(most_tokens=40))
+    with EngineQueue(engine) as queue:
+        assert queue.encode(TEXTS).shape == (40, 16)
+        with pytest.raises(OutOfMemory, match="a single text"):
+            queue.encode("word " * 100)
+        assert queue.encode("fine").shape == (16,)
+
+
+def test_cancelling_takes_a_request_out(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    with EngineQueue(engine) as queue:
+        first = queue.submit("first")
+        assert gate.reached.wait(20)
+        second, third = queue.submit(TEXTS), queue.submit("third")
+        assert second.cancel()
+        gate.opened.set()
+        first.result(20), third.result(20)
+        assert [len(call) for call in encoder.calls] == [1, 1] and queue.stats.cancelled == 1
+        with pytest.raises(CancelledError):
+            second.result()
+
+
+def test_cancelling_a_task(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+
+    async def main(queue: EngineQueue) -> None:
+        first = asyncio.create_task(queue.aencode("first"))
+        await asyncio.to_thread(gate.reached.wait, 20)
+        second = asyncio.create_task(queue.aencode(TEXTS))
+        while queue.stats.requests < 2:
+            await asyncio.sleep(0.001)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        gate.opened.set()
+        assert (await first).shape == (16,)
+
+    with EngineQueue(engine) as queue:
+        asyncio.run(main(queue))
+        queue.encode("after")
+        assert [len(call) for call in encoder.calls] == [1, 1]
+
+
+def test_a_request_whose_time_is_up(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    with EngineQueue(engine) as queue:
+        first = queue.submit("first")
+        assert gate.reached.wait(20)
+        late = queue.submit("late", timeout_s=0.01)
+        time.sleep(0.05)
+        gate.opened.set()
+        first.result(20)
+        with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+            late.result(20)
+        assert queue.stats.timed_out == 1
+
+
+def test_a_full_queue_refuses_or_waits(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    with EngineQueue(engine, max_waiting_tokens=20, when_full="raise") as queue:
+        first = queue.submit(["a text that is larger than the whole queue may be " * 3])  # one alone is always taken
+        assert gate.reached.wait(20)
+        second = queue.submit("waiting " * 15)
+        with pytest.raises(QueueFull, match="20 may"):
+            queue.submit("no room " * 5)
+        assert queue.stats.rejected == 1 and queue.stats.waiting_tokens == 17
+        gate.opened.set()
+        assert first.result(20).shape == (1, 16) and second.result(20).shape == (16,)
+
+    encoder.before = (gate := Gate(encoder)).pass_through
+    with EngineQueue(engine, max_waiting_tokens=20) as queue:
+        queue.submit("first")
+        assert gate.reached.wait(20)
+        queue.submit("waiting " * 15)
+        with pytest.raises(TimeoutError, match="stayed full"):
+            queue.submit("no room " * 5, timeout_s=0.02)
+        third: list[Any] = []
+        waiter = threading.Thread(target=lambda: third.append(queue.encode("no room " * 5)))
+        waiter.start()
+        time.sleep(0.02)
+        assert not third
+        gate.opened.set()
+        waiter.join(20)
+        assert third[0].shape == (16,)
+
+
+def test_closing_finishes_or_cancels_what_waits(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    queue = EngineQueue(engine)
+    first, second = queue.submit("first"), None
+    assert gate.reached.wait(20)
+    second = queue.submit(TEXTS)
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    while not queue._closing:
+        time.sleep(0.001)
+    with pytest.raises(UsageError, match="closed"):
+        queue.submit("too late")
+    gate.opened.set()
+    closing.join(20)
+    assert first.done() and second.result(0).shape == (40, 16)
+    queue.close()
+
+    gate = Gate(encoder)
+    queue = EngineQueue(engine)
+    first = queue.submit("first")
+    assert gate.reached.wait(20)
+    second = queue.submit(TEXTS)
+    threading.Timer(0.02, gate.opened.set).start()
+    queue.close(drain=False)
+    assert first.result(0).shape == (16,) and second.cancelled()
+
+
+def test_engine_close_drains_its_queue(engine: Any, encoder: Any) -> None:
+    future = engine.queue.submit(TEXTS)
+    engine.close()
+    assert future.result(0).shape == (40, 16) and encoder.closed
+    engine.close()
+
+
+def test_options_of_the_queue(engine: Any) -> None:
+    for options in ({"when_full": "explode"}, {"max_wait_s": -1}, {"batch_tokens": 0}, {"max_waiting_tokens": 0}):
+        with pytest.raises(UsageError):
+            EngineQueue(engine, **options)
