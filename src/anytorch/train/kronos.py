@@ -1,0 +1,263 @@
+"""Fine-tuning Kronos: first its tokenizer, then the model on the tokens.
+
+    from anytorch.train import finetune_predictor, finetune_tokenizer
+
+    done = finetune_tokenizer(["prices.csv"], output="runs/tokenizer", tokenizer="kronos-tokenizer-base")
+    finetune_predictor(["prices.csv"], output="runs/model", tokenizer=done.folder, model="kronos-small")
+
+One process on any device, or `torchrun --nproc_per_node=N` with averaged gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anytorch.errors import UsageError
+from anytorch.models.kronos import Kronos, KronosTokenizer
+from anytorch.models.kronos.pretrained import Pretrained
+from anytorch.models.kronos.quantiser import binary_entropy
+from anytorch.train.loop import Outcome, Plan, Progress, Run, own_random_numbers
+from anytorch.train.lora import add_lora, merged
+from anytorch.train.processes import World, world
+from anytorch.train.store import RunFolder
+from anytorch.train.windows import as_series, split_windows
+
+P = TypeVar("P", bound=Pretrained)
+TOKENIZER_PLAN = Plan(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=2.0)
+PREDICTOR_PLAN = Plan(learning_rate=4e-5, betas=(0.9, 0.95), clip_norm=3.0)
+OBJECTIVES = ("generation", "published")
+
+
+class TokenizerObjective(nn.Module):
+    """Reconstruction from s1 alone and from both, and the loss that keeps all codes in use; as published."""
+
+    def __init__(self, tokenizer: KronosTokenizer, world: World) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.world = world
+
+    def forward(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        vectors = self.tokenizer.encode_vectors(values)
+        code, unit = self.tokenizer.tokenizer.bsq.quantise(vectors)
+        coarse = self.tokenizer.decode_vectors(self.tokenizer.post_quant_embed_pre(code[..., : self.tokenizer.s1_bits]))
+        whole = self.tokenizer.decode_vectors(self.tokenizer.post_quant_embed(code))
+        first, both = F.mse_loss(coarse.float(), values), F.mse_loss(whole.float(), values)
+        codes = self.code_loss(code.float(), unit.float())
+        return (first + both + codes) / 2, {"s1_mse": first, "mse": both, "codes": codes}
+
+    def code_loss(self, code: Tensor, unit: Tensor) -> Tensor:
+        """The quantiser's own loss. The bits' entropy is that of the whole batch, wherever its parts are computed.
+
+        Entropy is no mean of the processes' entropies: each one is given the others' share as a constant, so that the
+        averaged gradient is that of the whole batch.
+        """
+        bsq = self.tokenizer.tokenizer.bsq
+        if self.world.size == 1:
+            return bsq.loss(code, unit)
+        commitment = bsq.beta * (code.detach() - unit).square().sum(-1).mean()
+        p = torch.sigmoid(-4 * unit / math.sqrt(bsq.width))
+        each = binary_entropy(p).sum(-1).mean()
+        own = p.flatten(0, -2).mean(0)
+        together = own + (self.world.mean(own) - own.detach())
+        return commitment + bsq.zeta * (bsq.gamma0 * each - bsq.gamma * binary_entropy(together).sum())
+
+    def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
+        """Mean squared error of what comes back, in normalised units."""
+        (_, whole), _, _, _ = self.tokenizer(values)
+        return F.mse_loss(whole.float(), values)
+
+    def save(self, folder: Path) -> None:
+        merged(self.tokenizer).save_pretrained(folder)
+
+
+class PredictorObjective(nn.Module):
+    """Cross entropy of the next s1, and of the next s2 given s1.
+
+    "generation" trains what a forecast computes: s2 is told the true s1 and sees the past without positions. "published"
+    is the original's training step: s2 is told an s1 that was drawn from the model, and sees positions that it does
+    not have in a forecast. Either way validation is the exact log-likelihood of a forecast, and causal (the original's
+    lets s2 see the future).
+    """
+
+    def __init__(self, model: Kronos, tokenizer: KronosTokenizer, objective: str = "generation") -> None:
+        super().__init__()
+        if objective not in OBJECTIVES:
+            raise UsageError(f"objective={objective!r}: use one of {', '.join(OBJECTIVES)}")
+        if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
+            raise UsageError(
+                f"the model has {model.s1_bits}+{model.s2_bits} bits and the tokenizer {tokenizer.s1_bits}+"
+                f"{tokenizer.s2_bits}: they do not belong together"
+            )
+        self.model = model
+        self.tokenizer = tokenizer.requires_grad_(False)
+        self.objective = objective
+
+    def train(self, mode: bool = True) -> PredictorObjective:
+        super().train(mode)
+        self.tokenizer.eval()  # it only translates here
+        return self
+
+    def tokens(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        # In full precision whatever the rest runs in: a forecast's tokens are, and a bit is the sign of a number that
+        # rounding can turn over.
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+            s1, s2 = self.tokenizer.encode(values, half=True)
+        return s1, s2
+
+    def forward(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        s1, s2 = self.tokens(values)
+        if self.objective == "published":
+            s1_logits, s2_logits = self.model(s1[:, :-1], s2[:, :-1], stamps[:, :-1])
+        else:
+            s1_logits, s2_logits = as_generated(self.model, s1, s2, stamps)
+        loss, first, second = self.model.head.compute_loss(s1_logits.float(), s2_logits.float(), s1[:, 1:], s2[:, 1:])
+        return loss, {"s1": first, "s2": second}
+
+    def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
+        s1, s2 = self.tokens(values)
+        s1_logits, s2_logits = as_generated(self.model, s1, s2, stamps)
+        loss, _, _ = self.model.head.compute_loss(s1_logits.float(), s2_logits.float(), s1[:, 1:], s2[:, 1:])
+        return loss
+
+    def save(self, folder: Path) -> None:
+        merged(self.model).save_pretrained(folder)
+
+
+def as_generated(model: Kronos, s1: Tensor, s2: Tensor, stamps: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of s1 and s2 at every row but the last, as generation would compute them step by step, in one pass.
+
+    In generation the s2 path has one query: no positions, and every row so far to look at. For all rows at once that is
+    causal attention without rotary positions.
+    """
+    context = model.context(s1[:, :-1], s2[:, :-1], stamps[:, :-1])  # [batch, rows, width]
+    attention = model.dep_layer.cross_attn
+    q = attention.split(attention.q_proj(model.embedding.emb_s1(s1[:, 1:])))
+    k, v = attention.split(attention.k_proj(context)), attention.split(attention.v_proj(context))
+    knowing = model.dep_layer.norm(context + attention.attend(q, k, v, causal=True))
+    return model.head.proj_s1(context), model.head.proj_s2(knowing)
+
+
+def finetune_tokenizer(
+    data: Any,
+    *,
+    output: str | Path,
+    tokenizer: str | Path | KronosTokenizer | Mapping[str, Any],
+    plan: Plan | None = None,
+    device: str | torch.device | None = "auto",
+    resume: bool = True,
+    repair: bool = False,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Outcome:
+    """Train a tokenizer on candles; the best one by validation error is in `outcome.folder`.
+
+    `data`: paths, tables, or a dictionary of tables by name. `tokenizer`: a folder, a hub name, a module, or a
+    dictionary of constructor arguments for a new one. `changes` are fields of `Plan`. With `resume`, a run that was
+    killed in the same `output` goes on where it was.
+    """
+    plan = replace(TOKENIZER_PLAN if plan is None else plan, **checked(changes))
+    with world(device) as processes, own_random_numbers():
+        module = start_from(KronosTokenizer, tokenizer, plan.seed)
+        what = {"kind": "tokenizer", "config": module.config, "start": summed(module)}
+        with_lora(module, plan)
+        objective = TokenizerObjective(module.to(processes.device), processes)
+        return _train(data, objective, plan, processes, output, what, resume, repair, progress)
+
+
+def finetune_predictor(
+    data: Any,
+    *,
+    output: str | Path,
+    model: str | Path | Kronos | Mapping[str, Any],
+    tokenizer: str | Path | KronosTokenizer,
+    plan: Plan | None = None,
+    objective: str = "generation",
+    device: str | torch.device | None = "auto",
+    resume: bool = True,
+    repair: bool = False,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Outcome:
+    """Train the model on the tokens of a (frozen) tokenizer; see `finetune_tokenizer` and `PredictorObjective`."""
+    plan = replace(PREDICTOR_PLAN if plan is None else plan, **checked(changes))
+    with world(device) as processes, own_random_numbers():
+        module = start_from(Kronos, model, plan.seed)
+        translator = start_from(KronosTokenizer, tokenizer, plan.seed)
+        what = {"kind": "model", "config": module.config, "start": summed(module), "objective": objective}
+        what["tokenizer"] = summed(translator)
+        with_lora(module, plan)
+        goal = PredictorObjective(module.to(processes.device), translator.to(processes.device), objective)
+        return _train(data, goal, plan, processes, output, what, resume, repair, progress)
+
+
+def _train(
+    data: Any,
+    objective: nn.Module,
+    plan: Plan,
+    processes: World,
+    output: str | Path,
+    what: dict[str, Any],
+    resume: bool,
+    repair: bool,
+    progress: Progress | None,
+) -> Outcome:
+    splits = split_windows(
+        as_series(data, repair=repair),
+        lookback=plan.lookback,
+        horizon=plan.horizon,
+        validation=plan.validation,
+        test=plan.test,
+        stride=plan.stride,
+        clip=plan.clip,
+    )
+    run = Run(objective, splits, plan, processes, RunFolder(output), what)
+    return run.train(resume=resume, progress=progress)
+
+
+def start_from(cls: type[P], source: Any, seed: int) -> P:
+    """The module to train: the one that was handed in itself, a new one from its arguments, or one that is loaded."""
+    if isinstance(source, cls):
+        return source
+    if isinstance(source, Mapping):
+        torch.manual_seed(seed)  # the same first weights in every process
+        return cls(**source)
+    return cls.from_pretrained(source)
+
+
+def with_lora(module: nn.Module, plan: Plan) -> None:
+    if plan.lora_rank:
+        torch.manual_seed(plan.seed)  # the same first weights in every process, and after a kill
+        add_lora(module, plan.lora_rank)
+
+
+def summed(module: nn.Module) -> str:
+    """A short mark of a module's weights, for the fingerprint of a run that stands on them."""
+    import hashlib
+
+    total = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        total.update(name.encode())
+        total.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def checked(changes: dict[str, Any]) -> dict[str, Any]:
+    import difflib
+
+    known = list(Plan.__dataclass_fields__)
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"unknown training option {name!r}; options: {', '.join(known)}",
+                hint=f"did you mean {near[0]!r}?" if near else "",
+            )
+    return changes

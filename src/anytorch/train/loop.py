@@ -1,0 +1,362 @@
+"""The training loop: the same for the tokenizer and the model, for one process and for many.
+
+Everything a step depends on is a pure function of the seed and the step's number: which windows it sees, in which order,
+its learning rate, and its random numbers (the generator is seeded anew for every step and process). A run that is killed
+and resumed therefore ends with the same weights, bit for bit, as one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anytorch import logs
+from anytorch.devices.memory import synchronize
+from anytorch.devices.precision import autocast, autocast_dtype
+from anytorch.errors import AnytorchError, InputError, UsageError
+from anytorch.train.curve import draw_curve
+from anytorch.train.processes import World
+from anytorch.train.store import RunFolder
+from anytorch.train.windows import Windows
+
+log = logs.logger(__name__)
+Progress = Callable[[int, int, str], None]
+
+
+class Objective(Protocol):
+    """What is trained, and what it is trained for. It is an nn.Module: its call is what averages gradients."""
+
+    def __call__(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch, and its parts for the log."""
+
+    def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
+        """The mean loss of a batch by which the best weights are chosen: no dropout, no dice, no look ahead."""
+
+    def save(self, folder: Path) -> None:
+        """Write the published layout."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. `batch_size` is per process and per piece of an accumulated step."""
+
+    lookback: int = 90
+    horizon: int = 10
+    epochs: int = 10
+    batch_size: int = 32
+    accumulate: int = 1  # pieces that one step's gradient is summed from
+    learning_rate: float = 2e-4  # the highest: warm-up before it, a cosine after it
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8  # of AdamW
+    clip_norm: float = 3.0  # of the gradient
+    warm_up: float = 0.03  # share of all steps
+    steps_per_epoch: int = 0  # 0: every window once; else so many steps of them
+    evaluate_every: int = 0  # steps; 0: after every epoch
+    validation_windows: int = 2000  # evenly spread over the validation period
+    patience: int = 0  # evaluations without improvement before it stops; 0: never
+    save_every: int = 200  # steps
+    log_every: int = 10  # steps
+    validation: float = 0.1  # shares of the data, by time; the test period comes last
+    test: float = 0.1
+    stride: int = 1  # rows from one window's start to the next
+    clip: float = 5.0  # of normalised values
+    mixed_precision: bool = True  # where the device is faster for it
+    seed: int = 100
+    lora_rank: int = 0  # 0: all weights are trained
+
+    def __post_init__(self) -> None:
+        for name in ("lookback", "horizon", "epochs", "batch_size", "accumulate", "save_every", "log_every", "stride"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: use a whole number above 0")
+        if not self.learning_rate > 0 or not self.clip_norm > 0 or not 0 <= self.warm_up < 1:
+            raise UsageError("learning_rate and clip_norm must be above 0, and warm_up from 0 to below 1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. `folder` is the best model in the published layout."""
+
+    folder: Path
+    best_loss: float
+    best_step: int
+    first_loss: float | None  # validation before the first step
+    steps: int
+    stopped_early: bool
+    resumed_from: int  # 0: from the start
+    seconds: float
+    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+
+def learning_rate(step: int, total: int, peak: float, warm_up: float) -> float:
+    """A cosine up from a tenth of the peak, and a cosine down to next to nothing, as published (OneCycleLR)."""
+    low, last = peak / 10, peak / 1e5
+    rising = max(1.0, warm_up * total)
+    if step < rising:
+        return low + (peak - low) * (1 - math.cos(math.pi * step / rising)) / 2
+    share = (step - rising) / max(1.0, total - rising)
+    return last + (peak - last) * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+
+
+def order_of(epoch: int, windows: int, seed: int) -> Any:
+    """The order in which an epoch visits the windows."""
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(windows)
+
+
+@contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """Training seeds the generator for every step; what the caller had is put back."""
+    before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    text = f"{seed}/{step}/{rank}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def fingerprint(plan: Plan, world: World, train: Windows, what: dict[str, Any]) -> str:
+    """Equal for runs that can go on from each other's state: the plan, the data, the model."""
+    plan_now = {**asdict(plan), "batch_size": plan.batch_size * world.size}
+    data = hashlib.sha256(np.ascontiguousarray(train.values).tobytes() + train.starts.tobytes()).hexdigest()
+    body = json.dumps([plan_now, data, what], sort_keys=True, default=str)
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+class Run:
+    """One training run in one process. `train` does it all."""
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        splits: dict[str, Windows],
+        plan: Plan,
+        world: World,
+        folder: RunFolder,
+        what: dict[str, Any],
+    ) -> None:
+        self.objective, self.plan, self.world, self.folder, self.what = objective, plan, world, folder, what
+        self.train_windows = splits["train"]
+        self.check_windows = splits["validation"].thinned(plan.validation_windows)
+        self.global_batch = plan.batch_size * plan.accumulate * world.size
+        available = len(self.train_windows) // self.global_batch
+        if not available:
+            raise InputError(
+                f"{len(self.train_windows)} training windows are fewer than one step of {self.global_batch} "
+                f"({plan.batch_size} × {plan.accumulate} accumulated × {world.size} processes)",
+                hint="lower --batch-size, or give more data",
+            )
+        self.per_epoch = min(plan.steps_per_epoch or available, available)
+        self.total = self.per_epoch * plan.epochs
+        self.every = plan.evaluate_every or self.per_epoch
+        self.wrapped = world.synchronised(objective)
+        self.trained = [value for value in objective.parameters() if value.requires_grad]
+        self.optimiser = torch.optim.AdamW(
+            self.trained, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon, weight_decay=plan.weight_decay
+        )
+        dtype = autocast_dtype(world.device) if plan.mixed_precision else None
+        # float16 alone needs its gradients scaled; bfloat16 has float32's range.
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype == "float16")
+        self.fingerprint = fingerprint(plan, world, self.train_windows, what)
+        self.step = 0
+        self.best_loss, self.best_step, self.bad = math.inf, 0, 0
+        self.first_loss: float | None = None
+        self.stopped = False
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    def pieces(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of a step. The step's windows do not depend on how many processes share them."""
+        epoch, place = divmod(step, self.per_epoch)
+        order = order_of(epoch, len(self.train_windows), self.plan.seed)
+        whole = order[place * self.global_batch : (place + 1) * self.global_batch]
+        for piece in np.split(whole, self.plan.accumulate):
+            yield self.on_device(self.train_windows, np.split(piece, self.world.size)[self.world.rank])
+
+    def on_device(self, windows: Windows, chosen: Any) -> tuple[Tensor, Tensor]:
+        values, stamps = windows.batch(chosen)
+        return torch.from_numpy(values).to(self.world.device), torch.from_numpy(stamps).to(self.world.device)
+
+    def take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
+        torch.manual_seed(step_seed(self.plan.seed, self.step, self.world.rank))
+        rate = learning_rate(self.step, self.total, self.plan.learning_rate, self.plan.warm_up)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.objective.train()
+        mean_loss = torch.zeros((), device=self.world.device)
+        mean_parts: dict[str, Tensor] = {}
+        for number, (values, stamps) in enumerate(self.pieces(self.step), 1):
+            # Gradients travel once per step, with its last piece.
+            alone = self.world.size > 1 and number < self.plan.accumulate
+            with self.wrapped.no_sync() if alone else nullcontext():  # type: ignore[operator]
+                with autocast(self.world.device, enabled=self.plan.mixed_precision):
+                    loss, parts = self.wrapped(values, stamps)
+                self.scaler.scale(loss / self.plan.accumulate).backward()
+            mean_loss += loss.detach() / self.plan.accumulate
+            for name, value in parts.items():
+                mean_parts[name] = (
+                    mean_parts.get(name, torch.zeros_like(mean_loss)) + value.detach() / self.plan.accumulate
+                )
+        self.scaler.unscale_(self.optimiser)
+        nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        return mean_loss, mean_parts
+
+    def note(self, loss: Tensor, parts: dict[str, Tensor]) -> float:
+        value = float(self.world.mean(loss))
+        if not math.isfinite(value):
+            raise AnytorchError(
+                f"the loss is {value} at step {self.step}: training has diverged",
+                hint="lower --learning-rate, or go on without --mixed-precision",
+            )
+        told = {name: round(float(self.world.mean(part)), 6) for name, part in parts.items()}
+        if self.world.first:
+            rate = learning_rate(self.step - 1, self.total, self.plan.learning_rate, self.plan.warm_up)
+            self.folder.note(step=self.step, loss=round(value, 6), **told, learning_rate=float(f"{rate:.6g}"))
+        return value
+
+    # --- validation ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean loss over the validation windows; every process does its share."""
+        self.objective.eval()
+        own = np.arange(self.world.rank, len(self.check_windows), self.world.size)
+        sums = torch.zeros(2, dtype=torch.float64)
+        for start in range(0, len(own), self.plan.batch_size):
+            chosen = own[start : start + self.plan.batch_size]
+            # In full precision: what is compared here decides which weights are kept.
+            loss = self.objective.validate(*self.on_device(self.check_windows, chosen))  # type: ignore[operator]
+            sums += torch.tensor([float(loss) * len(chosen), len(chosen)], dtype=torch.float64)
+        # In float32 on the device: not every device has float64, nor every collective library the CPU.
+        total = self.world.total(sums.to(self.world.device, torch.float32))
+        return float(total[0] / total[1])
+
+    def check(self) -> None:
+        """Evaluate, keep the best weights, and say whether it is time to stop."""
+        if not len(self.check_windows):
+            self.best_loss, self.best_step = math.nan, self.step
+            self.save_best()
+            return
+        value = self.evaluate()
+        if self.step == 0:
+            self.first_loss = value
+        if value < self.best_loss:
+            self.best_loss, self.best_step, self.bad = value, self.step, 0
+            self.save_best()
+        else:
+            self.bad += 1
+            self.stopped = bool(self.plan.patience) and self.bad >= self.plan.patience
+        if self.world.first:
+            self.folder.note(step=self.step, validation=round(value, 6), best=self.best_step == self.step)
+
+    def save_best(self) -> None:
+        if self.world.first:
+            self.objective.save(self.folder.best)  # type: ignore[operator]
+        self.world.wait()
+
+    # --- the state -------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """After this, a kill costs nothing up to here."""
+        if self.world.first:
+            self.folder.save(
+                {
+                    "fingerprint": self.fingerprint,
+                    "step": self.step,
+                    "weights": {k: v.detach() for k, v in self.objective.named_parameters() if v.requires_grad},
+                    "optimiser": self.optimiser.state_dict(),
+                    "scaler": self.scaler.state_dict(),
+                    "best": [self.best_loss, self.best_step, self.bad],
+                    "first_loss": self.first_loss,
+                    "stopped": self.stopped,
+                }
+            )
+        self.world.wait()
+
+    def load(self) -> bool:
+        state = self.folder.load(self.fingerprint, self.world.device)
+        if state is None:
+            return False
+        with torch.no_grad():
+            for name, value in self.objective.named_parameters():
+                if value.requires_grad:
+                    value.copy_(state["weights"][name])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step = state["step"]
+        self.best_loss, self.best_step, self.bad = state["best"]
+        self.first_loss, self.stopped = state["first_loss"], state["stopped"]
+        if self.world.first:
+            self.folder.keep_log_until(self.step)
+        self.world.wait()
+        return True
+
+    # --- the whole -------------------------------------------------------------------------------------------------
+
+    def train(self, *, resume: bool, progress: Progress | None) -> Outcome:
+        began = time.monotonic()
+        if not resume and self.world.first:
+            self.folder.forget()
+        self.world.wait()
+        with own_random_numbers():
+            resumed_from = self.step if self.load() else 0
+            if self.step == 0:
+                self.check()
+            latest = math.nan
+            while self.step < self.total and not self.stopped:
+                loss, parts = self.take_step()
+                if self.step % self.plan.log_every == 0 or self.step == self.total:
+                    latest = self.note(loss, parts)
+                if self.step % self.every == 0 or self.step == self.total:
+                    self.check()
+                if self.step % self.plan.save_every == 0 or self.step == self.total or self.stopped:
+                    self.save()
+                if progress is not None and self.world.first:
+                    progress(self.step, self.total, f"loss {latest:.4f}, validation {self.best_loss:.4f}")
+        synchronize(self.world.device)
+        outcome = Outcome(
+            folder=self.folder.best,
+            best_loss=self.best_loss,
+            best_step=self.best_step,
+            first_loss=self.first_loss,
+            steps=self.step,
+            stopped_early=self.stopped,
+            resumed_from=resumed_from,
+            seconds=time.monotonic() - began,
+            history=self.folder.entries() if self.world.first else [],
+        )
+        if self.world.first:
+            self.finish(outcome)
+        self.world.wait()
+        return outcome
+
+    def finish(self, outcome: Outcome) -> None:
+        told = {key: value for key, value in asdict(outcome).items() if key != "history"}
+        data = {
+            "windows": {"train": len(self.train_windows), "validation": len(self.check_windows)},
+            "periods": {"train": self.train_windows.period, "validation": self.check_windows.period},
+        }
+        summary = {**told, "folder": str(outcome.folder), "plan": asdict(self.plan), "data": data, **self.what}
+        self.folder.write_summary({**summary, "processes": self.world.size, "device": str(self.world.device)})
+        try:
+            draw_curve(outcome.history, self.folder.folder / "loss.png", str(self.what.get("kind", "")))
+        except AnytorchError as exc:  # a run is not lost for want of matplotlib
+            log.warning("no picture of the loss: %s", exc)

@@ -1,0 +1,105 @@
+"""What a run leaves on disk, so that a kill at any moment loses no more than the steps since the last save.
+
+DIR/best_model/     config.json, model.safetensors: the published layout
+DIR/last.pt         all that is needed to go on: weights, optimiser, step, what was best so far
+DIR/log.jsonl       one line per logged step or evaluation
+DIR/summary.json    the plan, the data and the outcome
+DIR/loss.png        the curve
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anytorch import logs
+from anytorch.errors import InputError, ModelError
+from anytorch.files import replace_file
+
+log = logs.logger(__name__)
+FORMAT = 1
+
+
+class RunFolder:
+    """The files of one run. Only the first process writes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.best = self.folder / "best_model"
+        self.state = self.folder / "last.pt"
+        self.log = self.folder / "log.jsonl"
+        self.summary = self.folder / "summary.json"
+
+    # --- the state -------------------------------------------------------------------------------------------------
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the last state whole. Streamed to a temporary file first: it may be gigabytes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".last.pt.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                torch.save({"format": FORMAT, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.state)  # noqa: PTH105
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def load(self, fingerprint: str, device: torch.device) -> dict[str, Any] | None:
+        """The last state, or None. Raises InputError if it belongs to another plan or other data."""
+        if not self.state.is_file():
+            return None
+        try:
+            # weights_only: tensors and plain values, so that a file from elsewhere cannot run code.
+            state: dict[str, Any] = torch.load(self.state, map_location=device, weights_only=True)
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as exc:
+            raise ModelError(
+                f"{self.state} cannot be read: {str(exc).splitlines()[0]}", hint="start afresh with --restart"
+            ) from exc
+        if state.get("format") != FORMAT or state.get("fingerprint") != fingerprint:
+            raise InputError(
+                f"{self.folder} holds a run with another plan, other data or another model",
+                hint="repeat the options of that run, name another --output, or start afresh with --restart",
+            )
+        return state
+
+    def forget(self) -> None:
+        """Start afresh: the files that a new run would otherwise go on from."""
+        for path in (self.state, self.log, self.summary):
+            path.unlink(missing_ok=True)
+
+    # --- the log ---------------------------------------------------------------------------------------------------
+
+    def keep_log_until(self, step: int) -> None:
+        """Drop what was logged after the saved step: those steps are about to be repeated."""
+        if not self.log.is_file():
+            return
+        kept = [entry for entry in self.entries() if entry.get("step", 0) <= step]
+        replace_file(self.log, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+
+    def note(self, **entry: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What was logged. A last line that a kill cut short is left out."""
+        if not self.log.is_file():
+            return []
+        found = []
+        for line in self.log.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                log.info("%s: a line that is not whole is left out: %r", self.log, line[:80])
+        return found
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        replace_file(self.summary, (json.dumps(summary, indent=2) + "\n").encode())

@@ -1,0 +1,265 @@
+"""Fine-tuning: what is optimised is what forecasts compute, and a run does what its plan says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anytorch.errors import AnytorchError, InputError, UsageError
+from anytorch.models.kronos import Kronos, KronosTokenizer
+from anytorch.train import Plan, finetune_predictor, finetune_tokenizer
+from anytorch.train.kronos import PredictorObjective, TokenizerObjective, as_generated
+from anytorch.train.loop import learning_rate, order_of
+from anytorch.train.lora import LoraLinear, add_lora, merged
+from anytorch.train.processes import World, number, own_device
+
+
+@pytest.fixture
+def model(model_config: dict[str, Any]) -> Kronos:
+    torch.manual_seed(1)
+    return Kronos(**model_config).eval()
+
+
+@pytest.fixture
+def tokenizer(tokenizer_config: dict[str, Any]) -> KronosTokenizer:
+    torch.manual_seed(2)
+    return KronosTokenizer(**tokenizer_config).eval()
+
+
+def apart(one: torch.nn.Module, other: torch.nn.Module, start: torch.nn.Module) -> float:
+    """How far two trained models are from each other, against how far training has moved them."""
+    first, second, begun = (torch.cat([p.flatten() for p in m.parameters()]).detach() for m in (one, other, start))
+    return float((first - second).norm() / (first - begun).norm())
+
+
+def random_tokens(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(0)
+    stamps = torch.stack([torch.randint(0, size, (2, rows), generator=made) for size in (60, 24, 7, 32, 13)], dim=-1)
+    return (*(torch.randint(0, 16, (2, rows), generator=made) for _ in range(2)), stamps)
+
+
+def test_training_computes_what_generation_will(model: Kronos) -> None:
+    """Row t of one pass is the generation step after row t: its s1 logits, and its s2 logits given the s1 that came."""
+    s1, s2, stamps = random_tokens(9)
+    with torch.no_grad():
+        first, second = as_generated(model, s1, s2, stamps)
+        for row in range(8):
+            upto = slice(0, row + 1)
+            logits, context = model.decode_s1(s1[:, upto], s2[:, upto], stamps[:, upto])
+            torch.testing.assert_close(first[:, row], logits[:, -1], atol=1e-5, rtol=1e-5)
+            known = model.decode_s2(context, s1[:, row + 1 : row + 2])
+            torch.testing.assert_close(second[:, row], known[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_validation_does_not_see_the_future(model: Kronos, tokenizer: KronosTokenizer) -> None:
+    """The original's eval-mode s2 path does: its logits of early rows change with later ones."""
+    s1, s2, stamps = random_tokens(9)
+    later1, later2 = s1.clone(), s2.clone()
+    later1[:, 6:], later2[:, 6:] = (s1[:, 6:] + 3) % 16, (s2[:, 6:] + 5) % 16
+    with torch.no_grad():
+        ours, theirs = (as_generated(model, a, b, stamps)[1][:, :5] for a, b in ((s1, s2), (later1, later2)))
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+        published = [
+            model(a[:, :-1], b[:, :-1], stamps[:, :-1], use_teacher_forcing=True, s1_targets=a[:, 1:])[1][:, :5]
+            for a, b in ((s1, s2), (later1, later2))
+        ]
+    assert (published[0] - published[1]).abs().max() > 1e-3
+    assert PredictorObjective(model, tokenizer).train().tokenizer.training is False
+
+
+def test_the_tokenizers_loss_is_the_published_one(tokenizer: KronosTokenizer) -> None:
+    values = torch.randn(3, 7, 6, generator=torch.Generator().manual_seed(0))
+    loss, parts = TokenizerObjective(tokenizer, World(torch.device("cpu")))(values, torch.zeros(3, 7, 5))
+    (coarse, whole), codes, _, _ = tokenizer(values)
+    want = ((coarse - values).square().mean() + (whole - values).square().mean() + codes) / 2
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(parts["codes"], codes)
+
+
+def test_from_data_to_a_model_that_loads(
+    market: Any, shape: dict[str, Any], tokenizer_config: Any, model_config: Any, tmp_path: Path
+) -> None:
+    before = torch.get_rng_state()
+    seen: list[tuple[int, int]] = []
+    first = finetune_tokenizer(
+        market,
+        output=tmp_path / "tok",
+        tokenizer=tokenizer_config,
+        progress=lambda done, total, what: seen.append((done, total)),
+        **{**shape, "steps_per_epoch": 30},
+    )
+    assert first.first_loss is not None and first.best_loss < 0.8 * first.first_loss
+    assert seen[-1] == (30, 30)
+    second = finetune_predictor(
+        market,
+        output=tmp_path / "model",
+        model=model_config,
+        tokenizer=first.folder,
+        **{**shape, "steps_per_epoch": 30, "evaluate_every": 10},
+    )
+    assert second.first_loss is not None and second.best_loss < second.first_loss
+    assert torch.equal(before, torch.get_rng_state()), "the caller's random numbers are the caller's"
+    loaded = Kronos.from_pretrained(second.folder)
+    assert loaded.config == model_config and sorted(p.name for p in second.folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    summary = json.loads((tmp_path / "model" / "summary.json").read_text())
+    assert summary["kind"] == "model" and summary["data"]["windows"]["train"] > 0
+    assert [entry["step"] for entry in second.history if "validation" in entry] == [0, 10, 20, 30]
+    assert (tmp_path / "model" / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    # What was validated is what was saved.
+    run = finetune_predictor(
+        market,
+        output=tmp_path / "again",
+        model=second.folder,
+        tokenizer=first.folder,
+        **{**shape, "steps_per_epoch": 1},
+    )
+    assert run.first_loss == pytest.approx(second.best_loss, abs=1e-6)
+
+
+def test_the_published_objective(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path
+) -> None:
+    done = finetune_predictor(
+        market,
+        output=tmp_path,
+        model=model_config,
+        tokenizer=tokenizer,
+        objective="published",
+        **{**shape, "steps_per_epoch": 25},
+    )
+    assert done.first_loss is not None and done.best_loss < done.first_loss
+    with pytest.raises(UsageError, match="use one of generation, published"):
+        finetune_predictor(
+            market, output=tmp_path / "x", model=model_config, tokenizer=tokenizer, objective="other", **shape
+        )
+
+
+def test_pieces_of_a_step_add_up_to_the_step(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path
+) -> None:
+    # AdamW divides by the gradient's own size. Where the true gradient is 0 (the bias of a key) that would blow up the
+    # last bit of a sum; its epsilon decides what counts as nothing.
+    shape = {**shape, "epsilon": 1e-4}
+    states = []
+    for name, change in (
+        ("whole", {"batch_size": 8}),
+        ("pieces", {"batch_size": 2, "accumulate": 4}),
+        ("other", {"batch_size": 8, "seed": 5}),
+    ):
+        torch.manual_seed(0)
+        done = finetune_predictor(
+            market, output=tmp_path / name, model=Kronos(**model_config), tokenizer=tokenizer, **{**shape, **change}
+        )
+        states.append(Kronos.from_pretrained(done.folder))
+    torch.manual_seed(0)
+    start = Kronos(**model_config)
+    assert apart(states[0], states[1], start) < 1e-4
+    assert apart(states[0], states[2], start) > 0.1, "the measure tells different runs apart"
+
+
+def test_it_stops_when_nothing_improves(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path
+) -> None:
+    done = finetune_predictor(
+        market,
+        output=tmp_path,
+        model=model_config,
+        tokenizer=tokenizer,
+        **{**shape, "learning_rate": 1e-12, "evaluate_every": 1, "patience": 2, "clip_norm": 1e-9, "seed": 3},
+    )
+    assert done.stopped_early and done.steps < 8 and done.best_step < done.steps
+
+
+def test_a_loss_that_is_no_number_is_an_error(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model: Any, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        model.norm.weight.fill_(float("nan"))
+    with pytest.raises(AnytorchError, match="training has diverged"):
+        finetune_predictor(market, output=tmp_path, model=model, tokenizer=tokenizer, **shape)
+
+
+# --- LoRA ------------------------------------------------------------------------------------------------------------
+
+
+def test_lora_starts_from_the_model_and_merges_into_it(model: Kronos) -> None:
+    s1, s2, stamps = random_tokens(6)
+    before = model.decode_s1(s1, s2, stamps)[0]
+    names = list(model.state_dict())
+    trained = add_lora(model, rank=2)
+    assert 0 < trained < sum(value.numel() for value in model.parameters()) / 2
+    torch.testing.assert_close(model.decode_s1(s1, s2, stamps)[0], before, atol=0, rtol=0)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, LoraLinear):
+                module.up.normal_()
+    changed = model.decode_s1(s1, s2, stamps)[0]
+    assert (changed - before).abs().max() > 1e-2
+    whole = merged(model)
+    assert list(whole.state_dict()) == names
+    torch.testing.assert_close(whole.decode_s1(s1, s2, stamps)[0], changed, atol=1e-4, rtol=1e-4)
+    assert any(isinstance(module, LoraLinear) for module in model.modules()), "the model itself is left alone"
+
+
+def test_lora_leaves_the_weights_it_stands_on(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model: Kronos, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path / "start")
+    done = finetune_predictor(
+        market,
+        output=tmp_path / "run",
+        model=tmp_path / "start",
+        tokenizer=tokenizer,
+        **{**shape, "lora_rank": 2, "steps_per_epoch": 12},
+    )
+    assert done.first_loss is not None and done.best_loss < done.first_loss
+    start, end = (Kronos.from_pretrained(folder).state_dict() for folder in (tmp_path / "start", done.folder))
+    assert torch.equal(start["embedding.emb_s1.weight"], end["embedding.emb_s1.weight"])
+    assert not torch.equal(start["transformer.0.ffn.w1.weight"], end["transformer.0.ffn.w1.weight"])
+    with pytest.raises(UsageError, match="no linear layer named nothing"):
+        add_lora(model, 2, targets=("nothing",))
+
+
+# --- plans and mistakes ----------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(step, 1000, 1.0, 0.1) for step in range(1001)]
+    assert rates[0] == pytest.approx(0.1) and rates[100] == pytest.approx(1.0) and rates[1000] < 1e-4
+    assert rates[:101] == sorted(rates[:101]) and rates[100:] == sorted(rates[100:], reverse=True)
+
+
+def test_every_epoch_visits_every_window_in_an_order_of_its_own() -> None:
+    first, second = order_of(0, 50, 7), order_of(1, 50, 7)
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert list(first) != list(second) and list(first) == list(order_of(0, 50, 7))
+
+
+def test_mistakes(market: Any, shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'batch_size'"):
+        finetune_predictor(market, output=tmp_path, model=model_config, tokenizer=tokenizer, batchsize=3)
+    with pytest.raises(InputError, match="fewer than one step of 100000"):
+        finetune_predictor(
+            market, output=tmp_path, model=model_config, tokenizer=tokenizer, **{**shape, "batch_size": 100_000}
+        )
+    with pytest.raises(UsageError, match="they do not belong together"):
+        wrong = {**model_config, "s2_bits": 5}
+        finetune_predictor(market, output=tmp_path, model=wrong, tokenizer=tokenizer, **shape)
+    with pytest.raises(UsageError, match="epochs=0"):
+        Plan(epochs=0)
+    with pytest.raises(UsageError, match="learning_rate"):
+        Plan(learning_rate=0)
+
+
+def test_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UsageError, match="WORLD_SIZE='two' is not a number"):
+        number("WORLD_SIZE", 1)
+    assert own_device("cpu", 3).type == "cpu"
