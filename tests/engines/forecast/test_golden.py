@@ -68,7 +68,10 @@ def test_a_golden_case(name: str, golden: Any, inputs: Any, predictor: Any) -> N
         assert list(frame.index) == list(y_times[0]) and frame.index.name == "timestamps"
         found = frame.to_numpy()
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, case["pred"], rtol=1e-5)
+    # Near zero a value is a difference of larger ones: there the column's own size is the measure. (With AVX2, as on
+    # the machine that made the cases, greedy forecasts are equal to the last bit; AVX-512 rounds differently.)
+    size = np.abs(case["pred"]).max(axis=-2, keepdims=True)
+    assert (np.abs(found - case["pred"]) <= 1e-5 * np.abs(case["pred"]) + 1e-6 * size).all()
 
 
 @pytest.mark.parametrize("variant", range(8))

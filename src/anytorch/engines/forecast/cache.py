@@ -26,7 +26,7 @@ class Cache:
         series, longest = len(lengths), max(lengths)
         rows = series * samples
         self.decoder, self.samples, self.capacity, self.max_context = decoder, samples, capacity, max_context
-        self.lengths = torch.tensor(lengths, device=decoder.device)
+        self.lengths = torch.empty(series, dtype=torch.long, device=decoder.device)
         self.mixed = len(set(lengths)) > 1
         self.evict = evict
         kind: Any = {"device": decoder.device, "dtype": decoder.dtype}
@@ -38,11 +38,19 @@ class Cache:
         self.own_keys = [torch.zeros(rows, heads, capacity, head_width, **kind) for _ in range(layers)]
         self.own_values = [torch.zeros(rows, heads, capacity, head_width, **kind) for _ in range(layers)]
         self.own_context = torch.zeros(rows, capacity, width, **kind)
-        starts = self.lengths.repeat_interleave(samples) if self.mixed else self.lengths[:1]
-        positions = starts[:, None] + torch.arange(capacity, device=decoder.device)
-        self.tables: Tables = make_tables(positions, head_width, decoder.dtype)
+        shape = (rows if self.mixed else 1, 1, capacity, head_width)
+        self.tables: Tables = (torch.empty(shape, **kind), torch.empty(shape, **kind))
         self.places = torch.arange(longest, device=decoder.device)
         self.own_places = torch.arange(capacity, device=decoder.device)
+        self.start(lengths)
+
+    def start(self, lengths: Sequence[int]) -> None:
+        """Begin with new prompts of the same number and the same longest length, in the same memory."""
+        self.lengths.copy_(torch.tensor(lengths))
+        starts = self.lengths.repeat_interleave(self.samples) if self.mixed else self.lengths[:1]
+        tables = make_tables(starts[:, None] + self.own_places, self.decoder.head_width, self.decoder.dtype)
+        for table, values in zip(self.tables, tables, strict=True):
+            table.copy_(values)
 
     def prefill(self, prompt: Tensor, limit_rows: int) -> Tensor:
         """The prompts' first-block inputs [series, longest, width] → the context of each prompt's last row.

@@ -10,6 +10,7 @@ Three products of the published step are not needed, and leaving them out is exa
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class Decoder:
         self.v_weight = cross.v_proj.weight.data.view(cross.heads, cross.head_width, self.width)
         self.cross_scale = 1 / math.sqrt(cross.head_width)
         self.built_from = versions(model)
+        self.kept: Any = None  # what the next forecast of the same shape can use again (see generate.py)
 
     def fits(self, model: Kronos) -> bool:
         """Is this still a picture of `model`? Training, loading and moving it make it none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.sampling import Sampler
+from anytorch.engines.forecast.static import FEWEST_STEPS, Shape, StaticSteps
 from anytorch.models.kronos.fused import through_window
 
 Draws = Iterator[tuple[Tensor, Tensor]]
@@ -33,6 +35,7 @@ class Plan:
     rolling: str  # "exact" or "evict"; "trim" has shortened the prompts and needs neither
     sampler: Sampler
     limit_rows: int  # rows whose temporary values may exist at once
+    static: Literal["", "plain", "recorded"] = ""  # steps of fixed shapes while all windows grow; recorded or not
 
     def cached_steps(self, shortest: int) -> int:
         """Generated rows that are ever added to the cache."""
@@ -56,7 +59,7 @@ def generate(decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None
     run = Run(decoder, prompts, plan, draws)
     run.first()
     tick(1)
-    for step in range(1, plan.pred_len):
+    for step in range(1 + run.replayed(tick), plan.pred_len):
         run.next(step)
         tick(step + 1)
     return run.s1, run.s2
@@ -72,14 +75,40 @@ class Run:
         self.s2 = torch.empty_like(self.s1)
         self.history = decoder.embed(prompts.s1, prompts.s2, prompts.time)  # the first block's inputs
         self.generated = self.history.new_empty(rows, plan.pred_len - 1, decoder.width)
-        self.cache: Cache | None = Cache(
-            decoder,
-            prompts.lengths,
-            plan.samples,
-            plan.cached_steps(min(prompts.lengths)),
-            plan.max_context,
-            plan.rolling == "evict",
+        self.steps: StaticSteps | None = None
+        self.cache: Cache | None = self.make_cache()
+
+    def make_cache(self) -> Cache:
+        """New, or that of an earlier forecast of the same shape with the recording that goes with it."""
+        plan, lengths, decoder = self.plan, self.prompts.lengths, self.decoder
+        capacity, evict = plan.cached_steps(min(lengths)), plan.rolling == "evict"
+        growing = capacity if evict else max(0, min(plan.pred_len - 1, plan.max_context - max(lengths)))
+        if not plan.static or growing < FEWEST_STEPS:
+            return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
+        mixed = len(set(lengths)) > 1
+        shape = Shape(
+            *(len(lengths), plan.samples, max(lengths), mixed, growing, capacity, evict, plan.max_context, plan.sampler)
         )
+        if decoder.kept is None or decoder.kept.shape != shape:
+            decoder.kept = None  # its memory first
+            cache = Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
+            decoder.kept = StaticSteps(cache, shape, plan.static == "recorded")
+        self.steps = decoder.kept
+        self.steps.cache.start(lengths)
+        return self.steps.cache
+
+    def replayed(self, tick: Tick) -> int:
+        """The steps in which all windows grow, at once; → how many they were."""
+        if self.steps is None:
+            return 0
+        count = self.steps.shape.steps
+        future = self.prompts.future[:, :count]
+        s1, s2 = self.steps.run(self.s1[:, 0], self.s2[:, 0], future, self.draws, tick)
+        self.s1[:, : count + 1], self.s2[:, : count + 1] = s1, s2
+        kept = min(count + 1, self.generated.shape[1])
+        time = self.prompts.future[:, :kept].repeat_interleave(self.plan.samples, 0)
+        self.generated[:, :kept] = self.decoder.embed(s1[:, :kept], s2[:, :kept], time)
+        return count
 
     def first(self) -> None:
         """The step after the prompts: all samples of a series have the same logits of s1."""
@@ -129,9 +158,11 @@ class Run:
         own = self.generated[:rows, max(0, step - plan.max_context) : step]
         shared: Tensor | None = None
         if shared_rows:
-            shared = torch.stack(
-                [self.history[b, n - shared_rows : n] for b, n in enumerate(self.prompts.lengths[:series])]
-            )
+            lengths = self.prompts.lengths[:series]
+            if lengths[0] == lengths[-1]:
+                shared = self.history[:series, lengths[0] - shared_rows : lengths[0]]
+            else:
+                shared = torch.stack([self.history[b, n - shared_rows : n] for b, n in enumerate(lengths)])
         if shared is None or plan.samples == 1:  # nothing is shared: one plain causal pass
             whole = own if shared is None else torch.cat((shared, own), dim=1)
             hidden, _ = through_window(self.decoder.blocks, whole, None, plan.limit_rows)

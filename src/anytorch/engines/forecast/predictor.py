@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from anytorch import logs
 from anytorch.devices.choose import resolve
+from anytorch.devices.locate import locate
 from anytorch.devices.memory import memory
+from anytorch.devices.precision import capabilities
+from anytorch.devices.types import Caps
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.chunks import (
     ACCELERATOR_ROWS,
@@ -38,6 +42,7 @@ from anytorch.models.kronos import Kronos, KronosTokenizer
 log = logs.logger(__name__)
 Rolling = Literal["exact", "evict", "trim"]
 ROLLING = ("exact", "evict", "trim")
+SMALL_NBYTES, UNKNOWN_NBYTES = 2**28, 2**32
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -87,6 +92,8 @@ class KronosPredictor:
         self.tokenizer = tokenizer.to(self.device).eval()
         self.model = prepared(model, self.device, dtype, quantization)
         self._decoder: Decoder | None = None
+        # Where steps can be recorded, they are; elsewhere fixed shapes would only mean more work.
+        self.static: Literal["", "plain", "recorded"] = "recorded" if capable(self.device).graphs else ""
 
     # --- the published calls -----------------------------------------------------------------------------------------
 
@@ -257,14 +264,14 @@ class KronosPredictor:
         keep = self.window(pred_len, rolling)
         values = [torch.from_numpy(np.clip(one.normal, -self.clip, self.clip)) for one in series]
         ids = codec.encode(values, keep, limit_rows)
-        plan = Plan(pred_len, distinct, self.max_context, rolling, sampler, limit_rows)
+        plan = Plan(pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static)
         chunks = self.chunks([len(s1) for s1, _ in ids], plan, on_host)
         found: list[list[Paths]] = [[] for _ in series]
         with Progress(verbose, pred_len * len(chunks)) as progress:
             for number, chunk in enumerate(chunks):
                 prompts, rows = self._prompts(chunk, series, ids, samples)
                 draws = None if noise is None else noise.steps(rows)
-                part = Plan(pred_len, chunk.last - chunk.first, self.max_context, rolling, sampler, limit_rows)
+                part = replace(plan, samples=chunk.last - chunk.first)
                 s1, s2 = generate(
                     decoder,
                     prompts,
@@ -296,12 +303,14 @@ class KronosPredictor:
 
     def chunks(self, lengths: Sequence[int], plan: Plan, on_host: bool) -> list[Chunk]:
         decoder = self.decoder()
-        free = memory(self.device).free
-        budget = (free or 2**32) // 4
         nbytes = [
             Cache.nbytes(decoder, length, plan.samples, plan.cached_steps(length)) // plan.samples + 1
             for length in lengths
         ]
+        needed = sum(nbytes) * plan.samples
+        # Asking takes as long as some steps do; a little memory is always there.
+        free = memory(self.device).free if needed > SMALL_NBYTES else None
+        budget = max(SMALL_NBYTES, (free or UNKNOWN_NBYTES) // 4)
         return split(lengths, plan.samples, HOST_WINDOWS if on_host else ACCELERATOR_WINDOWS, nbytes, budget)
 
     def _prompts(
@@ -327,24 +336,31 @@ class KronosPredictor:
 
     def _values(self, codec: Codec, prompts: Prompts, s1: Tensor, s2: Tensor, plan: Plan) -> list[Paths]:
         """Decode what was generated, behind as much of its history as the window holds."""
-        found = []
-        for place, length in enumerate(prompts.lengths):
-            rows = slice(place * plan.samples, (place + 1) * plan.samples)
-            before = max(0, min(length, plan.max_context - plan.pred_len))
-            part = (slice(place, place + 1), slice(length - before, length))
-            shared = (prompts.s1[part], prompts.s2[part])
-            own = (s1[rows], s2[rows])
-            normal = torch.cat(
-                [
-                    codec.decode(
-                        shared if start == 0 else None, (own[0][:, start:end], own[1][:, start:end]), plan.limit_rows
-                    )[:, skipped:]
-                    for start, end, skipped in decode_windows(plan.pred_len, plan.max_context)
-                ],
-                dim=1,
+        lengths, samples = prompts.lengths, plan.samples
+        before = [max(0, min(length, plan.max_context - plan.pred_len)) for length in lengths]
+        normal: list[Tensor] = []
+        for kept, group in groupby(range(len(lengths)), before.__getitem__):
+            places = list(group)
+            shared = tuple(
+                torch.stack([part[place, lengths[place] - kept : lengths[place]] for place in places])
+                for part in (prompts.s1, prompts.s2)
             )
-            found.append(Paths(own[0].cpu().numpy(), own[1].cpu().numpy(), normal.cpu().numpy()))
-        return found
+            rows = slice(places[0] * samples, (places[-1] + 1) * samples)
+            normal.append(decode_long(codec, (shared[0], shared[1]), (s1[rows], s2[rows]), plan))
+        values, ids_1, ids_2 = (part.cpu().numpy() for part in (torch.cat(normal), s1, s2))
+        cuts = [slice(place * samples, (place + 1) * samples) for place in range(len(lengths))]
+        return [Paths(ids_1[cut], ids_2[cut], values[cut]) for cut in cuts]
+
+
+def decode_long(codec: Codec, shared: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+    """Normalised values of all generated rows, in as many windows as they need."""
+    parts = [
+        codec.decode(shared if start == 0 else None, (own[0][:, start:end], own[1][:, start:end]), plan.limit_rows)[
+            :, skipped:
+        ]
+        for start, end, skipped in decode_windows(plan.pred_len, plan.max_context)
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def decode_windows(pred_len: int, max_context: int) -> list[tuple[int, int, int]]:
@@ -396,6 +412,11 @@ def prepared(model: Kronos, device: torch.device, dtype: str | torch.dtype | Non
     if quantization is not None:
         raise UsageError(f"quantization is {quantization!r}; there is none yet")
     return model.to(device).eval()
+
+
+def capable(device: torch.device) -> Caps:
+    backend, index = locate(device)
+    return capabilities(backend.name, index)
 
 
 def memory_is_host(device: torch.device) -> bool:

@@ -45,7 +45,16 @@ class Codec:
 
         shared: s1 and s2 [series, L] of the windows' first rows, or None; own: [series × samples, n].
         """
-        first = None if shared is None or not shared[0].shape[1] else self._embed(*shared)
+        before = 0 if shared is None else shared[0].shape[1]
+        if shared is not None and shared[0].shape[0] == own[0].shape[0]:  # one sample each: there is nothing to share
+            whole = [torch.cat(parts, dim=1) for parts in zip(shared, own, strict=True)]
+            at_once = max(1, limit_rows // whole[0].shape[1])
+            parts_decoded = [
+                self.tokenizer.decode([part[start : start + at_once] for part in whole], half=True)[:, before:]
+                for start in range(0, len(whole[0]), at_once)
+            ]
+            return torch.cat(parts_decoded).float()
+        first = self._embed(*shared) if shared is not None and before else None
         second: Tensor | None = self._embed(*own)
         if self.decoder:
             _, second = through_window(self.decoder, first, second, limit_rows)

@@ -197,9 +197,28 @@ def by_row(x: Tensor, samples: int) -> Tensor:
     )
 
 
-def causal_bias(n: int, like: Tensor) -> Tensor:
-    """[n, n]: 0 where a row may look, -inf where it may not."""
-    return torch.full((n, n), -math.inf, device=like.device, dtype=like.dtype).triu_(1)
+def attend_masked(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    """`attend_shared` for many rows: there the scores would be larger than keys and values laid side by side once."""
+    samples = q.shape[0] // prefix[0].shape[0]
+    k, v = (
+        torch.cat(
+            (
+                shared.repeat_interleave(samples, 0)
+                if shared.shape[0] > 1
+                else shared.expand(own.shape[0], -1, -1, -1),
+                own,
+            ),
+            dim=2,
+        )
+        for shared, own in zip(prefix, suffix, strict=True)
+    )
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def window_mask(length: int, n: int, like: Tensor) -> Tensor:
+    """[n, length + n]: 0 where one of a window's last n rows may look, -inf where it may not."""
+    hidden = torch.full((n, length + n), -math.inf, device=like.device, dtype=like.dtype)
+    return hidden.triu_(length + 1)
 
 
 def through_window(
@@ -218,7 +237,7 @@ def through_window(
     positions = torch.arange(reach, device=given.device)[None]
     cos, sin = make_tables(positions, head_width, given.dtype)
     first, second = (cos[:, :, :length], sin[:, :, :length]), (cos[:, :, length:], sin[:, :, length:])
-    bias = causal_bias(own.shape[1], own) if own is not None and shared is not None else None
+    mask = window_mask(length, own.shape[1], own) if own is not None and shared is not None else None
     for block in blocks:
         if shared is None:
             assert own is not None
@@ -227,7 +246,7 @@ def through_window(
         if own is None:
             shared = in_pieces(lambda x, b=block: whole_layer(b, x, first)[0], shared, limit_rows)  # type: ignore[misc]
             continue
-        assert bias is not None
+        assert mask is not None
         samples = own.shape[0] // shared.shape[0]
         finished_shared, finished_own = torch.empty_like(shared), torch.empty_like(own)
         series_at_once = max(1, limit_rows // (length + samples * own.shape[1]))
@@ -239,7 +258,7 @@ def through_window(
             for low in range(start * samples, end * samples, (end - start) * step):
                 high = min(low + (end - start) * step, end * samples)
                 q, own_k, own_v = block.project(own[low:high], second)
-                attended = attend_shared(q, (k, v), (own_k, own_v), suffix_bias=bias)
+                attended = attend_masked(q, (k, v), (own_k, own_v), mask)
                 finished_own[low:high] = block.finish(own[low:high], attended)
         shared, own = finished_shared, finished_own
     return shared, own

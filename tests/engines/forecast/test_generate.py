@@ -1,0 +1,168 @@
+"""The ways of generating agree: chunks, fixed shapes, mixed lengths, long horizons; and the approximations differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from anytorch.engines.forecast import chunks
+from anytorch.engines.forecast import predictor as predictor_module
+from anytorch.engines.forecast.chunks import Chunk, split
+from anytorch.engines.forecast.inputs import read_series
+from anytorch.engines.forecast.predictor import decode_windows
+from anytorch.engines.forecast.sampling import Sampler
+from anytorch.errors import InputError
+
+SAMPLER = Sampler(0.9, 0, 0.9)
+
+
+def series_of(frame: pd.DataFrame, rows: slice, pred_len: int, where: str = "it") -> Any:
+    part = frame.iloc[rows]
+    return read_series(part.drop(columns="timestamps"), part["timestamps"], None, pred_len, where=where, checks=True)
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one.s1, other.s1)
+        np.testing.assert_array_equal(one.s2, other.s2)
+        np.testing.assert_allclose(one.normal, other.normal, atol=2e-5)
+
+
+@pytest.fixture
+def mixed(minutes: Any) -> list[Any]:
+    """Lengths 20, 50, 31, 50, 12: below and above a context of 40."""
+    rows = [slice(0, 20), slice(10, 60), slice(5, 36), slice(40, 90), slice(0, 12)]
+    return [series_of(minutes, part, 24, f"series {place}") for place, part in enumerate(rows)]
+
+
+def test_a_mix_of_lengths_is_what_each_is_alone(mixed: Any, predictor: Any) -> None:
+    made = predictor("b", max_context=40)
+    greedy = Sampler(1.0, 1, 1.0)
+    together = made.paths(mixed, greedy, 1)
+    same(together, [made.paths([one], greedy, 1)[0] for one in mixed])
+
+
+@pytest.mark.parametrize("rolling", ["exact", "evict", "trim"])
+def test_chunks_change_nothing(mixed: Any, predictor: Any, rolling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they change the draws: every row has its own numbers, whichever rows are computed with it."""
+    made = predictor("b", max_context=40)
+    whole = made.paths(mixed, SAMPLER, 3, rolling=rolling, seed=3)
+    monkeypatch.setattr(predictor_module, "HOST_WINDOWS", 6)
+    monkeypatch.setattr(predictor_module, "HOST_ROWS", 64)
+    same(made.paths(mixed, SAMPLER, 3, rolling=rolling, seed=3), whole)
+    monkeypatch.setattr(predictor_module, "HOST_WINDOWS", 2)  # fewer than the samples of one series
+    monkeypatch.setattr(predictor_module, "HOST_ROWS", 7)
+    same(made.paths(mixed, SAMPLER, 3, rolling=rolling, seed=3), whole)
+
+
+@pytest.mark.parametrize("rolling", ["exact", "evict"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_steps_of_fixed_shapes(minutes: Any, mixed: Any, predictor: Any, rolling: str, greedy: bool) -> None:
+    """What a recording would replay, computed plainly; twice, since the second forecast uses the first one's memory."""
+    sampler = Sampler(1.0, 1, 1.0) if greedy else SAMPLER
+    made = predictor("a", max_context=64)
+    for several in ([series_of(minutes, slice(0, 36), 40)], [series_of(minutes, slice(9, 45), 40)]):
+        made.static = ""
+        wanted = made.paths(several, sampler, 3, rolling=rolling, seed=9)
+        made.static = "plain"
+        same(made.paths(several, sampler, 3, rolling=rolling, seed=9), wanted)
+        assert made.decoder().kept.shape.steps == (28 if rolling == "exact" else 39)
+    mixed = [replace(one, future_stamp=one.future_stamp[:20], future=one.future[:20]) for one in mixed]
+    for several in (mixed, [mixed[1], mixed[0], mixed[2], mixed[3], mixed[4]]):
+        made = predictor("b", max_context=80)
+        wanted = made.paths(several, sampler, 2, rolling=rolling, seed=9)
+        made.static = "plain"
+        same(made.paths(several, sampler, 2, rolling=rolling, seed=9), wanted)
+
+
+def test_evicting_and_trimming_are_other_numbers(minutes: Any, predictor: Any) -> None:
+    made = predictor("a", max_context=32)
+    series = [series_of(minutes, slice(0, 28), 30)]
+    exact, evict, trim = (made.paths(series, SAMPLER, 2, rolling=way, seed=1)[0] for way in ("exact", "evict", "trim"))
+    np.testing.assert_array_equal(exact.s1[:, :5], evict.s1[:, :5])  # until the window rolls they are the same
+    assert (exact.s1 != evict.s1).any() and (exact.s1 != trim.s1).any()
+    # While nothing rolls, all three are one.
+    series = [series_of(minutes, slice(0, 20), 12)]
+    same(made.paths(series, SAMPLER, 2, rolling="evict", seed=1), made.paths(series, SAMPLER, 2, seed=1))
+    same(made.paths(series, SAMPLER, 2, rolling="trim", seed=1), made.paths(series, SAMPLER, 2, seed=1))
+    with pytest.raises(InputError, match="rolling='trim' leaves no history"):
+        made.paths([series_of(minutes, slice(0, 28), 32)], SAMPLER, 1, rolling="trim")
+    with pytest.raises(InputError, match="rolling is 'slide'; use one of: exact, evict, trim"):
+        made.paths(series, SAMPLER, 1, rolling="slide")
+
+
+def test_evicting_past_the_whole_history(minutes: Any, predictor: Any) -> None:
+    """A window in which nothing of the history is left, and the first generated rows are gone, too."""
+    made = predictor("a", max_context=16)
+    (found,) = made.paths([series_of(minutes, slice(0, 12), 50)], SAMPLER, 2, rolling="evict", seed=1)
+    assert found.normal.shape == (2, 50, 6) and np.isfinite(found.normal).all()
+
+
+def test_a_forecast_longer_than_the_context(minutes: Any, predictor: Any) -> None:
+    """Which the published code cannot make. Its first part is what a shorter forecast gives."""
+    made = predictor("a", max_context=24)
+    long = made.paths([series_of(minutes, slice(0, 20), 70)], SAMPLER, 2, seed=4)[0]
+    short = made.paths([series_of(minutes, slice(0, 20), 24)], SAMPLER, 2, seed=4)[0]
+    assert long.normal.shape == (2, 70, 6) and np.isfinite(long.normal).all()
+    np.testing.assert_array_equal(long.s1[:, :24], short.s1)
+    np.testing.assert_allclose(long.normal[:, :24], short.normal, atol=2e-5)
+
+
+def test_which_rows_are_decoded_together() -> None:
+    assert decode_windows(120, 512) == [(0, 120, 0)]
+    assert decode_windows(512, 512) == [(0, 512, 0)]
+    assert decode_windows(30, 16) == [(0, 16, 0), (8, 24, 8), (14, 30, 10)]
+    for pred_len in range(1, 60):
+        rows = [row for start, end, skipped in decode_windows(pred_len, 16) for row in range(start + skipped, end)]
+        assert rows == list(range(pred_len))
+
+
+def test_chunks() -> None:
+    assert split([5, 9, 7], 2, 6, [1, 1, 1], 100) == [Chunk((1, 2, 0), 0, 2)]
+    assert split([5, 9, 7], 2, 4, [1, 1, 1], 100) == [Chunk((1, 2), 0, 2), Chunk((0,), 0, 2)]
+    assert split([5, 9, 7], 2, 6, [10, 10, 10], 40) == [Chunk((1, 2), 0, 2), Chunk((0,), 0, 2)]
+    assert split([5], 5, 2, [1], 100) == [Chunk((0,), 0, 2), Chunk((0,), 2, 4), Chunk((0,), 4, 5)]
+    assert split([5], 3, 64, [60], 100) == [Chunk((0,), 0, 1), Chunk((0,), 1, 2), Chunk((0,), 2, 3)]
+    assert split([5], 1, 64, [1000], 100) == [Chunk((0,), 0, 1)]
+    assert chunks.HOST_ROWS < chunks.ACCELERATOR_ROWS
+
+
+def test_changed_weights_are_noticed(minutes: Any, golden: Any) -> None:
+    from anytorch.engines.forecast import KronosPredictor
+    from anytorch.models.kronos import Kronos
+
+    model = Kronos.from_pretrained(golden.folder("a", "model"))
+    made = KronosPredictor(model, golden.tokenizer("a"), device="cpu", max_context=64)
+    series = [series_of(minutes, slice(0, 30), 8)]
+    before = made.paths(series, SAMPLER, 1, seed=2)[0]
+    assert made.decoder() is made.decoder()
+    with torch.no_grad():
+        model.embedding.emb_s1.weight.mul_(-1)  # as an optimizer would, in place
+    after = made.paths(series, SAMPLER, 1, seed=2)[0]
+    assert (before.s1 != after.s1).any()
+    model.load_state_dict(golden.model("a").state_dict())
+    same(made.paths(series, SAMPLER, 1, seed=2), [before])
+
+
+def test_a_forecast_leaves_the_model_trainable(minutes: Any, golden: Any) -> None:
+    """Fused weights are views, and one optimizer step after a forecast works as before it."""
+    from anytorch.engines.forecast import KronosPredictor
+    from anytorch.models.kronos import Kronos
+
+    model = Kronos.from_pretrained(golden.folder("b", "model"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    KronosPredictor(model, golden.tokenizer("b"), device="cpu").paths([series_of(minutes, slice(0, 30), 3)], SAMPLER, 1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1)
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    sum(part.sum() for part in model(ids, ids)).backward()
+    optimizer.step()
+    assert not torch.equal(
+        model.transformer[0].self_attn.k_proj.weight, before["transformer.0.self_attn.k_proj.weight"]
+    )
