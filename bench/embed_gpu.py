@@ -9,6 +9,9 @@ model's limit. For each model and kind of text:
 3. the two limits: the tokenizer alone, with all cores, and the GPU alone on texts that are tokens already;
 4. our rate as a multiple of sentence-transformers' best and as a share of the slower limit.
 
+We run twice: with the Rust tokenizer, as `ArrowEngine` has it, and with its compiled twin in its place (`CompiledTokenizer`
+below puts it there; the engine does not do so by itself). Both must give the same ids.
+
 `--explore` also times the encoder's ways of computing (layouts, graphs, chunk sizes) on prepared tokens.
 
     python bench/embed_gpu.py --model .carry/minilm --texts .carry/embed_texts.json.gz --output OUT/embed_gpu.json
@@ -143,15 +146,32 @@ def tokenizer_alone(engine: Any, some: list[str]) -> dict[str, float]:
     from concurrent.futures import ThreadPoolExecutor
 
     found = {}
-    for size in (256, 1024, 4096):
+    for size in (1024, 4096):
         parts = [some[i : i + size] for i in range(0, len(some), size)]
         for threads in (1, 2, 4):
             with ThreadPoolExecutor(threads) as pool:
                 work = partial(pool.map, engine.tokenize, parts)
                 found[f"{size} texts, {threads} threads"] = rate(lambda: list(work()), len(some))  # noqa: B023
-    rust = engine._tokenizer._tokenizer
-    found["Rust alone, no ids read"] = rate(lambda: rust.encode_batch_fast(some), len(some))
     return found
+
+
+class CompiledTokenizer:
+    """The engine's tokenizer with its compiled twin in front (`anytorch.models.encoders.wordpiece`)."""
+
+    def __init__(self, engine: Any) -> None:
+        from anytorch.models.encoders.wordpiece.tokenizer import compile_wordpiece
+
+        self.inner = engine._tokenizer
+        self.twin = compile_wordpiece(self.inner._tokenizer)
+        if self.twin is None:
+            raise SystemExit("this model's tokenizer has no compiled twin here: is there a C++ compiler?")
+
+    def __call__(self, some: list[str], *, prompt: str = "", first: int = 0) -> Any:
+        from anytorch.engines.embed.tokens import Tokens
+        from anytorch.models.encoders.wordpiece.tokenizer import encode_all
+
+        given = [prompt + text for text in some] if prompt else some
+        return Tokens(*encode_all(self.twin, self.inner._encode, given, self.inner.max_length))
 
 
 def compare(name: str, folder: Path, corpus: dict[str, list[str]], options: argparse.Namespace) -> dict[str, Any]:
@@ -161,6 +181,8 @@ def compare(name: str, folder: Path, corpus: dict[str, list[str]], options: argp
     engine = ArrowEngine(folder, device=options.device)
     loading = time.perf_counter() - begin
     engine.warmup()
+    rust = engine._tokenizer
+    compiled = CompiledTokenizer(engine)
     exact = Peer(folder, options.device, half=False)
     half = Peer(folder, options.device, half=True) if options.device != "cpu" else None
     report: dict[str, Any] = {"load_s": loading, "kinds": {}}
@@ -178,9 +200,15 @@ def compare(name: str, folder: Path, corpus: dict[str, list[str]], options: argp
             row["half_peer_cosine"] = worst_cosine(exact(sample), half(sample))
             peers["sentence-transformers float16"] = half
         row["peer_batch_sizes"] = {title: peer.find_batch_size(some) for title, peer in peers.items()}
-        engine.encode(some)  # every shape has been seen, and the batch size is found
-        engine.encode(some)
+        ours = {"anytorch, Rust tokenizer": rust, "anytorch, compiled tokenizer": compiled}
         tokens = engine.tokenize(some)
+        for title, tokenizer in ours.items():
+            engine._tokenizer = tokenizer
+            same = engine.tokenize(some)
+            if not (np.array_equal(same.ids, tokens.ids) and np.array_equal(same.starts, tokens.starts)):
+                raise SystemExit(f"{title}: the token ids differ from the Rust tokenizer's")
+            for _ in range(3):  # every shape has been seen, and the batch size is found
+                engine.encode(some)
         row["tokens"] = int(tokens.starts[-1])
         encoder = engine._runner.encoder
         alone = device_alone(encoder, tokens) if hasattr(encoder, "submit") else lambda: None
@@ -190,20 +218,25 @@ def compare(name: str, folder: Path, corpus: dict[str, list[str]], options: argp
         for _ in range(options.rounds):
             for title, peer in peers.items():
                 rates.setdefault(title, []).append(rate(lambda: peer(some), len(some)))  # noqa: B023
-            rates.setdefault("anytorch", []).append(rate(lambda: engine.encode(some), len(some)))  # noqa: B023
+            for title, tokenizer in ours.items():
+                engine._tokenizer = tokenizer
+                rates.setdefault(title, []).append(rate(lambda: engine.encode(some), len(some)))  # noqa: B023
+                for threads, value in tokenizer_alone(engine, some).items():
+                    rates.setdefault(f"{title} alone: {threads}", []).append(value)
+            engine._tokenizer = rust
             rates.setdefault("device alone", []).append(rate(alone, len(some)))
-            for title, value in tokenizer_alone(engine, some).items():
-                rates.setdefault(f"tokenizer: {title}", []).append(value)
         medians = {title: statistics.median(values) for title, values in rates.items()}
         row["rates"], row["all_rates"] = medians, rates
         best_peer = max(value for title, value in medians.items() if title.startswith("sentence"))
-        tokenizer = max(
-            value for title, value in medians.items() if title.startswith("tokenizer") and "Rust" not in title
-        )
-        limit = min(tokenizer, medians["device alone"])
-        row["ratio"] = medians["anytorch"] / best_peer
-        row["tokenizer_limit"], row["device_limit"] = tokenizer, medians["device alone"]
-        row["share_of_limit"] = medians["anytorch"] / limit
+        row["device_limit"] = medians["device alone"]
+        for title in ours:
+            limit = max(value for name, value in medians.items() if name.startswith(f"{title} alone"))
+            row[title] = {
+                "rate": medians[title],
+                "ratio": medians[title] / best_peer,
+                "tokenizer_limit": limit,
+                "share_of_limit": medians[title] / min(limit, medians["device alone"]),
+            }
         row["device_tokens_per_s"] = medians["device alone"] * row["tokens"] / len(some)
     report["explain"] = engine.explain()
     engine.close()
@@ -260,13 +293,16 @@ def table(results: dict[str, Any]) -> str:
                 continue
             rates = row["rates"]
             lines.append(
-                f"{name:10s} {kind:5s} ours {rates['anytorch']:9.0f}/s  peer fp32 "
-                f"{rates['sentence-transformers float32']:7.0f}  fp16 "
-                f"{rates.get('sentence-transformers float16', 0):7.0f}  ratio {row['ratio']:5.2f}  tokenizer "
-                f"{row['tokenizer_limit']:8.0f}  device {row['device_limit']:8.0f}  share {row['share_of_limit']:.2f}  "
+                f"{name}, {kind}: sentence-transformers float32 {rates['sentence-transformers float32']:.0f}/s, float16 "
+                f"{rates.get('sentence-transformers float16', 0):.0f}/s; device alone {row['device_limit']:.0f}/s; "
                 f"cosine {row['worst_cosine']:.6f}"
             )
-            lines += [f"    {title}: {value:.0f}/s" for title, value in rates.items() if title.startswith("tokenizer")]
+            for title in ("anytorch, Rust tokenizer", "anytorch, compiled tokenizer"):
+                us = row[title]
+                lines.append(
+                    f"    {title}: {us['rate']:.0f}/s, {us['ratio']:.2f}x; its tokenizer alone "
+                    f"{us['tokenizer_limit']:.0f}/s; {100 * us['share_of_limit']:.0f} % of the slower limit"
+                )
         for title, value in report.get("explore", {}).items():
             lines.append(f"    {value / 1e6:8.2f} M tokens/s  {title}")
     return "\n".join(lines)

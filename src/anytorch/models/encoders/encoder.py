@@ -90,7 +90,7 @@ class TorchEncoder:
         self.dtype_name = dtype if dtype != "auto" else known.dtype if known else self._accurate_dtype(checkpoint)
         self.module: EncoderModule = self._load(checkpoint, self.dtype_name)
         if quantization is not None:
-            from anytorch.quant import quantize
+            from anytorch.quant.model import quantize
 
             quantize(self.module, quantization)
         self._states: Any = torch.compile(self.module, dynamic=False) if compiled else self.module

@@ -1,0 +1,217 @@
+// WordPiece over UTF-8: texts in one block of bytes, separated by zeros, to packed token ids.
+//
+// What a character becomes (letters, a gap, a sign of its own, nothing) is a table the caller makes by asking the
+// reference tokenizer, so that no rule about Unicode stands here. A text with a character the table does not know, or with
+// one of the tokenizer's added tokens in it, is left to the reference: its flag says so.
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Kind : uint8_t { UNKNOWN = 0, LETTERS = 1, GAP = 2, SIGN = 3, NOTHING = 4 };
+enum Flag : uint8_t { DONE = 0, TRUNCATED = 1, LEFT = 2 };
+
+// Children of a node by byte: one open-addressing table for all nodes, since nearly every node has one child.
+class Trie {
+public:
+    Trie() { values_.assign(2, -1); resize(1 << 12); }
+
+    void insert(int root, const uint8_t* text, int64_t length, int32_t value) {
+        int32_t node = root;
+        for (int64_t i = 0; i < length; i++) {
+            int32_t next = child(node, text[i]);
+            if (next < 0) {
+                next = static_cast<int32_t>(values_.size());
+                values_.push_back(-1);
+                if (2 * ++count_ > static_cast<int64_t>(slots_.size())) resize(2 * slots_.size());
+                put(key(node, text[i]), next);
+            }
+            node = next;
+        }
+        values_[node] = value;
+    }
+
+    int32_t child(int32_t node, uint8_t byte) const {
+        const uint32_t wanted = key(node, byte);
+        for (uint32_t at = spread(wanted) & mask_;; at = (at + 1) & mask_) {
+            const Slot& slot = slots_[at];
+            if (slot.key == wanted) return slot.node;
+            if (slot.node < 0) return -1;
+        }
+    }
+
+    int32_t value(int32_t node) const { return values_[node]; }
+
+private:
+    struct Slot { uint32_t key; int32_t node; };
+
+    static uint32_t key(int32_t node, uint8_t byte) { return (static_cast<uint32_t>(node) << 8) | byte; }
+    static uint32_t spread(uint32_t x) { x *= 2654435769u; return x ^ (x >> 15); }
+
+    void put(uint32_t k, int32_t node) {
+        uint32_t at = spread(k) & mask_;
+        while (slots_[at].node >= 0) at = (at + 1) & mask_;
+        slots_[at] = {k, node};
+    }
+
+    void resize(size_t size) {
+        std::vector<Slot> old;
+        old.swap(slots_);
+        slots_.assign(size, Slot{0, -1});
+        mask_ = static_cast<uint32_t>(size - 1);
+        for (const Slot& slot : old) if (slot.node >= 0) put(slot.key, slot.node);
+    }
+
+    std::vector<Slot> slots_;
+    std::vector<int32_t> values_;
+    uint32_t mask_ = 0;
+    int64_t count_ = 0;
+};
+
+struct Character { uint8_t kind; uint8_t length; uint8_t count; char bytes[13]; };  // what it becomes; `count` characters
+
+struct Tokenizer {
+    Trie trie;  // root 0: pieces that begin a word; root 1: pieces that continue one
+    std::vector<Character> table;
+    std::vector<std::string> added;
+    bool added_starts[256] = {};
+    std::vector<int32_t> before, after;
+    int32_t unknown = 0;
+    int64_t most_characters = 100;
+
+    int64_t pieces(const uint8_t* word, int64_t length, int32_t* out) const {
+        int64_t found = 0, start = 0;
+        while (start < length) {
+            int32_t node = start == 0 ? 0 : 1, best = -1;
+            int64_t end = start;
+            for (int64_t i = start; i < length; i++) {
+                node = trie.child(node, word[i]);
+                if (node < 0) break;
+                if (trie.value(node) >= 0) { best = trie.value(node); end = i + 1; }
+            }
+            if (best < 0) { out[0] = unknown; return 1; }
+            out[found++] = best;
+            start = end;
+        }
+        return found;
+    }
+
+    bool added_at(const uint8_t* text, int64_t left) const {
+        for (const std::string& one : added)
+            if (static_cast<int64_t>(one.size()) <= left && std::memcmp(text, one.data(), one.size()) == 0) return true;
+        return false;
+    }
+
+    // One text's ids behind `out`, which has room for one per byte and then some; how many they are.
+    int64_t encode(const uint8_t* text, int64_t length, int64_t most, int32_t* out, uint8_t* flag) const {
+        uint8_t word[2048];
+        int32_t found[2048];
+        int64_t bytes = 0, characters = 0, ids = 0;
+        const int64_t room = most - static_cast<int64_t>(before.size() + after.size());
+        *flag = DONE;
+        for (int32_t id : before) *out++ = id;
+
+        auto emit = [&](const uint8_t* some, int64_t size, int64_t counted) {
+            int64_t made = 1;
+            if (counted > most_characters) found[0] = unknown; else made = pieces(some, size, found);
+            const int64_t kept = made < room - ids ? made : room - ids;
+            std::memcpy(out + ids, found, kept * sizeof(int32_t));
+            ids += kept;
+            if (kept < made) *flag = TRUNCATED;
+        };
+        auto flush = [&]() {
+            if (characters) emit(word, bytes, characters);
+            bytes = characters = 0;
+        };
+
+        for (int64_t i = 0; i < length && *flag == DONE;) {
+            const uint8_t first = text[i];
+            if (added_starts[first] && added_at(text + i, length - i)) { *flag = LEFT; return 0; }
+            uint32_t code = first;
+            int64_t size = 1;
+            if (first >= 0x80) {  // the caller's encoder made it: it is well-formed
+                size = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+                code = first & (0xFF >> (size + 1));
+                for (int64_t k = 1; k < size; k++) code = (code << 6) | (text[i + k] & 0x3F);
+            }
+            i += size;
+            if (code >= table.size()) { *flag = LEFT; return 0; }
+            const Character& is = table[code];
+            switch (is.kind) {
+                case LETTERS:
+                    // A word that is too long only has to be known to be so.
+                    if (characters <= most_characters && bytes + is.length <= static_cast<int64_t>(sizeof word)) {
+                        std::memcpy(word + bytes, is.bytes, is.length);
+                        bytes += is.length;
+                    }
+                    characters += is.count;
+                    break;
+                case GAP: flush(); break;
+                case SIGN:
+                    flush();
+                    if (*flag == DONE) emit(reinterpret_cast<const uint8_t*>(is.bytes), is.length, 1);
+                    break;
+                case NOTHING: break;
+                default: *flag = LEFT; return 0;
+            }
+        }
+        if (*flag == DONE) flush();
+        out += ids;
+        for (int32_t id : after) *out++ = id;
+        return ids + static_cast<int64_t>(before.size() + after.size());
+    }
+};
+
+}  // namespace
+
+// pieces: `count` texts in one block, piece i at [offsets[i], offsets[i + 1]), root 0 or 1. characters: `codes` entries of
+// sizeof(Character). added: the added tokens' texts, separated by zeros.
+EXPORT void* wordpiece_new(const uint8_t* pieces, const int64_t* offsets, const uint8_t* roots, const int32_t* ids,
+                           int64_t count, const uint8_t* characters, int64_t codes, const char* added,
+                           int64_t added_length, const int32_t* before, int64_t befores, const int32_t* after,
+                           int64_t afters, int32_t unknown, int64_t most_characters) {
+    Tokenizer* made = new Tokenizer();
+    for (int64_t i = 0; i < count; i++)
+        made->trie.insert(roots[i], pieces + offsets[i], offsets[i + 1] - offsets[i], ids[i]);
+    made->table.resize(codes);
+    std::memcpy(made->table.data(), characters, codes * sizeof(Character));
+    for (int64_t begin = 0; begin < added_length;) {
+        std::string one(added + begin);
+        begin += static_cast<int64_t>(one.size()) + 1;
+        if (one.empty()) continue;
+        made->added_starts[static_cast<uint8_t>(one[0])] = true;
+        made->added.push_back(one);
+    }
+    made->before.assign(before, before + befores);
+    made->after.assign(after, after + afters);
+    made->unknown = unknown;
+    made->most_characters = most_characters;
+    return made;
+}
+
+EXPORT void wordpiece_delete(void* tokenizer) { delete static_cast<Tokenizer*>(tokenizer); }
+
+EXPORT int64_t wordpiece_character_nbytes() { return sizeof(Character); }
+
+// Texts separated by zeros in `data`; `texts` of them. Fills ids, starts [texts + 1] and flags [texts]; gives the number of
+// ids, or -1 if the zeros do not make that many texts. ids must have room for length + texts × (special tokens + 1).
+EXPORT int64_t wordpiece_encode(const void* tokenizer, const uint8_t* data, int64_t length, int64_t texts, int64_t most,
+                                int32_t* ids, int32_t* starts, uint8_t* flags) {
+    const Tokenizer& it = *static_cast<const Tokenizer*>(tokenizer);
+    int64_t total = 0, begin = 0;
+    starts[0] = 0;
+    for (int64_t i = 0; i < texts; i++) {
+        if (begin > length) return -1;
+        const void* zero = std::memchr(data + begin, 0, length - begin);
+        const int64_t end = zero ? static_cast<const uint8_t*>(zero) - data : length;
+        total += it.encode(data + begin, end - begin, most, ids + total, flags + i);
+        starts[i + 1] = static_cast<int32_t>(total);
+        begin = end + 1;
+    }
+    return begin == length + 1 || texts == 0 ? total : -1;
+}
