@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ class Copies:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream: Any = None
+        self._entering = threading.Lock()
         if device.type != "cpu":
             try:
                 self.stream = torch.Stream(device=device)
@@ -37,9 +40,15 @@ class Copies:
     def event(self) -> Any:
         return torch.Event(device=self.device) if self.stream is not None else None
 
-    def use(self) -> AbstractContextManager[Any]:
-        """Operations inside are queued on the copy stream. Any thread may do so."""
-        return self.stream if self.stream is not None else nullcontext()
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Operations inside are queued on the copy stream. Any thread may do so, one at a time: a torch.Stream remembers
+        in itself which stream it replaced."""
+        if self.stream is None:
+            yield
+        else:
+            with self._entering, self.stream:
+                yield
 
     def copied(self) -> Any:
         """An event for everything queued on the copy stream so far."""
