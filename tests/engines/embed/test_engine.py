@@ -370,6 +370,8 @@ def test_a_device_that_is_there_gets_torch(monkeypatch: pytest.MonkeyPatch, fake
     monkeypatch.setattr(engine_module, "choose_place", lambda request: Place("cuda:0", "cuda:0", "a test says so"))
     engine = fake_engine(device="auto")
     assert engine.device == "cuda:0" and not engine.on_cpu and engine.batch_tokens > 10_000
+    on_cpu = fake_engine(device="cpu")
+    assert np.array_equal(engine.encode(TEXTS), on_cpu.encode(TEXTS)), "whichever tokenizer"
 
 
 def test_torch_devices_are_named_by_their_name(fake_engine: Callable[..., Any]) -> None:

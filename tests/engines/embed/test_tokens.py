@@ -182,3 +182,18 @@ def test_what_is_not_certain_is_tokenized_whole(change: dict[str, Any]) -> None:
 def test_a_text_without_spaces_is_left_alone(tokenizer: TextTokenizer) -> None:
     assert tokenizer.cut("日本" * 5000) == "日本" * 5000
     assert len(BETWEEN_WORDS.findall("a b  c\nd - e")) == 2
+
+
+def test_the_compiled_twin_gives_the_same(tokenizer: TextTokenizer, model_folder: Path, missing: Any) -> None:
+    recipe = read_recipe(model_folder)
+    twin = TextTokenizer(recipe, recipe.max_length)
+    if not twin.hurry():
+        missing("compiler", "the compiled tokenizer needs one")
+    assert (tokenizer.kind, twin.kind) == ("Rust", "compiled WordPiece")
+    for texts in (TEXTS, long_texts(), []):
+        ours, theirs = twin(texts), tokenizer(texts)
+        assert rows(ours) == rows(theirs) and ours.truncated == theirs.truncated
+    assert rows(twin(["world"], prompt="Hello, ")) == rows(tokenizer(["Hello, world"]))
+    for bad in (5, None, ("a", "b"), "a\ud800"):
+        with pytest.raises(InputError, match="text 11"):
+            twin(["fine", bad], first=10)  # type: ignore[list-item]

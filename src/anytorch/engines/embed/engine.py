@@ -74,7 +74,8 @@ class ArrowEngine:
     `quantization`: None, "int8", "int4", "int2", "fp4". `dtype`: "auto", "float32", "float16", "bfloat16".
     `batch_tokens`: tokens computed at once; "auto" finds the fastest on this machine and remembers it.
     `max_length`, `pooling`, `normalize`: instead of the model's own. `threads`: of the CPU. `allow_quantize`: when memory
-    runs out even for one text, use "int8", then "int4", and say so. `truncate=False`: a text longer than max_length is
+    runs out even for one text, use "int8", then "int4", and say so. `devices`: several at once, each in a process of its
+    own (["cuda:0", "cuda:1"], or "all"), instead of `device`. `truncate=False`: a text longer than max_length is
     an InputError instead of being cut.
 
     Thread-safe. Raises ModelError for a folder that cannot be used, InputError for texts that cannot.
@@ -120,7 +121,9 @@ class ArrowEngine:
         if len(self._places) > 1:
             self.place = replace(self.place, id=", ".join(place.id for place in self._places))
         self._why = ""
-        encoder = self._build(device)
+        encoder = self._build()
+        if not self.on_cpu:
+            self._tokenizer.hurry()  # an accelerator is faster than the Rust tokenizer with all cores
         self.head = Head(self.recipe, encoder.width, normalize=normalize)
         start = batch_tokens if isinstance(batch_tokens, int) else CPU_TOKENS if self.on_cpu else DEVICE_TOKENS
         budget = Budget(start, key=self._key(), fixed=isinstance(batch_tokens, int))
@@ -130,7 +133,7 @@ class ArrowEngine:
 
     @property
     def on_cpu(self) -> bool:
-        return self.place.torch_name == CPU
+        return all(place.torch_name == CPU for place in self._places)
 
     @property
     def device(self) -> str:
@@ -164,7 +167,8 @@ class ArrowEngine:
             "steps": list(self.head.kinds),
             "max_length": self.max_length,
             "device": self.place.id,
-            "device_why": self.place.why,
+            "device_why": "; ".join(dict.fromkeys(place.why for place in self._places)),
+            "tokenizer": self._tokenizer.kind,
             "encoder": self._runner.encoder.describe(),
             "encoder_why": self._why,
             "quantization": self.quantization,
@@ -190,7 +194,7 @@ class ArrowEngine:
             + (f"; {encoder['why']}" if encoder.get("why") else ""),
             f"quantization: {facts['quantization'] or 'none'}"
             + (f"; {encoder['quantization_why']}" if encoder.get("quantization_why") else ""),
-            f"batches: {facts['batch']['tokens']} tokens ({facts['batch']['source']})",
+            f"batches: {facts['batch']['tokens']} tokens ({facts['batch']['source']}); {facts['tokenizer']} tokenizer",
         ]
         lines += [f"{name}: {value}" for name, value in rest.items() if value not in (None, "")]
         lines += [f"note: {note}" for note in facts["notes"]]
@@ -468,7 +472,7 @@ class ArrowEngine:
             )
         return asked
 
-    def _build(self, asked: Any) -> Encoder:
+    def _build(self) -> Encoder:
         while True:
             try:
                 encoder, self._why = self._built()
@@ -504,7 +508,7 @@ class ArrowEngine:
         if not self._allow_quantize or self.quantization not in SMALLER:
             return None
         self._say_smaller()
-        return self._build(None)
+        return self._build()
 
     def _say_smaller(self) -> None:
         smaller = SMALLER[self.quantization]
@@ -516,7 +520,7 @@ class ArrowEngine:
 
     def _key(self) -> str:
         """What the best batch depends on: the model's shape, the device, how it computes."""
-        facts = (self.recipe.spec, self.place.id, self.quantization, self._dtype, self._threads, self.pooling)
+        facts = (self.recipe.spec, self._places, self.quantization, self._dtype, self._threads, self.pooling)
         from_device = self._why
         return hashlib.sha256(repr((facts, from_device)).encode()).hexdigest()[:24]
 
