@@ -29,7 +29,17 @@ from anytorch.models.encoders.layers import EncoderModule
 from anytorch.models.encoders.layouts import Layout, OneByOne, Packed, Rows
 from anytorch.models.encoders.loading import load_module
 from anytorch.models.encoders.pooling import check_pooling, normalise, pool
-from anytorch.models.encoders.shapes import Chunk, PackedShape, RowShape, plan_packed, plan_rows, step_up
+from anytorch.models.encoders.shapes import (
+    SMALLEST_TOKENS,
+    Chunk,
+    PackedShape,
+    RowShape,
+    most_rows,
+    plan_packed,
+    plan_rows,
+    row_class,
+    step_up,
+)
 from anytorch.models.encoders.staging import Part, Ring, can_stage
 from anytorch.models.encoders.strategy import LAYOUTS, Plan
 from anytorch.models.spec import EncoderSpec
@@ -134,13 +144,12 @@ class TorchEncoder:
 
     def _prepare(self) -> None:
         """Memory for the largest chunk: one buffer of numbers on the device, a ring of slots on the host."""
-        tokens = step_up(max(self.chunk_tokens, self.spec.max_positions), 128)
-        rows = max(tokens // 8, 16) if self.staged else tokens
-        self.numbers = tokens + max(rows, tokens) + 1
+        tokens = step_up(max(self.chunk_tokens, self.spec.max_positions), SMALLEST_TOKENS)
+        # An exact shape can have a text per token; a fixed one rounds its rows up to a power of two.
+        rows = tokens if self.device.type == "cpu" else row_class(most_rows(tokens))
+        self.numbers = tokens + rows + 1
         self._input = torch.zeros(self.numbers, dtype=torch.int32, device=self.device)
-        self._ring = Ring(
-            self.in_flight + 1, self.numbers, max(rows, tokens // 8), self.width, self.device, self.staged
-        )
+        self._ring = Ring(self.in_flight + 1, self.numbers, rows, self.width, self.device, self.staged)
 
     def use(self, plan: Plan) -> None:
         """Compute by this plan from now on."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 SMALLEST_TOKENS = 128
-TOKENS_PER_ROW = 8  # a packed shape has room for this many tokens per text on average: shorter ones split the batch
+TOKENS_PER_ROW = 8  # a chunk has at most one text for so many tokens of its budget: shorter ones split the batch
 LENGTH_STEP = 8  # padded lengths are multiples of it: kernels read masks and rows in vectors of that many
 
 
@@ -62,15 +62,24 @@ def step_up(value: int, smallest: int, steps: int = 4) -> int:
 
 
 def longest_class(longest: int, most: int) -> int:
-    """128, 512, 2048, …: a flash kernel only sizes its grid by it, and empty blocks leave at once."""
+    """128, 256, 512, …: a flash kernel has a block for every 128 tokens of the longest text, in every text."""
     size = 128
     while size < longest:
-        size *= 4
+        size *= 2
     return min(size, most)
 
 
-def rows_for(tokens: int) -> int:
+def most_rows(tokens: int) -> int:
+    """More texts than this do not go into a chunk of so many tokens, however short they are."""
     return max(16, tokens // TOKENS_PER_ROW)
+
+
+def row_class(rows: int) -> int:
+    """16, 32, 64, …: a flash kernel's blocks for texts that are not there leave at once, but each must be started.
+
+    (On an H200 a chunk of 64 texts in a shape for 2,048 took twice as long as it should.)
+    """
+    return max(16, 1 << (rows - 1).bit_length())
 
 
 def plan_packed(
@@ -82,7 +91,7 @@ def plan_packed(
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     ends = np.cumsum(sizes)
-    rows_limit = rows_for(budget) if fixed else len(sizes)
+    rows_limit = most_rows(budget) if fixed else len(sizes)
     chunks: list[Chunk] = []
     begin = 0
     while begin < len(sizes):
@@ -91,9 +100,7 @@ def plan_packed(
         end = min(end, begin + rows_limit)
         tokens, longest, rows = int(ends[end - 1]) - base, int(sizes[begin:end].max()), end - begin
         if fixed:
-            # Many texts of a token or two need room for their rows, whatever their tokens are.
-            tokens = step_up(max(tokens, min(rows * TOKENS_PER_ROW, budget)), SMALLEST_TOKENS)
-            shape = PackedShape(tokens, max(rows, rows_for(tokens)), longest_class(longest, most))
+            shape = PackedShape(step_up(tokens, SMALLEST_TOKENS), row_class(rows), longest_class(longest, most))
         else:
             shape = PackedShape(tokens, rows, longest)
         chunks.append(Chunk(np.arange(begin, end), shape))
@@ -122,13 +129,13 @@ def plan_rows(lengths: Sequence[int] | npt.NDArray[np.integer], budget: int, mos
     while begin < len(order):
         longest = int(-falling[begin])
         length = padded_length(longest, most) if fixed else longest
-        most_rows = max(1, budget // length)
+        rows_limit = max(1, budget // length)
         shortest = length - max(LENGTH_STEP, length // 8)
-        end = min(begin + most_rows, max(begin + 1, int(np.searchsorted(falling, -shortest, side="left"))))
+        end = min(begin + rows_limit, max(begin + 1, int(np.searchsorted(falling, -shortest, side="left"))))
         rows = end - begin
         if fixed:
             rows = 1 << (rows - 1).bit_length()
-            if rows > most_rows:
+            if rows > rows_limit:
                 rows //= 2
             end = min(begin + rows, len(order))
         chunks.append(Chunk(order[begin:end], RowShape(rows, length)))
