@@ -46,14 +46,19 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.tune import BackendOptimizer as BackendOptimizer
     from anytorch.devices.tune import auto_configure_backend as auto_configure_backend
     from anytorch.devices.tune import use_tuned as use_tuned
+    from anytorch.engines.candles.generate import sample_candles as sample_candles
+    from anytorch.engines.candles.read import read_candles as read_candles
     from anytorch.engines.embed import ArrowEngine as ArrowEngine
     from anytorch.engines.embed import EngineQueue as EngineQueue
     from anytorch.engines.forecast import KronosPredictor as KronosPredictor
+    from anytorch.engines.forecast.checkpoints import load_predictor as load_predictor
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
     from anytorch.memory.modes import mode as mode
     from anytorch.models.kronos import Kronos as Kronos
     from anytorch.models.kronos import KronosTokenizer as KronosTokenizer
+    from anytorch.train.kronos import finetune_predictor as finetune_predictor
+    from anytorch.train.kronos import finetune_tokenizer as finetune_tokenizer
 
 PUBLIC: dict[str, str] = {
     "AnytorchError": "anytorch.errors",
@@ -77,6 +82,8 @@ PUBLIC: dict[str, str] = {
     "diagnose": "anytorch.devices.doctor",
     "enable": "anytorch.devices.choose",
     "explain": "anytorch.devices.choose",
+    "finetune_predictor": "anytorch.train.kronos",
+    "finetune_tokenizer": "anytorch.train.kronos",
     "fit_batch": "anytorch.devices.oom",
     "get_accelerator_type": "anytorch.devices.documented",
     "get_available_backends": "anytorch.devices.documented",
@@ -90,11 +97,14 @@ PUBLIC: dict[str, str] = {
     "is_cuda_available": "anytorch.devices.documented",
     "is_npu_available": "anytorch.devices.documented",
     "is_out_of_memory": "anytorch.devices.oom",
+    "load_predictor": "anytorch.engines.forecast.checkpoints",
     "memory": "anytorch.memory",  # the package itself, which can be called
     "memory_cleanup": "anytorch.devices.documented",
     "mode": "anytorch.memory.modes",
+    "read_candles": "anytorch.engines.candles.read",
     "resolve": "anytorch.devices.choose",
     "resolve_device": "anytorch.devices.documented",
+    "sample_candles": "anytorch.engines.candles.generate",
     "seed": "anytorch.devices.seeds",
     "set_backend": "anytorch.devices.documented",
     "set_seed": "anytorch.devices.documented",

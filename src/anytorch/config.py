@@ -183,6 +183,20 @@ SETTINGS: dict[str, Setting] = {
             "look at every index tensor on the webgpu device and raise IndexError; slow, for finding a mistake",
         ),
         Setting(
+            "mode",
+            "balanced",
+            _one_of("speed", "balanced", "memory", "full"),
+            ("ANYTORCH_MODE", "VB_MODE"),
+            "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full",
+        ),
+        Setting(
+            "virtual_blackwell",
+            False,
+            _boolean,
+            ("ENABLE_VIRTUAL_BLACKWELL",),
+            "turn the mode on when apt_model.optimization.vb_global is imported",
+        ),
+        Setting(
             "compiler",
             "",
             _text,

@@ -1,9 +1,10 @@
-# 5-virtual-blackwell.md, python block 8, the device part (完整�练�程)
+# 5-virtual-blackwell.md, python block 8
 #!/usr/bin/env python3
 import torch
 import torch.nn as nn
 from apt_model.core.system import get_device, set_seed
 from apt_model.optimization.npu_backend import get_accelerator_type
+import apt_model.optimization.vb_global as vb
 
 # 1. 设置��
 set_seed(42)
@@ -13,6 +14,7 @@ device = get_device()
 print(f"使用设备: {device} ({get_accelerator_type().upper()})")
 
 # 3. �用虚拟Blackwell
+vb.enable_balanced_mode()
 
 # 4. 创建模�
 class MyModel(nn.Module):

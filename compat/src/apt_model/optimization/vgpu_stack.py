@@ -1,5 +1,8 @@
-"""Still to come; importing it says with what."""
+"""The tiers of memory as document 5 names them: re-exports of anytorch's."""
 
-from anytorch_compat import not_yet
+from anytorch.memory.stack import VGPULevel as VGPULevel
+from anytorch.memory.stack import VGPUStack as VGPUStack
+from anytorch.memory.stack import VGPUStackLinear as VGPUStackLinear
+from anytorch.memory.stack import create_vgpu_stack as create_vgpu_stack
 
-raise ImportError(not_yet(__name__, "the virtual device memory (issue 5)"), name=__name__)
+__all__ = ["VGPULevel", "VGPUStack", "VGPUStackLinear", "create_vgpu_stack"]

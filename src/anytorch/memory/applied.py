@@ -1,0 +1,249 @@
+"""What a mode does to the process and to a model, each step with the step that undoes it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from anytorch import logs
+from anytorch.devices.memory import memory
+from anytorch.devices.precision import autocast, autocast_dtype
+from anytorch.memory.fitting import fit, unfit
+from anytorch.memory.originals import Originals
+from anytorch.quant.model import quantize
+
+if TYPE_CHECKING:
+    from anytorch.memory.modes import Mode
+
+log = logs.logger(__name__)
+
+# Flash attention first, the plain one last: it must stay allowed, for not every shape and dtype has a fused kernel.
+FUSED_FIRST = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def fused_attention_first() -> AbstractContextManager[None]:
+    return sdpa_kernel(FUSED_FIRST, set_priority=True)
+
+
+@contextmanager
+def matmul_precision(wanted: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def in_force(mode: Mode, device: torch.device) -> dict[str, Any]:
+    """What the process would do now, on this device."""
+    return {
+        "mode": mode.name,
+        "device": str(device),
+        "autocast": autocast_dtype(device) if mode.mixed_precision else None,
+        "attention": attention_kernel(device),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "checkpointing": mode.checkpointing,
+        "weights": mode.weights,
+        "device budget": device_budget(mode, device),
+    }
+
+
+def attention_kernel(device: torch.device) -> str:
+    """The kernel torch takes for a usual attention on this device: "flash", "efficient", "cudnn", "math" or "own"."""
+    name = autocast_dtype(device)
+    dtype = getattr(torch, name) if name else torch.float32
+    q = torch.zeros(1, 4, 64, 64, dtype=dtype, device=device)
+    try:
+        chosen = SDPBackend(torch._fused_sdp_choice(q, q, q))
+    except NotImplementedError:
+        return "own"  # a device with a kernel of its own for the whole function, as ours
+    return chosen.name.removesuffix("_ATTENTION").lower()
+
+
+def device_budget(mode: Mode, device: torch.device) -> int | None:
+    """Bytes a model may keep on the device; None where nobody knows what is free."""
+    free = memory(device).free
+    return None if free is None else int(free * mode.device_share)
+
+
+# --- a model ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Applied:
+    model: nn.Module
+    did: dict[str, Any] = field(default_factory=dict)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def step(self, name: str, what: Any, undo: Callable[[], None]) -> None:
+        self.did[name] = what
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def describe(self) -> dict[str, Any]:
+        return {"model": type(self.model).__name__} | self.did
+
+
+def apply(model: nn.Module, mode: Mode, device: torch.device, training: bool, disk: str | None) -> Applied:
+    """Every step of the mode, in an order in which each finds what it needs; all undone if one of them fails."""
+    done = Applied(model)
+    try:
+        if mode.fused_attention:
+            _use_fused_attention(done)
+        if mode.weights and not training:
+            _quantize(done, mode.weights, disk)
+        if mode.checkpointing and training:
+            _checkpoint_blocks(done)
+        _place(done, device, device_budget(mode, device), disk)
+        if mode.mixed_precision and autocast_dtype(device) is not None:
+            _autocast(done, device)
+    except BaseException:
+        done.undo()
+        raise
+    log.info("mode %s: %s", mode.name, done.describe())
+    return done
+
+
+def _use_fused_attention(done: Applied) -> None:
+    """Models of transformers that spell attention out are switched to torch's function; others are left alone."""
+    switch = getattr(done.model, "set_attn_implementation", None)
+    before = getattr(getattr(done.model, "config", None), "_attn_implementation", None)
+    if switch is None or before != "eager":
+        return
+    try:
+        switch("sdpa")
+    except (ValueError, ImportError) as exc:
+        log.info("attention of %s stays as it is: %s", type(done.model).__name__, exc)
+        return
+    done.step("attention", "sdpa", lambda: switch(before))
+
+
+def _quantize(done: Applied, format: str, disk: str | None) -> None:
+    originals = Originals(disk)
+    done.step("weights", format, lambda: originals.restore(done.model))
+    originals.keep(done.model)
+    quantize(done.model, format)
+
+
+class Checkpointed:
+    """Stands in for a block's `forward`: in training its activations are dropped and computed again in backward."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = type(self.block).forward
+        if not (self.block.training and torch.is_grad_enabled()):
+            return forward(self.block, *args, **kwargs)
+        return checkpoint(forward, self.block, *args, use_reentrant=False, **kwargs)
+
+
+def _checkpoint_blocks(done: Applied) -> None:
+    blocks = [block for block in repeated_blocks(done.model) if "forward" not in vars(block)]
+    for block in blocks:
+        block.forward = Checkpointed(block)
+
+    def undo() -> None:
+        for block in blocks:
+            del block.forward
+
+    done.step("checkpointed blocks", len(blocks), undo)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers of the outermost lists: what a transformer repeats."""
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
+                found.extend(child)
+            else:
+                walk(child)
+
+    walk(model)
+    return found
+
+
+def _place(done: Applied, device: torch.device, budget: int | None, disk: str | None) -> None:
+    model = done.model
+    before = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    size = sum(tensor.nbytes for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
+    if budget is not None and size > budget:
+        fit(model, device, device_budget=budget, disk=disk)
+        done.step("streamed", {"budget": budget, "size": size}, lambda: _unfit(model))
+        return
+    model.to(device)
+    if len(before) == 1 and before != {device}:
+        home = before.pop()
+        done.step("moved", str(device), lambda: _move(model, home))
+
+
+def _unfit(model: nn.Module) -> None:
+    unfit(model)
+
+
+def _move(model: nn.Module, home: torch.device) -> None:
+    model.to(home)
+
+
+class Autocasting:
+    """A pair of hooks: autocast is on while the model's forward runs, also when it raises."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._entered = threading.local()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        stack = self._entered.__dict__.setdefault("stack", [])
+        context = autocast(self.device)
+        context.__enter__()
+        stack.append(context)
+
+    def leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._entered.stack.pop().__exit__(None, None, None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Autocasting:
+        return Autocasting(self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"device": self.device}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["device"])  # type: ignore[misc]
+
+
+def _autocast(done: Applied, device: torch.device) -> None:
+    hooks = Autocasting(device)
+    handles = (
+        done.model.register_forward_pre_hook(hooks.enter, prepend=True),
+        done.model.register_forward_hook(hooks.leave, always_call=True),
+    )
+
+    def undo() -> None:
+        for handle in handles:
+            with contextlib.suppress(KeyError):
+                handle.remove()
+
+    done.step("autocast", autocast_dtype(device), undo)
