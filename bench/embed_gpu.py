@@ -313,6 +313,7 @@ def explore(
             encoder = TorchEncoder(
                 recipe.spec, Checkpoint(recipe.encoder), device=options.device, dtype="float16", **way
             )
+            print(f"{title}: {encoder.plan.words}; {encoder.plan.why}", flush=True)
             for kind, tokens in prepared.items():
                 work, total = device_alone(encoder, tokens), int(tokens.starts[-1])
                 for _ in range(3):

@@ -98,6 +98,40 @@ def test_fills_the_callers_array(open_model: Open, texts: Texts) -> None:
     np.testing.assert_array_equal(target, encoder.run(*texts))
 
 
+@pytest.mark.parametrize("layout", ["rows", "one-by-one"])
+def test_writes_to_the_callers_places(layout: str, open_model: Open, texts: Texts) -> None:
+    encoder = make(open_model("bert"), layout=layout, chunk_tokens=32)
+    target = np.full((12, 48), 7, np.float32)
+    places = np.array([11, 0, 3, 4, 5, 9, 8, 7])
+    encoder.submit(*texts, out=target, places=places).result()
+    np.testing.assert_array_equal(target[places], encoder.run(*texts))
+    assert (target[[1, 2, 6, 10]] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("out", "places"),
+    [
+        (np.empty((8, 48)), None),
+        (np.empty((7, 48), np.float32), None),
+        (np.empty((8, 47), np.float32), None),
+        (np.empty((9, 48), np.float32), np.arange(9)),
+    ],
+    ids=["dtype", "rows", "width", "places"],
+)
+def test_refuses_an_array_that_does_not_fit(out: Any, places: Any, open_model: Open, texts: Texts) -> None:
+    with pytest.raises(UsageError):
+        make(open_model("bert")).submit(*texts, out=out, places=places)
+
+
+def test_a_fused_activation_computes_the_same(open_model: Open, texts: Texts) -> None:
+    encoder = make(open_model("bert"))
+    plain = encoder.run(*texts)
+    assert encoder.module.can_fuse()
+    encoder.module.fuse(True)
+    np.testing.assert_allclose(encoder.run(*texts), plain, atol=5e-3)
+    assert not make(open_model("qwen3")).module.can_fuse(), "a gated feed-forward has no GELU to fuse"
+
+
 def test_no_texts(open_model: Open) -> None:
     found = make(open_model("bert")).run(np.zeros(0, np.int32), np.zeros(1, np.int32))
     assert found.shape == (0, 48)

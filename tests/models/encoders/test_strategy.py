@@ -39,6 +39,10 @@ def test_candidates_follow_what_the_device_can_do(open_model: Open) -> None:
     assert plans(PLAIN, bert, "float32") == {("rows", False)}
     assert plans(PLAIN, bert, "float32", host=True) == {("rows", False), ("one-by-one", False)}
     assert plans(GPU, bert, "float16", layout="packed", graphs=False) == {("packed", False)}
+    found = strategy.candidates(GPU, bert, "float16", False, "auto", None, can_fuse=True)
+    assert [(p.layout, p.graphs) for p in found if p.fused] == [("rows", True), ("packed", True)]
+    assert not found[0].fused and not found[0].graphs, "the reference is the plainest"
+    assert not any(p.fused for p in strategy.candidates(GPU, bert, "float32", False, "auto", None, can_fuse=True))
 
 
 def test_half_precision_by_device_and_checkpoint() -> None:

@@ -154,6 +154,7 @@ class TorchEncoder:
     def use(self, plan: Plan) -> None:
         """Compute by this plan from now on."""
         self.plan = plan
+        self.module.fuse(plan.fused)
         self.recorder = Recorder(self.device) if plan.graphs else None
 
     # --- computing -------------------------------------------------------------------------------------------------
@@ -162,15 +163,24 @@ class TorchEncoder:
         return self.submit(ids, starts).result()
 
     def submit(
-        self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], out: npt.NDArray[np.float32] | None = None
+        self,
+        ids: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        out: npt.NDArray[np.float32] | None = None,
+        places: npt.NDArray[np.intp] | None = None,
     ) -> Pending:
-        """Give the device a batch; `.result()` waits for it. `out` float32[n, width] is filled instead of a new array."""
+        """Give the device a batch; `.result()` waits for it.
+
+        With `out`, float32[…, width], text i's vector is written to its row i, or to row `places[i]`: straight from pinned
+        memory to where the caller wants it.
+        """
         lengths = np.diff(starts)
         self._check(ids, starts, lengths)
         if out is None:
-            out = np.empty((len(lengths), self.width), dtype=np.float32)
+            out, places = np.empty((len(lengths), self.width), dtype=np.float32), None
+        self._check_out(out, lengths, places)
         with self._lock, torch.inference_mode():
-            parts = [self._launch(chunk, ids, starts, lengths, out) for chunk in self._chunks(lengths)]
+            parts = [self._launch(chunk, ids, starts, lengths, out, places) for chunk in self._chunks(lengths)]
         return Pending(self, out, parts)
 
     def _check(self, ids: npt.NDArray[Any], starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
@@ -193,6 +203,14 @@ class TorchEncoder:
                 hint="the tokenizer belongs to another model",
             )
 
+    def _check_out(self, out: npt.NDArray[Any], lengths: npt.NDArray[Any], places: npt.NDArray[Any] | None) -> None:
+        if out.dtype != np.float32 or out.ndim != 2 or out.shape[1] != self.width:
+            raise UsageError(f"out must be float32[…, {self.width}], not {out.dtype}{list(out.shape)}")
+        if places is None and len(out) != len(lengths):
+            raise UsageError(f"out has {len(out)} rows for {len(lengths)} texts")
+        if places is not None and len(places) != len(lengths):
+            raise UsageError(f"{len(places)} places for {len(lengths)} texts")
+
     def _chunks(self, lengths: npt.NDArray[np.int32]) -> list[Chunk]:
         fixed = self.device.type != "cpu"  # kernels, graphs and caches are per shape on every other device
         plan = plan_rows if self.plan.layout == "rows" else plan_packed
@@ -207,6 +225,7 @@ class TorchEncoder:
         starts: npt.NDArray[np.int32],
         lengths: npt.NDArray[np.int32],
         out: npt.NDArray[np.float32],
+        places: npt.NDArray[np.intp] | None,
     ) -> Part:
         slot = self._ring.take()
         shape, texts = chunk.shape, chunk.texts
@@ -231,7 +250,7 @@ class TorchEncoder:
 
         vectors = work() if self.recorder is None else self.recorder.run(shape, work)
         slot.keep(vectors, len(texts))
-        return Part(slot, out, texts)
+        return Part(slot, out, texts if places is None else places[texts])
 
     def _compute(self, shape: PackedShape | RowShape, bounds: list[int]) -> Tensor:
         """The vectors of what lies in the input buffer, by its shape alone: this is what a graph records."""

@@ -138,8 +138,16 @@ class FeedForward(nn.Module):
         self.gated, self.activation = spec.gated, spec.activation
         self.up = nn.Linear(spec.width, spec.inner * (2 if spec.gated else 1), bias=f"{mine}.up.bias" in names)
         self.down = nn.Linear(spec.inner, spec.width, bias=f"{mine}.down.bias" in names)
+        self.fused = False  # GELU by tanh inside the product: no pass over the widest tensor; `strategy` tries it
+
+    def can_fuse(self) -> bool:
+        plain = type(self.up) is nn.Linear and self.up.bias is not None  # not one that has been quantized
+        return plain and not self.gated and self.activation in ("gelu", "gelu_tanh")
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            # aten::_addmm_activation(self, mat1, mat2, *, beta, alpha, use_gelu): cuBLAS's own epilogue where there is one
+            return self.down(torch._addmm_activation(self.up.bias, x, self.up.weight.t(), use_gelu=True))  # type: ignore[no-any-return]
         x = self.up(x)
         if self.gated:
             gate, value = x.chunk(2, dim=-1)
@@ -184,6 +192,13 @@ class EncoderModule(nn.Module):
         thetas = sorted(set(spec.rotary_thetas))
         self.rotaries = nn.ModuleList(Rotary(spec.head_width, theta, spec.max_positions) for theta in thetas)
         self.rotary_of = tuple(thetas.index(theta) for theta in spec.rotary_thetas)
+
+    def can_fuse(self) -> bool:
+        return all(layer.feed_forward.can_fuse() for layer in self.layers)  # type: ignore[union-attr, operator]
+
+    def fuse(self, fused: bool) -> None:
+        for layer in self.layers:
+            layer.feed_forward.fused = fused  # type: ignore[union-attr]
 
     def forward(self, ids: Tensor, layout: Layout) -> Tensor:
         x = self.embedding(ids, layout.positions)

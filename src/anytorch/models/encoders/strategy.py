@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,10 +32,10 @@ log = logs.logger(__name__)
 
 LAYOUTS = ("packed", "rows", "one-by-one")
 HALF_COSINE = 0.9995  # what a half-precision vector must have to its float32 one, at worst
-SAME_COSINE = 0.999  # two layouts in one dtype: they differ by rounding alone
+SAME_COSINE = 0.9998  # two ways in one dtype: they differ by rounding alone
 LARGEST_CHECKED_NBYTES = 8 * 2**30
 STORE = "encoders"
-FORMAT = 1  # part of the key: raise it when a layout's code changes what is worth choosing
+FORMAT = 2  # part of the key: raise it when a layout's code changes what is worth choosing
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,12 @@ class Plan:
     dtype: str
     layout: str  # one of LAYOUTS
     graphs: bool
+    fused: bool = False  # the activation inside the product before it
     why: str = ""
+
+    @property
+    def short(self) -> str:
+        return self.layout + (" with graphs" if self.graphs else "") + (" and fused" if self.fused else "")
 
     @property
     def words(self) -> str:
@@ -52,7 +57,8 @@ class Plan:
             "rows": "texts padded to rows of similar length",
             "one-by-one": "packed texts, attention text by text",
         }
-        return names[self.layout] + (", recorded graphs" if self.graphs else "")
+        more = (", recorded graphs" if self.graphs else "") + (", fused activation" if self.fused else "")
+        return names[self.layout] + more
 
 
 def linear_weights(spec: EncoderSpec) -> int:
@@ -73,7 +79,9 @@ def may_pack(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
     return caps.flash_attention and not host and dtype in ("float16", "bfloat16") and fits
 
 
-def candidates(caps: Caps, spec: EncoderSpec, dtype: str, host: bool, layout: str, graphs: bool | None) -> list[Plan]:
+def candidates(
+    caps: Caps, spec: EncoderSpec, dtype: str, host: bool, layout: str, graphs: bool | None, *, can_fuse: bool = False
+) -> list[Plan]:
     """Plans to compare, the plainest first: it is the reference. Pure."""
     layouts = ["rows"] if layout == "auto" else [layout]
     if layout == "auto":
@@ -82,17 +90,23 @@ def candidates(caps: Caps, spec: EncoderSpec, dtype: str, host: bool, layout: st
     recorded = [False] if host or not caps.graphs else [False, True]
     if graphs is not None:
         recorded = [graphs]
+    fusing = [False, True] if can_fuse and not host and dtype != "float32" else [False]
     return [
-        Plan(dtype, name, record) for name in layouts for record in recorded if not (record and name == "one-by-one")
+        Plan(dtype, name, record, fused)
+        for name in layouts
+        for record in recorded
+        for fused in fusing
+        if not (record and name == "one-by-one") and not (fused and record != recorded[-1])
     ]
 
 
 def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
     """Measure the candidates on the loaded model; the fastest that agrees with the first."""
     host = encoder.device.type == "cpu"
-    plans = candidates(encoder.caps, encoder.spec, encoder.dtype_name, host, layout, graphs)
+    can_fuse = encoder.module.can_fuse()
+    plans = candidates(encoder.caps, encoder.spec, encoder.dtype_name, host, layout, graphs, can_fuse=can_fuse)
     if len(plans) == 1:
-        return Plan(plans[0].dtype, plans[0].layout, plans[0].graphs, "the only way here, or asked for")
+        return replace(plans[0], why="the only way here, or asked for")
     # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
     tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else encoder.chunk_tokens
     ids, starts = sample(encoder.spec, tokens)
@@ -113,8 +127,8 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
             if reference is None:
                 raise  # the plainest way does not work: there is nothing to fall back to
     best = min(timed, key=lambda pair: pair[0])[1]
-    others = ", ".join(f"{plan.layout}{' with graphs' if plan.graphs else ''} {s * 1e3:.2f} ms" for s, plan in timed)
-    return Plan(best.dtype, best.layout, best.graphs, f"the fastest for {len(ids)} mixed tokens: {others}")
+    others = ", ".join(f"{plan.short} {seconds * 1e3:.2f} ms" for seconds, plan in timed)
+    return replace(best, why=f"the fastest for {len(ids)} mixed tokens: {others}")
 
 
 def _try(
