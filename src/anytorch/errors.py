@@ -18,6 +18,7 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 │   ├── DeviceLost           the driver or the card went away
 │   └── OutOfMemory          the device has not enough memory
 │       └── BudgetTooSmall   a memory budget cannot hold what must be there at once; says the smallest that works
+├── OutputError              the answer could not be written; says what is kept
 └── WrongAnswer              a computation disagreed with its reference; never timed, never used
 
 DeviceFallbackWarning        an explicit request could not be met and something else was chosen
@@ -115,6 +116,10 @@ class OutOfMemory(DeviceError):
 
 
 class BudgetTooSmall(OutOfMemory):
+    pass
+
+
+class OutputError(AnytorchError):
     pass
 
 

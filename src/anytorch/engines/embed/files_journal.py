@@ -1,0 +1,214 @@
+"""What makes a run over a file resumable: whose run it is, and which parts of it are finished.
+
+    .<target>.partial/
+      journal.json              format, identity, finished parts; replaced whole
+      part-000000.parquet …     one per chunk, each written under another name, synced, then renamed
+      lock                      held by the run that works here; the system frees it when that run dies
+
+A part counts once the journal names it, with its rows and its size in bytes: a run that was killed between the two
+computes that part again. The identity is everything the vectors depend on; a run with another one is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from anytorch import logs
+from anytorch._version import __version__
+from anytorch.errors import UsageError
+from anytorch.files import replace_file
+
+log = logs.logger(__name__)
+
+FORMAT = 1
+SAMPLE_NBYTES = 1 << 20
+SAMPLES = 16
+WHOLE_NBYTES = 64 << 20  # files up to this size are hashed whole
+SMALL_FILES = (".json", ".txt", ".model")
+Identity = dict[str, Any]
+
+
+def file_identity(path: Path) -> Identity:
+    """Size, time of change, and a hash: of the whole file, or of 16 samples of a mebibyte spread over a large one."""
+    facts = path.stat()
+    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "hash": content_hash(path, facts.st_size)}
+
+
+def content_hash(path: Path, size: int) -> str:
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= WHOLE_NBYTES:
+            while block := file.read(SAMPLE_NBYTES):
+                digest.update(block)
+        else:
+            for sample in range(SAMPLES):
+                file.seek((size - SAMPLE_NBYTES) * sample // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_NBYTES))
+    return digest.hexdigest()[:32]
+
+
+def model_identity(folder: Path) -> str:
+    """A hash over the model's files: settings and vocabulary whole, weights as `content_hash` has it. Not its path."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden and path.suffix in (*SMALL_FILES, ".safetensors"):
+            digest.update(f"{path.relative_to(folder).as_posix()} {content_hash(path, path.stat().st_size)}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def engine_identity(engine: Any) -> Identity:
+    """What the bits of a vector depend on beside the model: how and with what it is computed."""
+    about = engine.describe()
+    encoder = about.get("encoder", {})
+    kinds = {name.partition(":")[0].strip() for name in str(about.get("device", "")).split(",")}
+    return {
+        "anytorch": __version__,
+        "model": model_identity(Path(engine.recipe.folder)),
+        "pooling": about.get("pooling"),
+        "steps": about.get("steps"),
+        "max_length": about.get("max_length"),
+        "device": ", ".join(sorted(kinds)),
+        "kernels": encoder.get("kernels"),
+        "dtype": encoder.get("dtype"),
+        "quantization": about.get("quantization"),
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """In words, what is not the same. Pure.
+
+    >>> differences({"source": {"size": 1}, "dim": 4}, {"source": {"size": 2}, "dim": 4})
+    ['source size was 1 and is 2']
+    """
+    found = []
+    for key in dict.fromkeys([*before, *now]):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += differences(old, new, f"{prefix}{key} ")
+        elif old != new:
+            found.append(f"{prefix}{key} was {old!r} and is {new!r}")
+    return found
+
+
+class Journal:
+    """The folder of one run. A context manager: it holds the lock."""
+
+    def __init__(self, target: Path, identity: Identity, *, resume: bool) -> None:
+        self.target, self.identity = target, identity
+        self.folder = partial_folder(target)
+        self.parts: list[dict[str, Any]] = []
+        self._resume = resume
+        self._lock: IO[bytes] | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "journal.json"
+
+    @property
+    def rows(self) -> int:
+        """Rows in finished parts."""
+        return sum(part["rows"] for part in self.parts)
+
+    def part(self, number: int) -> Path:
+        return self.folder / f"part-{number:06d}.parquet"
+
+    def __enter__(self) -> Journal:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / "lock").open("wb")
+        try:
+            _hold(self._lock, self.target)
+            self._open()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._lock is not None
+        self._lock.close()
+
+    def _open(self) -> None:
+        stored = self._stored()
+        if stored is not None and not self._resume:
+            stored = None
+        if stored is not None:
+            changed = differences(stored["identity"], self.identity)
+            if changed:
+                raise UsageError(
+                    f"{self.target} has an unfinished run that cannot be gone on with: {'; '.join(changed)}",
+                    hint="resume=False (on the command line --no-resume) starts afresh and drops what is finished",
+                )
+            for number, part in enumerate(stored["parts"]):
+                if not self.part(number).is_file() or self.part(number).stat().st_size != part["nbytes"]:
+                    log.warning("%s is damaged; going on from there", self.part(number))
+                    break
+                self.parts.append(part)
+        kept = {self.part(number).name for number in range(len(self.parts))} | {"lock", "journal.json"}
+        for path in self.folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        self._write()
+
+    def _stored(self) -> dict[str, Any] | None:
+        try:
+            stored: dict[str, Any] = json.loads(self.path.read_bytes())
+            if stored["format"] != FORMAT or not isinstance(stored["parts"], list):
+                raise ValueError("of another format")
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as exc:
+            if self._resume:
+                raise UsageError(
+                    f"{self.path}: cannot be understood: {exc}", hint="resume=False starts afresh"
+                ) from exc
+            return None
+        return stored
+
+    def add(self, rows: int, missing: int) -> None:
+        """The next part is in its place."""
+        nbytes = self.part(len(self.parts)).stat().st_size
+        self.parts.append({"rows": rows, "missing": missing, "nbytes": nbytes})
+        self._write()
+
+    def _write(self) -> None:
+        body = {"format": FORMAT, "identity": self.identity, "parts": self.parts}
+        replace_file(self.path, json.dumps(body, indent=1).encode())
+
+    def remove(self) -> None:
+        """The target is complete: nothing here is needed any more."""
+        assert self._lock is not None
+        self._lock.close()
+        shutil.rmtree(self.folder)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Of a run that was killed when its target was complete and its parts were not yet removed."""
+    shutil.rmtree(partial_folder(target), ignore_errors=True)
+
+
+def partial_folder(target: Path) -> Path:
+    return target.parent / f".{target.name}.partial"
+
+
+def _hold(file: IO[bytes], target: Path) -> None:
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        raise UsageError(f"another run is writing {target}", hint="wait for it, or name another target") from exc

@@ -1,0 +1,359 @@
+"""Rows of a file with a column of texts: Parquet, CSV, JSON Lines or plain text, a chunk at a time, any size.
+
+Rows are numbered from 1, as a person counts them; a CSV's header is no row. Chunks have exactly the size that is asked
+for, wherever the file's own blocks end, so that a run that was interrupted cuts the same chunks again.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from anytorch.errors import InputError, UsageError
+
+# The longest field of a CSV is Python's own limit otherwise, 128 KiB: a book is a text, too.
+LONGEST_FIELD = 1 << 30
+COUNTED_NBYTES = 256 << 20  # larger files are not read once more only to know how many rows they have
+FORMATS = ("parquet", "csv", "tsv", "jsonl", "txt")
+ENDINGS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "txt",
+    ".text": "txt",
+}
+USUAL_NAMES = ("text", "texts", "sentence", "content", "body", "document", "passage")
+
+
+class Chunk(NamedTuple):
+    first: int  # number of its first row
+    texts: list[str | None]  # None: the row has none, and that was allowed
+    table: Any  # pyarrow.Table with all columns of the file
+
+
+class Source:
+    """A file that can be read from any row. `column` is the one that holds the texts."""
+
+    def __init__(
+        self, path: Path, column: str | None, *, format: str | None = None, allow_missing: bool = False
+    ) -> None:
+        self.path = path
+        self.format = file_format(path, format)
+        self.allow_missing = allow_missing
+        if not path.is_file():
+            raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'there is no such file'}")
+        reader: Callable[[Source], _Reader] = {"parquet": _Parquet, "jsonl": _JsonLines, "txt": _Lines}.get(
+            self.format, _Csv
+        )
+        self._reader = reader(self)
+        self.column = self._reader.choose(column)
+
+    @property
+    def columns(self) -> list[str]:
+        return self._reader.columns
+
+    def total(self) -> int | None:
+        """The number of rows, where it is known or cheap to count."""
+        return self._reader.total()
+
+    def chunks(self, rows: int, skip: int = 0) -> Iterator[Chunk]:
+        """All rows after the first `skip`, `rows` at a time. Raises InputError that names the row and the column."""
+        first = skip + 1
+        for table, texts in self._reader.chunks(rows, skip):
+            yield Chunk(first, [self._checked(text, first + place) for place, text in enumerate(texts)], table)
+            first += len(texts)
+
+    def _checked(self, value: object, row: int) -> str | None:
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as exc:
+                raise self.bad(
+                    row, f"holds a lone surrogate (U+{ord(value[exc.start]):04X}), which is no character"
+                ) from exc
+            return value
+        if value is None and self.allow_missing:
+            return None
+        shown = "is missing (null)" if value is None else f"is {type(value).__name__}, not text: {str(value)[:60]!r}"
+        raise self.bad(row, shown, hint="missing='null' writes no vector for such rows" if value is None else "")
+
+    def bad(self, row: int, what: str, *, hint: str = "", line: int | None = None) -> InputError:
+        where = f"row {row}" + (f" (line {line})" if line not in (None, row) else "")
+        return InputError(f"{self.path.name}: {where}, column {getattr(self, 'column', None)!r} {what}", hint=hint)
+
+
+def file_format(path: Path, asked: str | None = None) -> str:
+    if asked is not None:
+        if asked not in FORMATS:
+            raise UsageError(f"format={asked!r} is not one of {', '.join(FORMATS)}")
+        return asked
+    name = path.name.lower().removesuffix(".gz")
+    found = ENDINGS.get(Path(name).suffix)
+    if found is None or (found == "parquet" and path.name.lower().endswith(".gz")):
+        raise UsageError(
+            f"{path.name}: cannot tell its format from its name; those that can be read: {', '.join(ENDINGS)}, and all "
+            "but Parquet with .gz",
+            hint="say format='csv', 'jsonl', 'txt' or 'parquet'",
+        )
+    return found
+
+
+class _Reader:
+    """One format. `columns` are the file's, as far as its beginning tells."""
+
+    columns: list[str]
+    textual: list[str]  # those that can hold texts
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def total(self) -> int | None:
+        return None
+
+    def chunks(self, rows: int, skip: int) -> Iterator[tuple[Any, list[Any]]]:
+        raise NotImplementedError
+
+    def choose(self, asked: str | None) -> str:
+        name = self.source.path.name
+        if asked is not None:
+            if asked in self.columns:
+                return asked
+            import difflib  # only for bad input
+
+            near = difflib.get_close_matches(asked, self.columns, n=1)
+            raise InputError(
+                f"{name}: there is no column {asked!r}; its columns: {', '.join(self.columns)}",
+                hint=f"did you mean {near[0]!r}?" if near else "",
+            )
+        if len(self.textual) == 1:
+            return self.textual[0]
+        usual = [column for column in self.textual if column.lower() in USUAL_NAMES]
+        if len(usual) == 1:
+            return usual[0]
+        raise InputError(
+            f"{name}: which column holds the texts? Its columns: {', '.join(self.columns) or 'none'}",
+            hint=f"column={(self.textual or self.columns or ['text'])[0]!r}",
+        )
+
+
+class _Parquet(_Reader):
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        try:
+            self._file = pq.ParquetFile(source.path)
+        except (pa.ArrowInvalid, OSError) as exc:
+            raise InputError(f"{source.path.name}: cannot be read as Parquet: {exc}") from exc
+        schema = self._file.schema_arrow
+        self.columns = list(schema.names)
+        self.textual = [field.name for field in schema if _holds_text(field.type)]
+
+    def total(self) -> int | None:
+        return int(self._file.metadata.num_rows)
+
+    def chunks(self, rows: int, skip: int) -> Iterator[tuple[Any, list[Any]]]:
+        import pyarrow as pa
+
+        facts = self._file.metadata
+        group = 0
+        while group < facts.num_row_groups and skip >= facts.row_group(group).num_rows:
+            skip -= facts.row_group(group).num_rows
+            group += 1
+        groups = list(range(group, facts.num_row_groups))
+        # Batches end where row groups do: they are put together and cut anew.
+        held = pa.Table.from_batches([], self._file.schema_arrow)
+        try:
+            for batch in self._file.iter_batches(batch_size=min(rows, 65536), row_groups=groups) if groups else ():
+                fresh = pa.Table.from_batches([batch], self._file.schema_arrow)
+                dropped, skip = min(skip, len(fresh)), max(0, skip - len(fresh))
+                held = pa.concat_tables([held, fresh.slice(dropped)])
+                while len(held) >= rows:
+                    yield self._cut(held.slice(0, rows))
+                    held = held.slice(rows)
+        except (pa.ArrowException, OSError) as exc:
+            raise InputError(f"{self.source.path.name}: cannot be read to its end: {exc}") from exc
+        if len(held):
+            yield self._cut(held)
+
+    def _cut(self, table: Any) -> tuple[Any, list[Any]]:
+        return table.combine_chunks(), table.column(self.source.column).to_pylist()
+
+
+def _holds_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
+
+
+class _TextReader(_Reader):
+    """Formats that are read row by row as text."""
+
+    def open(self) -> IO[str]:
+        path = self.source.path
+        raw: Any = gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")  # noqa: SIM115
+        # "utf-8-sig" leaves out the mark that some programs write first; line ends stay as they are for the CSV reader.
+        return io.TextIOWrapper(raw, encoding="utf-8-sig", newline="" if self.keeps_line_ends else None)
+
+    keeps_line_ends = False
+
+    def rows(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
+        raise NotImplementedError
+
+    def total(self) -> int | None:
+        if self.source.path.name.lower().endswith(".gz") or self.source.path.stat().st_size > COUNTED_NBYTES:
+            return None
+        try:
+            return sum(1 for _ in self.rows())
+        except InputError:
+            return None  # said when it is reached: the rows before it are good
+
+    def chunks(self, rows: int, skip: int) -> Iterator[tuple[Any, list[Any]]]:
+        found = self.rows()
+        next(islice(found, skip, skip), None)
+        while some := list(islice(found, rows)):
+            yield self.table(some)
+
+    def decoded(self, lines: IO[str]) -> Iterator[str]:
+        """Lines, with a bad byte named by its line."""
+        number = 0
+        while True:
+            try:
+                line = lines.readline()
+            except UnicodeDecodeError as exc:
+                raise InputError(
+                    f"{self.source.path.name}: after line {number} there is a byte that is not UTF-8 "
+                    f"({exc.object[exc.start : exc.start + 1]!r})",
+                    hint="convert the file: iconv -f latin1 -t utf-8",
+                ) from exc
+            except (EOFError, gzip.BadGzipFile, OSError) as exc:
+                raise InputError(f"{self.source.path.name}: cannot be read after line {number}: {exc}") from exc
+            if not line:
+                return
+            number += 1
+            yield line
+
+
+class _Lines(_TextReader):
+    """Plain text: every line is a text, an empty one too."""
+
+    columns = textual = ["text"]  # noqa: RUF012
+
+    def rows(self) -> Iterator[Any]:
+        with self.open() as lines:
+            for line in self.decoded(lines):
+                yield line.removesuffix("\n")
+
+    def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
+        import pyarrow as pa
+
+        return pa.table({"text": pa.array(rows, pa.string())}), rows
+
+
+class _Csv(_TextReader):
+    """Comma (or tab) separated. Every column stays the text it is: "007" is not 7, and no row can have a wrong type."""
+
+    keeps_line_ends = True
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._delimiter = "\t" if source.format == "tsv" else ","
+        with self.open() as lines:
+            header = next(csv.reader(self.decoded(lines), delimiter=self._delimiter), None)
+        if header is None:
+            raise InputError(f"{source.path.name}: is empty: it has not even a header")
+        if len(set(header)) < len(header):
+            raise InputError(f"{source.path.name}: its header names a column twice: {', '.join(header)}")
+        self.columns = self.textual = header
+
+    def rows(self) -> Iterator[Any]:
+        csv.field_size_limit(LONGEST_FIELD)
+        with self.open() as lines:
+            reader = csv.reader(self.decoded(lines), delimiter=self._delimiter, strict=True)
+            next(reader, None)
+            row = 0
+            try:
+                for fields in reader:
+                    if not fields:
+                        continue  # an empty line is no row, as for every reader of CSV
+                    row += 1
+                    if len(fields) != len(self.columns):
+                        raise self.source.bad(
+                            row,
+                            f"cannot be told: the row has {len(fields)} fields, the header {len(self.columns)}",
+                            line=reader.line_num,
+                            hint="a text with a comma or a line break stands in quotes",
+                        )
+                    yield fields
+            except csv.Error as exc:
+                raise self.source.bad(row + 1, f"cannot be told: {exc}", line=reader.line_num) from exc
+
+    def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
+        import pyarrow as pa
+
+        by_column = list(zip(*rows, strict=True))
+        table = pa.table({n: pa.array(v, pa.string()) for n, v in zip(self.columns, by_column, strict=True)})
+        return table, list(by_column[self.columns.index(self.source.column)])
+
+
+class _JsonLines(_TextReader):
+    """A JSON object on every line. Columns are those of all objects together; blank lines are no rows."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        first: dict[str, Any] = {}
+        for some in islice(self.rows(), 20):
+            first = {**first, **{name: value for name, value in some.items() if value is not None or name not in first}}
+        self.columns = list(first) or ["text"]
+        self.textual = [name for name, value in first.items() if isinstance(value, str)] or ["text"]
+
+    def rows(self) -> Iterator[Any]:
+        row = 0
+        with self.open() as lines:
+            for number, line in enumerate(self.decoded(lines), 1):
+                if line.isspace():
+                    continue
+                row += 1
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as exc:
+                    raise self.source.bad(row, f"cannot be told: not valid JSON: {exc}", line=number) from exc
+                if not isinstance(value, dict):
+                    raise self.source.bad(row, f"cannot be told: {type(value).__name__}, not an object", line=number)
+                yield value
+
+    def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
+        import pyarrow as pa
+
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        columns = {}
+        for name in names:
+            values = [row.get(name) for row in rows]
+            try:
+                columns[name] = pa.array(values)
+            except (pa.ArrowException, OverflowError, UnicodeEncodeError):  # of several kinds: kept as JSON text
+                columns[name] = pa.array([as_text(value) for value in values], pa.string())
+        return pa.table(columns), [row.get(self.source.column) for row in rows]
+
+
+def as_text(value: Any) -> str | None:
+    """A value that shares its column with others of another kind: text stays, anything else becomes JSON."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text.encode("utf-8", "replace").decode()
