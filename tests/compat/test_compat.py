@@ -16,7 +16,7 @@ COMPAT = Path(__file__).resolve().parents[2] / "compat"
 SOURCES = COMPAT / "src"
 
 PATHS = {
-    "ai_os_diffusion.inference": ["get_best_device"],
+    "ai_os_diffusion.inference": ["ArrowEngine", "get_best_device"],
     "yirage": [
         "BackendOptimizer",
         "BackendType",
@@ -39,7 +39,6 @@ PATHS = {
     ],
 }
 LATER = {
-    "ai_os_diffusion.inference": ["ArrowEngine"],
     "yirage": ["new_kernel_graph", "PersistentKernel"],
 }
 LATER_MODULES = ["apt_model.optimization.vb_global", "apt_model.optimization.vgpu_stack"]
