@@ -57,18 +57,21 @@ def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Call
     def pack(tensor: torch.Tensor) -> Any:
         return running.pack(unit, tensor)
 
+    # What follows is not compiled, while the forward it calls may be: the weights' arrival is no part of a graph.
+    enter: Callable[..., None] = torch.compiler.disable(running.enter)  # type: ignore[no-untyped-call]
+    leave: Callable[..., None] = torch.compiler.disable(running.leave)  # type: ignore[no-untyped-call]
+
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        running.enter(unit)
+        enter(unit)
         try:
             if torch.is_grad_enabled():
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     return original(*args, **kwargs)
             return original(*args, **kwargs)
         finally:
-            running.leave(unit)
+            leave(unit)
 
-    # Not compiled itself, while what it calls may be: the weights' arrival is no part of a graph.
     disabled: Callable[..., Any] = torch.compiler.disable(forward, recursive=False)  # type: ignore[no-untyped-call]
     return disabled
 

@@ -175,6 +175,9 @@ class Mover:
 
     def _take(self, name: str) -> None:
         held = self._held.get(name)
+        if held is not None and any(future.done() and future.exception() for future in held.futures):
+            self._forget(name)  # fetched ahead, and failed: the reason may be gone by now
+            held = None
         if held is None:
             held = self._fetch_now(name)
         elif held.fresh:

@@ -228,7 +228,7 @@ def cost_of(plan: Plan) -> tuple[float, int, int]:
         shared = plan.budgets.host is None
         pass_s = predict(plan.blocks, rehearsed, plan.homes, plan.ring_nbytes, speeds, shared=shared).pass_s
     streamed = plan.prediction.from_host_nbytes + plan.prediction.from_disk_nbytes
-    return round(pass_s, 6), streamed, plan.device_nbytes
+    return float(f"{pass_s:.4g}"), streamed, plan.device_nbytes
 
 
 def finish(

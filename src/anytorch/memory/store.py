@@ -90,6 +90,8 @@ class TensorStore:
             name = f"{key} (new)" if old is not None else key
             candidates = range(len(self.places)) if level is None else (level,)
             for index in candidates:
+                if old is not None and self._swap(key, old, tensor, priority, index):
+                    return index
                 if self._make_room(index, tensor.nbytes, keep={key}):
                     self.ledger.reserve(str(index), name, tensor.nbytes)
                     try:
@@ -108,6 +110,17 @@ class TensorStore:
                 + ", ".join(f"level {i} has {words(self.ledger.free(str(i)))} free" for i in candidates),
                 hint="raise a level's capacity, or remove tensors",
             )
+
+    def _swap(self, key: str, old: Entry, tensor: torch.Tensor, priority: int, level: int) -> bool:
+        """Replace a tensor where it is, if the new one is on that device already: nothing has to exist twice for that."""
+        if old.level != level or self.places[level].device != tensor.device:
+            return False
+        if self.ledger.free(str(level)) + old.nbytes < tensor.nbytes:
+            return False
+        self._entries[key] = Entry(level, tensor, tensor.nbytes, priority, self._clock)
+        self.ledger.release(str(level), key)
+        self.ledger.reserve(str(level), key, tensor.nbytes)
+        return True
 
     def get(self, key: str) -> torch.Tensor | None:
         """The tensor, on the fastest level's device if there is room for it there; None for an unknown key.

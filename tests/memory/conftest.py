@@ -1,0 +1,42 @@
+"""A disk level for every test, with speeds that need no measuring; and nothing left on it afterwards."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anytorch.memory.types import Speeds
+
+
+@pytest.fixture
+def models() -> Any:
+    path = Path(__file__).with_name("models.py")  # by its path: pytest's importlib mode keeps this folder off sys.path
+    name = "anytorch_tests_memory_models"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    yield folder
+    import gc
+
+    gc.collect()
+    left = [path for path in folder.rglob("*")] if folder.exists() else []
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def given(disk: Path) -> dict[str, Any]:
+    """The arguments of `fit` that most tests share."""
+    return {"disk": disk, "speeds": Speeds(10.0, 2.0)}
