@@ -33,17 +33,19 @@ class Groups(NamedTuple):
 
 def encode(values: torch.Tensor, format: Format, *, refine: bool = False) -> Groups:
     """The codes and scales of float32 groups."""
-    scales = find_scales(values, format)
-    if refine:
-        scales = _refined(values, format, scales)
+    scales = find_scales(values, format, refine=refine)
     return scales._replace(codes=round_to(values, format, scales))
 
 
-def find_scales(values: torch.Tensor, format: Format) -> Groups:
-    """The textbook scales (and offsets) of float32 groups, with codes left empty."""
+def find_scales(
+    values: torch.Tensor, format: Format, *, unit: torch.Tensor | None = None, refine: bool = False
+) -> Groups:
+    """The scales (and offsets) of float32 groups, with codes left empty. `unit`: the tensor scale, where it is fixed."""
     if format.table is None:
-        return _integer_scales(values, format, 1.0)
-    return _table_scales(values, format, 1.0, None)
+        found = _same_unit(_integer_scales(values, format, 1.0), unit)
+    else:
+        found = _table_scales(values, format, 1.0, unit)
+    return _refined(values, format, found) if refine else found
 
 
 def round_to(values: torch.Tensor, format: Format, scales: Groups) -> torch.Tensor:

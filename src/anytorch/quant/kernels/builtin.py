@@ -1,0 +1,146 @@
+"""torch's own kernels for packed weights. They are private, differ between releases and devices, and round inputs to
+bfloat16: so each is tried, checked and timed like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from anytorch.quant.kernels.base import Prepared, nbytes_of
+from anytorch.quant.rounding import scale_values
+from anytorch.quant.tensor import QuantTensor, to_groups
+
+
+def _operator(name: str) -> Any:
+    return getattr(torch, name, None)
+
+
+def _with_bias(out: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    out = out.to(dtype)
+    return out if bias is None else out.add_(bias)
+
+
+def _whole_row_int8(weight: QuantTensor) -> str:
+    format = weight.format
+    return "" if format.bits == 8 and format.group_size == 0 else "for int8 with one scale per row"
+
+
+class Int8Pack:
+    """`torch._weight_int8pack_mm`: int8 weights as they are, inputs in bfloat16."""
+
+    name = "torch int8pack"
+    batch_invariant = False
+    rounds_inputs = True
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        if _operator("_weight_int8pack_mm") is None:
+            return "this torch has no _weight_int8pack_mm"
+        if weight.columns % 64 or weight.rows % 16:
+            return "crashes the process on sizes that are no multiples (torch 2.13, AVX-512, 200 columns)"
+        return _whole_row_int8(weight)
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        call = _operator("_weight_int8pack_mm")
+        codes = weight.parts["codes"]
+        scale = weight.parts["scale"].flatten().bfloat16()
+        cast = None if bias is None else bias.detach().to(dtype)
+        return Prepared(lambda x: _with_bias(call(x.bfloat16(), codes, scale), cast, x.dtype), nbytes_of(scale))
+
+
+class Int4Pack:
+    """`torch._weight_int4pack_mm…`: the weight in a layout of torch's own, a second copy of it."""
+
+    name = "torch int4pack"
+    batch_invariant = False
+    rounds_inputs = True
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        suffix = "_for_cpu" if weight.device.type == "cpu" else ""
+        if _operator(f"_weight_int4pack_mm{suffix}") is None:
+            return "this torch has no _weight_int4pack_mm"
+        format = weight.format
+        if format.family != "int4" or format.group_size not in (32, 64, 128, 256):
+            return "for int4 in groups of 32 to 256"
+        if weight.rows % 16 or weight.columns % format.group_size or weight.columns % 16:
+            return "needs rows in sixteens and whole groups"
+        return ""
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        groups = to_groups(weight)
+        codes = groups.codes.reshape(weight.rows, weight.columns)
+        unit = weight.parts["tensor_scale"]
+        scale = scale_values(groups.scale, weight.format) * unit
+        # Theirs is (code − 8)·scale + zero.
+        zero = scale * 8 + groups.offset.float() * unit if groups.offset is not None else torch.zeros_like(scale)
+        both = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous().bfloat16()
+        size = weight.format.group_size
+        cast = None if bias is None else bias.detach().to(dtype)
+        if weight.device.type == "cpu":
+            packed = _operator("_convert_weight_to_int4pack_for_cpu")(codes.to(torch.int32), 1)
+            call = _operator("_weight_int4pack_mm_for_cpu")
+        else:
+            tiles = 8 if weight.columns % 128 == 0 else 4 if weight.columns % 64 == 0 else 2
+            high_first = (codes[:, ::2] << 4 | codes[:, 1::2]).contiguous()
+            packed = _operator("_convert_weight_to_int4pack")(high_first, tiles)
+            call = _operator("_weight_int4pack_mm")
+        return Prepared(
+            lambda x: _with_bias(call(x.bfloat16().contiguous(), packed, size, both), cast, x.dtype),
+            nbytes_of(packed, both),
+        )
+
+
+class Int8Columns:
+    """The integers cast to the inputs' dtype and multiplied, the row's scale applied to the result. Needs no unpacking
+    arithmetic, and one cast weight at a time."""
+
+    name = "torch cast int8"
+    batch_invariant = False
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        return _whole_row_int8(weight)
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        codes, scale = weight.parts["codes"], weight.parts["scale"].flatten().to(dtype)
+        cast = None if bias is None else bias.detach().to(dtype)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return _with_bias(functional.linear(x, codes.to(x.dtype)) * scale, cast, x.dtype)
+
+        return Prepared(run, nbytes_of(scale))
+
+
+class Int8Dynamic:
+    """`torch._int_mm` (oneDNN on the CPU, cuBLASLt on NVIDIA): inputs rounded to int8 too, with one scale per row, so
+    that a row's result does not depend on its neighbours."""
+
+    name = "torch int8 × int8"
+    batch_invariant = True
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        if weight.format.activations != "int8":
+            return "rounds inputs to int8, which the format does not ask for"
+        if _operator("_int_mm") is None:
+            return "this torch has no _int_mm"
+        if m <= 16 and weight.device.type != "cpu":
+            return "needs more than 16 input rows"
+        return _whole_row_int8(weight)
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        call = _operator("_int_mm")
+        turned = weight.parts["codes"].t()
+        scale = weight.parts["scale"].flatten()
+        cast = None if bias is None else bias.detach().float()
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            x32 = x.float()
+            step = x32.abs().amax(dim=1, keepdim=True).div_(127).clamp_(min=1e-30)
+            products = call((x32 / step).round_().to(torch.int8), turned)
+            out: torch.Tensor = products.float().mul_(scale).mul_(step)
+            return (out if cast is None else out.add_(cast)).to(x.dtype)
+
+        return Prepared(run)
+
+
+KERNELS = (Int8Pack(), Int4Pack(), Int8Columns(), Int8Dynamic())

@@ -1,0 +1,267 @@
+"""Quantizing a whole model in place, layer by layer, and undoing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from anytorch import logs
+from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.quant.calibrate import InputStatistics, gptq, input_scaling
+from anytorch.quant.checkpoint import Checkpoint
+from anytorch.quant.choose import Prefer
+from anytorch.quant.formats import Format, parse
+from anytorch.quant.linear import QuantLinear
+from anytorch.quant.tensor import pack, unpack
+
+log = logs.logger(__name__)
+
+Skip = str | Callable[[str, nn.Module], bool]
+Method = Literal["auto", "nearest", "gptq", "awq", "awq+gptq"]
+STATISTICS_NBYTES = 1 << 30  # of covariances held at a time; more layers than that are calibrated in several passes
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `quantize` did."""
+
+    format: str
+    method: str
+    quantized: tuple[str, ...]
+    skipped: Mapping[str, str]  # name → why
+    nbytes_before: int  # of the quantized layers' weights
+    nbytes_after: int
+    scaled_inputs: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        ratio = self.nbytes_after / self.nbytes_before if self.nbytes_before else 0.0
+        lines = [
+            f"{len(self.quantized)} layers in {self.format} ({self.method}): "
+            f"{self.nbytes_before / 1e6:.1f} MB → {self.nbytes_after / 1e6:.1f} MB ({ratio:.3f}×)"
+        ]
+        lines += [f"  left as it is: {name} ({why})" for name, why in self.skipped.items()]
+        return "\n".join(lines)
+
+
+def quantize(
+    model: nn.Module,
+    format: str | Format,
+    *,
+    skip: Skip | Iterable[Skip] = (),
+    group_size: int | None = None,
+    calibration: Iterable[Any] | None = None,
+    method: Method = "auto",
+    refine: bool = True,
+    prefer: Prefer = "memory",
+    weights: str | Path | None = None,
+) -> Report:
+    """Replace the model's `nn.Linear` layers by packed ones, in place, one at a time.
+
+    skip         names or patterns ("lm_head", "*.pooler.*") or functions of (name, module) that keep a layer as it is
+    calibration  examples (each one is what `model` takes: a tensor, a tuple or a dict); with them `method` may be "gptq"
+                 (the default then), "awq" or "awq+gptq"
+    refine       search each group's scale for the least error
+    weights      a safetensors file or folder to read the weights from, layer by layer: the model may then be on the meta
+                 device, and no more than one layer's unpacked weight is in memory
+
+    At no time are there two whole copies: a layer's float weight is dropped before the next is touched.
+    """
+    chosen = parse(format, group_size)
+    if method not in get_args(Method):
+        raise UsageError(f"method={method!r}: use one of {', '.join(get_args(Method))}")
+    if calibration is None and method in ("gptq", "awq", "awq+gptq"):
+        raise UsageError(f"method={method!r} needs calibration examples", hint="give calibration=[batch, …]")
+    how = ("nearest" if calibration is None else "gptq") if method == "auto" else method
+    if weights is not None and calibration is not None and any(p.is_meta for p in model.parameters()):
+        raise UsageError(
+            "calibration runs the model, and this one's weights are on the meta device",
+            hint="load the model first, or quantize without examples",
+        )
+    layers, skipped = _targets(model, [skip] if isinstance(skip, str) or callable(skip) else list(skip))
+    source = None if weights is None else Checkpoint(Path(weights))
+    if source is not None:
+        source.match(model)
+    before = after = 0
+    scaled: list[str] = []
+    for names in _passes(layers, how):
+        statistics = {} if how == "nearest" else _observe(model, {name: layers[name] for name in names}, calibration)
+        for name in names:
+            linear = layers.pop(name)
+            if source is not None:
+                source.fill(linear, name)
+            if linear.weight.is_meta:
+                raise UsageError(
+                    f"the layer {name} has no weight to quantize: it is on the meta device",
+                    hint="say where the weights are with weights=<safetensors file or folder>",
+                )
+            before += linear.weight.numel() * linear.weight.element_size()
+            layer = _packed_layer(linear, chosen, how, statistics.pop(name, None), name, refine, prefer)
+            if layer.input_scale is not None:
+                scaled.append(name)
+            after += layer.nbytes
+            replace_module(model, name, layer)
+            del linear
+    if source is not None:
+        source.fill_rest(model)
+    quantized = tuple(name for name, module in model.named_modules() if isinstance(module, QuantLinear))
+    if not quantized:
+        log.warning("no layer was quantized: %s", "; ".join(f"{n}: {w}" for n, w in skipped.items()) or "no nn.Linear")
+    return Report(str(chosen), how, quantized, skipped, before, after, tuple(scaled))
+
+
+def _packed_layer(
+    linear: nn.Linear,
+    format: Format,
+    method: str,
+    statistics: InputStatistics | None,
+    name: str,
+    refine: bool,
+    prefer: Prefer,
+) -> QuantLinear:
+    if statistics is None:
+        packed = pack(linear.weight, format, refine=refine)
+        return QuantLinear.of(linear, format, prefer=prefer, packed=packed)
+    statistics.check(name)
+    weight, hessian = linear.weight.detach(), statistics.hessian
+    factors = input_scaling(weight, format, statistics, refine=refine) if method.startswith("awq") else None
+    if factors is not None:
+        weight = (weight.float() / factors).to(weight.dtype)
+        hessian = hessian * torch.outer(factors, factors)
+    if method.endswith("gptq"):
+        packed = gptq(weight, format, hessian, refine=refine)
+    else:
+        packed = pack(weight, format, refine=refine)
+    return QuantLinear.of(linear, format, prefer=prefer, packed=packed, input_scale=factors)
+
+
+def _targets(model: nn.Module, skip: Sequence[Skip]) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    shared: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared.setdefault(id(parameter), []).append(name)
+    layers: dict[str, nn.Linear] = {}
+    skipped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            skipped[name] = "packed already"
+        # Exactly this class: subclasses have a meaning of their own, and attention reads its out_proj's weight itself.
+        elif type(module) is nn.Linear:
+            owners = shared[id(module.weight)]
+            if any(_matches(rule, name, module) for rule in skip):
+                skipped[name] = "asked for"
+            elif len(owners) > 1:
+                skipped[name] = f"shares its weight with {', '.join(o for o in owners if o != f'{name}.weight')}"
+            else:
+                layers[name] = module
+    if "" in layers:
+        raise UsageError(
+            "the model itself is a linear layer, which cannot be replaced in place",
+            hint="use QuantLinear.of(linear, format)",
+        )
+    return layers, skipped
+
+
+def _matches(rule: Skip, name: str, module: nn.Module) -> bool:
+    if callable(rule):
+        return bool(rule(name, module))
+    return fnmatchcase(name, rule) or name == rule or name.startswith(f"{rule}.") or name.endswith(f".{rule}")
+
+
+def _passes(layers: Mapping[str, nn.Linear], method: str) -> Iterator[list[str]]:
+    """The layers' names in portions whose covariances fit in memory together, in the model's order."""
+    if method == "nearest":
+        yield list(layers)
+        return
+    portion: list[str] = []
+    nbytes = 0
+    for name, layer in list(layers.items()):
+        need = layer.in_features**2 * 4
+        if portion and nbytes + need > STATISTICS_NBYTES:
+            yield portion
+            portion, nbytes = [], 0
+        portion.append(name)
+        nbytes += need
+    if portion:
+        yield portion
+
+
+def _observe(
+    model: nn.Module, layers: Mapping[str, nn.Linear], examples: Iterable[Any] | None
+) -> dict[str, InputStatistics]:
+    """Run the examples through the model and add up what reaches each layer."""
+    assert examples is not None
+    if isinstance(examples, Iterator):
+        raise UsageError(
+            "calibration examples are gone through once per portion of the layers, and an iterator only goes once",
+            hint="give a list",
+        )
+    found = {name: InputStatistics.empty(layer.in_features, layer.weight.device) for name, layer in layers.items()}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda _module, inputs: found[name].add(inputs[0])
+
+    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    was_training = model.training
+    model.eval()
+    seen = 0
+    try:
+        with torch.no_grad():
+            for example in examples:
+                call_with(model, example)
+                seen += 1
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise InputError("calibration holds no examples")
+    return found
+
+
+def call_with(model: nn.Module, example: Any) -> Any:
+    """`model(**example)` for a mapping, `model(*example)` for a tuple or list, else `model(example)`."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, (tuple, list)) else model(example)
+
+
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)
+
+
+def dequantize(model: nn.Module) -> int:
+    """Turn packed layers back into `nn.Linear` (with the rounded weights), in place; returns how many there were."""
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, QuantLinear)]
+    for name, layer in found:
+        if not name:
+            raise ModelError("the model itself is a packed layer, which cannot be replaced in place")
+        replace_module(model, name, as_linear(layer))
+    return len(found)
+
+
+def as_linear(layer: QuantLinear) -> nn.Linear:
+    linear = nn.Linear(
+        layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta", dtype=layer.dtype
+    )
+    linear.weight = nn.Parameter(layer.weight)
+    if layer.bias is not None:
+        linear.bias = layer.bias
+    linear.train(layer.training)
+    return linear
+
+
+def weight_errors(model: nn.Module, original: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The relative error of each packed layer's weight against the original state dict's."""
+    errors = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantLinear):
+            wanted = original[f"{name}.weight"].float()
+            found = layer.weight.float() if layer.input_scale is not None else unpack(layer.packed, torch.float32)
+            errors[name] = float((found - wanted).norm() / wanted.norm())
+    return errors
