@@ -97,6 +97,28 @@ COMMANDS: dict[str, Command] = {
         "train a small model on every usable device, with timing and agreement",
         "anytorch demo\nanytorch demo --backend all --iterations 20\nanytorch demo --backend cpu --skip-persistent",
     ),
+    "forecast": Command(
+        "forecast candles: a table, a file and a picture of what may come",
+        "anytorch forecast --sample --plot out.png      generated candles and the tiny model: at once, offline\n"
+        "anytorch forecast data.csv --horizon 120 --samples 20 --quantiles 0.1,0.5,0.9 --plot out.png --output out.csv\n"
+        "anytorch forecast data.csv --model kronos-small --holdout --plot out.png\n"
+        "cat data.csv | anytorch forecast - --json | jq '.series[0].forecast'",
+    ),
+    "finetune": Command(
+        "train the forecasting model on your own candles",
+        "anytorch finetune tokenizer --data prices/ --tokenizer kronos-tokenizer-base --output runs/tokenizer\n"
+        "anytorch finetune predictor --data prices/ --model kronos-small --tokenizer runs/tokenizer/best_model "
+        "--output runs/model\n"
+        "anytorch finetune predictor --sample --output runs/try --epochs 1 --device cpu\n"
+        "torchrun --nproc_per_node=2 -m anytorch finetune predictor --data prices/ --output runs/model",
+    ),
+    "embed": Command(
+        "turn texts into vectors, or search them by meaning",
+        "anytorch embed texts.txt --output texts.parquet    every line a text; goes on after an interruption\n"
+        "anytorch embed reviews.csv --column body --output reviews.npy --quantization int8\n"
+        "anytorch embed texts.parquet --search refund --k 3    the nearest in meaning; the vectors are in the file\n"
+        "anytorch embed - --dim 64 > vectors.jsonl    texts from standard input, one JSON list for each",
+    ),
     "completion": Command(
         "print a shell completion script",
         'eval "$(anytorch completion bash)"\n'

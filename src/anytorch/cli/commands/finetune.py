@@ -1,0 +1,146 @@
+"""`anytorch finetune`: train the tokenizer, then the model, on files of candles; on one process or under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from anytorch.cli.output import Output
+
+KINDS = ("tokenizer", "predictor")
+SAMPLE = {"instruments": 8, "rows": 3000}
+# Field of the plan, type, what it means. Defaults are the plan's own, which differ between the two kinds.
+OPTIONS: tuple[tuple[str, type, str], ...] = (
+    ("lookback", int, "rows of history in a window (90)"),
+    ("horizon", int, "rows after them (10)"),
+    ("epochs", int, "passes over the data (10)"),
+    ("steps_per_epoch", int, "at most so many steps in a pass; 0: every window"),
+    ("batch_size", int, "windows per process and step (32)"),
+    ("accumulate", int, "pieces a step's gradient is summed from (1)"),
+    ("learning_rate", float, "the highest (tokenizer 2e-4, predictor 4e-5)"),
+    ("weight_decay", float, "of AdamW (0.1)"),
+    ("patience", int, "evaluations without improvement before it stops; 0: never"),
+    ("evaluate_every", int, "steps; 0: after every pass"),
+    ("validation_windows", int, "at most so many, evenly spread (2000)"),
+    ("save_every", int, "steps from one save to the next (200)"),
+    ("stride", int, "rows from one window to the next (1)"),
+    ("validation", float, "share of the data, by time, to choose the best weights with (0.1)"),
+    ("test", float, "share of the data, the latest, that is not touched (0.1)"),
+    ("lora_rank", int, "train a low-rank addition of this rank instead of all weights; 0: all"),
+    ("seed", int, "the same seed gives the same weights (100)"),
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=KINDS, help="what to train; the tokenizer comes first")
+    data = parser.add_argument_group("data")
+    data.add_argument("--data", nargs="+", metavar="FILE", help="CSV or Parquet files, or folders of them")
+    data.add_argument("--sample", action="store_true", help="train on generated candles")
+    data.add_argument("--columns", metavar="FIELD=NAME,…", help="columns whose names are not understood")
+    data.add_argument("--timezone", metavar="ZONE", help="of the timestamps")
+    data.add_argument("--repair", action="store_true", help="mend what is wrong with the data, and say what was mended")
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", default="tiny", metavar="NAME", help="tiny, kronos-mini, -small, -base, or a folder")
+    model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer to train, or the one the model works with")
+    model.add_argument("--from-scratch", action="store_true", help="take the shape of the model, and new weights")
+    model.add_argument("--objective", default="generation", metavar="NAME", help="generation (default) or published")
+    model.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, …; under torchrun, its type"
+    )
+    plan = parser.add_argument_group("training")
+    for name, kind, words in OPTIONS:
+        plan.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=words)
+    plan.add_argument("--no-mixed-precision", action="store_true", help="float32 throughout")
+    where = parser.add_argument_group("answer")
+    where.add_argument(
+        "--output", required=True, metavar="DIR", help="where the run lives; again, to go on after a kill"
+    )
+    where.add_argument("--restart", action="store_true", help="forget the run that is there")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    from anytorch.cli.requests import named_device
+    from anytorch.errors import UsageError
+
+    if bool(options.data) == options.sample:
+        raise UsageError("name files with --data, or use --sample" + (", not both" if options.data else ""))
+    changes = {name: getattr(options, name) for name, _, _ in OPTIONS if getattr(options, name) is not None}
+    if options.no_mixed_precision:
+        changes["mixed_precision"] = False
+    device = named_device(options.device, "--device")
+    from anytorch.engines.forecast.checkpoints import choose_checkpoint
+    from anytorch.train import finetune_predictor, finetune_tokenizer
+    from anytorch.train.processes import number
+
+    speaks = number("RANK", 0) == 0  # of several processes, one
+    series = read(options, output if speaks else Output(json=True))
+    found = choose_checkpoint(options.model, options.tokenizer)
+    common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
+    with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
+        if speaks:
+            common["progress"] = progress
+        if options.kind == "tokenizer":
+            done = finetune_tokenizer(series, tokenizer=start(found.tokenizer, options), **common)
+        else:
+            done = finetune_predictor(
+                series,
+                model=start(found.model, options),
+                tokenizer=found.tokenizer,
+                objective=options.objective,
+                **common,
+            )
+    if speaks:
+        tell(done, options, output)
+    return 0
+
+
+def start(source: str, options: argparse.Namespace) -> Any:
+    """The weights to start from; or, from scratch, the arguments of a new one."""
+    if not options.from_scratch:
+        return source
+    from anytorch.models.kronos.folder import CONFIG, find_folder
+    from anytorch.models.kronos.pretrained import read_json
+
+    return read_json(find_folder(source) / CONFIG)
+
+
+def read(options: argparse.Namespace, output: Output) -> list[Any]:
+    from anytorch.engines.candles.columns import parse_given
+    from anytorch.engines.candles.generate import sample_market
+    from anytorch.engines.candles.read import read_many
+    from anytorch.train.windows import as_series
+
+    if options.sample:
+        output.note(f"generated candles: {SAMPLE['instruments']} instruments, {SAMPLE['rows']} bars of 5 minutes each")
+        return as_series(sample_market(SAMPLE["instruments"], SAMPLE["rows"], seed=options.seed or 0))
+    given = parse_given(options.columns) if options.columns else None
+    found = read_many(options.data, columns=given, timezone=options.timezone, repair=options.repair)
+    for one in found[:3]:
+        for note in one.notes:
+            output.note(f"{one.name}: {note}")
+    output.note(f"{len(found)} series, {sum(map(len, found))} rows")
+    return found
+
+
+def tell(done: Any, options: argparse.Namespace, output: Output) -> None:
+    from dataclasses import asdict
+
+    if output.json:
+        output.data({**asdict(done), "folder": str(done.folder)})
+        return
+    output.pairs(
+        [
+            ("steps", f"{done.steps}" + (f", resumed after {done.resumed_from}" if done.resumed_from else "")),
+            ("validation", f"{done.first_loss:.5g} before, {done.best_loss:.5g} at step {done.best_step}")
+            if done.first_loss is not None
+            else ("validation", "none"),
+            ("stopped", "early: nothing improved any more" if done.stopped_early else ""),
+            ("time (s)", f"{done.seconds:.1f}"),
+            ("best weights", done.folder),
+            ("log and curve", f"{options.output}/log.jsonl, loss.png"),
+        ]
+    )
+    if options.kind == "tokenizer":
+        output.note(f"next: anytorch finetune predictor --tokenizer {done.folder} …")
+    else:
+        output.note(f"next: anytorch forecast FILE --model {done.folder} --tokenizer …")

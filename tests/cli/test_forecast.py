@@ -1,0 +1,173 @@
+"""`anytorch forecast` and `anytorch finetune` on the tiny checkpoint that comes with the package."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from anytorch.engines.candles.generate import sample_candles, sample_market
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    path = tmp_path / "abc.csv"
+    frame = sample_candles(150, seed=9).rename(columns={"timestamps": "Date", "volume": "Vol", "amount": "Turnover"})
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_sample_works_at_once(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """The whole command of the documentation: a table, a file and a picture, with nothing to download."""
+    plot, output = tmp_path / "out.png", tmp_path / "out.csv"
+    told = cli(
+        *("forecast", "--sample", "--horizon", "12", "--samples", "4", "--quantiles", "0.1,0.5,0.9", "--seed", "1"),
+        *("--plot", str(plot), "--output", str(output), "--device", "cpu", "--holdout"),
+    )
+    assert told.status == 0, told.err
+    assert plot.read_bytes()[:4] == b"\x89PNG" and plot.stat().st_size > 20_000
+    frame = pd.read_csv(output, parse_dates=["timestamps"])
+    assert len(frame) == 12 and {"close", "close_q0.1", "close_q0.9", "volume_q0.5"} <= set(frame.columns)
+    assert (frame["close_q0.1"] <= frame["close_q0.5"]).all() and (frame["close_q0.5"] <= frame["close_q0.9"]).all()
+    assert (frame["volume"] >= 0).all() and frame["timestamps"].is_monotonic_increasing
+    assert "mean absolute error" in told.out and "4 paths of tiny on cpu" in told.out
+    assert "generated candles" in told.err and "frequency: 5 minutes" in told.err
+
+
+def test_a_file_as_a_document(cli: Callable[..., Any], csv: Path) -> None:
+    arguments = ("forecast", str(csv), "--horizon", "5", "--samples", "3", "--device", "cpu", "--seed", "7", "--json")
+    told = cli(*arguments)
+    assert told.status == 0, told.err
+    (one,) = told.document["series"]
+    assert one["name"] == "abc" and len(one["forecast"]) == 5 and list(one["quantiles"]) == ["0.1", "0.5", "0.9"]
+    assert any("volume = 'Vol'" in note for note in one["guessed"]) and "volume = 'Vol'" in told.err
+    last = pd.read_csv(csv)["Date"].iloc[-1]
+    assert one["last"]["timestamp"] == last and one["forecast"][0]["timestamp"] > last
+    assert cli(*arguments).document == told.document, "the same seed gives the same forecast"
+    other = cli(*arguments[:-2], "8", "--json").document
+    assert other["series"][0]["forecast"] != one["forecast"]
+
+
+def test_standard_input(cli: Callable[..., Any], csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO(csv.read_bytes())
+
+        def isatty(self) -> bool:
+            return False
+
+    monkeypatch.setattr("sys.stdin", Stdin())
+    told = cli("forecast", "-", "--horizon", "3", "--samples", "2", "--device", "cpu", "--json")
+    assert told.status == 0 and len(told.document["series"][0]["forecast"]) == 3
+
+
+def test_many_instruments_and_one_of_them(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path, output = tmp_path / "all.csv", tmp_path / "out.parquet"
+    stacked = pd.concat([f.assign(symbol=n) for n, f in sample_market(3, 60, freq="1D").items()])
+    stacked.to_csv(path, index=False)
+    common = ("--horizon", "4", "--samples", "2", "--device", "cpu")
+    assert cli("forecast", str(path), *common, "--output", str(output)).status == 0
+    frame = pd.read_parquet(output)
+    assert list(frame["symbol"].unique()) == ["SYM000", "SYM001", "SYM002"] and len(frame) == 12
+    told = cli("forecast", str(path), *common, "--symbol", "SYM001", "--json")
+    assert [one["name"] for one in told.document["series"]] == ["SYM001"]
+    told = cli("forecast", str(path), *common, "--symbol", "SYM01")
+    assert told.status == 2 and "did you mean 'SYM0" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give one file of candles, or --sample"),
+        (["x.csv", "--sample"], "not both"),
+        (["nothing.csv"], "cannot read"),
+        (["--sample", "--quantiles", "0.1,high"], "numbers from 0 to 1"),
+        (["--sample", "--quantiles", "1.5"], "numbers from 0 to 1"),
+        (["--sample", "--horizon", "0"], "whole numbers above 0"),
+        (["--sample", "--plot", "out.jpg"], "must end in .png or .svg"),
+        (["--sample", "--output", "out.xlsx"], "must end in .csv, .parquet or .json"),
+        (["--sample", "--output", "nowhere/out.csv"], "there is no folder"),
+        (["--sample", "--model", "not-there"], "does not say which tokenizer"),
+        (["--sample", "--model", "not-there", "--tokenizer", "tiny"], "neither a folder nor"),
+        (["--sample", "--context", "1"], "at least 2 rows"),
+        (["--sample", "--holdout", "--horizon", "900"], "has 600 usable rows"),
+    ],
+)
+def test_mistakes(cli: Callable[..., Any], arguments: list[str], said: str) -> None:
+    told = cli("forecast", *arguments)
+    assert told.status == 2 and said in told.err and not told.out
+
+
+def test_what_is_wrong_in_the_file(cli: Callable[..., Any], csv: Path) -> None:
+    frame = pd.read_csv(csv)
+    frame.loc[40, "close"] = np.nan
+    frame.to_csv(csv, index=False)
+    told = cli("forecast", str(csv), "--device", "cpu")
+    assert told.status == 2 and "abc.csv, line 42, column 'close'" in told.err and "--repair" in told.err
+    told = cli("forecast", str(csv), "--device", "cpu", "--repair", "--horizon", "2", "--samples", "2")
+    assert told.status == 0 and "repaired: abc.csv, line 42, column 'close'" in told.err
+
+
+def test_finetune_and_forecast_with_the_result(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """From a file to a fine-tuned model to its forecast, and on after a stop."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, frame in sample_market(2, 420, seed=3).items():
+        frame.to_csv(data / f"{name}.csv", index=False)
+    common = [
+        *("--data", str(data), "--device", "cpu", "--lookback", "16", "--horizon", "4", "--epochs", "1"),
+        *("--steps-per-epoch", "3", "--batch-size", "4", "--learning-rate", "1e-3", "--save-every", "1"),
+    ]
+    told = cli("finetune", "tokenizer", *common, "--output", str(tmp_path / "tok"), "--json")
+    assert told.status == 0, told.err
+    assert told.document["steps"] == 3 and "2 series, 840 rows" in told.err
+    tokenizer = told.document["folder"]
+    told = cli(
+        *("finetune", "predictor", *common, "--tokenizer", tokenizer, "--output", str(tmp_path / "model")),
+        *("--lora-rank", "2"),
+    )
+    assert told.status == 0, told.err
+    assert "best weights" in told.out and "before" in told.out
+    again = cli("finetune", "predictor", *common, "--tokenizer", tokenizer, "--output", str(tmp_path / "model"))
+    assert again.status == 2 and "another plan" in again.err and "--restart" in again.err
+    done = cli(
+        *("forecast", str(data / "SYM000.csv"), "--model", str(tmp_path / "model" / "best_model")),
+        *("--tokenizer", tokenizer, "--context", "64", "--device", "cpu", "--horizon", "3", "--samples", "2", "--json"),
+    )
+    assert done.status == 0 and len(done.document["series"][0]["forecast"]) == 3
+    summary = json.loads((tmp_path / "model" / "summary.json").read_text())
+    assert summary["plan"]["lora_rank"] == 2
+
+
+def test_from_scratch(cli: Callable[..., Any], tmp_path: Path) -> None:
+    told = cli(
+        *("finetune", "predictor", "--sample", "--from-scratch", "--output", str(tmp_path), "--device", "cpu"),
+        *("--lookback", "16", "--horizon", "4", "--epochs", "1", "--steps-per-epoch", "1", "--batch-size", "2"),
+        *("--validation-windows", "8", "--json"),
+    )
+    assert told.status == 0, told.err
+    assert told.document["first_loss"] > 4.5  # new weights know nothing: about ln 256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tokenizer", "--output", "x"], "name files with --data, or use --sample"),
+        (["tokenizer", "--sample", "--data", "a.csv", "--output", "x"], "not both"),
+        (["both", "--sample", "--output", "x"], "invalid choice"),
+        (["tokenizer", "--sample"], "--output"),
+        (["predictor", "--sample", "--output", "x", "--batch-size", "0"], "batch_size=0"),
+        (["predictor", "--sample", "--output", "x", "--objective", "luck"], "use one of generation, published"),
+    ],
+)
+def test_finetune_mistakes(
+    cli: Callable[..., Any], arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = cli("finetune", *arguments)
+    assert told.status == 2 and said in told.err
