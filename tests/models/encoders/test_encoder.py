@@ -258,3 +258,34 @@ def test_loading_holds_one_tensor_at_a_time(open_model: Open, monkeypatch: pytes
     spec, checkpoint = open_model("qwen3")
     loading.load_module(spec, checkpoint, torch.device("cpu"), torch.bfloat16)
     assert made and set(made) == {torch.bfloat16}
+
+
+def test_quantizes_layer_by_layer(open_model: Open, texts: Texts) -> None:
+    """At most one layer is unpacked at a time, and all of them are packed in the end."""
+    pytest.importorskip("anytorch.quant.model")
+    from anytorch.models.encoders.strategy import worst_cosine
+
+    exact = make(open_model("bert"))
+    packed = make(open_model("bert"), quantization="int8")
+    kinds = {type(one).__name__ for one in packed.module.modules()}
+    assert "Linear" not in kinds and "QuantLinear" in kinds
+    assert worst_cosine(exact.run(*texts), packed.run(*texts)) > 0.99
+    assert packed.describe()["weight_nbytes"] < exact.describe()["weight_nbytes"]
+    assert not packed.module.can_fuse()
+
+
+def test_layers_are_handed_over_as_soon_as_they_are_filled(open_model: Open) -> None:
+    from anytorch.models.encoders.loading import load_module
+
+    seen: list[tuple[int, int]] = []
+    spec, checkpoint = open_model("modernbert")
+    made: list[Any] = []
+
+    def look(layer: Any) -> None:
+        made.append(layer)
+        assert not any(parameter.is_meta for parameter in layer.parameters())
+        seen.append((len(made), sum(p.numel() for p in layer.parameters())))
+
+    module = load_module(spec, checkpoint, torch.device("cpu"), torch.float32, look)
+    assert made == list(module.layers)
+    assert [number for number, _ in seen] == [1, 2, 3, 4]

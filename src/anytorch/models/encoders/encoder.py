@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,11 +99,7 @@ class TorchEncoder:
         key = strategy.key(self.device, spec, self.poolings, quantization, dtype, layout, graphs)
         known = strategy.recall(key)
         self.dtype_name = dtype if dtype != "auto" else known.dtype if known else self._accurate_dtype(checkpoint)
-        self.module: EncoderModule = self._load(checkpoint, self.dtype_name)
-        if quantization is not None:
-            from anytorch.quant.model import quantize
-
-            quantize(self.module, quantization)
+        self.module: EncoderModule = self._load(checkpoint, self.dtype_name, quantization)
         self._states: Any = torch.compile(self.module, dynamic=False) if compiled else self.module
         self._prepare()
         self.plan = known or strategy.choose(self, layout, graphs)
@@ -112,8 +109,13 @@ class TorchEncoder:
 
     # --- loading ---------------------------------------------------------------------------------------------------
 
-    def _load(self, checkpoint: Checkpoint, dtype: str) -> EncoderModule:
-        return load_module(self.spec, checkpoint, self.device, DTYPES[dtype])
+    def _load(self, checkpoint: Checkpoint, dtype: str, quantization: str | None = None) -> EncoderModule:
+        after_layer = None
+        if quantization is not None:
+            from anytorch.quant.model import quantize
+
+            after_layer = partial(quantize, format=quantization)
+        return load_module(self.spec, checkpoint, self.device, DTYPES[dtype], after_layer)
 
     def _accurate_dtype(self, checkpoint: Checkpoint) -> str:
         """The fastest dtype that gives the vectors of float32 on this device; float32 where none does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -31,21 +31,37 @@ KNOWN_EXTRAS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|rotary_e
 HEADS = re.compile(r"^(cls|lm_head|classifier|score|qa_outputs|head|decoder|vocab_\w+|pre_classifier|pooler)\.")
 
 
-def load_module(spec: EncoderSpec, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> EncoderModule:
-    """The encoder with its weights, ready to run. Raises ModelError naming tensors that are missing or left over."""
+def load_module(
+    spec: EncoderSpec,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    after_layer: Callable[[nn.Module], object] | None = None,
+) -> EncoderModule:
+    """The encoder with its weights, ready to run. Raises ModelError naming tensors that are missing or left over.
+
+    `after_layer` is called with each layer as soon as it is filled and before the next one is read: quantizing there keeps
+    one layer at most unpacked.
+    """
     weights = EncoderWeights(checkpoint, spec)
     refuse_leftovers(weights, checkpoint, spec)
     with torch.device("meta"):
         module = EncoderModule(spec, weights)
     module.requires_grad_(False).eval()
     places = dict(module.named_parameters())
+    layer = -1
     for name, parts, rows in plan(spec, weights):
         owner = module.get_submodule(name.rpartition(".")[0])
         filled = assemble(weights, parts, places.pop(name).shape, device, torch.float32 if rows else dtype)
         for row in rows:
             filled += read(weights, row)[0].to(device=device, dtype=torch.float32)
-        filled = filled.to(dtype)
-        setattr(owner, name.rpartition(".")[2], nn.Parameter(filled, requires_grad=False))
+        setattr(owner, name.rpartition(".")[2], nn.Parameter(filled.to(dtype), requires_grad=False))
+        here = int(name.split(".")[1]) if name.startswith("layers.") else -1
+        if after_layer is not None and here != layer and layer >= 0:
+            after_layer(module.layers[layer])
+        layer = here
+    if after_layer is not None and layer >= 0:
+        after_layer(module.layers[layer])
     assert not places, f"no weights were planned for {sorted(places)}"
     for one in module.modules():
         if isinstance(one, Rotary):
