@@ -91,6 +91,16 @@ def test_many_batches_under_way(open_model: Open, texts: Texts) -> None:
         np.testing.assert_allclose(pending.result(), wanted, atol=1e-5)
 
 
+def test_two_threads(open_model: Open, texts: Texts) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    encoder = make(open_model("bert"), chunk_tokens=32)
+    wanted = encoder.run(*texts)
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda _: encoder.run(*texts), range(12)):
+            np.testing.assert_array_equal(found, wanted)
+
+
 def test_fills_the_callers_array(open_model: Open, texts: Texts) -> None:
     encoder = make(open_model("bert"))
     target = np.full((8, 48), np.nan, np.float32)

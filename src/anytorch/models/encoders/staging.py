@@ -6,6 +6,7 @@ been fetched. On a device without pinned memory or events the copies simply wait
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -83,19 +84,22 @@ class Part:
     def __init__(self, slot: Slot, out: npt.NDArray[np.float32], texts: npt.NDArray[np.intp]) -> None:
         self.slot: Slot | None = slot
         self.out, self.texts = out, texts
+        self._lock = threading.Lock()  # whoever asks and whoever needs the slot again may come at the same time
         slot.part = self
 
     def collect(self) -> None:
-        if self.slot is None:
-            return
-        slot, self.slot = self.slot, None
-        vectors = slot.fetch(len(self.texts))
-        slot.part = None
-        first = int(self.texts[0])
-        if (np.diff(self.texts) == 1).all():
-            self.out[first : first + len(vectors)] = vectors  # consecutive: one straight copy
-        else:
-            self.out[self.texts] = vectors
+        """Wait for the vectors and put them in their rows. Only the first call does anything; all return when it is done."""
+        with self._lock:
+            if self.slot is None:
+                return
+            vectors = self.slot.fetch(len(self.texts))
+            first = int(self.texts[0])
+            if (np.diff(self.texts) == 1).all():
+                self.out[first : first + len(vectors)] = vectors  # consecutive: one straight copy
+            else:
+                self.out[self.texts] = vectors
+            self.slot.part = None
+            self.slot = None
 
 
 class Ring:
