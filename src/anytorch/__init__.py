@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.engines.candles.read import read_candles as read_candles
     from anytorch.engines.embed import ArrowEngine as ArrowEngine
     from anytorch.engines.embed import EngineQueue as EngineQueue
+    from anytorch.engines.embed import encode_file as encode_file
     from anytorch.engines.forecast import KronosPredictor as KronosPredictor
     from anytorch.engines.forecast.checkpoints import load_predictor as load_predictor
     from anytorch.errors import AnytorchError as AnytorchError
@@ -81,6 +82,7 @@ PUBLIC: dict[str, str] = {
     "devices": "anytorch.devices",  # the package itself, which can be called
     "diagnose": "anytorch.devices.doctor",
     "enable": "anytorch.devices.choose",
+    "encode_file": "anytorch.engines.embed",
     "explain": "anytorch.devices.choose",
     "finetune_predictor": "anytorch.train.kronos",
     "finetune_tokenizer": "anytorch.train.kronos",

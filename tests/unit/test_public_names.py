@@ -33,6 +33,7 @@ NAMES = [
     "devices",
     "diagnose",
     "enable",
+    "encode_file",
     "explain",
     "finetune_predictor",
     "finetune_tokenizer",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from anytorch.engines.embed.compare import Hit as Hit
     from anytorch.engines.embed.engine import ArrowEngine as ArrowEngine
     from anytorch.engines.embed.engine import EncodeStats as EncodeStats
+    from anytorch.engines.embed.files import FileReport as FileReport
+    from anytorch.engines.embed.files import encode_file as encode_file
     from anytorch.engines.embed.queue import EngineQueue as EngineQueue
     from anytorch.engines.embed.queue import QueueStats as QueueStats
 
@@ -24,10 +26,12 @@ NAMES = {
     "ArrowEngine": "engine",
     "EncodeStats": "engine",
     "EngineQueue": "queue",
+    "FileReport": "files",
     "Hit": "compare",
     "QueueStats": "queue",
+    "encode_file": "files",
 }
-__all__ = ["ArrowEngine", "EncodeStats", "EngineQueue", "Hit", "QueueStats"]
+__all__ = ["ArrowEngine", "EncodeStats", "EngineQueue", "FileReport", "Hit", "QueueStats", "encode_file"]
 
 
 def __getattr__(name: str) -> Any:

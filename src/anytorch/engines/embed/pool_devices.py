@@ -29,9 +29,9 @@ def choose_places(devices: Sequence[str] | str) -> list[Place]:
     A device that cannot be used is left out with a DeviceFallbackWarning (with strict settings it raises); "cpu" may be
     named several times, for as many processes. Raises UsageError for an empty list, and a device named twice.
     """
+    if _means_all(devices):
+        return _all_places()
     if isinstance(devices, str):
-        if devices.strip().lower() == ALL:
-            return _all_places()
         devices = [part.strip() for part in devices.split(",")]
     names = [str(device) for device in devices]
     if not names:
@@ -49,6 +49,10 @@ def choose_places(devices: Sequence[str] | str) -> list[Place]:
     if not places:
         places = [Place(CPU, CPU, f"none of {', '.join(names)} can be used", True)]
     return places
+
+
+def _means_all(devices: Sequence[str] | str) -> bool:
+    return isinstance(devices, str) and devices.strip().lower() == ALL
 
 
 def _all_places() -> list[Place]:
@@ -73,7 +77,7 @@ def build_encoders(
     """One encoder for all places, and why it is of its kind. A single place needs no other process."""
     options: dict[str, Any] = {"quantization": quantization, "dtype": dtype}
     model: dict[str, Any] = {"model": str(recipe.folder), "pooling": list(pooling), **options}
-    if len(places) == 1 and places[0].torch_name == CPU and devices == ALL:
+    if len(places) == 1 and places[0].torch_name == CPU and _means_all(devices):
         count, why = best_processes(
             lambda count: cpu_jobs(count, model, threads),
             spec=repr((recipe.spec, pooling, quantization, dtype, threads)),

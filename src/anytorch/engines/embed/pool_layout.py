@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 log = logs.logger(__name__)
 
 LENGTHS = (16, 24, 32, 64, 128, 250)  # tokens of the texts that are timed: short ones mostly, as they come
-BATCH_TOKENS = 4096
 ROUNDS = 3
+BATCH_S = 0.15  # how long one process should take for one batch: with it, measuring takes seconds for any model
 GAIN = 1.05  # several processes hold the weights several times: they must be worth it
 
 
@@ -76,28 +76,30 @@ def measure(jobs: Callable[[int], Sequence[Job]], counts: Sequence[int]) -> dict
     try:
         for count in counts:
             pools[count] = PoolEncoder(jobs(count))
-            _time(pools[count], max(counts))  # a first time for everything
+            _time(pools[count], 2 * count, 1)  # a first time for everything
+        once = _time(pools[counts[0]], 1, 1)
+        repeats = max(1, min(8, round(BATCH_S / once)))
         for _ in range(ROUNDS):
             for count, pool in pools.items():
-                best[count] = max(best.get(count, 0.0), 1.0 / _time(pool, max(counts)))
+                work = 2 * max(counts)
+                best[count] = max(best.get(count, 0.0), work / _time(pool, work, repeats))
     finally:
         for pool in pools.values():
             pool.close()
     return best
 
 
-def _time(pool: PoolEncoder, most: int) -> float:
-    work = [_batch() for _ in range(2 * most)]
+def _time(pool: PoolEncoder, batches: int, repeats: int) -> float:
+    ids, starts = _batch(repeats)
     began = time.perf_counter()
-    for pending in [pool.submit(ids, starts) for ids, starts in work]:
+    for pending in [pool.submit(ids, starts) for _ in range(batches)]:
         pending.result()
     return time.perf_counter() - began
 
 
-def _batch() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def _batch(repeats: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     import numpy as np
 
-    repeats = BATCH_TOKENS // sum(LENGTHS)
     lengths: Any = np.tile(np.array(LENGTHS, np.int32), repeats)
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
