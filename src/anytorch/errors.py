@@ -63,7 +63,7 @@ class CacheError(UsageError):
     pass
 
 
-class InputError(UsageError):
+class InputError(UsageError, ValueError):
     pass
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anytorch.engines.forecast.decoder import Decoder
-from anytorch.models.kronos.fused import Tables, attend_shared, attend_whole, make_tables
+from anytorch.models.kronos.fused import Tables, attend_shared, attend_whole, make_tables, per_sample
 
 
 class Cache:
@@ -47,7 +47,7 @@ class Cache:
     def start(self, lengths: Sequence[int]) -> None:
         """Begin with new prompts of the same number and the same longest length, in the same memory."""
         self.lengths.copy_(torch.tensor(lengths))
-        starts = self.lengths.repeat_interleave(self.samples) if self.mixed else self.lengths[:1]
+        starts = per_sample(self.lengths, self.samples) if self.mixed else self.lengths[:1]
         tables = make_tables(starts[:, None] + self.own_places, self.decoder.head_width, self.decoder.dtype)
         for table, values in zip(self.tables, tables, strict=True):
             table.copy_(values)

@@ -19,7 +19,7 @@ from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.engines.forecast.static import FEWEST_STEPS, Shape, StaticSteps
-from anytorch.models.kronos.fused import through_window
+from anytorch.models.kronos.fused import per_sample, through_window
 
 Draws = Iterator[tuple[Tensor, Tensor]]
 Tick = Callable[[int], None]  # told how many steps are done
@@ -106,7 +106,7 @@ class Run:
         s1, s2 = self.steps.run(self.s1[:, 0], self.s2[:, 0], future, self.draws, tick)
         self.s1[:, : count + 1], self.s2[:, : count + 1] = s1, s2
         kept = min(count + 1, self.generated.shape[1])
-        time = self.prompts.future[:, :kept].repeat_interleave(self.plan.samples, 0)
+        time = per_sample(self.prompts.future[:, :kept], self.plan.samples)
         self.generated[:, :kept] = self.decoder.embed(s1[:, :kept], s2[:, :kept], time)
         return count
 
@@ -115,9 +115,9 @@ class Run:
         assert self.cache is not None
         last = self.cache.prefill(self.history, self.plan.limit_rows)
         noise_1, noise_2 = self.noise()
-        logits = self.decoder.s1_logits(last).repeat_interleave(self.plan.samples, 0)
+        logits = per_sample(self.decoder.s1_logits(last), self.plan.samples)
         s1 = self.plan.sampler.draw(logits, noise_1)
-        s2_logits = self.cache.s2_logits(last.repeat_interleave(self.plan.samples, 0), s1, None)
+        s2_logits = self.cache.s2_logits(per_sample(last, self.plan.samples), s1, None)
         self.keep(0, s1, self.plan.sampler.draw(s2_logits, noise_2))
 
     def next(self, step: int) -> None:
@@ -184,5 +184,5 @@ class Run:
     def keep(self, step: int, s1: Tensor, s2: Tensor) -> None:
         self.s1[:, step], self.s2[:, step] = s1, s2
         if step < self.plan.pred_len - 1:
-            time = self.prompts.future[:, step : step + 1].repeat_interleave(self.plan.samples, 0)
+            time = per_sample(self.prompts.future[:, step : step + 1], self.plan.samples)
             self.generated[:, step : step + 1] = self.decoder.embed(s1[:, None], s2[:, None], time)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anytorch import logs
 from anytorch.devices.choose import resolve
@@ -38,6 +38,9 @@ from anytorch.engines.forecast.threads import quiet_threads
 from anytorch.engines.forecast.tokens import Codec
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.models.kronos import Kronos, KronosTokenizer
+from anytorch.models.kronos.fused import Apply, plain
+from anytorch.quant.formats import parse
+from anytorch.quant.linear import QuantLinear
 
 log = logs.logger(__name__)
 Rolling = Literal["exact", "evict", "trim"]
@@ -60,9 +63,9 @@ class KronosPredictor:
 
     `device` is anything `anytorch.resolve` takes; `.device` is the torch device that was chosen, and `.device_warning`
     says why if it is not the one asked for ("" otherwise). Model and tokenizer are put into eval mode and moved there.
-    `dtype` ("bfloat16", "float16") computes with a rounded copy of the model, `quantization` ("int8") with a quantized
-    one; the tokenizer stays as it is. `threads` is the number of CPU threads while forecasting ("auto" looks at what
-    else the machine is doing; None leaves torch alone).
+    `dtype` ("bfloat16", "float16") computes with a rounded copy of the model; `quantization` ("int8") computes the
+    blocks' linear layers with packed weights, beside the full ones; the tokenizer stays as it is. `threads` is the number
+    of CPU threads while forecasting ("auto" looks at what else the machine is doing; None leaves torch alone).
 
     >>> predictor = KronosPredictor(model, tokenizer)                                    # doctest: +SKIP
     >>> predictor.predict(df, x_timestamp, y_timestamp, pred_len=120, sample_count=5)    # doctest: +SKIP
@@ -90,7 +93,9 @@ class KronosPredictor:
         self.device_warning = self.resolution.warning
         self.max_context, self.clip, self.threads = max_context, clip, threads
         self.tokenizer = tokenizer.to(self.device).eval()
-        self.model = prepared(model, self.device, dtype, quantization)
+        layer_maker(quantization)  # an unknown one is refused now, not with the first forecast
+        self.quantization = quantization
+        self.model = prepared(model, self.device, dtype)
         self._decoder: Decoder | None = None
         # Where steps can be recorded, they are; elsewhere fixed shapes would only mean more work.
         self.static: Literal["", "plain", "recorded"] = "recorded" if capable(self.device).graphs else ""
@@ -241,7 +246,7 @@ class KronosPredictor:
         distinct = 1 if sampler.greedy else samples
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            stack.enter_context(quiet_threads(self.device, self.threads))
+            stack.enter_context(quiet_threads(self.threads))
             found = self._generate(series, sampler, distinct, samples, pred_len, rolling, noise, verbose)
         if distinct == samples:
             return found
@@ -287,7 +292,7 @@ class KronosPredictor:
         """The model made ready; made again when its weights have changed."""
         if self._decoder is None or not self._decoder.fits(self.model):
             self.model.eval()
-            self._decoder = Decoder(self.model)
+            self._decoder = Decoder(self.model, layer_maker(self.quantization))
         return self._decoder
 
     def window(self, pred_len: int, rolling: str) -> int:
@@ -401,7 +406,7 @@ def check_pair(model: Kronos, tokenizer: KronosTokenizer) -> None:
         raise ModelError(f"the tokenizer reads {tokenizer.d_in} columns; a forecast has 6")
 
 
-def prepared(model: Kronos, device: torch.device, dtype: str | torch.dtype | None, quantization: str | None) -> Kronos:
+def prepared(model: Kronos, device: torch.device, dtype: str | torch.dtype | None) -> Kronos:
     """The model in eval mode on its device, as it is or as a rounded copy."""
     if dtype is not None:
         wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
@@ -409,9 +414,15 @@ def prepared(model: Kronos, device: torch.device, dtype: str | torch.dtype | Non
             raise UsageError(f"dtype is {dtype!r}; use one of: {', '.join(DTYPES)}")
         if wanted != model.norm.weight.dtype:
             model = copy.deepcopy(model).to(wanted)
-    if quantization is not None:
-        raise UsageError(f"quantization is {quantization!r}; there is none yet")
     return model.to(device).eval()
+
+
+def layer_maker(quantization: str | None) -> Callable[[nn.Linear], Apply]:
+    """What computes the blocks' linear layers: they are nine tenths of the model, and all that is quantized."""
+    if quantization is None:
+        return plain
+    format = parse(quantization)
+    return lambda layer: QuantLinear.of(layer, format)
 
 
 def capable(device: torch.device) -> Caps:

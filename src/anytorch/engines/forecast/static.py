@@ -16,6 +16,7 @@ from torch import Tensor
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
+from anytorch.models.kronos.fused import per_sample
 
 Draws = Iterator[tuple[Tensor, Tensor]]
 FEWEST_STEPS = 16  # a recording costs about four steps
@@ -96,8 +97,7 @@ class StaticSteps:
         """Add row `at`, generate row `at` + 1. No shape and no address depends on which step it is."""
         decoder, cache = self.cache.decoder, self.cache
         time = self.future.index_select(1, self.at)
-        if self.shape.samples > 1:
-            time = time.repeat_interleave(self.shape.samples, 0)
+        time = per_sample(time, self.shape.samples)
         x = decoder.embed(self.s1.index_select(1, self.at), self.s2.index_select(1, self.at), time)
         last = cache.advance(x, self.at)
         noise_1, noise_2 = (

@@ -29,7 +29,7 @@ def good_threads(stored: int | None, usable: int, load: float | None, current: i
 
 
 @contextmanager
-def quiet_threads(device: torch.device, wanted: int | Literal["auto"] | None) -> Iterator[None]:
+def quiet_threads(wanted: int | Literal["auto"] | None) -> Iterator[None]:
     """Set torch's threads for a forecast, and put them back."""
     if wanted not in (None, "auto") and not (isinstance(wanted, int) and wanted >= 1):
         raise UsageError(f"threads is {wanted!r}; use a number from 1, 'auto', or None")

@@ -20,15 +20,20 @@ Apply = Callable[[Tensor], Tensor]
 Tables = tuple[Tensor, Tensor]  # cos and sin, each [rows or 1, 1, positions, head width]
 
 
-def fuse(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """One weight and one bias for layers that read the same input.
+def fuse(layers: Sequence[nn.Linear]) -> nn.Linear:
+    """One layer for several that read the same input.
 
-    The layers' own parameters become views of it: there is no second copy, and what an optimiser or `load_state_dict`
-    writes is seen here. Called again, it finds them side by side and does nothing.
+    The layers' own parameters become views of its: there is no second copy, and what an optimiser or `load_state_dict`
+    writes is seen here. Called again, it finds them side by side and moves nothing.
     """
-    biases = [layer.bias for layer in layers]
-    bias = join(biases) if biases[0] is not None else None
-    return join([layer.weight for layer in layers]), bias
+    weight = join([layer.weight for layer in layers])
+    bias = join([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    with torch.device("meta"):
+        fused = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    fused.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        fused.bias = nn.Parameter(bias, requires_grad=False)
+    return fused
 
 
 @torch.inference_mode(False)
@@ -62,20 +67,14 @@ def adjacent(parts: Sequence[Tensor]) -> bool:
     return expected > start.storage_offset() + start.numel() or len(parts) == 1
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> Apply:
+def plain(layer: nn.Linear) -> Apply:
+    """A layer as a function, without the module call around it."""
+    weight, bias = layer.weight.data, layer.bias.data if layer.bias is not None else None
+
     def apply(x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
 
     return apply
-
-
-def plain(layer: nn.Module) -> Apply:
-    """A layer as a function: a plain nn.Linear without the module call around it, anything else as it is."""
-    return (
-        linear(layer.weight.data, layer.bias.data if layer.bias is not None else None)
-        if type(layer) is nn.Linear
-        else layer
-    )
 
 
 @dataclass(frozen=True)
@@ -91,16 +90,17 @@ class FusedBlock:
     down: Apply  # w2
 
     @classmethod
-    def of(cls, block: Block) -> FusedBlock:
+    def of(cls, block: Block, make: Callable[[nn.Linear], Apply] = plain) -> FusedBlock:
+        """`make` turns a linear layer into what computes it: as it is, or quantized."""
         attention, ffn = block.self_attn, block.ffn
         return cls(
             heads=attention.heads,
             norm1=block.norm1.weight.data,
-            qkv=linear(*fuse((attention.q_proj, attention.k_proj, attention.v_proj))),
-            out=plain(attention.out_proj),
+            qkv=make(fuse((attention.q_proj, attention.k_proj, attention.v_proj))),
+            out=make(attention.out_proj),
             norm2=block.norm2.weight.data,
-            gate_and_value=linear(*fuse((ffn.w1, ffn.w3))),
-            down=plain(ffn.w2),
+            gate_and_value=make(fuse((ffn.w1, ffn.w3))),
+            down=make(ffn.w2),
         )
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,6 +185,13 @@ def by_series(x: Tensor, series: int) -> Tensor:
     return x.view(series, rows // series, heads, n, e).transpose(1, 2).reshape(series, heads, -1, e)
 
 
+def per_sample(x: Tensor, samples: int) -> Tensor:
+    """Rows of series [series, …] → the same for each of their samples [series × samples, …]."""
+    if samples == 1:
+        return x
+    return x.unsqueeze(1).expand(-1, samples, *(-1 for _ in x.shape[1:])).reshape(-1, *x.shape[1:])
+
+
 def by_row(x: Tensor, samples: int) -> Tensor:
     """The inverse of `by_series`."""
     if samples == 1:
@@ -200,18 +207,7 @@ def by_row(x: Tensor, samples: int) -> Tensor:
 def attend_masked(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """`attend_shared` for many rows: there the scores would be larger than keys and values laid side by side once."""
     samples = q.shape[0] // prefix[0].shape[0]
-    k, v = (
-        torch.cat(
-            (
-                shared.repeat_interleave(samples, 0)
-                if shared.shape[0] > 1
-                else shared.expand(own.shape[0], -1, -1, -1),
-                own,
-            ),
-            dim=2,
-        )
-        for shared, own in zip(prefix, suffix, strict=True)
-    )
+    k, v = (torch.cat((per_sample(shared, samples), own), dim=2) for shared, own in zip(prefix, suffix, strict=True))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 

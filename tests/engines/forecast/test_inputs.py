@@ -1,0 +1,172 @@
+"""What people hand in: every kind of table and timestamp, and a clear word for what cannot be used."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars
+import pytest
+
+from anytorch.engines.forecast.inputs import COLUMNS, read_series
+from anytorch.errors import InputError
+
+
+def read(table: Any, x: Any = None, y: Any = None, pred_len: int | None = 5, **options: Any) -> Any:
+    return read_series(table, x, y, pred_len, where="it", checks=options.pop("checks", True))
+
+
+@pytest.fixture
+def frame(minutes: Any) -> pd.DataFrame:
+    return minutes.iloc[:40].copy()
+
+
+def test_every_kind_of_table_is_the_same_series(frame: Any) -> None:
+    values, times = frame[list(COLUMNS)], frame["timestamps"]
+    wanted = read(values, times)
+    for table, x in (
+        (frame, None),  # a column of times
+        (frame.set_index("timestamps"), None),  # a DatetimeIndex
+        (values, pd.DatetimeIndex(times)),
+        (values, list(times)),
+        (values, times.to_numpy()),
+        (values, times.astype(str).tolist()),
+        (values.to_numpy(), times),
+        (polars.DataFrame({name: frame[name].to_numpy() for name in frame.columns}), None),
+        (polars.DataFrame({name: frame[name].to_numpy() for name in COLUMNS}), polars.Series(times.to_numpy())),
+        (frame[["timestamps", *reversed(COLUMNS)]], None),  # in any order
+    ):
+        found = read(table, x)
+        np.testing.assert_array_equal(found.normal, wanted.normal)
+        np.testing.assert_array_equal(found.stamp, wanted.stamp)
+        assert list(found.future) == list(wanted.future)
+
+
+def test_missing_volume_and_amount(frame: Any) -> None:
+    """As published: no volume makes both zero, even where there is an amount; a missing amount is volume times price."""
+    bare = read(frame.drop(columns=["volume", "amount"]))
+    assert (bare.normal[:, 4:] == 0).all()
+    without_volume = read(frame.drop(columns="volume"))
+    assert (without_volume.normal[:, 4:] == 0).all()
+    made = frame.drop(columns="amount")
+    made["amount"] = made["volume"] * made[["open", "high", "low", "close"]].mean(axis=1)
+    np.testing.assert_allclose(read(frame.drop(columns="amount")).normal, read(made).normal, atol=1e-5)
+
+
+def test_the_future_continues_the_rhythm(frame: Any) -> None:
+    found = read(frame, pred_len=3)
+    assert len(found.future) == 3 and found.future[0] > frame["timestamps"].iloc[-1]
+    days = pd.DataFrame(
+        {name: np.linspace(1, 2, 30) for name in COLUMNS}, index=pd.bdate_range("2024-01-01", periods=30)
+    )
+    assert [str(day.date()) for day in read(days, pred_len=2).future] == ["2024-02-12", "2024-02-13"]
+
+
+def test_time_zones(frame: Any) -> None:
+    zone = "America/New_York"
+    aware = frame.assign(timestamps=frame["timestamps"].dt.tz_localize(zone))
+    found = read(aware)
+    np.testing.assert_array_equal(found.stamp, read(frame).stamp)  # the clock on the wall
+    assert str(found.future.tz) == zone
+    columns = {name: aware[name].to_numpy() for name in COLUMNS}
+    utc = aware["timestamps"].dt.tz_convert("UTC").dt.tz_localize(None)
+    times = polars.Series(utc.to_numpy()).dt.replace_time_zone("UTC").dt.convert_time_zone(zone)
+    np.testing.assert_array_equal(read(polars.DataFrame({"timestamps": times, **columns})).stamp, found.stamp)
+    bare_future = pd.date_range("2025-01-01", periods=5, freq="5min")
+    with pytest.raises(InputError, match="time zone is America/New_York, that of y_timestamp not given"):
+        read(aware, y=bare_future)
+    with pytest.raises(InputError, match="that of y_timestamp UTC"):
+        read(aware, y=bare_future.tz_localize("UTC"))
+    with pytest.raises(InputError, match="these are no timestamps"):
+        read(frame[list(COLUMNS)], [*frame["timestamps"][:-1], pd.Timestamp("2025-01-01", tz="UTC")])
+
+
+def broken(frame: Any, row: int, column: str, value: Any) -> Any:
+    made = frame.copy()
+    made[column] = made[column].astype(object)
+    made.loc[made.index[row], column] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value", "words"),
+    [
+        (7, "close", np.nan, r"row 7 \(2024.*column 'close': nan is not a number"),
+        (3, "volume", np.inf, "row 3 .*column 'volume': inf is not a number"),
+        (9, "high", "abc", "row 9, column 'high': 'abc' is not a number"),
+        (5, "low", 0.0, "row 5 .*column 'low': the price is 0.0, which is not above 0"),
+        (5, "open", -3.0, "row 5 .*column 'open': the price is -3.0"),
+        (6, "volume", -1.0, "row 6 .*column 'volume': -1.0 is negative"),
+        (4, "high", 0.5, "row 4 .*column 'high': 0.5 is below the low"),
+    ],
+)
+def test_bad_values_are_named(frame: Any, row: int, column: str, value: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read(broken(frame, row, column, value))
+
+
+def test_bad_times_are_named(frame: Any) -> None:
+    swapped = frame.copy()
+    swapped["timestamps"] = [*frame["timestamps"][:10], *frame["timestamps"][11:9:-1], *frame["timestamps"][12:]]
+    with pytest.raises(InputError, match=r"row 11 .*column 'timestamps': .* comes after a later timestamp"):
+        read(swapped)
+    twice = frame.copy()
+    twice.loc[8, "timestamps"] = twice.loc[7, "timestamps"]
+    with pytest.raises(InputError, match=r"row 8 .*column 'timestamps': .* is there twice"):
+        read(twice)
+    gone = frame.copy()
+    gone.loc[2, "timestamps"] = pd.NaT
+    with pytest.raises(InputError, match="row 2: there is no timestamp"):
+        read(gone)
+    with pytest.raises(InputError, match="it has 40 rows and 39 timestamps"):
+        read(frame, frame["timestamps"][:-1])
+    with pytest.raises(InputError, match="is not after the last row of the history"):
+        read(frame, y=frame["timestamps"][-5:])
+    with pytest.raises(InputError, match="no timestamps: none were given"):
+        read(frame[list(COLUMNS)])
+
+
+def test_what_is_forecast_without_checks(frame: Any) -> None:
+    """As published: zero prices, disorder and negative volume are computed with; NaN never is."""
+    for bad in (broken(frame, 5, "low", 0.0), broken(frame, 6, "volume", -1.0), frame.iloc[::-1]):
+        assert np.isfinite(read(bad, y=pd.date_range("2025-01-01", periods=5), checks=False).normal).all()
+    with pytest.raises(InputError, match="row 7"):
+        read(broken(frame, 7, "close", np.nan), checks=False)
+
+
+def test_wrong_shapes(frame: Any) -> None:
+    with pytest.raises(InputError, match=r"lacks the column\(s\) close; it has timestamps, open"):
+        read(frame.drop(columns="close"))
+    with pytest.raises(InputError, match="column names are lower case"):
+        read(frame.rename(columns=str.upper), frame["timestamps"])
+    with pytest.raises(InputError, match=r"it has 1 row\(s\); at least 2 are needed"):
+        read(frame.iloc[:1], pred_len=1)
+    with pytest.raises(InputError, match=r"it is a ndarray of shape \(3, 2\)"):
+        read(np.zeros((3, 2)))
+    with pytest.raises(InputError, match="it is a str"):
+        read("prices.csv")
+    with pytest.raises(InputError, match="pred_len is 3 and y_timestamp has 4 entries"):
+        read(frame, y=pd.date_range("2025-01-01", periods=4), pred_len=3)
+    with pytest.raises(InputError, match="neither pred_len nor y_timestamp"):
+        read(frame, pred_len=None)
+    assert len(read(frame, y=pd.date_range("2025-01-01", periods=4), pred_len=None).future) == 4
+    with pytest.raises(ValueError, match="pred_len is 3"):  # what the published code raises
+        read(frame, y=pd.date_range("2025-01-01", periods=4), pred_len=3)
+
+
+def test_a_constant_series_is_its_own_forecast(frame: Any, predictor: Any, caplog: pytest.LogCaptureFixture) -> None:
+    frame[list(COLUMNS)] = 12.5
+    with caplog.at_level(logging.WARNING):
+        found = predictor("a").predict(frame, pred_len=3, seed=0)
+    assert "all prices are 12.5" in caplog.text
+    np.testing.assert_allclose(found.to_numpy(), 12.5, atol=1e-3)
+
+
+def test_a_huge_gap_is_said(frame: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The model sees rows, not the time between them."""
+    frame["timestamps"] = [*frame["timestamps"][:20], *(frame["timestamps"][20:] + pd.Timedelta(days=900))]
+    with caplog.at_level(logging.WARNING):
+        read(frame)
+    assert "a gap far beyond the usual step" in caplog.text and "row 20" in caplog.text
