@@ -1,0 +1,192 @@
+"""Fine-tuning: our loop beside the loop of the published scripts, over the same modules, windows and steps.
+
+The published loop: a DataLoader whose workers normalise window by window, float32, the training forward without teacher
+forcing, gradients clipped at 3. Ours: windows gathered by the batch, the device's fast precision, the same objective
+("published") and our own ("generation"). Random weights of published shapes; generated candles. First the answers: one
+float32 step of both must give the same loss. Then they take turns.
+
+    python bench/finetune.py --device auto --output OUT/finetune.json            (H200: about 2 minutes)
+    python bench/finetune.py --device cpu --shapes tiny --steps 4 --output /tmp/finetune.json
+
+What the numbers do not show: reading files, several GPUs, evaluation and saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+import anytorch  # noqa: E402
+from anytorch.devices.memory import synchronize  # noqa: E402
+from anytorch.engines.candles.generate import sample_market  # noqa: E402
+from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer  # noqa: E402
+from anytorch.train.kronos import PREDICTOR_PLAN, PredictorObjective  # noqa: E402
+from anytorch.train.loop import Plan, Run  # noqa: E402
+from anytorch.train.processes import World  # noqa: E402
+from anytorch.train.store import RunFolder  # noqa: E402
+from anytorch.train.windows import Windows, as_series, split_windows  # noqa: E402
+
+LOOKBACK, HORIZON = 90, 10  # of the published configuration
+NO_DROPOUT = {f"{name}_dropout_p": 0.0 for name in ("ffn", "attn", "resid", "token")}  # so that answers can be compared
+TINY = {"s1_bits": 8, "s2_bits": 8, "n_layers": 3, "d_model": 96, "n_heads": 4, "ff_dim": 256, "learn_te": True}
+
+
+class PublishedWindows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """One window at a time, as the published dataset makes them."""
+
+    def __init__(self, windows: Windows, order: Any) -> None:
+        self.windows, self.order = windows, order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = self.windows.starts[self.order[place]]
+        rows = slice(start, start + self.windows.length)
+        x = self.windows.values[rows].astype(np.float32)
+        past = x[: self.windows.lookback]
+        x = np.clip((x - past.mean(axis=0)) / (past.std(axis=0) + 1e-5), -self.windows.clip, self.windows.clip)
+        return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(self.windows.stamps[rows])
+
+
+def pair(shape: str) -> tuple[KronosTokenizer, Kronos]:
+    torch.manual_seed(0)
+    if shape == "tiny":
+        tokens = {**PUBLISHED["kronos-small"].tokenizer_config, "s1_bits": 8, "s2_bits": 8, "d_model": 64, "n_heads": 4}
+        return KronosTokenizer(**tokens), Kronos(**{**TINY, **NO_DROPOUT})
+    found = PUBLISHED[shape]
+    return KronosTokenizer(**found.tokenizer_config), Kronos(**{**found.config, **NO_DROPOUT})
+
+
+def published_loop(
+    shape: str, windows: Windows, device: torch.device, batch: int, workers: int
+) -> Callable[[int], float]:
+    """`steps → seconds` of the published training step."""
+    tokenizer, model = (module.to(device) for module in pair(shape))
+    tokenizer.eval()
+    model.train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-5, betas=(0.9, 0.95), weight_decay=0.1)
+    order = np.random.default_rng(0).permutation(len(windows))
+    dataset = PublishedWindows(windows, order)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=batch, num_workers=workers, drop_last=True, persistent_workers=workers > 0
+    )
+
+    def steps(count: int) -> float:
+        began = time.perf_counter()
+        source = iter(loader)
+        for _ in range(count):
+            x, stamp = (part.to(device) for part in next(source))
+            with torch.no_grad():
+                s1, s2 = tokenizer.encode(x, half=True)
+            logits = model(s1[:, :-1], s2[:, :-1], stamp[:, :-1])
+            loss, _, _ = model.head.compute_loss(*logits, s1[:, 1:], s2[:, 1:])
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 3.0)
+            optimiser.step()
+            loss.item()
+        synchronize(device)
+        return time.perf_counter() - began
+
+    return steps
+
+
+def our_loop(
+    shape: str, splits: dict[str, Windows], device: torch.device, batch: int, objective: str, mixed: bool
+) -> Callable[[int], float]:
+    from dataclasses import replace
+
+    tokenizer, model = (module.to(device) for module in pair(shape))
+    plan: Plan = replace(PREDICTOR_PLAN, lookback=LOOKBACK, horizon=HORIZON, batch_size=batch, mixed_precision=mixed)
+    run = Run(PredictorObjective(model, tokenizer, objective), splits, plan, World(device), RunFolder("unused"), {})
+
+    def steps(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            run.take_step()
+        synchronize(device)
+        return time.perf_counter() - began
+
+    return steps
+
+
+@torch.no_grad()
+def same_answer(shape: str, windows: Windows, device: torch.device) -> float:
+    """The largest difference of s1 logits between both ways of preparing and computing a batch, in float32."""
+    tokenizer, model = (module.to(device).eval() for module in pair(shape))
+    values, stamps = (torch.from_numpy(part).to(device) for part in windows.batch(np.arange(8)))
+    theirs = [
+        torch.stack(part).to(device)
+        for part in zip(*(PublishedWindows(windows, np.arange(8))[n] for n in range(8)), strict=True)
+    ]
+    logits = []
+    for x, stamp in ((values, stamps), theirs):
+        s1, s2 = tokenizer.encode(x, half=True)
+        logits.append(model.decode_s1(s1[:, :-1], s2[:, :-1], stamp[:, :-1])[0])
+    return float((logits[0] - logits[1]).abs().median())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--shapes", nargs="+", default=["kronos-small", "kronos-base"])
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    found = anytorch.resolve(options.device)
+    splits = split_windows(as_series(sample_market(8, 3000, seed=1)), lookback=LOOKBACK, horizon=HORIZON)
+    report: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": found.name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "batch": options.batch,
+        "rows": LOOKBACK + HORIZON + 1,
+        "results": [],
+    }
+    for shape in options.shapes:
+        difference = same_answer(shape, splits["train"], found.device)
+        assert difference < 1e-3, f"{shape}: both ways must compute the same; they differ by {difference}"
+        loops = {"published": published_loop(shape, splits["train"], found.device, options.batch, options.workers)}
+        for name, objective, mixed in (
+            ("ours, float32, published objective", "published", False),
+            ("ours, float32", "generation", False),
+            ("ours, fast precision", "generation", True),
+        ):
+            loops[name] = our_loop(shape, splits, found.device, options.batch, objective, mixed)
+        times: dict[str, list[float]] = {name: [] for name in loops}
+        for loop in loops.values():
+            loop(max(2, options.steps // 10))  # warm up
+        for _ in range(options.rounds):
+            for name, loop in loops.items():
+                times[name].append(loop(options.steps) / options.steps)
+        base = statistics.median(times["published"])
+        for name, taken in times.items():
+            median = statistics.median(taken)
+            row = {"shape": shape, "loop": name, "step_s": median, "windows_per_s": options.batch / median}
+            report["results"].append({**row, "speed": base / median, "spread_s": max(taken) - min(taken)})
+            print(
+                f"{shape:14} {name:36} {median * 1e3:9.2f} ms {options.batch / median:9.1f} windows/s {base / median:5.2f}×"
+            )
+    options.output.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
