@@ -40,6 +40,13 @@ def anytorch(job: dict[str, Any], quantization: str | None = None) -> Encode:
     return ArrowEngine(job["model"], device="cpu", quantization=quantization).encode
 
 
+def anytorch_processes(job: dict[str, Any], quantization: str | None = None) -> Encode:
+    """A process for each core instead of a thread; what `devices="all"` decides between."""
+    from anytorch.engines.embed import ArrowEngine
+
+    return ArrowEngine(job["model"], devices=["cpu"] * len(job["cores"]), quantization=quantization).encode
+
+
 # --- sentence-transformers and the engine built on it --------------------------------------------------------------
 
 
@@ -150,11 +157,14 @@ def onnxruntime(job: dict[str, Any], kind: str = "fp32") -> Encode:
     return by_batches(f"{folder}/tokenizer.json", forward)
 
 
-def openvino(job: dict[str, Any]) -> Encode:
+def openvino(job: dict[str, Any], precision: str | None = "f32") -> Encode:
+    """`precision` None: its own choice, which is bfloat16 on CPUs that have it."""
     import openvino as ov
 
     core = ov.Core()
-    chosen = {"INFERENCE_NUM_THREADS": len(job["cores"]), "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
+    chosen: dict[str, Any] = {"INFERENCE_NUM_THREADS": len(job["cores"]), "NUM_STREAMS": 1}
+    if precision is not None:
+        chosen["INFERENCE_PRECISION_HINT"] = precision
     compiled = core.compile_model(f"{job['work']}/onnx/fp32/model.onnx", "CPU", chosen)
     request = compiled.create_infer_request()
 
@@ -226,6 +236,7 @@ def gemm_peak(job: dict[str, Any]) -> float:
 CONTENDERS: dict[str, tuple[str, Callable[[dict[str, Any]], Encode]]] = {  # name → which Python, how it is loaded
     "anytorch fp32": ("own", anytorch),
     "anytorch int8": ("own", lambda job: anytorch(job, "int8")),
+    "anytorch fp32, processes": ("own", anytorch_processes),
     "sentence-transformers": ("main", sentence_transformers),
     "sentence-transformers onnx": ("backends", sentence_transformers_onnx),
     "sentence-transformers onnx int8": (
@@ -236,7 +247,8 @@ CONTENDERS: dict[str, tuple[str, Callable[[dict[str, Any]], Encode]]] = {  # nam
     "onnxruntime fp32": ("main", onnxruntime),
     "onnxruntime fused": ("main", lambda job: onnxruntime(job, "fused")),
     "onnxruntime int8": ("main", lambda job: onnxruntime(job, "int8")),
-    "openvino": ("main", openvino),
+    "openvino fp32": ("main", openvino),
+    "openvino default": ("main", lambda job: openvino(job, None)),
     "ctranslate2 fp32": ("main", ctranslate2),
     "ctranslate2 int8": ("main", lambda job: ctranslate2(job, "int8")),
     "fastembed": ("main", fastembed),
@@ -246,16 +258,35 @@ CONTENDERS: dict[str, tuple[str, Callable[[dict[str, Any]], Encode]]] = {  # nam
 
 
 def peak_rss_mb() -> float:
-    with open("/proc/self/status") as status:  # noqa: PTH123
-        for line in status:
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) / 1024
-    raise SystemExit("no VmHWM in /proc/self/status")
+    """The most memory this process and its children, if it has any, ever had in place: the sum of their peaks."""
+    peaks = []
+    for process in ["self", *children()]:
+        with open(f"/proc/{process}/status") as status:  # noqa: PTH123
+            peaks += [int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM")]
+    return sum(peaks)
 
 
 def cpu_s() -> float:
+    """CPU time, user + system, of this process and of those it started, which may still be running."""
     used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    total = used.user + used.system + used.children_user + used.children_system
+    for process in children():
+        with open(f"/proc/{process}/stat") as stat:  # noqa: PTH123
+            fields = stat.read().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def children() -> list[str]:
+    """A process is listed with the thread that started it."""
+    found: list[str] = []
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+        try:
+            with open(f"/proc/self/task/{thread}/children") as listed:  # noqa: PTH123
+                found += listed.read().split()
+        except OSError:  # the thread has ended meanwhile
+            continue
+    return found
 
 
 def run(name: str, job: dict[str, Any]) -> dict[str, Any]:
