@@ -263,3 +263,37 @@ def test_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="WORLD_SIZE='two' is not a number"):
         number("WORLD_SIZE", 1)
     assert own_device("cpu", 3).type == "cpu"
+
+
+def test_each_process_takes_the_card_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for a machine that has two cards."""
+    from types import SimpleNamespace
+
+    from anytorch.errors import DeviceIndexError, DeviceUnavailable
+    from anytorch.train import processes
+
+    def resolve(request: str | None, strict: bool = False) -> Any:
+        index = int((request or "").partition(":")[2] or 0)
+        if index > 1:
+            raise DeviceIndexError("there are 2 cards")
+        return SimpleNamespace(device=torch.device("meta", index), chosen=SimpleNamespace(backend="card"))
+
+    chosen: list[int] = []
+    monkeypatch.setattr(processes, "resolve", resolve)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    assert own_device("auto", 1) == torch.device("meta", 1) and chosen == [1]
+    with pytest.raises(UsageError, match="names one card"):
+        own_device("card:1", 0)
+    with pytest.raises(DeviceUnavailable, match="process 2 of this machine has no card"):
+        own_device("auto", 2)
+
+
+def test_a_run_that_was_killed_before_its_first_save_leaves_no_trace(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 2, "loss": 9.0}\n{"step": 4, "lo')
+    done = finetune_predictor(
+        market, output=tmp_path, model=model_config, tokenizer=tokenizer, **{**shape, "steps_per_epoch": 2}
+    )
+    assert [entry["step"] for entry in done.history] == [0, 2, 2] and done.resumed_from == 0
+    assert all(entry.get("loss") != 9.0 for entry in done.history)

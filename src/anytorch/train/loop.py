@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -80,6 +81,8 @@ class Plan:
         for name in ("lookback", "horizon", "epochs", "batch_size", "accumulate", "save_every", "log_every", "stride"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: use a whole number above 0")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed={self.seed}: use a whole number from 0 to 2**63 - 1")
         if not self.learning_rate > 0 or not self.clip_norm > 0 or not 0 <= self.warm_up < 1:
             raise UsageError("learning_rate and clip_norm must be above 0, and warm_up from 0 to below 1")
 
@@ -109,6 +112,7 @@ def learning_rate(step: int, total: int, peak: float, warm_up: float) -> float:
     return last + (peak - last) * (1 + math.cos(math.pi * min(share, 1.0))) / 2
 
 
+@lru_cache(maxsize=2)
 def order_of(epoch: int, windows: int, seed: int) -> Any:
     """The order in which an epoch visits the windows."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(windows)
@@ -220,16 +224,19 @@ class Run:
         return mean_loss, mean_parts
 
     def note(self, loss: Tensor, parts: dict[str, Tensor]) -> float:
-        value = float(self.world.mean(loss))
-        if not math.isfinite(value):
-            raise AnytorchError(
-                f"the loss is {value} at step {self.step}: training has diverged",
-                hint="lower --learning-rate, or go on without --mixed-precision",
-            )
+        value = self.finite(float(self.world.mean(loss)), "loss")
         told = {name: round(float(self.world.mean(part)), 6) for name, part in parts.items()}
         if self.world.first:
             rate = learning_rate(self.step - 1, self.total, self.plan.learning_rate, self.plan.warm_up)
             self.folder.note(step=self.step, loss=round(value, 6), **told, learning_rate=float(f"{rate:.6g}"))
+        return value
+
+    def finite(self, value: float, what: str) -> float:
+        if not math.isfinite(value):
+            raise AnytorchError(
+                f"the {what} is {value} at step {self.step}: training has diverged",
+                hint="lower the learning rate, or train without mixed precision",
+            )
         return value
 
     # --- validation ------------------------------------------------------------------------------------------------
@@ -255,7 +262,7 @@ class Run:
             self.best_loss, self.best_step = math.nan, self.step
             self.save_best()
             return
-        value = self.evaluate()
+        value = self.finite(self.evaluate(), "validation loss")
         if self.step == 0:
             self.first_loss = value
         if value < self.best_loss:
@@ -317,7 +324,10 @@ class Run:
             self.folder.forget()
         self.world.wait()
         with own_random_numbers():
-            resumed_from = self.step if self.load() else 0
+            loaded = self.load()
+            if not loaded and self.world.first:
+                self.folder.forget()  # the log of a run that was killed before its first save
+            resumed_from = self.step if loaded else 0
             if self.step == 0:
                 self.check()
             latest = math.nan

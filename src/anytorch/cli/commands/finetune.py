@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from anytorch.cli.output import Output
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch.train.processes import number
 
     speaks = number("RANK", 0) == 0  # of several processes, one
-    series = read(options, output if speaks else Output(json=True))
+    series = read(options, output.note if speaks else silent)
     found = choose_checkpoint(options.model, options.tokenizer)
     common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
     with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
@@ -104,21 +105,25 @@ def start(source: str, options: argparse.Namespace) -> Any:
     return read_json(find_folder(source) / CONFIG)
 
 
-def read(options: argparse.Namespace, output: Output) -> list[Any]:
+def silent(words: str) -> None:
+    """What the other processes say."""
+
+
+def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
     from anytorch.engines.candles.columns import parse_given
     from anytorch.engines.candles.generate import sample_market
     from anytorch.engines.candles.read import read_many
     from anytorch.train.windows import as_series
 
     if options.sample:
-        output.note(f"generated candles: {SAMPLE['instruments']} instruments, {SAMPLE['rows']} bars of 5 minutes each")
+        note(f"generated candles: {SAMPLE['instruments']} instruments, {SAMPLE['rows']} bars of 5 minutes each")
         return as_series(sample_market(SAMPLE["instruments"], SAMPLE["rows"], seed=options.seed or 0))
     given = parse_given(options.columns) if options.columns else None
     found = read_many(options.data, columns=given, timezone=options.timezone, repair=options.repair)
     for one in found[:3]:
-        for note in one.notes:
-            output.note(f"{one.name}: {note}")
-    output.note(f"{len(found)} series, {sum(map(len, found))} rows")
+        for words in one.notes:
+            note(f"{one.name}: {words}")
+    note(f"{len(found)} series, {sum(map(len, found))} rows")
     return found
 
 
