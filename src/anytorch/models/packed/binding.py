@@ -18,6 +18,7 @@ SOURCES = (CODE / "encoder.cpp",)
 OK, BAD_TOKEN, TOO_LONG, NO_MEMORY, BAD_STARTS = range(5)
 QKV, OUT, UP, DOWN = range(4)
 EMBED_NORM, FINAL_NORM, ATTN_NORM, MLP_NORM, Q_NORM, K_NORM = range(6)
+FORMATS = {None: 0, "int8": 1, "int4": 2, "int2": 3, "fp4": 4}
 ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 
 
@@ -40,13 +41,21 @@ class Shape(ctypes.Structure):
 
 _FUNCTIONS = {
     "encoder_new": (c_void_p, [POINTER(Shape), c_int]),
+    "encoder_shape_nbytes": (c_int, []),
     "encoder_free": (None, [c_void_p]),
     "encoder_set_words": (None, [c_void_p, c_void_p]),
     "encoder_set_added": (c_int, [c_void_p, c_void_p, c_int]),
     "encoder_set_norm": (c_int, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
     "encoder_set_relative": (c_int, [c_void_p, c_void_p, c_long, c_long]),
     "encoder_set_attention": (c_int, [c_void_p, c_int, c_float, c_int]),
-    "encoder_linear_new": (c_int, [c_void_p, c_int, c_int, c_int, c_int, c_int]),
+    "encoder_linear_new": (c_int, [c_void_p, c_int, c_int, c_int, c_int, c_int, c_int, c_int]),
+    "encoder_linear_smooth": (c_int, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
+    "encoder_linear_done": (None, [c_void_p, c_int, c_int]),
+    "encoder_calibrate": (
+        c_int,
+        [c_void_p, c_int, c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int)],
+    ),
+    "encoder_has_bytes": (c_int, []),
     "encoder_linear_rows": (c_int, [c_void_p, c_int, c_int, c_void_p, c_void_p, c_int, c_int]),
     "encoder_linear_nbytes": (c_longlong, [c_void_p]),
     "encoder_run": (

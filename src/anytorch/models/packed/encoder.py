@@ -14,13 +14,21 @@ from anytorch import native
 from anytorch.errors import InputError, ModelError, OutOfMemory, UsageError
 from anytorch.models.packed import binding
 from anytorch.models.packed.binding import pointer
+from anytorch.models.packed.calibration import (
+    Calibrator,
+    Inputs,
+    Product,
+    sample_tokens,
+    smooth_bytes,
+    smooth_groups,
+)
 from anytorch.models.packed.relative import distance_biases
 from anytorch.models.spec import EncoderSpec
 
 Floats = npt.NDArray[np.float32]
 
 POOLINGS = {"cls": 0, "mean": 1, "max": 2, "last": 3, "weighted_mean": 4, "mean_sqrt_length": 5}
-FORMATS = (None,)
+FORMATS = tuple(binding.FORMATS)
 
 # Tokens that one thread takes through the network at once, and rows that a matrix product works on at once: the first
 # bounds the memory, the second keeps a block's activations in the second-level cache. Measured in bench/packed_encoder.py.
@@ -55,6 +63,7 @@ class PackedEncoder:
         level: str | None = None,
         budget: int = BUDGET,
         block: int = BLOCK,
+        calibration: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     ) -> None:
         _check_choices(pooling, quantization, threads)
         self.spec = spec
@@ -90,7 +99,11 @@ class PackedEncoder:
         self._handle = self._library.encoder_new(ctypes.byref(shape), self.threads)
         if not self._handle:
             raise OutOfMemory("cannot make the encoder: no memory or no more threads")
-        self._load(_Reader(weights), shape)
+        # 8-bit activations are twice as fast where the processor multiplies bytes, and need calibrating to be as good.
+        self.activation_bits = 32 if quantization is None else 16
+        if quantization == "int8" and self._library.encoder_has_bytes():
+            self.activation_bits = 8
+        self._load(_Reader(weights), shape, calibration)
 
     # --- use -----------------------------------------------------------------------------------------------------
 
@@ -175,7 +188,9 @@ class PackedEncoder:
         if answer != binding.OK:
             raise OutOfMemory(f"no memory for {len(ids)} tokens", hint="run fewer, or shorter, texts at a time")
 
-    def _load(self, weights: _Reader, shape: binding.Shape) -> None:
+    def _load(
+        self, weights: _Reader, shape: binding.Shape, calibration: tuple[npt.ArrayLike, npt.ArrayLike] | None
+    ) -> None:
         spec, library, handle = self.spec, self._library, self._open()
         width = spec.width
         self._words = weights.need("word", (spec.vocabulary, width))  # kept: the C++ reads it in place
@@ -189,22 +204,28 @@ class PackedEncoder:
             table = weights.need("relative", (spec.relative_buckets, spec.heads))
             biases, zero = distance_biases(table, spec.max_positions, spec.relative_distance)
             _made(library.encoder_set_relative(handle, pointer(biases), biases.shape[1], zero))
-        queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+        products = _products(spec, shape.heads * shape.head_width, shape.kv_heads * shape.head_width)
+        calibrator = None
+        if self.activation_bits == 8 or self.quantization in ("int4", "int2", "fp4"):
+            ids, starts = self._inputs(*(calibration or sample_tokens(spec)))
+            calibrator = Calibrator(library, handle, ids, starts)
         for layer in range(spec.layers):
             theta = spec.rotary_thetas[layer] if spec.rotary_thetas else 0.0
             _made(library.encoder_set_attention(handle, layer, theta, spec.window(layer)))
-            qkv = {"q": queries, "k": keys, "v": keys}
-            self._linear(weights, layer, binding.QKV, qkv, width)
-            self._linear(weights, layer, binding.OUT, {"o": width}, queries)
-            up = {"up": spec.inner, "gate": spec.inner} if spec.gated else {"up": spec.inner}
-            self._linear(weights, layer, binding.UP, up, width, gated=spec.gated)
-            self._linear(weights, layer, binding.DOWN, {"down": width}, spec.inner)
             self._norm(weights, f"layers.{layer}.attn_norm", layer, binding.ATTN_NORM, not spec.pre_norm or layer > 0)
             self._norm(weights, f"layers.{layer}.mlp_norm", layer, binding.MLP_NORM, True)
             if spec.qk_norm:
                 for name, which in (("q", binding.Q_NORM), ("k", binding.K_NORM)):
                     weight = weights.need(f"layers.{layer}.{name}_norm.weight", (shape.head_width,))
                     _made(library.encoder_set_norm(handle, layer, which, pointer(weight), None))
+            inputs = None
+            if calibrator is not None:
+                for product in products:
+                    self._linear(weights, layer, product, None)
+                inputs = calibrator.run(layer, products)
+            for product in products:
+                seen = None if inputs is None else inputs[product.which]
+                self._linear(weights, layer, product, self.quantization, seen)
 
     def _norm(self, weights: _Reader, name: str, layer: int, which: int, needed: bool) -> None:
         """Set a norm. One that may be absent, and is, is the identity."""
@@ -217,17 +238,38 @@ class PackedEncoder:
         _made(self._library.encoder_set_norm(self._open(), layer, which, pointer(weight), pointer(bias)))
 
     def _linear(
-        self, weights: _Reader, layer: int, which: int, parts: Mapping[str, int], inputs: int, *, gated: bool = False
+        self, weights: _Reader, layer: int, product: Product, quantization: str | None, seen: Inputs | None = None
     ) -> None:
-        """Pack one layer's matrices, one below the other, and let go of each before the next is read."""
-        handle = self._open()
-        _made(self._library.encoder_linear_new(handle, layer, which, sum(parts.values()), inputs, gated))
+        """Pack one product's matrices, one below the other, and let go of each before the next is read."""
+        library, handle = self._library, self._open()
+        place = (handle, layer, product.which)
+        inputs = product.inputs
+        format_ = binding.FORMATS[quantization]
+        eight = seen is not None and self.activation_bits == 8
+        _made(library.encoder_linear_new(*place, product.outputs, inputs, product.gated, format_, eight))
+        if seen is not None:
+            parts = (weights.need(f"layers.{layer}.{name}.weight", (rows, inputs)) for name, rows in product.parts)
+            heavy = np.max([np.abs(part).max(0) for part in parts], axis=0)
+            less = smooth_bytes(seen, heavy) if eight else smooth_groups(seen)
+            importance = seen.square * less**2
+            _made(library.encoder_linear_smooth(*place, pointer(less), pointer(importance)))
         first = 0
-        for name, rows in parts.items():
+        for name, rows in product.parts:
             weight = weights.need(f"layers.{layer}.{name}.weight", (rows, inputs))
             bias = weights.find(f"layers.{layer}.{name}.bias", (rows,))
-            _made(self._library.encoder_linear_rows(handle, layer, which, pointer(weight), pointer(bias), rows, first))
+            _made(library.encoder_linear_rows(*place, pointer(weight), pointer(bias), rows, first))
             first += rows
+        library.encoder_linear_done(*place)
+
+
+def _products(spec: EncoderSpec, queries: int, keys: int) -> tuple[Product, ...]:
+    up = (("up", spec.inner), ("gate", spec.inner)) if spec.gated else (("up", spec.inner),)
+    return (
+        Product(binding.QKV, (("q", queries), ("k", keys), ("v", keys)), spec.width),
+        Product(binding.OUT, (("o", spec.width),), queries),
+        Product(binding.UP, up, spec.width, gated=spec.gated),
+        Product(binding.DOWN, (("down", spec.width),), spec.inner),
+    )
 
 
 class _Reader:

@@ -111,8 +111,8 @@ inline void attend(const Head& h, AttentionScratch& scratch) {
       int count = to - first < KEYS ? to - first : KEYS;
       float* s = scratch.scores.data();
       for (int j = 0; j < count; j += NR)
-        for (int i = 0; i < queries; i += MR) {
-          int m = queries - i < MR ? queries - i : MR;
+        for (int i = 0, m; i < queries; i += m) {
+          m = tile_rows(queries - i);
           TILES[m](h.q + (begin + i) * h.stride, h.stride, keys + size_t(first + j) * h.width, NR, h.width,
                    s + i * KEYS + j, KEYS, false);
         }
@@ -124,8 +124,8 @@ inline void attend(const Head& h, AttentionScratch& scratch) {
           for (int d = 0; d < wide; d += W) store(sums + i * wide + d, load(sums + i * wide + d) * shrink);
       }
       for (int d = 0; d < wide; d += NR)
-        for (int i = 0; i < queries; i += MR) {
-          int m = queries - i < MR ? queries - i : MR;
+        for (int i = 0, m; i < queries; i += m) {
+          m = tile_rows(queries - i);
           TILES[m](s + i * KEYS, KEYS, values + size_t(first) * wide + d, wide, count, sums + i * wide + d, wide,
                    first > from);
         }

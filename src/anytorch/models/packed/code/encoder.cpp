@@ -45,6 +45,8 @@ struct Rotation {
 
 struct Scratch {  // of one thread
   Block<float> normal, inner;
+  Whole whole;
+  float* watch[4] = {};  // while calibrating, of qkv, out, up and down: each input's greatest size, then its mean square
   AttentionScratch attention;
 };
 struct Arena {  // of one group
@@ -61,11 +63,17 @@ struct Encoder {
   Block<float> relative;  // [heads][relative_stride]
   long relative_stride = 0, relative_zero = 0;
   std::vector<Rotation> rotations;
+  int longest_row = 0;  // inputs of the widest layer that computes with whole numbers
   std::unique_ptr<Pool> pool;
   std::mutex running;
   std::vector<Scratch> scratch;
   std::vector<Arena> arenas;
 
+  // In a child of fork the pool's threads are gone while its condition variables still count them as waiting: destroying
+  // those would wait for ever, so that the child leaves the few bytes alone.
+  ~Encoder() {
+    if (pool && !pool->alive()) pool.release();
+  }
   long stride(int n) const { return round_up(n, NR) + 16; }  // never a power of two: rows spread over the cache's sets
   long x_stride() const { return stride(s.width); }
   long qkv_stride() const { return stride((s.heads + 2 * s.kv_heads) * s.head_width); }
@@ -148,6 +156,16 @@ static const Rotation* rotation_of(const Encoder& e, float theta) {
   return nullptr;
 }
 
+static void watch_inputs(float* top, const float* x, long stride, int rows, int width) {
+  if (!top) return;
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < width; i++) {
+      float size = std::fabs(x[r * stride + i]);
+      top[i] = size > top[i] ? size : top[i];
+      top[width + i] += size * size;
+    }
+}
+
 // q, k and v of rows [first, first + rows) of the group.
 static void project(const Encoder& e, const Layer& layer, Arena& arena, Scratch& scratch, int first, int rows) {
   const float* x = arena.x.data() + first * e.x_stride();
@@ -155,8 +173,9 @@ static void project(const Encoder& e, const Layer& layer, Arena& arena, Scratch&
     normalise_rows(e, layer.attn_norm, x, scratch.normal.data(), rows);
     x = scratch.normal.data();
   }
+  watch_inputs(scratch.watch[0], x, e.x_stride(), rows, e.s.width);
   Finish f{arena.qkv.data() + first * e.qkv_stride(), e.qkv_stride()};
-  apply(layer.qkv, x, e.x_stride(), rows, f);
+  apply(layer.qkv, x, e.x_stride(), rows, f, scratch.whole);
 }
 
 // Positions enter q and k here: a sequence at a time, because a row's position is counted from its sequence's start.
@@ -204,7 +223,9 @@ static void feed_forward(const Encoder& e, const Layer& layer, Arena& arena, Scr
   float* x = arena.x.data() + first * e.x_stride();
   long stride = e.x_stride();
   Finish add{x, stride, x, stride};
-  apply(layer.out, arena.context.data() + first * e.context_stride(), e.context_stride(), rows, add);
+  const float* context = arena.context.data() + first * e.context_stride();
+  watch_inputs(scratch.watch[1], context, e.context_stride(), rows, e.s.heads * e.s.head_width);
+  apply(layer.out, context, e.context_stride(), rows, add, scratch.whole);
   const float* input = x;
   if (e.s.pre_norm) {
     normalise_rows(e, layer.mlp_norm, x, scratch.normal.data(), rows);
@@ -212,10 +233,12 @@ static void feed_forward(const Encoder& e, const Layer& layer, Arena& arena, Scr
   } else {
     normalise_rows(e, layer.attn_norm, x, x, rows);
   }
+  watch_inputs(scratch.watch[2], input, stride, rows, e.s.width);
   Finish up{scratch.inner.data(), e.inner_stride()};
   up.activation = e.s.activation;
-  apply(layer.up, input, stride, rows, up);
-  apply(layer.down, scratch.inner.data(), e.inner_stride(), rows, add);
+  apply(layer.up, input, stride, rows, up, scratch.whole);
+  watch_inputs(scratch.watch[3], scratch.inner.data(), e.inner_stride(), rows, e.s.inner);
+  apply(layer.down, scratch.inner.data(), e.inner_stride(), rows, add, scratch.whole);
   if (!e.s.pre_norm) normalise_rows(e, layer.mlp_norm, x, x, rows);
 }
 
@@ -253,26 +276,35 @@ static void pool_rows(const float* x, long stride, int length, int width, int po
 
 // each(items, task): task(item, thread) for every item, on one thread or on all.
 template <class Each>
-static void run_group(Encoder& e, const Call& call, Arena& arena, int block, const Each& each) {
+static void begin_group(Encoder& e, const Call& call, Arena& arena, const Each& each) {
+  size_t tokens = call.starts[call.sequences] - call.starts[0];
+  arena.x.at_least(tokens * e.x_stride());
+  arena.qkv.at_least(tokens * e.qkv_stride());
+  arena.context.at_least(tokens * e.context_stride());
+  each(call.sequences, [&](int i, int) { embed(e, call, i, arena); });
+}
+
+template <class Each>
+static void run_layer(Encoder& e, const Layer& layer, const Call& call, Arena& arena, int block, const Each& each) {
   int tokens = call.starts[call.sequences] - call.starts[0];
-  arena.x.at_least(size_t(tokens) * e.x_stride());
-  arena.qkv.at_least(size_t(tokens) * e.qkv_stride());
-  arena.context.at_least(size_t(tokens) * e.context_stride());
   int blocks = (tokens + block - 1) / block;
   auto rows_of = [&](int b) { return tokens - b * block < block ? tokens - b * block : block; };
-  each(call.sequences, [&](int i, int) { embed(e, call, i, arena); });
-  for (const Layer& layer : e.layers) {
-    each(blocks, [&](int b, int thread) { project(e, layer, arena, e.scratch[thread], b * block, rows_of(b)); });
-    if (layer.theta != 0 || e.s.qk_norm)
-      each(call.sequences * (e.s.heads + e.s.kv_heads), [&](int item, int) {
-        int i = item / (e.s.heads + e.s.kv_heads), head = item % (e.s.heads + e.s.kv_heads);
-        turn(e, layer, arena, call.starts[i] - call.starts[0], call.starts[i + 1] - call.starts[i], head);
-      });
-    each(call.sequences * e.s.heads, [&](int item, int thread) {
-      attend_head(e, layer, call, arena, e.scratch[thread], item / e.s.heads, item % e.s.heads);
+  each(blocks, [&](int b, int thread) { project(e, layer, arena, e.scratch[thread], b * block, rows_of(b)); });
+  if (layer.theta != 0 || e.s.qk_norm)
+    each(call.sequences * (e.s.heads + e.s.kv_heads), [&](int item, int) {
+      int i = item / (e.s.heads + e.s.kv_heads), head = item % (e.s.heads + e.s.kv_heads);
+      turn(e, layer, arena, call.starts[i] - call.starts[0], call.starts[i + 1] - call.starts[i], head);
     });
-    each(blocks, [&](int b, int thread) { feed_forward(e, layer, arena, e.scratch[thread], b * block, rows_of(b)); });
-  }
+  each(call.sequences * e.s.heads, [&](int item, int thread) {
+    attend_head(e, layer, call, arena, e.scratch[thread], item / e.s.heads, item % e.s.heads);
+  });
+  each(blocks, [&](int b, int thread) { feed_forward(e, layer, arena, e.scratch[thread], b * block, rows_of(b)); });
+}
+
+template <class Each>
+static void run_group(Encoder& e, const Call& call, Arena& arena, int block, const Each& each) {
+  begin_group(e, call, arena, each);
+  for (const Layer& layer : e.layers) run_layer(e, layer, call, arena, block, each);
   each(call.sequences, [&](int i, int) {
     int offset = call.starts[i] - call.starts[0], length = call.starts[i + 1] - call.starts[i];
     float* x = arena.x.data() + offset * e.x_stride();
@@ -333,7 +365,10 @@ static int run(Encoder& e, const int32_t* ids, const int32_t* starts, int sequen
   if (int wrong = check(e, ids, starts, sequences, where, &longest)) return wrong;
   if (sequences == 0) return OK;
   int threads = e.pool->threads();
-  if (!e.pool->alive()) e.pool.reset(new Pool(threads));
+  if (!e.pool->alive()) {
+    e.pool.release();  // see ~Encoder
+    e.pool.reset(new Pool(threads));
+  }
   prepare_rotations(e, longest);
   int total = starts[sequences], share = (total + threads - 1) / threads;
   int budget = share < e.s.budget ? (share > MR ? share : MR) : e.s.budget;
@@ -354,6 +389,7 @@ static int run(Encoder& e, const int32_t* ids, const int32_t* starts, int sequen
   for (Scratch& scratch : e.scratch) {
     scratch.normal.at_least(size_t(block) * e.x_stride());
     scratch.inner.at_least(size_t(block) * e.inner_stride());
+    if (e.longest_row) scratch.whole.reserve(block, e.longest_row);
   }
   auto call_of = [&](int g) {
     int first = groups[g];
@@ -388,6 +424,7 @@ API void* encoder_new(const Shape* shape, int threads) {
     return nullptr;
   }
 }
+API int encoder_shape_nbytes() { return sizeof(Shape); }
 API void encoder_free(void* handle) { delete static_cast<Encoder*>(handle); }
 
 API void encoder_set_words(void* handle, const float* words) { static_cast<Encoder*>(handle)->words = words; }
@@ -451,14 +488,59 @@ static Linear& linear_of(Encoder& e, int layer, int which) {
   return which == 0 ? l.qkv : which == 1 ? l.out : which == 2 ? l.up : l.down;
 }
 // which: 0 q, k and v; 1 the output of attention; 2 up (and gate); 3 down
-API int encoder_linear_new(void* handle, int layer, int which, int outputs, int inputs, int gated) {
+API int encoder_linear_new(void* handle, int layer, int which, int outputs, int inputs, int gated, int format, int bytes) {
+  Encoder& e = *static_cast<Encoder*>(handle);
   try {
-    linear_of(*static_cast<Encoder*>(handle), layer, which).prepare(outputs, inputs, gated);
+    Linear& linear = linear_of(e, layer, which);
+    linear.prepare(outputs, inputs, gated, format, bytes && HAS_FOURS);
+    if (format != F32 && linear.padded > e.longest_row) e.longest_row = linear.padded;
   } catch (...) {
     return NO_MEMORY;
   }
   return OK;
 }
+// Before any rows: what inputs are multiplied by before they are rounded, and how much errors of their weights matter.
+API int encoder_linear_smooth(void* handle, int layer, int which, const float* less, const float* importance) {
+  Linear& linear = linear_of(*static_cast<Encoder*>(handle), layer, which);
+  try {
+    copy(linear.less, less, linear.inputs);
+    copy(linear.importance, importance, linear.inputs);
+  } catch (...) {
+    return NO_MEMORY;
+  }
+  return OK;
+}
+// Calibration takes a few sequences through the network, layer by layer, while only that layer's weights are in float32.
+// The first call of a calibration embeds them (layer -1); each further one runs a layer and gives, for every input of
+// its four products, its greatest size and (after those) the sum of its squares. Nothing else may run meanwhile.
+API int encoder_calibrate(void* handle, int layer, const int32_t* ids, const int32_t* starts, int sequences, float* qkv, float* out,
+                          float* up, float* down, int* where) {
+  Encoder& e = *static_cast<Encoder*>(handle);
+  std::lock_guard<std::mutex> guard(e.running);
+  try {
+    int longest = 0;
+    if (int wrong = check(e, ids, starts, sequences, where, &longest)) return wrong;
+    Call call{ids, starts, sequences, nullptr, nullptr, MEAN, false};
+    Scratch& scratch = e.scratch[0];
+    auto each = [&](int items, auto task) {
+      for (int i = 0; i < items; i++) task(i, 0);
+    };
+    if (layer < 0) {
+      begin_group(e, call, e.arenas[0], each);
+      return OK;
+    }
+    prepare_rotations(e, longest);
+    scratch.normal.at_least(size_t(e.s.block) * e.x_stride());
+    scratch.inner.at_least(size_t(e.s.block) * e.inner_stride());
+    scratch.watch[0] = qkv, scratch.watch[1] = out, scratch.watch[2] = up, scratch.watch[3] = down;
+    run_layer(e, e.layers[layer], call, e.arenas[0], e.s.block, each);
+    for (float*& one : scratch.watch) one = nullptr;
+  } catch (...) {
+    return NO_MEMORY;
+  }
+  return OK;
+}
+API int encoder_has_bytes() { return HAS_FOURS; }
 API int encoder_linear_rows(void* handle, int layer, int which, const float* weight, const float* bias, int rows, int first) {
   try {
     linear_of(*static_cast<Encoder*>(handle), layer, which).fill_rows(weight, bias, rows, first);
@@ -466,6 +548,9 @@ API int encoder_linear_rows(void* handle, int layer, int which, const float* wei
     return NO_MEMORY;
   }
   return OK;
+}
+API void encoder_linear_done(void* handle, int layer, int which) {
+  linear_of(*static_cast<Encoder*>(handle), layer, which).importance = Block<float>();
 }
 API long long encoder_linear_nbytes(void* handle) {
   long long total = 0;

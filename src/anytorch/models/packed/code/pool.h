@@ -15,10 +15,6 @@ class Pool {
     for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
   }
   ~Pool() {
-    if (pid_ != getpid()) {  // a child of fork has none of the threads
-      for (auto& worker : workers_) worker.detach();
-      return;
-    }
     {
       std::lock_guard<std::mutex> guard(mutex_);
       closing_ = true;
@@ -27,7 +23,7 @@ class Pool {
     for (auto& worker : workers_) worker.join();
   }
   int threads() const { return threads_; }
-  bool alive() const { return pid_ == getpid(); }
+  bool alive() const { return pid_ == getpid(); }  // not in a child of fork: it has none of the threads
 
   // Calls task(item, thread) for every item in [0, items); returns when all are done. Not reentrant.
   void run(int items, const std::function<void(int, int)>& task) {

@@ -33,6 +33,11 @@ constexpr int MR = 6, NR = 8;
 #endif
 constexpr int NV = NR / W;  // vectors across a tile
 
+// Rows of the next tile when `left` rows are to be done: few sizes, so that there is little code to compile.
+inline int tile_rows(int left) {
+  return left >= MR ? MR : left >= 8 ? 8 : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
 #define INLINE inline __attribute__((always_inline))
 
 INLINE vf load(const float* p) {
