@@ -74,6 +74,15 @@ COMMANDS: dict[str, Command] = {
         "anytorch optimize --apply     also write it to the settings file\n"
         "anytorch optimize --backend cuda --duration 60",
     ),
+    "fit": Command(
+        "plan how a model runs within memory budgets, and predict the time of a pass",
+        "anytorch fit ./Qwen3-8B --device-budget 8GB\n"
+        "anytorch fit ./Qwen3-8B --device-budget 8GB --host-budget 16GB --plot plan.png",
+    ),
+    "tiers": Command(
+        "measure the levels of memory: device, host, disk",
+        "anytorch tiers\nanytorch tiers --disk /mnt/nvme --refresh",
+    ),
     "set": Command(
         "choose the device that is used when none is named",
         "anytorch set auto             the best one (the default)\n"

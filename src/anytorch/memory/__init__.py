@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from anytorch.devices.types import MemoryUse
+    from anytorch.memory.caching import tiered_cache as tiered_cache
     from anytorch.memory.fitting import Fitted as Fitted
     from anytorch.memory.fitting import fit as fit
     from anytorch.memory.fitting import fitted as fitted
@@ -48,6 +49,7 @@ PUBLIC: dict[str, str] = {
     "fitted": "anytorch.memory.fitting",
     "load": "anytorch.memory.loading",
     "make_plan": "anytorch.memory.plan",
+    "tiered_cache": "anytorch.memory.caching",
     "unfit": "anytorch.memory.fitting",
 }
 __all__ = list(PUBLIC)

@@ -19,10 +19,10 @@ from anytorch.memory.ledger import Ledger
 from anytorch.memory.levels import Size, create_tiers, speeds_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.parked import park, wake
-from anytorch.memory.plan import make_plan
+from anytorch.memory.plan import least_device_nbytes, make_plan
 from anytorch.memory.reader import Reader
 from anytorch.memory.running import Running
-from anytorch.memory.sizes import parse_nbytes
+from anytorch.memory.sizes import parse_nbytes, words
 from anytorch.memory.spill import Spill
 from anytorch.memory.types import Block, Budgets, Plan, Speeds, Step, Tiers
 from anytorch.memory.units import Found, find_units
@@ -43,6 +43,7 @@ def fit(
     blocks: Sequence[str] | None = None,
     resident: Sequence[str] = (),
     reserve: Size = 0,
+    host_reserve: Size = 0,
     speeds: Speeds | None = None,
     compute_s: float = 0.0,
     verify: bool = True,
@@ -51,8 +52,9 @@ def fit(
 
     What does not fit on the device rests in host memory, then on disk, and is brought up block by block while the device
     computes. Budgets that are not given come from what is free. `reserve` is kept free of the device budget for
-    activations; `compute_s` is how long one pass computes, for a better plan. `blocks` and `resident` name modules
-    (patterns allowed) that move as one and that stay on the device. The model is left as it was if anything fails.
+    activations, `host_reserve` of the host's (an optimizer works there); `compute_s` is how long one pass computes, for a
+    better plan. `blocks` and `resident` name modules (patterns allowed) that move as one and that stay on the device. The
+    model is left as it was if anything fails.
 
     Raises BudgetTooSmall, which names the smallest budget that works.
 
@@ -73,7 +75,13 @@ def fit(
         speeds=speeds,
     )
     found, plan = plan_for(
-        model, tiers, blocks=blocks, resident=resident, reserve=parse_nbytes(reserve, "reserve"), compute_s=compute_s
+        model,
+        tiers,
+        blocks=blocks,
+        resident=resident,
+        reserve=parse_nbytes(reserve, "reserve"),
+        host_reserve=parse_nbytes(host_reserve, "host_reserve"),
+        compute_s=compute_s,
     )
     handle = Fitted(model, tiers, found, plan, verify=verify)
     handle.place()
@@ -101,6 +109,7 @@ def plan_for(
     blocks: Sequence[str] | None = None,
     resident: Sequence[str] = (),
     reserve: int = 0,
+    host_reserve: int = 0,
     compute_s: float = 0.0,
     on_disk: bool = False,
     sizes: Callable[[Found], dict[str, Block]] | None = None,
@@ -109,7 +118,7 @@ def plan_for(
     for finest in (False, True):
         found = find_units(model, blocks=blocks, resident=resident, finest=finest)
         try:
-            return found, _plan(model, found, tiers, reserve, compute_s, on_disk, sizes or packed_sizes)
+            return found, _plan(model, found, tiers, (reserve, host_reserve), compute_s, on_disk, sizes or packed_sizes)
         except BudgetTooSmall:
             if finest or blocks is not None:
                 raise
@@ -135,18 +144,20 @@ def _plan(
     model: nn.Module,
     found: Found,
     tiers: Tiers,
-    reserve: int,
+    reserved: tuple[int, int],  # on the device, in host memory
     compute_s: float,
     on_disk: bool,
     sizes: Callable[[Found], dict[str, Block]],
 ) -> Plan:
     extras = extras_nbytes(model, found)
-    kept = extras + reserve
+    kept = extras + reserved[0]
     if not found.units:
         raise UsageError("this model has no parameters that could be moved", hint="use model.to(device)")
     host, disk = tiers.find("host"), tiers.find("disk")
     budgets = Budgets(
-        max(0, tiers.device.capacity - kept), host.capacity if host else None, disk.capacity if disk else None
+        max(0, tiers.device.capacity - kept),
+        max(0, host.capacity - reserved[1]) if host else None,
+        disk.capacity if disk else None,
     )
     blocks = sizes(found)
     total = sum(block.nbytes for block in blocks.values())
@@ -157,10 +168,12 @@ def _plan(
     try:
         return make_plan(list(blocks.values()), steps, budgets, speeds_of(tiers), on_disk=on_disk)
     except BudgetTooSmall as exc:
-        if kept:
-            message = f"{exc.message} (besides {kept} bytes kept for buffers and activations)"
-            raise BudgetTooSmall(message, hint=exc.hint) from exc
-        raise
+        least = least_device_nbytes(blocks, steps)
+        if not kept or budgets.device >= least:
+            raise
+        message = f"{exc.message} (besides {words(kept)} kept for buffers and activations)"
+        hint = f"the smallest device budget that works is {least + kept} bytes ({words(least + kept)})"
+        raise BudgetTooSmall(message, hint=hint) from exc
 
 
 class Fitted:
@@ -223,6 +236,7 @@ class Fitted:
                 self._moved.append(name)
                 for parameter in group.parameters:
                     park(parameter, self.device)
+            mover.loaded()
             self._start(mover)
         except BaseException:
             self.close()

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from anytorch.errors import BudgetTooSmall
 from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import Image
 from anytorch.memory.ledger import Ledger
-from anytorch.memory.reader import Chunk, Reader, chunks_of, finish
+from anytorch.memory.reader import CHUNK, Chunk, Reader, chunks_of, finish
 from anytorch.memory.ring import Space
 from anytorch.memory.sizes import words
 from anytorch.memory.streams import Copies
@@ -106,6 +107,7 @@ class Mover:
         if staging_nbytes and not shared:
             self._make_staging(staging_nbytes)
         self._host_arena: HostArena | None = None
+        self._load_buffer: torch.Tensor | None = None
         self._closed = False
 
     # --- memory ----------------------------------------------------------------------------------------------------
@@ -310,9 +312,7 @@ class Mover:
             return
         chunks = [chunk for piece in image.pieces for chunk in chunks_of(piece, self._staging_chunk)]
         if self.copies.asynchronous or self.device.type == "cpu":
-            held.futures = [
-                self.reader.submit(lambda c=chunk: self._through_staging(c, held.buffer)) for chunk in chunks
-            ]  # type: ignore[misc]
+            held.futures = [self.reader.submit(partial(self._through_staging, c, held.buffer)) for c in chunks]
         else:  # a device that only its own thread may use
             for chunk in chunks:
                 self._through_staging(chunk, held.buffer)
@@ -359,22 +359,34 @@ class Mover:
 
     def load(self, name: str, target: torch.Tensor) -> None:
         """Read an image from its files into device memory, and wait for it: for what becomes resident."""
-        held = Held(name, target)
-        self._begin(held, self.images[name])
-        finish(held.futures)
-        self.copies.synchronize()
+        if self.shared:
+            self.reader.read(self.images[name].pieces, target)
+            return
+        for chunk, wanted in self._chunks(name):
+            target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)
 
     def load_host(self, name: str) -> None:
         """Read an image from its files into the host memory of its own."""
         pieces = self.add_host(name)
-        buffer = host_buffer(LOAD_CHUNK)
-        view = bytes_of(buffer)
+        for chunk, wanted in self._chunks(name):
+            scatter(wanted, pieces, chunk.image_offset)
+
+    def _chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
+        """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
+        if self._load_buffer is None:
+            self._load_buffer = host_buffer(LOAD_CHUNK)
+        view = bytes_of(self._load_buffer)
         for piece in self.images[name].pieces:
             for chunk in chunks_of(piece, LOAD_CHUNK):
-                self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
-                wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
+                parts = range(0, chunk.read_nbytes, CHUNK)
+                finish([self.reader.submit(partial(self.reader.read_part, part, chunk, view)) for part in parts])
+                wanted = self._load_buffer[chunk.lead : chunk.lead + chunk.nbytes]
                 self.reader.check(chunk, wanted)
-                scatter(wanted, pieces, chunk.image_offset)
+                yield chunk, wanted
+
+    def loaded(self) -> None:
+        """Setting up is over: its buffer goes."""
+        self._load_buffer = None
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
         """The image as it rests on the device or the host, in one or more uint8 tensors; nothing for one on disk."""

@@ -47,6 +47,7 @@ class Chunk:
 
 def chunks_of(piece: Piece, size: int = CHUNK) -> Iterator[Chunk]:
     """Page-aligned reads that cover a piece, at most `size` bytes each (a multiple of a MiB)."""
+    assert size >= PART, size
     lead = piece.file_offset % PAGE
     at = piece.file_offset - lead
     end = piece.file_offset + piece.nbytes
@@ -154,6 +155,14 @@ class Reader:
         """One page-aligned read into `view`, by the calling thread."""
         self.file(chunk.piece.path, direct=self.direct).read(view, chunk.file_offset, chunk.lead + chunk.nbytes)
         self._count(chunk.nbytes)
+
+    def read_part(self, start: int, chunk: Chunk, view: memoryview) -> None:
+        """The part of a large chunk that begins `start` bytes into it."""
+        wanted = min(CHUNK, chunk.lead + chunk.nbytes - start)
+        end = min(start + CHUNK, chunk.read_nbytes)
+        file = self.file(chunk.piece.path, direct=self.direct)
+        file.read(view[start:end], chunk.file_offset + start, wanted)
+        self._count(wanted)
 
     def check(self, chunk: Chunk, wanted: torch.Tensor) -> None:
         """Compare with the checksums of a file we wrote ourselves. Raises ModelError."""
