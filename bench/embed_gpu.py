@@ -299,8 +299,6 @@ def explore(
         for layout, graphs, tokens, compiled in [
             ("packed", True, 16384, False),
             ("packed", True, 32768, False),
-            ("packed", False, 32768, False),
-            ("rows", True, 16384, False),
             *([("packed", True, 32768, True)] if options.compiled else []),
         ]
     ]

@@ -50,7 +50,7 @@ LATE = {
     "anytorch.devices.gather": "json, hashing and processes: `anytorch info` answers from files alone, in 80 ms",
     "anytorch.devices.cpu": "the process's own memory is read only when it is asked for",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
-    "anytorch.models.encoders.encoder": "quantization is loaded by those who ask for it",
+    "anytorch.models.encoders.encoder": "quantization is for those who ask for it, our kernels for devices with Triton",
     "anytorch.engines.embed.place": "the torch encoder imports torch, our own loads a library: only the one that is used",
     "anytorch.engines.embed.engine": "the queue, the pool and the bar are for those who use them",
     "anytorch.engines.embed.tokens": "the compiled tokenizer is a library of its own, for encoders faster than the Rust one",

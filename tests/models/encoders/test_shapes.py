@@ -28,7 +28,7 @@ def test_the_ladder() -> None:
         8, 8, 16, 32, 40, 48, 80, 256, 320, 512,
     ]  # fmt: skip
     assert padded_length(30, 30) == 30, "never more positions than the model has"
-    assert [longest_class(n, 1000) for n in (1, 128, 129, 600)] == [128, 128, 256, 1000]
+    assert [longest_class(n, 1000) for n in (1, 33, 128, 129, 600)] == [32, 64, 128, 256, 1000]
 
 
 @given(LENGTHS, st.sampled_from([64, 1000, 16384]), st.booleans())

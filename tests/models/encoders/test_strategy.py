@@ -31,16 +31,19 @@ def plans(caps: Caps, spec: Any, dtype: str, host: bool = False, **asked: Any) -
 
 def test_candidates_follow_what_the_device_can_do(open_model: Open) -> None:
     bert, mpnet = open_model("bert")[0], open_model("mpnet")[0]
-    bert = replace(bert, head_width=16)
     every = {("rows", False), ("rows", True), ("packed", False), ("packed", True)}
     assert plans(GPU, bert, "float16") == every
+    own = [p for p in strategy.candidates(GPU, bert, "float16", False, "auto", None, can_fuse=True) if p.kernels]
+    assert own == [Plan("float16", "packed", True, fused=True, kernels=True)]
+    no_triton = replace(GPU, triton=False)
+    assert not any(p.kernels for p in strategy.candidates(no_triton, bert, "float16", False, "auto", None))
     assert plans(GPU, bert, "float32") == {("rows", False), ("rows", True)}, "flash kernels are for half precision"
     assert plans(GPU, mpnet, "float16") == {("rows", False), ("rows", True)}, "and add no bias"
     assert plans(PLAIN, bert, "float32") == {("rows", False)}
     assert plans(PLAIN, bert, "float32", host=True) == {("rows", False), ("one-by-one", False)}
     assert plans(GPU, bert, "float16", layout="packed", graphs=False) == {("packed", False)}
     found = strategy.candidates(GPU, bert, "float16", False, "auto", None, can_fuse=True)
-    assert [(p.layout, p.graphs) for p in found if p.fused] == [("rows", True), ("packed", True)]
+    assert [(p.layout, p.graphs) for p in found if p.fused and not p.kernels] == [("rows", True), ("packed", True)]
     assert not found[0].fused and not found[0].graphs, "the reference is the plainest"
     assert not any(p.fused for p in strategy.candidates(GPU, bert, "float32", False, "auto", None, can_fuse=True))
 

@@ -157,6 +157,14 @@ class TorchEncoder:
         """Compute by this plan from now on."""
         self.plan = plan
         self.module.fuse(plan.fused)
+        self._kernels: Any = None
+        self.module.use_add_norm(None)
+        if plan.kernels:
+            from anytorch.models.encoders import kernels
+
+            self._kernels = kernels
+            if not (self.spec.pre_norm or self.spec.rms_norm):
+                self.module.use_add_norm(kernels.add_norm)
         self.recorder = Recorder(self.device) if plan.graphs else None
 
     # --- computing -------------------------------------------------------------------------------------------------
@@ -260,7 +268,11 @@ class TorchEncoder:
         if isinstance(shape, RowShape):
             layout, begin = Rows(self._input[: shape.rows], shape.length), shape.rows
         elif self.plan.layout == "packed":
-            layout, begin = Packed(self._input[: shape.rows + 1], shape.tokens, shape.longest), shape.rows + 1
+            short = None
+            if self._kernels is not None and self._kernels.fits(shape.longest, self.spec.head_width):
+                short = self._kernels.attend_short
+            layout = Packed(self._input[: shape.rows + 1], shape.tokens, shape.longest, short)
+            begin = shape.rows + 1
         else:
             layout = OneByOne(self._input[: shape.rows + 1], shape.tokens, shape.longest, bounds)
             begin = shape.rows + 1

@@ -8,7 +8,7 @@ a plain `nn.Linear` that `anytorch.quant.quantize` can replace. q, k and v are o
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 import torch
@@ -157,6 +157,13 @@ class FeedForward(nn.Module):
         return self.down(x)  # type: ignore[no-any-return]
 
 
+AddNorm = Callable[[Tensor, Tensor, nn.Module], Tensor]
+
+
+def plain_add_norm(x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+    return norm(x + y)  # type: ignore[no-any-return]
+
+
 class Layer(nn.Module):
     def __init__(self, spec: EncoderSpec, names: Container[str], layer: int) -> None:
         super().__init__()
@@ -165,13 +172,14 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(spec, names, layer)
         self.attention_norm = make_norm(spec, names, f"layers.{layer}.attn_norm", spec.width)
         self.feed_forward_norm = make_norm(spec, names, f"layers.{layer}.mlp_norm", spec.width)
+        self.add_norm: AddNorm = plain_add_norm
 
     def forward(self, x: Tensor, layout: Layout, angles: Angles | None, bias: Tensor | None) -> Tensor:
         if self.pre_norm:
             x = x + self.attention(self.attention_norm(x), layout, angles, bias)
             return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
-        x = self.attention_norm(x + self.attention(x, layout, angles, bias))
-        return self.feed_forward_norm(x + self.feed_forward(x))  # type: ignore[no-any-return]
+        x = self.add_norm(x, self.attention(x, layout, angles, bias), self.attention_norm)
+        return self.add_norm(x, self.feed_forward(x), self.feed_forward_norm)
 
 
 class EncoderModule(nn.Module):
@@ -194,11 +202,19 @@ class EncoderModule(nn.Module):
         self.rotary_of = tuple(thetas.index(theta) for theta in spec.rotary_thetas)
 
     def can_fuse(self) -> bool:
-        return all(layer.feed_forward.can_fuse() for layer in self.layers)  # type: ignore[union-attr, operator]
+        return all(layer.feed_forward.can_fuse() for layer in self._own_layers())
 
     def fuse(self, fused: bool) -> None:
-        for layer in self.layers:
-            layer.feed_forward.fused = fused  # type: ignore[union-attr]
+        for layer in self._own_layers():
+            layer.feed_forward.fused = fused
+
+    def use_add_norm(self, function: AddNorm | None) -> None:
+        """Compute the sum and the norm behind it by this function: only of LayerNorms behind a half (post-norm)."""
+        for layer in self._own_layers():
+            layer.add_norm = function or plain_add_norm
+
+    def _own_layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def forward(self, ids: Tensor, layout: Layout) -> Tensor:
         x = self.embedding(ids, layout.positions)

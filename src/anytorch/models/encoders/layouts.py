@@ -11,6 +11,7 @@ contents.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Protocol
 
@@ -88,11 +89,23 @@ class Ends:
         return torch.segment_reduce(x.float(), how, offsets=self.starts, axis=0, unsafe=True)
 
 
+ShortAttention = Callable[..., Tensor]  # `kernels.attend_short`
+
+
 class Packed(Ends):
-    """Needs a flash kernel for variable lengths: half precision and no bias. `strategy` tries it before it is used."""
+    """Needs a flash kernel for variable lengths: half precision and no bias. `strategy` tries it before it is used.
+
+    `short` attends where no text is longer than a tile, if given.
+    """
+
+    def __init__(self, starts: Tensor, tokens: int, longest: int, short: ShortAttention | None = None) -> None:
+        super().__init__(starts, tokens, longest)
+        self.short = short
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, causal: bool, bias: Tensor | None) -> Tensor:
         assert bias is None, "the flash kernel adds no bias"
+        if self.short is not None:
+            return self.short(q, k, v, self.starts, self.longest, window=window, causal=causal)
         # aten::_flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
         #     return_debug_mask, *, scale, window_size_left, window_size_right, …) is what torch.nn.attention.varlen
         # calls; the public function's arguments still change from release to release.

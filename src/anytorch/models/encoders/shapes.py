@@ -62,8 +62,8 @@ def step_up(value: int, smallest: int, steps: int = 4) -> int:
 
 
 def longest_class(longest: int, most: int) -> int:
-    """128, 256, 512, …: a flash kernel has a block for every 128 tokens of the longest text, in every text."""
-    size = 128
+    """32, 64, 128, …: kernels have a tile of that size, or one for every 128 tokens of the longest text, in every text."""
+    size = 32
     while size < longest:
         size *= 2
     return min(size, most)

@@ -36,7 +36,7 @@ SAME_COSINE = 0.9998  # two ways in one dtype: they differ by rounding alone
 LARGEST_CHECKED_NBYTES = 8 * 2**30
 HOPELESS = 8  # times slower than another way: graphs alone do not make up for it
 STORE = "encoders"
-FORMAT = 2  # part of the key: raise it when a layout's code changes what is worth choosing
+FORMAT = 3  # part of the key: raise it when a layout's code changes what is worth choosing
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,17 @@ class Plan:
     layout: str  # one of LAYOUTS
     graphs: bool
     fused: bool = False  # the activation inside the product before it
+    kernels: bool = False  # our own, in Triton
     why: str = ""
 
     @property
     def short(self) -> str:
-        return self.layout + (" with graphs" if self.graphs else "") + (" and fused" if self.fused else "")
+        return (
+            self.layout
+            + (" with graphs" if self.graphs else "")
+            + (" and fused" if self.fused else "")
+            + (" and our kernels" if self.kernels else "")
+        )
 
     @property
     def words(self) -> str:
@@ -59,7 +65,7 @@ class Plan:
             "one-by-one": "packed texts, attention text by text",
         }
         more = (", recorded graphs" if self.graphs else "") + (", fused activation" if self.fused else "")
-        return names[self.layout] + more
+        return names[self.layout] + more + (", our Triton kernels" if self.kernels else "")
 
 
 def linear_weights(spec: EncoderSpec) -> int:
@@ -98,7 +104,18 @@ def candidates(
         for record in recorded
         for fused in fusing
         if not (record and name == "one-by-one") and not (fused and record != recorded[-1])
+    ] + [
+        Plan(dtype, "packed", recorded[-1], fusing[-1], kernels=True)
+        for name in layouts
+        if name == "packed" and may_use_kernels(caps, spec, dtype, host)
     ]
+
+
+def may_use_kernels(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
+    """Have our Triton kernels something to do? They know heads of these widths, and LayerNorm behind a sum."""
+    if host or not caps.triton or dtype == "float32":
+        return False
+    return spec.head_width in (16, 32, 64, 128) or not (spec.pre_norm or spec.rms_norm)
 
 
 def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
@@ -110,7 +127,8 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
         return replace(plans[0], why="the only way here, or asked for")
     # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
     tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else encoder.chunk_tokens
-    ids, starts = sample(encoder.spec, tokens)
+    # Short texts alone, too, on a device: there are ways that only they take.
+    texts = [sample(encoder.spec, tokens)] + ([] if host else [sample(encoder.spec, tokens, longest=48)])
     timed: list[tuple[float, Plan]] = []
     reference: npt.NDArray[np.float32] | None = None
     # Plain ways first: one that is hopeless without graphs is not recorded shape by shape to find that out.
@@ -120,45 +138,44 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
         if plan.graphs and plainly > HOPELESS * fastest:
             continue
         try:
-            found = _try(encoder, plan, ids, starts)
+            found = _try(encoder, plan, texts)
             if reference is None:
                 reference = found
             elif (worst := worst_cosine(reference, found)) < SAME_COSINE:
                 raise WrongAnswer(f"its vectors have a cosine of {worst:.6f} to those of {plans[0].layout}")
-            timed.append((_time(encoder, ids, starts, host, fastest), plan))
-        except (RuntimeError, NotImplementedError, WrongAnswer) as exc:
-            if is_out_of_memory(exc):
+            timed.append((_time(encoder, texts, host, fastest), plan))
+        except Exception as exc:
+            # A library, a compiler or a driver may raise anything. The plainest way has nothing to fall back to.
+            if is_out_of_memory(exc) or reference is None:
                 raise
-            log.info("%s: %s cannot be used: %s", encoder.device, plan.words, str(exc).splitlines()[0])
-            if reference is None:
-                raise  # the plainest way does not work: there is nothing to fall back to
+            log.info("%s: %s cannot be used: %s: %s", encoder.device, plan.words, type(exc).__name__, exc)
     best = min(timed, key=lambda pair: pair[0])[1]
     others = ", ".join(f"{plan.short} {seconds * 1e3:.2f} ms" for seconds, plan in timed)
-    return replace(best, why=f"the fastest for {len(ids)} mixed tokens: {others}")
+    tokens = sum(len(ids) for ids, _ in texts)
+    return replace(best, why=f"the fastest for {tokens} tokens of mixed lengths: {others}")
 
 
-def _try(
-    encoder: TorchEncoder, plan: Plan, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
-) -> npt.NDArray[np.float32]:
+Texts = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int32]"]  # ids and starts
+
+
+def _try(encoder: TorchEncoder, plan: Plan, texts: Sequence[Texts]) -> npt.NDArray[np.float32]:
     """Twice, and once more: a shape is recorded when it comes again, and it is the replay that must be right."""
     encoder.use(plan)
     for _ in range(3 if plan.graphs else 1):
-        found = encoder.run(ids, starts)
+        found = [encoder.run(*some) for some in texts]
     if encoder.recorder is not None and encoder.recorder.failed:
         raise NotImplementedError(f"it records no graphs: {encoder.recorder.failed}")
-    return found
+    return np.concatenate(found)
 
 
-def _time(
-    encoder: TorchEncoder, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], host: bool, fastest: float
-) -> float:
-    """Seconds per batch with the next one always waiting: the median of three; one is enough for what is far behind."""
+def _time(encoder: TorchEncoder, texts: Sequence[Texts], host: bool, fastest: float) -> float:
+    """Seconds for all texts, the next batch always waiting: the median of three; one is enough for what is far behind."""
     clock = time.process_time if host else time.perf_counter
     found: list[float] = []
-    for count in (1,) * 3 if host else (2, 6, 6):
+    for count in (1,) * 3 if host else (1, 4, 4):
         synchronize(encoder.device)
         begin = clock()
-        under_way = [encoder.submit(ids, starts) for _ in range(count)]
+        under_way = [encoder.submit(*some) for _ in range(count) for some in texts]
         for pending in under_way:
             pending.result()
         found.append((clock() - begin) / count)
@@ -167,15 +184,16 @@ def _time(
     return sorted(found)[len(found) // 2]
 
 
-def sample(spec: EncoderSpec, tokens: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def sample(spec: EncoderSpec, tokens: int, longest: int = 256) -> Texts:
     """About `tokens` ids in texts of mixed lengths, most of them short, the same every time."""
     generator = np.random.default_rng(0)
-    longest = min(spec.max_positions, 256, max(8, tokens // 4))
+    longest = min(spec.max_positions, longest, max(8, tokens // 4))
     lengths: list[int] = []
-    while sum(lengths) < tokens:
-        left = tokens - sum(lengths)
+    left = tokens
+    while left > 0:
         drawn = int(np.clip(generator.lognormal(3.2, 0.8), 4, longest))
         lengths.append(max(1, min(drawn, left)))
+        left -= lengths[-1]
     ids = generator.integers(0, spec.vocabulary, sum(lengths)).astype(np.int32)
     return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
