@@ -10,6 +10,7 @@ One process on any device, or `torchrun --nproc_per_node=N` with averaged gradie
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,8 +25,8 @@ from anytorch.errors import UsageError
 from anytorch.models.kronos import Kronos, KronosTokenizer
 from anytorch.models.kronos.pretrained import Pretrained
 from anytorch.models.kronos.quantiser import binary_entropy
+from anytorch.quant.lora import add_lora, merge_lora
 from anytorch.train.loop import Outcome, Plan, Progress, Run, own_random_numbers
-from anytorch.train.lora import add_lora, merged
 from anytorch.train.processes import World, world
 from anytorch.train.store import RunFolder
 from anytorch.train.windows import as_series, split_windows
@@ -33,6 +34,7 @@ from anytorch.train.windows import as_series, split_windows
 P = TypeVar("P", bound=Pretrained)
 TOKENIZER_PLAN = Plan(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=2.0)
 PREDICTOR_PLAN = Plan(learning_rate=4e-5, betas=(0.9, 0.95), clip_norm=3.0)
+ADAPTED = ("q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3")  # what gets an adapter: blocks, not heads
 OBJECTIVES = ("generation", "published")
 
 
@@ -235,7 +237,14 @@ def start_from(cls: type[P], source: Any, seed: int) -> P:
 def with_lora(module: nn.Module, plan: Plan) -> None:
     if plan.lora_rank:
         torch.manual_seed(plan.seed)  # the same first weights in every process, and after a kill
-        add_lora(module, plan.lora_rank)
+        add_lora(module, plan.lora_rank, only=ADAPTED)
+
+
+def merged(module: P) -> P:
+    """A copy with every adapter folded into its layer: the published layout again. The module itself is left alone."""
+    plain = copy.deepcopy(module)
+    merge_lora(plain)
+    return plain
 
 
 def summed(module: nn.Module) -> str:
