@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from anytorch.engines.embed.budget import GAIN, SAMPLES, Budget, Work
 from anytorch.engines.embed.protocol import Encoder, batches
-from anytorch.engines.embed.runner import Runner, pack
+from anytorch.engines.embed.runner import Job, Runner, pack
 from anytorch.engines.embed.sharing import share_batch
 from anytorch.engines.embed.tokens import Tokens
 from anytorch.engines.embed.turns import Turns
@@ -247,10 +247,11 @@ class Ahead(Plain):
 def run_all(runner: Runner, tokens: Tokens) -> np.ndarray:
     out = np.full((len(tokens.starts) - 1, 2), -1, np.float32)
 
-    def store(places: np.ndarray, pooled: np.ndarray) -> None:
+    def store(places: np.ndarray, pooled: np.ndarray | None) -> None:
+        assert pooled is not None
         out[places] = pooled
 
-    runner.run(tokens, store)
+    runner.run(Job(tokens, store))
     return out
 
 
@@ -350,3 +351,53 @@ def test_turns_go_to_whoever_waited_longest() -> None:
 def _enter(turns: Turns, order: list[int], number: int) -> None:
     with turns:
         order.append(number)
+
+
+class Direct(Ahead):
+    """Writes its vectors where it is told to."""
+
+    def submit(self, ids: np.ndarray, starts: np.ndarray, out: Any = None, places: Any = None) -> Any:
+        pending = super().submit(ids, starts)
+        if out is None:
+            return pending
+
+        class Written:
+            def result(self) -> np.ndarray:
+                out[places] = pending.result()
+                return out
+
+        return Written()
+
+
+@pytest.mark.parametrize("most", [1 << 30, 60])
+def test_an_encoder_may_write_the_rows_itself(most: int) -> None:
+    lengths = [int(n) for n in np.random.default_rng(2).integers(1, 60, 100)]
+    tokens = make_tokens(lengths)
+    rows = np.full((100, 2), -1, np.float32)
+    left: list[int] = []
+
+    def store(places: np.ndarray, pooled: np.ndarray | None) -> None:
+        if pooled is not None:
+            rows[places] = pooled
+            left.extend(places.tolist())
+
+    Runner(Direct(most), Budget(500, fixed=True), WORK).run(Job(tokens, store, rows))
+    assert rows[:, 1].tolist() == lengths
+    assert bool(left) == (most < 500), "only what did not fit comes back through the engine"
+
+
+def test_the_next_job_is_sent_before_the_last_is_fetched() -> None:
+    encoder = Ahead()
+    runner = Runner(encoder, Budget(10, fixed=True), WORK)
+    drawn, seen = [], []
+
+    def jobs() -> Iterator[Job]:
+        for number in range(6):
+            drawn.append(number)
+            yield Job(make_tokens([10]), lambda places, pooled: None)
+        yield Job(make_tokens([]), lambda places, pooled: None)
+
+    for job in runner.stream(jobs()):
+        seen.append((len(drawn), len(job.tokens.ids)))
+    assert seen[0] == (3, 10), "three are under way when the first one is fetched"
+    assert sorted(tokens for _, tokens in seen) == [0, 10, 10, 10, 10, 10, 10] and encoder.under_way == 0

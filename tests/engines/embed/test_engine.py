@@ -422,3 +422,40 @@ def test_the_batch_size_is_measured_and_remembered(
     assert engine._runner.budget.settled and engine.describe()["batch"]["source"] == "measured"
     again = fake_engine()
     assert again.batch_tokens == engine.batch_tokens and again.describe()["batch"]["source"] == "remembered"
+
+
+def test_a_device_may_normalise_and_write_the_rows(
+    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> None:
+    wanted = fake_engine()
+    asked: list[bool] = []
+
+    class Device(make_encoder):  # type: ignore[misc, valid-type]
+        normalize, in_flight = True, 2
+
+        def run(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
+            pooled = super().run(ids, starts)
+            return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+        def submit(self, ids: np.ndarray, starts: np.ndarray, out: Any = None, places: Any = None) -> Any:
+            made = self.run(ids, starts)
+            if out is not None:
+                out[places] = made
+            return type("Pending", (), {"result": lambda self: made if out is None else out})()
+
+    def build(*given: Any, normalize: bool, **named: Any) -> tuple[Any, str]:
+        asked.append(normalize)
+        return Device(), "a test's"
+
+    monkeypatch.setattr(engine_module, "build_encoder", build)
+    with ArrowEngine(model_folder, "cpu") as engine:
+        assert engine.head.does_nothing and engine.head.normalizes and asked == [True]
+        np.testing.assert_allclose(engine.encode(TEXTS), wanted.encode(TEXTS), atol=1e-6)
+        np.testing.assert_allclose(engine.encode(iter(TEXTS)), wanted.encode(TEXTS), atol=1e-6)
+        np.testing.assert_allclose(engine.encode(TEXTS, dim=5), wanted.encode(TEXTS, dim=5), atol=1e-6)
+        assert (
+            np.abs(engine.encode(TEXTS, precision="int8").astype(int) - wanted.encode(TEXTS, precision="int8")).max()
+            <= 1
+        )
+    ArrowEngine(model_folder, "cpu", normalize=False).close()
+    assert asked == [True, False]

@@ -43,11 +43,12 @@ class Budget:
     """The number of tokens per batch, and the search for it. Not thread-safe: its owner holds a lock.
 
     Starts at `start`, doubles while that pays, tries halving if doubling did not, then stays and is remembered under
-    `key`. `limit` is what memory has been seen not to allow.
+    `key`. Never goes below `smallest` by itself; `limit` is what memory has been seen not to allow.
     """
 
-    def __init__(self, start: int, *, key: str = "", fixed: bool = False) -> None:
+    def __init__(self, start: int, *, key: str = "", fixed: bool = False, smallest: int = SMALLEST) -> None:
         self.tokens = start
+        self.smallest = smallest
         self.limit = LARGEST
         self.key = key
         self.settled = fixed
@@ -75,7 +76,7 @@ class Budget:
         larger, smaller = chosen * 2, chosen // 2
         if larger not in best and larger <= self.limit and chosen == sizes[-1]:
             self.tokens = larger
-        elif smaller not in best and smaller >= SMALLEST and chosen == sizes[0]:
+        elif smaller not in best and smaller >= self.smallest and chosen == sizes[0]:
             self.tokens = smaller
         else:
             self.tokens, self.settled, self.source = chosen, True, "measured"

@@ -17,12 +17,12 @@ from anytorch.devices.choose import callers_level
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.engines.embed.budget import LARGEST, SMALLEST, Budget, Work
 from anytorch.engines.embed.compare import Hit, as_matrix, nearest, prepared, scores
-from anytorch.engines.embed.head import Head, as_precision, check_precision, out_shape
+from anytorch.engines.embed.head import Head, as_precision, check_precision, only_normalizes, out_shape
 from anytorch.engines.embed.locate import find_model
 from anytorch.engines.embed.place import CPU, Place, build_encoder, check_options, choose_place
 from anytorch.engines.embed.protocol import Encoder
 from anytorch.engines.embed.recipe import Recipe, chosen_pooling, read_recipe
-from anytorch.engines.embed.runner import Runner
+from anytorch.engines.embed.runner import Job, Runner
 from anytorch.engines.embed.tokens import TextTokenizer, Tokens, check_iterable
 from anytorch.engines.embed.windows import windows
 from anytorch.errors import DeviceFallbackWarning, InputError, OutOfMemory, UsageError
@@ -115,6 +115,7 @@ class ArrowEngine:
         self._queue: Any = None
         self._queue_lock = threading.Lock()
         self._tokenizer = TextTokenizer(self.recipe, self.max_length)
+        self._normalize = only_normalizes(self.recipe, normalize)
         self._devices = devices
         self._places: list[Place] = self._choose_places(device)
         self.place: Place = self._places[0]
@@ -124,9 +125,9 @@ class ArrowEngine:
         encoder = self._build()
         if not self.on_cpu:
             self._tokenizer.hurry()  # an accelerator is faster than the Rust tokenizer with all cores
-        self.head = Head(self.recipe, encoder.width, normalize=normalize)
-        start = batch_tokens if isinstance(batch_tokens, int) else CPU_TOKENS if self.on_cpu else DEVICE_TOKENS
-        budget = Budget(start, key=self._key(), fixed=isinstance(batch_tokens, int))
+        done = bool(getattr(encoder, "normalize", False))
+        self.head = Head(self.recipe, encoder.width, normalize=normalize, normalized_already=done)
+        budget = self._budget(encoder, batch_tokens)
         self._runner = Runner(encoder, budget, Work.of(self.recipe.spec), smaller=self._build_smaller)
 
     # --- facts -----------------------------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ class ArrowEngine:
     def warmup(self) -> ArrowEngine:
         """Compute once with short and long texts, so that the first real call finds everything ready."""
         for words in (8, 64, self.max_length):
-            self._runner.run(self.tokenize(["warm " * words] * 8), lambda places, pooled: None)
+            self._runner.run(Job(self.tokenize(["warm " * words] * 8), lambda places, pooled: None))
         return self
 
     # --- comparing -------------------------------------------------------------------------------------------------
@@ -423,36 +424,44 @@ class ArrowEngine:
         def tokenize(some: list[str], first: int) -> Tokens:
             return self.tokenize(some, prompt=prompt, first=first)
 
+        # Rows that need nothing more done to them may be written by the encoder itself.
+        final = self.head.does_nothing and precision == "float32" and columns == self.head.out_width
+        first_of: dict[int, tuple[int, npt.NDArray[Any]]] = {}  # by the identity of a job that is under way
         done = 0
-        for window in windows(
-            texts,
-            tokenize,
-            target_tokens=lambda: self._window_batches() * self._runner.budget.tokens,
-            workers=1 if self.on_cpu else 2,
-            known=known,
-        ):
-            if into is None:
-                rows = np.empty((window.count, columns), dtype)
-            else:
-                rows = into[window.first : window.first + window.count]
-                if len(rows) < window.count:
-                    raise InputError(f"the texts said that they are {known}, and gave more")
 
-            def store(places: Any, pooled: Any, rows: Any = rows) -> None:
-                nonlocal done
-                rows[places] = self.finish(pooled, dim, precision)
-                done += len(places)
-                if report is not None:
-                    report(done, known)
+        def jobs() -> Iterator[Job]:
+            for window in windows(
+                texts,
+                tokenize,
+                target_tokens=lambda: WINDOW_BATCHES * self._runner.budget.tokens,
+                workers=1 if self.on_cpu else 2,
+                known=known,
+            ):
+                if into is None:
+                    rows = np.empty((window.count, columns), dtype)
+                else:
+                    rows = into[window.first : window.first + window.count]
+                    if len(rows) < window.count:
+                        raise InputError(f"the texts said that they are {known}, and gave more")
 
+                def store(places: Any, pooled: Any, rows: Any = rows) -> None:
+                    nonlocal done
+                    if pooled is not None:
+                        rows[places] = self.finish(pooled, dim, precision)
+                    done += len(places)
+                    if report is not None:
+                        report(done, known)
+
+                job = Job(window.tokens, store, rows if final else None)
+                first_of[id(job)] = window.first, rows
+                yield job
+
+        began = time.perf_counter()
+        for job in self._runner.stream(jobs()):
+            now = time.perf_counter()
+            self._count(job.tokens, now - began)
+            yield first_of.pop(id(job))
             began = time.perf_counter()
-            self._runner.run(window.tokens, store)
-            self._count(window.tokens, time.perf_counter() - began)
-            yield window.first, rows
-
-    def _window_batches(self) -> int:
-        """Enough for every device to have work until the window's last batch."""
-        return max(WINDOW_BATCHES, 4 * int(getattr(self._runner.encoder, "in_flight", 1)))
 
     def _count(self, tokens: Tokens, seconds: float = 0.0) -> None:
         with self._stats_lock:
@@ -498,6 +507,7 @@ class ArrowEngine:
     def _built(self) -> tuple[Encoder, str]:
         options: dict[str, Any] = {"quantization": self.quantization, "dtype": self._dtype, "threads": self._threads}
         if self._devices is None:
+            options["normalize"] = self._normalize
             return build_encoder(self.place, self.recipe, self.pooling, **options)
         from anytorch.engines.embed.pool_devices import build_encoders
 
@@ -517,6 +527,15 @@ class ArrowEngine:
         if hasattr(self, "_runner"):
             self._runner.notes.append(message)
         warnings.warn(DeviceFallbackWarning(message), stacklevel=callers_level())
+
+    def _budget(self, encoder: Encoder, asked: int | str) -> Budget:
+        if isinstance(asked, int):
+            return Budget(asked, fixed=True)
+        if not self.on_cpu:
+            return Budget(DEVICE_TOKENS, key=self._key(), smallest=DEVICE_TOKENS // 16)
+        # A batch is shared out among the threads: each needs enough to be busy for a while.
+        threads = encoder.describe().get("threads") or 1
+        return Budget(max(CPU_TOKENS, 1024 * threads), key=self._key(), smallest=512 * threads)
 
     def _key(self) -> str:
         """What the best batch depends on: the model's shape, the device, how it computes."""

@@ -26,16 +26,16 @@ BLOCK = 32  # rows of one matrix product: always as many, so that a row's sum is
 class Head:
     """The steps after pooling, ready to apply. `width` in, `out_width` out."""
 
-    def __init__(self, recipe: Recipe, width: int, *, normalize: bool | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, width: int, *, normalize: bool | None = None, normalized_already: bool = False
+    ) -> None:
         self.width = width
         self._steps: list[Callable[[Vectors], Vectors]] = []
         kinds = []
-        steps = [step for step in recipe.steps if normalize is not False or step.kind != "normalize"]
-        if normalize and not recipe.normalizes:
-            steps.append(Step("normalize"))
-        for step in steps:
+        for number, step in enumerate(chosen_steps(recipe, normalize)):
             if step.kind == "normalize":
-                self._steps.append(normalized)
+                if number or not normalized_already:
+                    self._steps.append(normalized)
             elif step.kind == "layer_norm":
                 self._steps.append(_layer_norm(step, width))
             else:
@@ -46,6 +46,11 @@ class Head:
         self.kinds = tuple(kinds)
         # Cut to fewer dimensions, a unit vector is one no longer; normalising again is what makes it comparable.
         self.normalizes = bool(kinds) and kinds[-1] == "normalize"
+
+    @property
+    def does_nothing(self) -> bool:
+        """Are pooled vectors the answer as they are?"""
+        return not self._steps
 
     def __call__(self, pooled: Vectors, dim: int | None = None) -> Vectors:
         for step in self._steps:
@@ -66,6 +71,17 @@ class Head:
                 hint=f"use a whole number from 1 to {self.out_width}",
             )
         return dim
+
+
+def chosen_steps(recipe: Recipe, normalize: bool | None) -> list[Step]:
+    """The model's steps, with normalising added or left out where the caller says so."""
+    steps = [step for step in recipe.steps if normalize is not False or step.kind != "normalize"]
+    return [*steps, Step("normalize")] if normalize and not recipe.normalizes else steps
+
+
+def only_normalizes(recipe: Recipe, normalize: bool | None) -> bool:
+    """Is there nothing to do after pooling but to normalise? Then a device may as well do that, too."""
+    return [step.kind for step in chosen_steps(recipe, normalize)] == ["normalize"]
 
 
 def normalized(vectors: Vectors) -> Vectors:

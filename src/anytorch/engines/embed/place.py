@@ -86,12 +86,20 @@ def check_options(quantization: str | None, dtype: str) -> None:
 
 
 def build_encoder(
-    place: Place, recipe: Recipe, pooling: tuple[str, ...], *, quantization: str | None, dtype: str, threads: int | None
+    place: Place,
+    recipe: Recipe,
+    pooling: tuple[str, ...],
+    *,
+    quantization: str | None,
+    dtype: str,
+    threads: int | None,
+    normalize: bool = False,
 ) -> tuple[Encoder, str]:
-    """The encoder at a place, and why it is of its kind."""
+    """The encoder at a place, and why it is of its kind. `normalize`: it may do that as well, if it says so itself."""
     checkpoint = Checkpoint(recipe.encoder)
     if place.torch_name != CPU:
-        return _torch(place, recipe, checkpoint, pooling, quantization, dtype), "torch computes on this device"
+        encoder = _torch(place, recipe, checkpoint, pooling, quantization, dtype, normalize)
+        return encoder, "torch computes on this device"
     reason = ""
     if dtype in ("float16", "bfloat16"):
         reason = f"dtype={dtype!r} was asked for, and our own CPU encoder computes in float32"
@@ -107,7 +115,8 @@ def build_encoder(
         except _NotPacked as exc:
             reason = str(exc)
     try:
-        return _torch(place, recipe, checkpoint, pooling, quantization, dtype), f"torch on the CPU, because {reason}"
+        encoder = _torch(place, recipe, checkpoint, pooling, quantization, dtype, False)
+        return encoder, f"torch on the CPU, because {reason}"
     except TorchMissing as exc:
         raise TorchMissing(f"{reason}; and {exc.message}", hint=exc.hint) from exc
 
@@ -127,13 +136,25 @@ def _packed(
 
 
 def _torch(
-    place: Place, recipe: Recipe, checkpoint: Checkpoint, pooling: tuple[str, ...], quantization: str | None, dtype: str
+    place: Place,
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    pooling: tuple[str, ...],
+    quantization: str | None,
+    dtype: str,
+    normalize: bool,
 ) -> Encoder:
     device = resolve(place.id, strict=True).device  # TorchMissing with the command that installs it
     from anytorch.models.encoders.encoder import TorchEncoder
 
     build: Callable[..., Any] = TorchEncoder
     encoder: Encoder = build(
-        recipe.spec, checkpoint, device=device, dtype=dtype, pooling=pooling, quantization=quantization
+        recipe.spec,
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        pooling=pooling,
+        quantization=quantization,
+        normalize=normalize,
     )
     return encoder

@@ -32,6 +32,7 @@ POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lastt
 class Encoder(Protocol):
     """One model on one device. `run` may be called from any thread, one call at a time (the engine holds a lock)."""
 
+    # An encoder with a true attribute `normalize` gives rows of length 1.
     width: int  # features of one pooled vector
     padded: bool  # does a batch cost texts × longest (True), or the sum of its lengths (False)?
 
@@ -61,6 +62,10 @@ class AsyncEncoder(Encoder, Protocol):
     """An encoder that can be given the next batch before the last one's answer is fetched (a GPU with streams).
 
     The engine keeps `in_flight` batches under way. `ids` and `starts` may be overwritten as soon as `submit` returns.
+    `submit` and `result` may be called from several threads at once, and a result may be left unfetched for long.
+
+    An encoder may take two more arguments, `submit(ids, starts, out, places)`: then text i's vector is written to row
+    `places[i]` of `out`, float32[…, width], by the time `result` returns.
     """
 
     in_flight: int

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytorch import logs
@@ -19,9 +22,22 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    Store = Callable[[npt.NDArray[np.intp], npt.NDArray[np.float32]], None]
+    Store = Callable[[npt.NDArray[np.intp], "npt.NDArray[np.float32] | None"], None]
 
 log = logs.logger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Texts to encode. `store(places, pooled)` gets each batch's rows and which texts they are, in any order.
+
+    Where `into` is given (float32[texts, width], for vectors that need nothing more done to them), an encoder that can
+    writes them there itself, and `store` is called without them.
+    """
+
+    tokens: Tokens
+    store: Store
+    into: npt.NDArray[np.float32] | None = None
 
 
 class Runner:
@@ -39,29 +55,19 @@ class Runner:
         self._work = work
         self._smaller = smaller
         self._lock = Turns()
+        self._counting = threading.Lock()
         self._closed = False
 
-    def run(self, tokens: Tokens, store: Store) -> None:
-        """Encode all texts; `store(places, pooled)` gets each batch's rows and which texts they are, in any order."""
-        import numpy as np
+    def run(self, job: Job) -> None:
+        """Encode all texts of a job."""
+        for _ in self.stream([job]):
+            pass
 
-        lengths = tokens.lengths
-        # The longest first: if memory does not suffice, that shows at once; and padding, where there is any, is least.
-        order = np.argsort(-lengths, kind="stable")
+    def stream(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Encode one job after the other; each is handed back when it is done. Draws the next one early enough."""
         if isinstance(self.encoder, AsyncEncoder):
-            with self._lock:
-                self._run_ahead(tokens, order, store)
-            return
-        at = 0
-        while at < len(order):
-            with self._lock:  # one batch at a time: another caller's turn may come in between
-                self._check_open()
-                count = self._next(lengths[order[at:]])
-                places = order[at : at + count]
-                ids, starts = pack(tokens, places)
-                pooled = self._timed(ids, starts)
-            store(places, pooled)
-            at += count
+            return self._ahead(jobs)
+        return self._one_by_one(jobs)
 
     def run_packed(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """One batch as it is (the queue makes its own), split only if memory asks for it."""
@@ -77,6 +83,55 @@ class Runner:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the engine is closed")
+
+    def _one_by_one(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        for job in jobs:
+            order, lengths = longest_first(job.tokens)
+            at = 0
+            while at < len(order):
+                with self._lock:  # one batch at a time: another caller's turn may come in between
+                    self._check_open()
+                    places = order[at : at + self._next(lengths[at:])]
+                    pooled = self._timed(*pack(job.tokens, places))
+                job.store(places, pooled)
+                at += len(places)
+            yield job
+
+    def _ahead(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The next batches are sent, of the next job too, before the last one's answer is fetched.
+
+        Holds no lock: such an encoder takes batches from several threads itself.
+        """
+        encoder: Any = self.encoder
+        direct = "places" in inspect.signature(encoder.submit).parameters
+        under_way: deque[_UnderWay] = deque()
+        clock = [time.perf_counter()]
+        for job in jobs:
+            order, lengths = longest_first(job.tokens)
+            into = job.into if direct else None
+            at = 0
+            while at < len(order):
+                self._check_open()
+                places = order[at : at + self._next(lengths[at:])]
+                ids, starts = pack(job.tokens, places)
+                at += len(places)
+                pending = self._submitted(encoder, ids, starts, into, places)
+                under_way.append(_UnderWay(job, places, ids, starts, pending, into is not None, at == len(order)))
+                while len(under_way) > encoder.in_flight:
+                    yield from self._collected(under_way.popleft(), clock)
+            if not len(order):
+                yield job
+        while under_way:
+            yield from self._collected(under_way.popleft(), clock)
+
+    def _collected(self, batch: _UnderWay, clock: list[float]) -> Iterator[Job]:
+        pooled = self._fetched(batch)
+        now = time.perf_counter()
+        self._record(batch.starts, now - clock[0])  # in a full pipe, the time between two answers is that of a batch
+        clock[0] = now
+        batch.job.store(batch.places, pooled)
+        if batch.last:
+            yield batch.job
 
     def _next(self, lengths: npt.NDArray[np.int32]) -> int:
         """How many of the next texts make one batch."""
@@ -102,50 +157,30 @@ class Runner:
         lengths = (starts[1:] - starts[:-1]).astype(np.int64)
         pairs = int((lengths * lengths).sum())
         filled = int(lengths.max()) * len(lengths) if self.encoder.padded else int(starts[-1])
-        self.budget.record(filled, self._work.amount(int(starts[-1]), pairs), seconds)
+        with self._counting:
+            self.budget.record(filled, self._work.amount(int(starts[-1]), pairs), seconds)
 
-    def _run_ahead(self, tokens: Tokens, order: npt.NDArray[np.intp], store: Store) -> None:
-        """As `run`, with the next batch sent before the last one's answer is fetched."""
-        self._check_open()
-        encoder: Any = self.encoder
-        lengths = tokens.lengths
-        under_way: deque[tuple[Any, Any, Any, Any]] = deque()
-        last = time.perf_counter()
-        at = 0
-        while at < len(order) or under_way:
-            if at < len(order) and len(under_way) <= encoder.in_flight:
-                count = self._next(lengths[order[at:]])
-                places = order[at : at + count]
-                ids, starts = pack(tokens, places)
-                under_way.append((places, ids, starts, self._submitted(encoder, ids, starts)))
-                at += count
-                continue
-            places, ids, starts, pending = under_way.popleft()
-            pooled = self._fetched(pending, ids, starts)
-            now = time.perf_counter()
-            self._record(starts, now - last)  # in a full pipe, the time between two answers is that of a batch
-            last = now
-            store(places, pooled)
-
-    def _submitted(self, encoder: Any, ids: Any, starts: Any) -> Any:
+    def _submitted(self, encoder: Any, ids: Any, starts: Any, into: Any, places: Any) -> Any:
         try:
-            return encoder.submit(ids, starts)
+            return encoder.submit(ids, starts) if into is None else encoder.submit(ids, starts, into, places)
         except Exception as exc:
             if not is_out_of_memory(exc):
                 raise
             return None  # tried again, smaller, when its turn comes and the others have left
 
-    def _fetched(self, pending: Any, ids: Any, starts: Any) -> npt.NDArray[np.float32]:
-        if pending is not None:
+    def _fetched(self, batch: _UnderWay) -> npt.NDArray[np.float32] | None:
+        """The batch's rows; None when they are where they belong already."""
+        if batch.pending is not None:
             try:
-                pooled: npt.NDArray[np.float32] = pending.result()
+                pooled: npt.NDArray[np.float32] = batch.pending.result()
             except Exception as exc:
                 if not is_out_of_memory(exc):
                     raise
                 exc.__traceback__ = None
             else:
-                return pooled
-        return self._smaller_batches(ids, starts)
+                return None if batch.direct else pooled
+        with self._lock:
+            return self._smaller_batches(batch.ids, batch.starts)
 
     def _smaller_batches(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """The batch in halves, quarters, … until each part fits. Raises OutOfMemory when one text alone does not."""
@@ -165,7 +200,8 @@ class Runner:
             fit = fit_batch(attempt, max(longest, total // 2), minimum=longest)
         except OutOfMemory as exc:
             return self._smaller_encoder(ids, starts, exc)
-        self.budget.lower(fit.batch)
+        with self._counting:
+            self.budget.lower(fit.batch)
         note = f"memory ran out with {total} tokens in a batch; {fit.batch} fit"
         if note not in self.notes:
             self.notes.append(note)
@@ -183,6 +219,30 @@ class Runner:
         self.encoder.close()
         self.encoder = replacement
         return self._timed(ids, starts)
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A batch that a device has been given; `pending` None: it did not fit."""
+
+    job: Job
+    places: npt.NDArray[np.intp]
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    pending: Any
+    direct: bool
+    last: bool  # of its job
+
+
+def longest_first(tokens: Tokens) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
+    """The order in which texts are computed, and their lengths in it.
+
+    If memory does not suffice, that shows at once; and padding, where there is any, is least.
+    """
+    import numpy as np
+
+    order = np.argsort(-tokens.lengths, kind="stable")
+    return order, tokens.lengths[order]
 
 
 def pack(tokens: Tokens, places: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
