@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anytorch.engines.forecast.decoder import Decoder
-from anytorch.models.kronos.fused import Tables, attend_shared, attend_whole, make_tables, per_sample
+from anytorch.models.kronos.fused import Tables, attend_step, attend_whole, make_tables
 
 
 class Cache:
@@ -35,10 +35,12 @@ class Cache:
         self.values = [torch.empty(series, heads, longest, head_width, **kind) for _ in range(layers)]
         self.context = torch.empty(series, longest, width, **kind)
         # Zeros, not rubbish: a static step multiplies rows that are not there yet by a weight of zero.
-        self.own_keys = [torch.zeros(rows, heads, capacity, head_width, **kind) for _ in range(layers)]
-        self.own_values = [torch.zeros(rows, heads, capacity, head_width, **kind) for _ in range(layers)]
+        own = (series, heads, samples, capacity, head_width)
+        self.own_keys = [torch.zeros(own, **kind) for _ in range(layers)]
+        self.own_values = [torch.zeros(own, **kind) for _ in range(layers)]
         self.own_context = torch.zeros(rows, capacity, width, **kind)
-        shape = (rows if self.mixed else 1, 1, capacity, head_width)
+        # Of the generated rows, for queries (which carry the attention's scale) and for keys.
+        shape = (2, series if self.mixed else 1, 1, capacity, head_width)
         self.tables: Tables = (torch.empty(shape, **kind), torch.empty(shape, **kind))
         self.places = torch.arange(longest, device=decoder.device)
         self.own_places = torch.arange(capacity, device=decoder.device)
@@ -47,10 +49,11 @@ class Cache:
     def start(self, lengths: Sequence[int]) -> None:
         """Begin with new prompts of the same number and the same longest length, in the same memory."""
         self.lengths.copy_(torch.tensor(lengths))
-        starts = per_sample(self.lengths, self.samples) if self.mixed else self.lengths[:1]
+        starts = self.lengths if self.mixed else self.lengths[:1]
         tables = make_tables(starts[:, None] + self.own_places, self.decoder.head_width, self.decoder.dtype)
         for table, values in zip(self.tables, tables, strict=True):
-            table.copy_(values)
+            table[0] = values / math.sqrt(self.decoder.head_width)
+            table[1] = values
 
     def prefill(self, prompt: Tensor, limit_rows: int) -> Tensor:
         """The prompts' first-block inputs [series, longest, width] → the context of each prompt's last row.
@@ -78,37 +81,39 @@ class Cache:
         `skip` leaves the first series out (they have begun to roll). With a tensor for `at` all shapes are fixed, so
         that the step can be recorded once and replayed.
         """
-        rows = slice(skip * self.samples, None)
-        cos, sin = self.tables
-        tables = (self._one(cos, at), self._one(sin, at))
-        if self.mixed:
-            tables = (tables[0][rows], tables[1][rows])
-        shared_bias, own_bias = self.biases(at, skip)
+        series = len(self.lengths) - skip
+        cos, sin = (one(table, 3, at) for table in self.tables)
+        tables = (cos[:, skip:], sin[:, skip:]) if self.mixed else (cos, sin)
+        bias = self.bias(at, skip)
         for layer, block in enumerate(self.decoder.blocks):
-            q, k, v = block.project(x, tables)
-            own_k, own_v = self.own_keys[layer][rows], self.own_values[layer][rows]
-            put(own_k, at, k)
-            put(own_v, at, v)
-            attended = attend_shared(
-                q,
-                (self.keys[layer][skip:], self.values[layer][skip:]),
-                (upto(own_k, at), upto(own_v, at)),
-                shared_bias,
-                own_bias,
-            )
-            x = block.finish(x, attended)
-        last = self.decoder.context(x)
-        put(self.own_context[rows].unsqueeze(1), at, last.unsqueeze(1))
-        return last[:, 0]
+            q, k, v = block.project_step(x, series, tables)
+            own_k, own_v = self.own_keys[layer][skip:], self.own_values[layer][skip:]
+            put(own_k, 3, at, k)
+            put(own_v, 3, at, v)
+            prefix = (self.keys[layer][skip:], self.values[layer][skip:])
+            x = block.finish(x, attend_step(q, prefix, (upto(own_k, 3, at), upto(own_v, 3, at)), bias))
+        last = self.decoder.context(x)[:, 0]
+        put(self.own_context[skip * self.samples :], 1, at, last)
+        return last
 
     def s2_logits(self, last: Tensor, s1: Tensor, at: int | Tensor | None, skip: int = 0) -> Tensor:
         """s2 logits after generated row `at`; None: straight after the prompt."""
         shared = self.context[skip:]
         if at is None:
-            bias = self.padding_bias(skip)
-            return self.decoder.s2_logits(last, s1, shared, None, bias)
-        own = upto(self.own_context[skip * self.samples :].unsqueeze(1), at).squeeze(1)
+            return self.decoder.s2_logits(last, s1, shared, None, self.padding_bias(skip))
+        own = upto(self.own_context[skip * self.samples :], 1, at)
         return self.decoder.s2_logits(last, s1, shared, own, *self.biases(at, skip))
+
+    def bias(self, at: int | Tensor, skip: int) -> Tensor | None:
+        """Both biases side by side, [series or 1, 1, 1, prompt + generated]; None where there is nothing to hide."""
+        shared, own = self.biases(at, skip)
+        if shared is None and own is None:
+            return None
+        if own is None:
+            own = self.context.new_zeros(int(at) + 1)
+        if shared is None:
+            shared = self.context.new_zeros(1, 1, 1, len(self.places))
+        return torch.cat((shared, own.expand(shared.shape[0], 1, 1, -1)), dim=-1)
 
     def padding_bias(self, skip: int) -> Tensor | None:
         if not self.mixed:
@@ -131,9 +136,6 @@ class Cache:
                 own_bias = own_gone[: int(at) + 1]
         return shared_bias, own_bias
 
-    def _one(self, table: Tensor, at: int | Tensor) -> Tensor:
-        return table.index_select(2, at) if isinstance(at, Tensor) else table[:, :, at : at + 1]
-
     @staticmethod
     def nbytes(decoder: Decoder, longest: int, samples: int, capacity: int) -> int:
         """Of one series."""
@@ -141,17 +143,22 @@ class Cache:
         return per_row * (longest + samples * capacity)
 
 
-def put(buffer: Tensor, at: int | Tensor, value: Tensor) -> None:
-    """Write one row into [batch, heads, capacity, e]."""
+def one(table: Tensor, dim: int, at: int | Tensor) -> Tensor:
+    """Row `at` of a dimension, which stays."""
+    return table.index_select(dim, at) if isinstance(at, Tensor) else table.narrow(dim, at, 1)
+
+
+def put(buffer: Tensor, dim: int, at: int | Tensor, value: Tensor) -> None:
+    """Write row `at` of a dimension, which `value` lacks."""
     if isinstance(at, Tensor):
-        buffer.index_copy_(2, at, value)
+        buffer.index_copy_(dim, at, value.unsqueeze(dim))
     else:
-        buffer[:, :, at : at + 1] = value
+        buffer.select(dim, at).copy_(value)
 
 
-def upto(buffer: Tensor, at: int | Tensor) -> Tensor:
+def upto(buffer: Tensor, dim: int, at: int | Tensor) -> Tensor:
     """The rows that are there; all of them in a step of fixed shapes."""
-    return buffer if isinstance(at, Tensor) else buffer[:, :, : at + 1]
+    return buffer if isinstance(at, Tensor) else buffer.narrow(dim, 0, at + 1)
 
 
 def hidden(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -104,14 +104,23 @@ class FusedBlock:
         )
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k (both turned to their positions) and v, each [batch, heads, rows, head width]; q is scaled already."""
+        """q, k (both turned to their positions) and v of windows: each [batch, heads, rows, head width]."""
         batch, rows, width = x.shape
         qkv = self.qkv(rms_norm(x, self.norm1)).view(batch, rows, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        return turn(q, tables), turn(k, tables), v
+        qkv = qkv.permute(2, 0, 3, 1, 4)
+        q, k = turn(qkv[:2], tables)
+        return q, k, qkv[2]
+
+    def project_step(self, x: Tensor, series: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for one row of every sample: each [series, heads, samples, head width]."""
+        rows, width = x.shape[0], x.shape[-1]
+        qkv = self.qkv(rms_norm(x, self.norm1)).view(series, rows // series, 3, self.heads, width // self.heads)
+        qkv = qkv.permute(2, 0, 3, 1, 4)
+        q, k = turn(qkv[:2], tables)
+        return q, k, qkv[2]
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the block, from the attention's [batch, heads, rows, head width]."""
+        """The rest of the block, from the attention's [batch, heads, rows, head width] (or that of `attend_step`)."""
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         gate, value = self.gate_and_value(rms_norm(x, self.norm2)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * value)
@@ -124,7 +133,8 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 def turn(x: Tensor, tables: Tables) -> Tensor:
     """`rotate` with tables whose sin already carries the sign of the swapped half."""
     cos, sin = tables
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    half = x.shape[-1] // 2
+    return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), dim=-1), sin)
 
 
 def make_tables(positions: Tensor, head_width: int, dtype: torch.dtype) -> Tables:
@@ -138,6 +148,28 @@ def make_tables(positions: Tensor, head_width: int, dtype: torch.dtype) -> Table
 def attend_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of rows to themselves."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attend_step(q: Tensor, prefix: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
+    """Attention of one row of every sample to its series' prefix and its own rows; one softmax over both.
+
+    q [series, heads, samples, e], scaled already; prefix k and v [series, heads, L, e]; own k and v [series, heads,
+    samples, m, e]. The bias is broadcast to [series, heads, samples, L + m]. → [series, heads, samples, e].
+    """
+    series, heads, samples, e = q.shape
+    length, m = prefix[0].shape[2], own[0].shape[3]
+    keys, values = (part.reshape(series * heads, length, e) for part in prefix)
+    own_keys, own_values = (part.reshape(series * heads * samples, m, e) for part in own)
+    flat = q.contiguous().view(series * heads, samples, e)
+    scores = torch.bmm(flat, keys.transpose(1, 2))
+    own_scores = torch.bmm(flat.view(-1, 1, e), own_keys.transpose(1, 2))
+    together = torch.cat((scores, own_scores.view(series * heads, samples, m)), dim=-1)
+    if bias is not None:
+        together = (together.view(series, heads, samples, -1) + bias).view(series * heads, samples, -1)
+    weights = softmax(together)
+    shared = torch.bmm(weights[..., :length], values)
+    both = torch.baddbmm(shared.view(-1, 1, e), weights[..., length:].reshape(-1, 1, m), own_values)
+    return both.view(series, heads, samples, e)
 
 
 def attend_shared(
