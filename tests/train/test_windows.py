@@ -114,3 +114,10 @@ def test_what_cannot_be_cut(market: dict[str, Any], options: dict[str, Any], sai
 def test_no_data() -> None:
     with pytest.raises(InputError, match="no data"):
         split_windows([], lookback=12, horizon=4)
+
+
+def test_times_with_and_without_a_zone_are_not_mixed(market: dict[str, Any]) -> None:
+    first, second = market.values()
+    zoned = second.assign(timestamps=second["timestamps"].dt.tz_localize("Asia/Shanghai"))
+    with pytest.raises(InputError, match="zoned has timestamps with a time zone, and plain has some without"):
+        split_windows(as_series({"plain": first, "zoned": zoned}), lookback=12, horizon=4)

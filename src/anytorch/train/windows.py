@@ -83,6 +83,7 @@ def split_windows(
         raise InputError(f"validation={validation}, test={test}: shares of the data, together below 1")
     if not series:
         raise InputError("there is no data to train on", hint="name a CSV or Parquet file")
+    _require_one_kind_of_time(series)
     length = lookback + horizon + 1
     moments = [_moments(one) for one in series]
     ordered = np.sort(np.concatenate(moments))
@@ -115,6 +116,17 @@ def _require(made: Mapping[str, Windows], validation: float, length: int, series
             f"the {name} period ({made[name].period[0]} to {made[name].period[1]}) holds no window of {length} rows; "
             f"the longest of {len(series)} series, {longest.name}, has {len(longest)} rows in all",
             hint="give more data, or lower lookback and horizon, or change the shares of validation and test",
+        )
+
+
+def _require_one_kind_of_time(series: Sequence[CandleSeries]) -> None:
+    """Instruments are cut at the same moment: times with a zone and times without cannot be compared."""
+    aware = [one for one in series if one.frame["timestamps"].dt.tz is not None]
+    naive = [one for one in series if one.frame["timestamps"].dt.tz is None]
+    if aware and naive:
+        raise InputError(
+            f"{aware[0].name} has timestamps with a time zone, and {naive[0].name} has some without",
+            hint="say which one is meant with --timezone, or write all files alike",
         )
 
 
