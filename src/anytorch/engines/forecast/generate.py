@@ -9,16 +9,18 @@ rows of their own. The shared rows are computed once per series, and only the ow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.sampling import Sampler
-from anytorch.engines.forecast.static import FEWEST_STEPS, Shape, StaticSteps
+from anytorch.engines.forecast.static import FEWEST_STEPS, Shape, StaticSteps, blocks
 from anytorch.models.kronos.fused import per_sample, through_window
 
 Draws = Iterator[tuple[Tensor, Tensor]]
@@ -57,11 +59,12 @@ class Prompts:
 def generate(decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None, tick: Tick) -> tuple[Tensor, Tensor]:
     """Ids of s1 and s2, each int64 [series × samples, pred_len]. `draws` is None for the greedy choice."""
     run = Run(decoder, prompts, plan, draws)
-    run.first()
-    tick(1)
-    for step in range(1 + run.replayed(tick), plan.pred_len):
-        run.next(step)
-        tick(step + 1)
+    with run.ahead or nullcontext():
+        run.first()
+        tick(1)
+        for step in range(1 + run.replayed(tick), plan.pred_len):
+            run.next(step)
+            tick(step + 1)
     return run.s1, run.s2
 
 
@@ -75,16 +78,21 @@ class Run:
         self.s2 = torch.empty_like(self.s1)
         self.history = decoder.embed(prompts.s1, prompts.s2, prompts.time)  # the first block's inputs
         self.generated = self.history.new_empty(rows, plan.pred_len - 1, decoder.width)
-        self.steps: StaticSteps | None = None
-        self.cache: Cache | None = self.make_cache()
+        cache, self.steps = self.make_cache()
+        self.cache: Cache | None = cache
+        self.ahead: Ahead | None = None
+        if draws is not None and self.steps is not None:
+            replayed = self.steps.shape.steps
+            counts = [1, *blocks(replayed), *[1] * (plan.pred_len - 1 - replayed)]
+            self.ahead = Ahead(draws, counts, decoder.device)
 
-    def make_cache(self) -> Cache:
+    def make_cache(self) -> tuple[Cache, StaticSteps | None]:
         """New, or that of an earlier forecast of the same shape with the recording that goes with it."""
         plan, lengths, decoder = self.plan, self.prompts.lengths, self.decoder
         capacity, evict = plan.cached_steps(min(lengths)), plan.rolling == "evict"
         growing = capacity if evict else max(0, min(plan.pred_len - 1, plan.max_context - max(lengths)))
         if not plan.static or growing < FEWEST_STEPS:
-            return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
+            return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict), None
         mixed = len(set(lengths)) > 1
         shape = Shape(
             *(len(lengths), plan.samples, max(lengths), mixed, growing, capacity, evict, plan.max_context, plan.sampler)
@@ -93,9 +101,9 @@ class Run:
             decoder.kept = None  # its memory first
             cache = Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
             decoder.kept = StaticSteps(cache, shape, plan.static == "recorded")
-        self.steps = decoder.kept
-        self.steps.cache.start(lengths)
-        return self.steps.cache
+        steps: StaticSteps = decoder.kept
+        steps.cache.start(lengths)
+        return steps.cache, steps
 
     def replayed(self, tick: Tick) -> int:
         """The steps in which all windows grow, at once; → how many they were."""
@@ -103,7 +111,7 @@ class Run:
             return 0
         count = self.steps.shape.steps
         future = self.prompts.future[:, :count]
-        s1, s2 = self.steps.run(self.s1[:, 0], self.s2[:, 0], future, self.draws, tick)
+        s1, s2 = self.steps.run(self.s1[:, 0], self.s2[:, 0], future, self.ahead, tick)
         self.s1[:, : count + 1], self.s2[:, : count + 1] = s1, s2
         kept = min(count + 1, self.generated.shape[1])
         time = per_sample(self.prompts.future[:, :kept], self.plan.samples)
@@ -177,6 +185,9 @@ class Run:
     def noise(self) -> tuple[Tensor | None, Tensor | None]:
         if self.draws is None:
             return None, None
+        if self.ahead is not None:
+            first, second = self.ahead.take()
+            return first[0], second[0]
         s1, s2 = next(self.draws)
         device = self.decoder.device
         return s1.to(device, non_blocking=True), s2.to(device, non_blocking=True)

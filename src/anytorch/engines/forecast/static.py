@@ -7,18 +7,18 @@ lie ready, so that a recording of one step is every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
 from anytorch.models.kronos.fused import per_sample
 
-Draws = Iterator[tuple[Tensor, Tensor]]
 FEWEST_STEPS = 16  # a recording costs about four steps
 # The next steps' random numbers are made while the device computes these: few, so that the first ones are soon there.
 NOISE_STEPS = 8
@@ -58,27 +58,30 @@ class StaticSteps:
         self.recorder = Recorder(device) if record else None
 
     def run(
-        self, s1: Tensor, s2: Tensor, future: Tensor, draws: Draws | None, tick: Callable[[int], None]
+        self, s1: Tensor, s2: Tensor, future: Tensor, ahead: Ahead | None, tick: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
-        """From the first step's ids [rows] to those of all steps, [rows, steps + 1]. The cache has its prompts."""
-        steps = self.shape.steps
+        """From the first step's ids [rows] to those of all steps, [rows, steps + 1]. The cache has its prompts.
+
+        `ahead` gives the draws in the blocks of `blocks(steps)`; None for the greedy choice.
+        """
         if self.recorder is not None and not self.recorder.recordings and not self.recorder.failed:
             self._start(s1, s2, future)
             self.recorder.record("step", self._step)  # runs it, too: what that wrote is written again
         self._start(s1, s2, future)
-        waiting = self._numbers(draws, steps)
-        for done in range(steps):
-            if done % NOISE_STEPS == 0 and waiting is not None and self.noise is not None:
-                for buffer, numbers in zip(self.noise, waiting, strict=True):
-                    buffer[: len(numbers)].copy_(numbers)
+        recording = None if self.recorder is None else self.recorder.recordings.get("step")
+        done = 0
+        for block in blocks(self.shape.steps):
+            if ahead is not None and self.noise is not None:
+                for buffer, numbers in zip(self.noise, ahead.take(), strict=True):
+                    buffer[:block].copy_(numbers)
                 self.slot.zero_()
-            if self.recorder is not None and self.recorder.recordings:
-                self.recorder.recordings["step"].replay()
-            else:
-                self._step()
-            if done % NOISE_STEPS == NOISE_STEPS - 1:
-                waiting = self._numbers(draws, steps - done - 1)  # while the device is busy
-            tick(done + 2)
+            for _ in range(block):
+                if recording is not None:
+                    recording.replay()
+                else:
+                    self._step()
+            done += block
+            tick(done + 1)
         return self.s1, self.s2
 
     def _start(self, s1: Tensor, s2: Tensor, future: Tensor) -> None:
@@ -86,12 +89,6 @@ class StaticSteps:
         self.slot.zero_()
         self.s1[:, 0], self.s2[:, 0] = s1, s2
         self.future.copy_(future)
-
-    def _numbers(self, draws: Draws | None, left: int) -> tuple[Tensor, Tensor] | None:
-        if draws is None or left <= 0:
-            return None
-        pairs = [next(draws) for _ in range(min(left, NOISE_STEPS))]
-        return torch.stack([first for first, _ in pairs]), torch.stack([second for _, second in pairs])
 
     def _step(self) -> Tensor:
         """Add row `at`, generate row `at` + 1. No shape and no address depends on which step it is."""
@@ -110,3 +107,9 @@ class StaticSteps:
         self.s1.index_copy_(1, self.at, s1[:, None])
         self.s2.index_copy_(1, self.at, s2[:, None])
         return self.at
+
+
+def blocks(steps: int) -> list[int]:
+    """Steps in the portions in which their random numbers come."""
+    whole, rest = divmod(steps, NOISE_STEPS)
+    return [NOISE_STEPS] * whole + ([rest] if rest else [])

@@ -1,0 +1,57 @@
+"""Random numbers made while the device is busy: a thread draws the next steps' in the published order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+Draws = Iterator[tuple[Tensor, Tensor]]
+WAITING = 3  # blocks that are made ahead
+
+
+class Ahead:
+    """Blocks of draws, `counts` steps each: `take()` → two tensors [steps, rows, ids] on the device.
+
+    One thread makes them, one after the other, so that the order of the draws is that of the iterator.
+    """
+
+    def __init__(self, draws: Draws, counts: Sequence[int], device: torch.device) -> None:
+        self.draws, self.device = draws, device
+        self.counts = deque(counts)
+        self.pool = ThreadPoolExecutor(1, "anytorch-draws")
+        self.waiting: deque[Future[tuple[Tensor, Tensor]]] = deque()
+        self.pinned = True
+        for _ in range(WAITING):
+            self._order()
+
+    def _order(self) -> None:
+        if self.counts:
+            self.waiting.append(self.pool.submit(self._make, self.counts.popleft()))
+
+    def _make(self, count: int) -> tuple[Tensor, Tensor]:
+        pairs = [next(self.draws) for _ in range(count)]
+        first, second = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        if self.pinned:
+            try:  # from pinned memory the copy does not wait for what the device is doing
+                return first.pin_memory(), second.pin_memory()
+            except (RuntimeError, NotImplementedError):
+                self.pinned = False
+        return first, second
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        first, second = self.waiting.popleft().result()
+        self._order()
+        return first.to(self.device, non_blocking=True), second.to(self.device, non_blocking=True)
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
