@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from anytorch.devices.types import MemoryUse
+    from anytorch.memory.activations import activations as activations
     from anytorch.memory.caching import tiered_cache as tiered_cache
     from anytorch.memory.fitting import Fitted as Fitted
     from anytorch.memory.fitting import fit as fit
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     from anytorch.memory.levels import create_tiers as create_tiers
     from anytorch.memory.loading import load as load
     from anytorch.memory.plan import make_plan as make_plan
+    from anytorch.memory.resume import resume_training as resume_training
+    from anytorch.memory.resume import save_training as save_training
     from anytorch.memory.stack import VGPULevel as VGPULevel
     from anytorch.memory.stack import VGPUStack as VGPUStack
     from anytorch.memory.stack import VGPUStackLinear as VGPUStackLinear
     from anytorch.memory.stack import create_vgpu_stack as create_vgpu_stack
+    from anytorch.memory.training import TieredOptimizer as TieredOptimizer
     from anytorch.memory.types import Block as Block
     from anytorch.memory.types import Budgets as Budgets
     from anytorch.memory.types import Plan as Plan
@@ -40,15 +44,19 @@ PUBLIC: dict[str, str] = {
     "Plan": "anytorch.memory.types",
     "Speeds": "anytorch.memory.types",
     "Step": "anytorch.memory.types",
+    "TieredOptimizer": "anytorch.memory.training",
     "VGPULevel": "anytorch.memory.stack",
     "VGPUStack": "anytorch.memory.stack",
     "VGPUStackLinear": "anytorch.memory.stack",
+    "activations": "anytorch.memory.activations",
     "create_tiers": "anytorch.memory.levels",
     "create_vgpu_stack": "anytorch.memory.stack",
     "fit": "anytorch.memory.fitting",
     "fitted": "anytorch.memory.fitting",
     "load": "anytorch.memory.loading",
     "make_plan": "anytorch.memory.plan",
+    "resume_training": "anytorch.memory.resume",
+    "save_training": "anytorch.memory.resume",
     "tiered_cache": "anytorch.memory.caching",
     "unfit": "anytorch.memory.fitting",
 }

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from anytorch import logs
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast, autocast_dtype
+from anytorch.memory.activations import activations, restore
 from anytorch.memory.fitting import fit, unfit
 from anytorch.memory.originals import Originals
 from anytorch.quant.model import quantize
@@ -113,9 +113,9 @@ def apply(model: nn.Module, mode: Mode, device: torch.device, training: bool, di
             _use_fused_attention(done)
         if mode.weights and not training:
             _quantize(done, mode.weights, disk)
+        _place(done, device, device_budget(mode, device), disk)
         if mode.checkpointing and training:
             _checkpoint_blocks(done)
-        _place(done, device, device_budget(mode, device), disk)
         if mode.mixed_precision and autocast_dtype(device) is not None:
             _autocast(done, device)
     except BaseException:
@@ -146,44 +146,9 @@ def _quantize(done: Applied, format: str, disk: str | None) -> None:
     quantize(done.model, format)
 
 
-class Checkpointed:
-    """Stands in for a block's `forward`: in training its activations are dropped and computed again in backward."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self.block = block
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = type(self.block).forward
-        if not (self.block.training and torch.is_grad_enabled()):
-            return forward(self.block, *args, **kwargs)
-        return checkpoint(forward, self.block, *args, use_reentrant=False, **kwargs)
-
-
 def _checkpoint_blocks(done: Applied) -> None:
-    blocks = [block for block in repeated_blocks(done.model) if "forward" not in vars(block)]
-    for block in blocks:
-        block.forward = Checkpointed(block)
-
-    def undo() -> None:
-        for block in blocks:
-            del block.forward
-
-    done.step("checkpointed blocks", len(blocks), undo)
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of the outermost lists: what a transformer repeats."""
-    found: list[nn.Module] = []
-
-    def walk(module: nn.Module) -> None:
-        for child in module.children():
-            if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
-                found.extend(child)
-            else:
-                walk(child)
-
-    walk(model)
-    return found
+    count = activations(done.model, "checkpoint")
+    done.step("checkpointed blocks", count, lambda: restore(done.model))
 
 
 def _place(done: Applied, device: torch.device, budget: int | None, disk: str | None) -> None:

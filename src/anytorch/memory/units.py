@@ -16,6 +16,7 @@ from torch import nn
 
 from anytorch.errors import UsageError
 
+SMALL_PART = 0.05
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 # Modules that use their children's parameters without calling the children.
 ATOMIC = (nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -72,11 +73,12 @@ def find_units(
     """
     slots = all_slots(model)
     modules = chosen_modules(model, blocks, resident, finest)
+    adapters = small_trained_part(model)
     users: dict[int, list[str]] = {}
     by_id: dict[int, nn.Parameter] = {}
     for name, module in modules.items():
         for parameter in module.parameters():
-            if movable(parameter):
+            if movable(parameter) and id(parameter) not in adapters:
                 by_id[id(parameter)] = parameter
                 users.setdefault(id(parameter), []).append(name)
     groups: dict[str, Group] = {}
@@ -102,6 +104,14 @@ def all_slots(model: nn.Module) -> dict[int, tuple[Slot, ...]]:
                 path = f"{prefix}.{name}" if prefix else name
                 found.setdefault(id(parameter), []).append(Slot(module, name, path))
     return {key: tuple(slots) for key, slots in found.items()}
+
+
+def small_trained_part(model: nn.Module) -> set[int]:
+    """The ids of the parameters that are trained while nearly all others are frozen (LoRA): they stay on the device, so that
+    a step of the optimizer does not write their whole layer anew."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    total = sum(p.nbytes for p in model.parameters())
+    return {id(p) for p in trained} if sum(p.nbytes for p in trained) <= SMALL_PART * total else set()
 
 
 def movable(parameter: nn.Parameter) -> bool:

@@ -1,0 +1,94 @@
+"""What a block's forward leaves for backward: kept, computed again, or moved to host memory.
+
+anytorch.memory.activations(model, "checkpoint")    # the blocks' inputs are kept, the rest is computed again
+anytorch.memory.activations(model, "offload")       # kept in host memory until backward comes
+anytorch.memory.activations(model, "keep")          # torch's own way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from anytorch.errors import UsageError
+from anytorch.memory.fitting import HANDLE
+
+RECORD = "_anytorch_activations"
+WAYS = ("keep", "checkpoint", "offload")
+
+
+def activations(model: nn.Module, way: str) -> int:
+    """Set the way for the repeated blocks of a model; returns how many there are. Fit the model first, then call this."""
+    if way not in WAYS:
+        raise UsageError(f"unknown way with activations {way!r}; ways: {', '.join(WAYS)}")
+    restore(model)
+    if way == "keep":
+        return 0
+    made = [(block, Around(block, way, streamed=HANDLE in model.__dict__)) for block in repeated_blocks(model)]
+    model.__dict__[RECORD] = made
+    for block, around in made:
+        block.__dict__["forward"] = around
+    return len(made)
+
+
+def restore(model: nn.Module) -> None:
+    for block, around in model.__dict__.pop(RECORD, ()):
+        around.give_back(block)
+
+
+class Around:
+    """Stands in for a block's `forward`."""
+
+    def __init__(self, block: nn.Module, way: str, *, streamed: bool) -> None:
+        self.block = block
+        self.way = way
+        self.streamed = streamed
+        self.had = block.__dict__.get("forward")  # a fitted block has one of its own already
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self.block.training and torch.is_grad_enabled()):
+            return self._forward(*args, **kwargs)
+        if self.way == "offload":
+            with torch.autograd.graph.save_on_cpu(pin_memory=_pins(args)):
+                return self._forward(*args, **kwargs)
+        if not self.streamed:
+            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+        # A fitted block sees to its weights with saved-tensor hooks, and so does torch's newer checkpoint: of two, only the
+        # inner one is heard. The older kind runs the block without a graph first, and needs an input with a gradient.
+        ticket = torch.empty(0, requires_grad=True)
+        return checkpoint(lambda _, *inputs: self._forward(*inputs, **kwargs), ticket, *args, use_reentrant=True)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner: Callable[..., Any] = self.had if self.had is not None else type(self.block).forward.__get__(self.block)
+        return inner(*args, **kwargs)
+
+    def give_back(self, block: nn.Module) -> None:
+        if block.__dict__.get("forward") is self:
+            if self.had is not None:
+                block.__dict__["forward"] = self.had
+            else:
+                del block.__dict__["forward"]
+
+
+def _pins(args: tuple[Any, ...]) -> bool:
+    """Pinned memory where the device is not the host itself."""
+    return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in args)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers of the outermost lists: what a transformer repeats."""
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
+                found.extend(child)
+            else:
+                walk(child)
+
+    walk(model)
+    return found

@@ -1,0 +1,216 @@
+"""Checkpoints of a training run that survive a kill: written beside, renamed when complete, read back to the bit.
+
+    save_training("run", optimizer, step=100, extra={"epoch": 2})
+    state = resume_training("run", optimizer)      # None if there is nothing to resume
+
+A checkpoint is a folder `step-00000100` with the model and the optimizer's states as safetensors, and `training.json` with
+the options, the random states and what the caller wants to know again. Blocks are written one after another.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anytorch.errors import ModelError
+from anytorch.memory.buffers import host_buffer
+from anytorch.memory.images import Located, from_files, views_of
+from anytorch.memory.reader import Reader
+from anytorch.memory.saving import write_shard
+from anytorch.memory.shards import locate_tensors, read_header
+from anytorch.memory.training import OF, TieredOptimizer
+
+FORMAT = 1
+PREFIX = "step-"
+RESIDENT = "resident.safetensors"
+
+
+def save_training(
+    folder: str | Path, optimizer: TieredOptimizer, *, step: int, extra: Any = None, keep: int = 1
+) -> Path:
+    """Write a complete checkpoint and remove all but the newest `keep`. `extra` must be JSON. Call it between steps."""
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(root)
+    target, partial = root / f"{PREFIX}{step:08d}", root / f".{PREFIX}{step:08d}.{os.getpid()}.partial"
+    partial.mkdir()
+    try:
+        optimizer.fitted.save(partial / "model")
+        states = partial / "optimizer"
+        states.mkdir()
+        blocks = {name: f"{number:06d}.safetensors" for number, name in enumerate(optimizer.states.blocks())}
+        for name, file in blocks.items():
+            write_shard(states / file, optimizer.states.take(name))
+        tensors, numbers = _resident_states(optimizer)
+        if tensors:
+            write_shard(states / RESIDENT, tensors)
+        meta = {
+            "format": FORMAT,
+            "step": step,
+            "param_groups": optimizer.state_dict_groups(),
+            "blocks": blocks,
+            "numbers": optimizer.numbers,
+            "resident_numbers": numbers,
+            "random": _random_state(),
+            "extra": extra,
+        }
+        with (partial / "training.json").open("w") as file_handle:
+            json.dump(meta, file_handle, indent=1)
+            file_handle.flush()
+            os.fsync(file_handle.fileno())
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for old in checkpoints(root)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str, Any] | None:
+    """Put weights, states, options and random numbers back as the newest checkpoint has them: {"step": …, "extra": …}."""
+    found = checkpoints(Path(folder))
+    if not found:
+        return None
+    newest = found[-1]
+    try:
+        meta = json.loads((newest / "training.json").read_text())
+    except (OSError, ValueError) as exc:
+        raise ModelError(
+            f"the checkpoint {newest} cannot be read: {exc}", hint="remove it to use an older one"
+        ) from exc
+    if meta.get("format") != FORMAT:
+        raise ModelError(f"the checkpoint {newest} has format {meta.get('format')!r}, not {FORMAT}")
+    reader = Reader()
+    try:
+        _load_weights(optimizer, newest / "model", reader)
+        for name, file in meta["blocks"].items():
+            optimizer.states.put(name, _read(read_header(newest / "optimizer" / file), reader))
+        resident = newest / "optimizer" / RESIDENT
+        tensors = _read(read_header(resident), reader) if resident.exists() else {}
+        _give_resident(optimizer, tensors, meta["resident_numbers"])
+    finally:
+        reader.close()
+    optimizer.numbers = meta["numbers"]
+    for group, options in zip(optimizer.param_groups, meta["param_groups"], strict=True):
+        group.update(
+            {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in options.items()}
+        )
+    _set_random_state(meta["random"])
+    return {"step": meta["step"], "extra": meta["extra"]}
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Complete ones, oldest first: only those have their name."""
+    return sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else []
+
+
+def remove_unfinished(root: Path) -> None:
+    """What a killed process left half-written. A process that is still writing is left alone."""
+    for folder in root.glob(f".{PREFIX}*.partial"):
+        owner = int(folder.name.split(".")[-2])
+        if owner == os.getpid() or not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> None:
+    located = locate_tensors(folder)
+    fit = optimizer.fitted
+    homes = fit.plan.homes
+    for name, group in fit.found.groups.items():
+        missing = [path for path in group.paths if path not in located]
+        if missing:
+            raise ModelError(f"{folder} has no tensor {missing[0]!r}: it is another model's checkpoint")
+        values = _read({path: located[path] for path in group.paths}, reader)
+        if homes[name] == "device":
+            for path, parameter in zip(group.paths, group.parameters, strict=True):
+                parameter.data.copy_(values[path])
+        else:
+            optimizer.write_back(name, values)
+    for parameter in fit.found.rest:
+        path = fit.found.slots[id(parameter)][0].path
+        parameter.data.copy_(_read({path: located[path]}, reader)[path])
+    for path, buffer in fit.model.named_buffers():
+        if path in located:
+            buffer.copy_(_read({path: located[path]}, reader)[path])
+    fit.mover.forget_all()
+
+
+def _read(located: Mapping[str, Located], reader: Reader) -> dict[str, torch.Tensor]:
+    image = from_files("checkpoint", located.values(), in_place=True)
+    buffer = host_buffer(max(image.nbytes, 1))
+    reader.read(image.pieces, buffer)
+    return views_of(image, buffer)
+
+
+def _resident(optimizer: TieredOptimizer) -> Iterator[tuple[int, torch.nn.Parameter]]:
+    order = [p for group in optimizer.param_groups for p in group["params"]]
+    return ((index, parameter) for index, parameter in enumerate(order) if optimizer.is_resident(parameter))
+
+
+def _resident_states(optimizer: TieredOptimizer) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for index, parameter in _resident(optimizer):
+        for key, value in optimizer.state_of(parameter).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}{OF}{key}"] = value
+            else:
+                numbers.setdefault(str(index), {})[key] = value
+    return tensors, numbers
+
+
+def _give_resident(
+    optimizer: TieredOptimizer, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Mapping[str, Any]]
+) -> None:
+    for index, parameter in _resident(optimizer):
+        prefix = f"{index}{OF}"
+        state: dict[str, Any] = dict(numbers.get(str(index), {}))
+        state.update({key.removeprefix(prefix): t.clone() for key, t in tensors.items() if key.startswith(prefix)})
+        if state:
+            optimizer.set_resident_state(parameter, state)
+
+
+def _random_state() -> dict[str, Any]:
+    """torch's on the CPU and on the accelerator there is, Python's, and NumPy's if it is in use. As JSON, not as pickle."""
+    states: dict[str, Any] = {"torch": _text(torch.get_rng_state()), "python": random.getstate()}
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = [kind, [int(key) for key in keys], *rest]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None:
+        states["accelerator"] = _text(getattr(torch, accelerator.type).get_rng_state())
+    return states
+
+
+def _set_random_state(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(_bytes(states["torch"]))
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "numpy" in states:
+        import numpy
+
+        kind, keys, *rest = states["numpy"]
+        numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *rest))
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if "accelerator" in states and accelerator is not None:
+        getattr(torch, accelerator.type).set_rng_state(_bytes(states["accelerator"]))
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(bytes(state.cpu().tolist())).decode()
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

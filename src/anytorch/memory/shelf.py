@@ -1,0 +1,109 @@
+"""Tensors that belong to a block and rest beside it: its gradients between backward and step, its optimizer states.
+
+A block's shelf is in memory where the budget has room for it, otherwise on disk. What is on disk is replaced whole: the new
+version is complete before the old one goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytorch.errors import BudgetTooSmall
+from anytorch.memory.buffers import host_buffer
+from anytorch.memory.images import Located, from_files, views_of
+from anytorch.memory.spill import Spill
+
+if TYPE_CHECKING:
+    from anytorch.memory.fitting import Fitted
+
+Tensors = dict[str, torch.Tensor]
+
+
+def memory_level(fitted: Fitted) -> str:
+    """The ledger's name for the host's RAM: a level of its own, or the device that computes in it."""
+    return "host" if fitted.tiers.find("host") is not None else "device"
+
+
+def spill_of(fitted: Fitted) -> Spill:
+    disk = fitted.tiers.find("disk")
+    if disk is None:
+        raise BudgetTooSmall(
+            "training needs more memory than the budgets have, and there is no disk level",
+            hint="raise host_budget, or leave disk= at its default",
+        )
+    if fitted.spill is None:
+        fitted.spill = Spill(disk.place)
+    return fitted.spill
+
+
+class Shelf:
+    """`what` names it in the ledger. `put` and `take` work on all tensors of a block at once."""
+
+    def __init__(self, fitted: Fitted, what: str) -> None:
+        self.fitted = fitted
+        self.what = what
+        self._in_memory: dict[str, Tensors] = {}
+        self._on_disk: dict[str, dict[str, Located]] = {}
+
+    def __contains__(self, block: str) -> bool:
+        return block in self._in_memory or block in self._on_disk
+
+    def put(self, block: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep these tensors (on the CPU, the shelf's own from now on) in place of those it had for the block."""
+        ledger, holder = self.fitted.ledger, f"{self.what} of {block}"
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        if block in self._in_memory:
+            self._in_memory[block] = dict(tensors)
+            return
+        if block not in self._on_disk:
+            try:
+                ledger.reserve(memory_level(self.fitted), holder, nbytes)
+            except BudgetTooSmall:
+                pass  # then on disk
+            else:
+                self._in_memory[block] = dict(tensors)
+                return
+        spill = spill_of(self.fitted)
+        ledger.reserve("disk", f"new {holder}", nbytes)
+        try:
+            located = spill.write(tensors)
+        except BaseException:
+            ledger.release("disk", f"new {holder}")
+            raise
+        self._remove(block)
+        ledger.release("disk", f"new {holder}")
+        ledger.reserve("disk", holder, nbytes)
+        self._on_disk[block] = located
+
+    def take(self, block: str) -> Tensors:
+        """The block's tensors, to be changed in place and `put` back; {} if it has none yet."""
+        if block in self._in_memory:
+            return self._in_memory[block]
+        located = self._on_disk.get(block)
+        if located is None:
+            return {}
+        image = from_files(block, located.values(), in_place=True)
+        buffer = host_buffer(image.nbytes)
+        self.fitted.reader.read(image.pieces, buffer)
+        return views_of(image, buffer)
+
+    def drop(self, block: str) -> None:
+        if self._in_memory.pop(block, None) is not None:
+            self.fitted.ledger.release(memory_level(self.fitted), f"{self.what} of {block}")
+        self._remove(block)
+
+    def _remove(self, block: str) -> None:
+        located = self._on_disk.pop(block, None)
+        if located and self.fitted.spill is not None:
+            self.fitted.spill.remove(next(iter(located.values())).path)
+            self.fitted.ledger.release("disk", f"{self.what} of {block}")
+
+    def blocks(self) -> list[str]:
+        return [*self._in_memory, *self._on_disk]
+
+    def clear(self) -> None:
+        for block in self.blocks():
+            self.drop(block)

@@ -1,0 +1,346 @@
+"""Training a fitted model: gradients and optimizer states rest where the weights rest.
+
+    model = anytorch.memory.fit(model, device_budget="8GB", reserve="1GB")
+    optimizer = anytorch.memory.TieredOptimizer(model, torch.optim.AdamW, lr=1e-4, clip_norm=1.0)
+    for batch in data:
+        loss(model(batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+The arithmetic is torch's own optimizer, block by block on the CPU for blocks that do not live on the device, and on the
+device for those that do: losses are those of plain training, to the last bit where both compute on the same processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytorch.errors import BudgetTooSmall, UsageError
+from anytorch.memory.buffers import scatter
+from anytorch.memory.fitting import fitted
+from anytorch.memory.images import from_files
+from anytorch.memory.shelf import Shelf, Tensors, memory_level, spill_of
+from anytorch.memory.sizes import words
+
+Factory = Callable[..., torch.optim.Optimizer]
+OF = "::"  # between a parameter's path and the name of its state
+WORKING = "optimizer step"
+
+
+class TieredOptimizer(torch.optim.Optimizer):
+    """A torch optimizer over a fitted model: schedulers, parameter groups and state_dict work as usual.
+
+    `factory` is any optimizer that treats every parameter by itself (SGD, Adam, AdamW, RMSprop, …). `clip_norm` clips the
+    norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` does; the gradients of parked weights are not in
+    `parameter.grad`, so that function cannot. Call `backward` several times before `step` to accumulate gradients.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        factory: Factory,
+        params: Iterable[Any] | None = None,
+        *,
+        clip_norm: float | None = None,
+        **options: Any,
+    ) -> None:
+        if clip_norm is not None and clip_norm <= 0:
+            raise UsageError(f"clip_norm is {clip_norm}; it must be above 0")
+        self.fitted = fitted(model)
+        self.factory = factory
+        self.clip_norm = clip_norm
+        self.last_norm: float | None = None  # of all gradients at the last step, before clipping
+        defaults, self._moments = tried(factory, options)
+        super().__init__(list(params) if params is not None else list(model.parameters()), defaults)
+        running = self.fitted.running
+        assert running is not None
+        self._running = running
+        homes = self.fitted.plan.homes
+        wanted = {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
+        self._blocks = {
+            name: [(path, p) for path, p in zip(group.paths, group.parameters, strict=True) if id(p) in wanted]
+            for name, group in self.fitted.found.groups.items()
+            if homes[name] != "device"
+        }
+        self._blocks = {name: found for name, found in self._blocks.items() if found}
+        self._places = {id(p): (name, path) for name, found in self._blocks.items() for path, p in found}
+        self.gradients = Shelf(self.fitted, "gradients")
+        self.states = Shelf(self.fitted, "optimizer state")
+        self.numbers: dict[str, dict[str, dict[str, Any]]] = {}  # state that is no tensor, by block and path
+        self._pending: dict[str, Tensors] = {}  # of the block that backward is at
+        self._reserve_working_memory()
+        self._resident = self._resident_optimizer()
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._collect) for found in self._blocks.values() for _, p in found
+        ]
+
+    def _reserve_working_memory(self) -> None:
+        """A step holds one block's weights, gradients and states at once, as far as they do not rest in memory."""
+        largest = max((sum(p.nbytes for _, p in found) for found in self._blocks.values()), default=0)
+        ledger, level = self.fitted.ledger, memory_level(self.fitted)
+        needed = (2 + self._moments) * largest
+        try:
+            ledger.reserve(level, WORKING, needed)
+        except BudgetTooSmall as exc:
+            missing = needed - ledger.free(level)
+            keyword = "host_reserve" if level == "host" else "reserve"
+            raise BudgetTooSmall(
+                f"a step of the optimizer needs {words(needed)} at level {level} for its largest block, and "
+                f"{words(ledger.free(level))} are free",
+                hint=f"anytorch.memory.fit(model, …, {keyword}={missing}) keeps that much more free",
+            ) from exc
+
+    def _resident_optimizer(self) -> torch.optim.Optimizer | None:
+        """torch's own, for the parameters that live on the device."""
+        groups = [
+            {**options_of(group), "params": [p for p in group["params"] if self.is_resident(p)]}
+            for group in self.param_groups
+        ]
+        return self.factory(groups) if any(group["params"] for group in groups) else None
+
+    def is_resident(self, parameter: nn.Parameter) -> bool:
+        return parameter.requires_grad and id(parameter) not in self._places
+
+    # --- gradients -------------------------------------------------------------------------------------------------
+
+    def _collect(self, parameter: torch.Tensor) -> None:
+        """backward has a gradient: it leaves the device, and goes to the shelf when its block has all of them."""
+        block, path = self._places[id(parameter)]
+        gradient = parameter.grad
+        assert gradient is not None
+        parameter.grad = None
+        pending = self._pending.setdefault(block, {})
+        pending[path] = gradient.detach().to("cpu", copy=gradient.device.type == "cpu" and is_shared(gradient))
+        if len(pending) == len(self._blocks[block]):
+            self._shelve(block)
+
+    def _shelve(self, block: str) -> None:
+        """Add the gradients of this backward to those of earlier ones."""
+        new = self._pending.pop(block)
+        there = self.gradients.take(block)
+        for path, gradient in new.items():
+            if path in there:
+                there[path].add_(gradient)
+            else:
+                there[path] = gradient
+        self.gradients.put(block, there)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._pending.clear()
+        self.gradients.clear()
+        if self._resident is not None:
+            self._resident.zero_grad(set_to_none)
+
+    # --- the step --------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient. Blocks are done one after another, each complete before the next."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            for block in list(self._pending):  # some of their parameters took no part in this pass
+                self._shelve(block)
+            scale = self._clipping()
+            if self._resident is not None:
+                for group in self._resident.param_groups:
+                    for parameter in group["params"]:
+                        if scale is not None and parameter.grad is not None:
+                            parameter.grad.mul_(scale.to(parameter.grad.device))
+                for own, outer in zip(self._resident.param_groups, self.param_groups, strict=True):
+                    own.update(options_of(outer))
+                self._resident.step()
+            for block in self.gradients.blocks():
+                self._update(block, scale)
+            self.fitted.mover.forget_all()  # the ring has the old weights
+        return loss
+
+    def _clipping(self) -> torch.Tensor | None:
+        """The factor that torch.nn.utils.clip_grad_norm_ would multiply all gradients by, from the same norms."""
+        if self.clip_norm is None:
+            return None
+        norms: dict[int, torch.Tensor] = {}
+        for block in self.gradients.blocks():
+            found = self.gradients.take(block)
+            for path, parameter in self._blocks[block]:
+                if path in found:
+                    norms[id(parameter)] = torch.linalg.vector_norm(found[path])
+        ordered = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in norms:
+                    ordered.append(norms[id(parameter)])
+                elif self.is_resident(parameter) and parameter.grad is not None:
+                    ordered.append(torch.linalg.vector_norm(parameter.grad).cpu())
+        if not ordered:
+            return None
+        total = torch.linalg.vector_norm(torch.stack(ordered))
+        self.last_norm = float(total)
+        return torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
+
+    def _update(self, block: str, scale: torch.Tensor | None) -> None:
+        gradients = self.gradients.take(block)
+        weights = {path: self.fitted.tensors(block)[path].clone() for path in gradients}
+        shadows = {path: nn.Parameter(weight) for path, weight in weights.items()}
+        for path, shadow in shadows.items():
+            shadow.grad = gradients[path] if scale is None else gradients[path] * scale
+        inner = self._inner(block, shadows)
+        self._give_states(block, inner, shadows)
+        inner.step()
+        self._keep_states(block, inner, shadows)
+        self.write_back(block, {path: shadow.detach() for path, shadow in shadows.items()})
+
+    def _inner(self, block: str, shadows: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer over one block's weights on the CPU, with the options of the groups they belong to."""
+        by_parameter = {id(parameter): path for path, parameter in self._blocks[block]}
+        groups = []
+        for group in self.param_groups:
+            paths = [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]
+            mine = [shadows[path] for path in paths if path in shadows]
+            if mine:
+                groups.append({**options_of(group), "params": mine})
+        return self.factory(groups)
+
+    def _give_states(self, block: str, inner: torch.optim.Optimizer, shadows: Mapping[str, nn.Parameter]) -> None:
+        stored = self.states.take(block)
+        for path, shadow in shadows.items():
+            state = dict(self.numbers.get(block, {}).get(path, {}))
+            prefix = f"{path}{OF}"
+            state.update({key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)})
+            if state:
+                inner.state[shadow] = state
+
+    def _keep_states(self, block: str, inner: torch.optim.Optimizer, shadows: Mapping[str, nn.Parameter]) -> None:
+        tensors = self.states.take(block)
+        for path, shadow in shadows.items():
+            for key, value in inner.state.get(shadow, {}).items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{path}{OF}{key}"] = value
+                else:
+                    self.numbers.setdefault(block, {}).setdefault(path, {})[key] = value
+        if tensors:
+            self.states.put(block, tensors)
+
+    def write_back(self, block: str, weights: Tensors) -> None:
+        """New values take the place of a block's old ones at its home."""
+        fit, image = self.fitted, self.fitted.images[block]
+        if block in fit.mover.host:
+            pieces = fit.mover.host[block]
+            for view in image.views:
+                if view.name in weights:
+                    scatter(weights[view.name].contiguous().view(-1).view(torch.uint8), pieces, view.offset)
+            return
+        everything = {path: weights.get(path, tensor) for path, tensor in fit.tensors(block).items()}
+        nbytes = sum(tensor.nbytes for tensor in everything.values())
+        spill = spill_of(fit)
+        fit.ledger.reserve("disk", f"new block {block}", nbytes)
+        try:
+            located = spill.write({path: tensor.detach() for path, tensor in everything.items()})
+        except BaseException:
+            fit.ledger.release("disk", f"new block {block}")
+            raise
+        # From here on the new file is the truth; the old one goes if it is ours, never if it is the checkpoint's.
+        fit.images[block] = fit.mover.images[block] = from_files(block, located.values(), in_place=fit.tiers.shared)
+        self._running.forget_views(block)
+        for path in {piece.path for piece in image.pieces}:
+            if path.startswith(str(spill.folder)):
+                spill.remove(path)
+        fit.ledger.release("disk", f"block {block}")
+        fit.ledger.release("disk", f"new block {block}")
+        fit.ledger.reserve("disk", f"block {block}", nbytes)
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """A parameter's optimizer state, on the CPU for one that does not live on the device."""
+        if id(parameter) not in self._places:
+            return dict(self._resident.state.get(parameter, {})) if self._resident is not None else {}
+        block, path = self._places[id(parameter)]
+        prefix = f"{path}{OF}"
+        found: dict[str, Any] = dict(self.numbers.get(block, {}).get(path, {}))
+        for key, tensor in self.states.take(block).items():
+            if key.startswith(prefix):
+                found[key.removeprefix(prefix)] = tensor
+        return found
+
+    def set_resident_state(self, parameter: nn.Parameter, state: Mapping[str, Any]) -> None:
+        """Give a parameter that lives on the device its state back."""
+        assert self._resident is not None
+        self._resident.state[parameter] = {
+            key: value.to(parameter.device, copy=True) if is_like(value, parameter) else value
+            for key, value in state.items()
+        }
+
+    def state_dict_groups(self) -> list[dict[str, Any]]:
+        return [options_of(group) for group in self.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's optimizers give it. All states are brought to memory for it; `save_training` streams them instead."""
+        whole = super().state_dict()
+        order = [p for group in self.param_groups for p in group["params"]]
+        states = {index: self.state_of(parameter) for index, parameter in enumerate(order)}
+        whole["state"] = {
+            index: {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in state.items()}
+            for index, state in states.items()
+            if state
+        }
+        return whole
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From `state_dict` of this class or of the plain optimizer over the same parameters."""
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        order = [p for group in self.param_groups for p in group["params"]]
+        by_block: dict[str, Tensors] = {}
+        for index, parameter in enumerate(order):
+            state = state_dict["state"].get(index, {})
+            if id(parameter) not in self._places:
+                if state:
+                    self.set_resident_state(parameter, state)
+                continue
+            block, path = self._places[id(parameter)]
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    by_block.setdefault(block, {})[f"{path}{OF}{key}"] = value.detach().to("cpu", copy=True)
+                else:
+                    self.numbers.setdefault(block, {}).setdefault(path, {})[key] = value
+        for block, tensors in by_block.items():
+            self.states.put(block, tensors)
+
+    def close(self) -> None:
+        """Give the memory and files of gradients and states back; the model stays fitted."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._pending.clear()
+        self.gradients.clear()
+        self.states.clear()
+        self.fitted.ledger.release(memory_level(self.fitted), WORKING)
+
+
+def tried(factory: Factory, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """An optimizer's defaults, and how many tensors it keeps for each parameter: seen by letting it take one step."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    optimizer = factory([parameter], **options)
+    optimizer.step()
+    kept = optimizer.state[parameter].values()
+    return optimizer.defaults, sum(isinstance(value, torch.Tensor) and value.dim() > 0 for value in kept)
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def is_like(value: Any, parameter: nn.Parameter) -> bool:
+    """Moments have their parameter's shape and belong on its device; a step count stays where its optimizer made it."""
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() > 0
+
+
+def is_shared(gradient: torch.Tensor) -> bool:
+    """May something else own this memory (a view of another gradient)?"""
+    return gradient._base is not None or gradient.untyped_storage().nbytes() != gradient.nbytes
