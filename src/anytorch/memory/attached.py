@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from anytorch.memory.running import Running
 
 RECORD = "_anytorch_doors"
+COMPILER = "torch._dynamo"
 Undo = Callable[[], None]
 
 
@@ -25,8 +27,8 @@ def attach(model: nn.Module, running: Running) -> None:
     for unit in running.units:
         undo.append(_replace(unit.module, "forward", _forward(unit, unit.module.forward, running)))
     for owner, names in running.parked_slots().items():
-        before = owner.register_state_dict_pre_hook(_shower(running, names))  # type: ignore[no-untyped-call]
-        after = owner.register_state_dict_post_hook(_hider(running, names))  # type: ignore[no-untyped-call]
+        before = owner.register_state_dict_pre_hook(_shower(running, names))
+        after = owner.register_state_dict_post_hook(_hider(running, names))
         undo += [before.remove, after.remove]
     undo.append(_replace(model, "_apply", _apply(model, running)))
 
@@ -51,29 +53,49 @@ def _replace(module: nn.Module, name: str, value: Any) -> Undo:
 
 
 def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Callable[..., Any]:
+    """A unit's forward with its weights' arrival around it.
+
+    The arrival is no part of a graph: the compiler must not trace it, while the forward inside may be compiled. Saying so
+    loads the compiler (70 MB, seconds), so it is said when a program has loaded it.
+    """
+
     def unpack(saved: Any) -> torch.Tensor:
         return running.unpack(saved)
 
     def pack(tensor: torch.Tensor) -> Any:
         return running.pack(unit, tensor)
 
-    # What follows is not compiled, while the forward it calls may be: the weights' arrival is no part of a graph.
-    enter: Callable[..., None] = torch.compiler.disable(running.enter)  # type: ignore[no-untyped-call]
-    leave: Callable[..., None] = torch.compiler.disable(running.leave)  # type: ignore[no-untyped-call]
+    def around(enter: Callable[[Unit], None], leave: Callable[[Unit], None]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            enter(unit)
+            try:
+                if torch.is_grad_enabled():
+                    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                        return original(*args, **kwargs)
+                return original(*args, **kwargs)
+            finally:
+                leave(unit)
+
+        return forward
+
+    plain = around(running.enter, running.leave)
+    untraced: list[Callable[..., Any]] = []
+
+    def make_untraced() -> Callable[..., Any]:
+        if not untraced:
+            disable: Any = torch.compiler.disable
+            untraced.append(disable(around(disable(running.enter), disable(running.leave)), recursive=False))
+        return untraced[0]
+
+    make_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        enter(unit)
-        try:
-            if torch.is_grad_enabled():
-                with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                    return original(*args, **kwargs)
-            return original(*args, **kwargs)
-        finally:
-            leave(unit)
+        if COMPILER in sys.modules:
+            return make_untraced()(*args, **kwargs)
+        return plain(*args, **kwargs)
 
-    disabled: Callable[..., Any] = torch.compiler.disable(forward, recursive=False)  # type: ignore[no-untyped-call]
-    return disabled
+    return forward
 
 
 def _shower(running: Running, names: Mapping[str, str]) -> Callable[..., None]:
