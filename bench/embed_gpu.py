@@ -300,12 +300,7 @@ def explore(
     tokenizer = TextTokenizer(recipe, recipe.max_length)
     prepared = {kind: tokenizer(some) for kind, some in corpus.items()}
     ways: list[dict[str, Any]] = [
-        {"layout": layout, "graphs": graphs, "chunk_tokens": tokens, "compiled": compiled}
-        for layout, graphs, tokens, compiled in [
-            ("packed", True, 16384, False),
-            ("packed", True, 32768, False),
-            *([("packed", True, 32768, True)] if options.compiled else []),
-        ]
+        {"layout": "packed", "graphs": True, "chunk_tokens": tokens} for tokens in (8192, 16384, 32768)
     ]
     for way in ways:
         title = ", ".join(f"{key} {value}" for key, value in way.items() if value not in (None, False))
@@ -366,7 +361,6 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=("minilm", "bert-base"))
     parser.add_argument("--explore", action="store_true")
-    parser.add_argument("--compiled", action="store_true", help="explore torch.compile, too (a minute per model)")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     import torch

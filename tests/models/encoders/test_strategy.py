@@ -74,6 +74,11 @@ def test_chosen_by_measurement_and_remembered(open_model: Open, monkeypatch: pyt
         TorchEncoder(*open_model("bert"), device="cpu", pooling="cls")
 
 
+def test_a_remembered_plan_with_kernels_needs_triton(open_model: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "recall", lambda key: Plan("float32", "packed", False, kernels=True))
+    assert not TorchEncoder(*open_model("bert"), device="cpu").plan.kernels
+
+
 def test_a_layout_that_answers_wrongly_is_not_used(open_model: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     from anytorch.models.encoders.layouts import OneByOne
 
@@ -149,6 +154,29 @@ def test_a_device_that_cannot_record_computes_plainly(recorder: Recorder) -> Non
     for _ in range(3):
         assert recorder.run("a", lambda: torch.ones(1)).item() == 1.0
     assert "no graph to record into" in recorder.failed
+
+
+def test_records_on_a_stream_of_its_own_where_the_module_has_them(recorder: Recorder) -> None:
+    """The seam to `torch.cuda` and those that follow it: warm-ups beside, one pool for all, other threads left alone."""
+    seen: list[Any] = []
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+
+    class record(FakeGraph):  # named as torch.cuda.graph is
+        def __init__(
+            self, graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+        ) -> None:
+            seen.append((pool, type(stream).__name__, capture_error_mode))
+
+    recorder.module = SimpleNamespace(
+        CUDAGraph=FakeGraph, graph=record, Stream=Stream, current_stream=Stream, stream=lambda stream: FakeGraph(),
+        graph_pool_handle=lambda: "pool", __name__="fake",
+    )  # fmt: skip
+    for shape in ("a", "b"):
+        recorder.record(shape, lambda: torch.zeros(1))
+    assert seen == [("pool", "Stream", "thread_local")] * 2
+    assert not recorder.failed and len(recorder.recordings) == 2
 
 
 def test_finds_a_vendors_graph_by_its_name() -> None:

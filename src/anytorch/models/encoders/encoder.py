@@ -76,7 +76,6 @@ class TorchEncoder:
         normalize: bool = False,
         layout: str = "auto",
         graphs: bool | None = None,
-        compiled: bool = False,
         chunk_tokens: int | None = None,
     ) -> None:
         self.spec, self.poolings, self.normalize = spec, check_pooling(pooling), normalize
@@ -98,9 +97,10 @@ class TorchEncoder:
         self.recorder: Recorder | None = None
         key = strategy.key(self.device, spec, self.poolings, quantization, dtype, layout, graphs)
         known = strategy.recall(key)
+        if known is not None and known.kernels and not self.caps.triton:
+            known = None  # Triton has been uninstalled since
         self.dtype_name = dtype if dtype != "auto" else known.dtype if known else self._accurate_dtype(checkpoint)
         self.module: EncoderModule = self._load(checkpoint, self.dtype_name, quantization)
-        self._states: Any = torch.compile(self.module, dynamic=False) if compiled else self.module
         self._prepare()
         self.plan = known or strategy.choose(self, layout, graphs)
         self.use(self.plan)
@@ -128,13 +128,12 @@ class TorchEncoder:
 
         def vectors(dtype: str) -> npt.NDArray[np.float32]:
             self.module = self._load(checkpoint, dtype)
-            self._states = self.module
             self._prepare()
             self.use(Plan(dtype, "rows", False))
             try:
                 return self.run(*strategy.sample(self.spec, 512))
             finally:
-                del self.module, self._states
+                del self.module
 
         reference = vectors("float32")
         for dtype in candidates:
@@ -276,7 +275,7 @@ class TorchEncoder:
         else:
             layout = OneByOne(self._input[: shape.rows + 1], shape.tokens, shape.longest, bounds)
             begin = shape.rows + 1
-        states = self._states(self._input[begin : begin + shape.tokens], layout)
+        states = self.module(self._input[begin : begin + shape.tokens], layout)
         vectors = pool(states, layout, self.poolings)
         return normalise(vectors) if self.normalize else vectors
 
@@ -307,7 +306,7 @@ class TorchEncoder:
             self._closed = True
             if self.recorder is not None:
                 self.recorder.clear()
-            del self.module, self._states, self._input
+            del self.module, self._input
 
     def __enter__(self) -> TorchEncoder:
         return self

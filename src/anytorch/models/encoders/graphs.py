@@ -6,6 +6,7 @@ memory pool: they run one after the other on one stream, so that only inputs and
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -91,7 +92,11 @@ class Recorder:
         if self._pool is None:
             self._pool = self.module.graph_pool_handle()
         graph = kind()
-        with record(graph, pool=self._pool, stream=stream):
+        options = {"pool": self._pool, "stream": stream}
+        if "capture_error_mode" in inspect.signature(record).parameters:
+            # What other threads do on the device meanwhile (another engine, a copy) is none of this recording's business.
+            options["capture_error_mode"] = "thread_local"
+        with record(graph, **options):
             output = work()
         return Recording(graph, output)
 
