@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anytorch.memory.levels import create_tiers as create_tiers
     from anytorch.memory.loading import load as load
     from anytorch.memory.plan import make_plan as make_plan
+    from anytorch.memory.rescue import with_rescue as with_rescue
     from anytorch.memory.resume import resume_training as resume_training
     from anytorch.memory.resume import save_training as save_training
     from anytorch.memory.stack import VGPULevel as VGPULevel
@@ -59,6 +60,7 @@ PUBLIC: dict[str, str] = {
     "save_training": "anytorch.memory.resume",
     "tiered_cache": "anytorch.memory.caching",
     "unfit": "anytorch.memory.fitting",
+    "with_rescue": "anytorch.memory.rescue",
 }
 __all__ = list(PUBLIC)
 

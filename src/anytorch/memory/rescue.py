@@ -1,0 +1,113 @@
+"""Out of memory becomes a plan: try again with a smaller batch, then with weights that stream, and say what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from torch import nn
+
+from anytorch import logs
+from anytorch.devices.memory import cleanup, memory
+from anytorch.devices.oom import is_out_of_memory
+from anytorch.errors import OutOfMemory
+from anytorch.memory.fitting import HANDLE, fit, fitted, unfit
+from anytorch.memory.levels import Size
+from anytorch.memory.sizes import words
+
+T = TypeVar("T")
+log = logs.logger(__name__)
+SHARES = (0.6, 0.35, 0.2)  # of the device's memory for weights, tried in turn: the rest is for activations
+
+
+@dataclass(frozen=True)
+class Rescue(Generic[T]):
+    """What came of it. `steps` says in words what was changed; empty when the first try worked."""
+
+    result: T
+    batch: int
+    steps: tuple[str, ...] = ()
+
+
+def with_rescue(
+    run: Callable[[int], T],
+    model: nn.Module,
+    *,
+    batch: int,
+    device: str | None = "auto",
+    minimum: int = 1,
+    stream: bool = True,
+    host_budget: Size | None = None,
+    disk: str | Path | bool | None = None,
+) -> Rescue[T]:
+    """Call `run(batch)`; on a real out-of-memory error halve the batch down to `minimum`, then let the weights stream.
+
+    The model is changed in place (`fitted`) only if smaller batches did not help and `stream` allows it; it stays so, since
+    the next call would fail as well. Any other exception passes through. Raises OutOfMemory, with all that was tried.
+
+    For an engine: `with_rescue(lambda n: encode(texts[:n]), model, batch=256).steps` is what to tell the user.
+    """
+    steps: list[str] = []
+    size = batch
+    while True:
+        failure = _failure(run, size)
+        if isinstance(failure, Done):
+            return Rescue(failure.result, size, tuple(steps))
+        if size > minimum:
+            size = max(minimum, size // 2)
+            _note(steps, f"the batch was halved to {size}: {_first_line(failure)}")
+            continue
+        break
+    if stream:
+        for share in SHARES:
+            if HANDLE in model.__dict__:
+                unfit(model, "cpu")
+            else:
+                model.to("cpu")
+            cleanup()
+            total = memory(device).total
+            budget = int(total * share) if total else None
+            fit(model, device, device_budget=budget, host_budget=host_budget, disk=disk)
+            plan = fitted(model).plan
+            streamed = plan.prediction.from_host_nbytes + plan.prediction.from_disk_nbytes
+            _note(
+                steps,
+                f"weights were limited to {words(plan.budgets.device)} of device memory; {words(streamed)} stream per pass",
+            )
+            failure = _failure(run, size)
+            if isinstance(failure, Done):
+                return Rescue(failure.result, size, tuple(steps))
+    raise OutOfMemory(
+        f"it does not fit, even with a batch of {size}: {_first_line(failure)}; tried: {'; '.join(steps) or 'nothing else'}",
+        hint="shorten the input, or quantize the model" if stream else "allow streaming with stream=True",
+    ) from failure
+
+
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    result: T
+
+
+def _failure(run: Callable[[int], T], batch: int) -> Done[T] | Exception:
+    """What `run` returned, or its out-of-memory error without the frames that hold the failed attempt's tensors."""
+    try:
+        return Done(run(batch))
+    except Exception as exc:
+        if not is_out_of_memory(exc):
+            raise
+        exc.__traceback__ = None
+        exc.__context__ = None
+        failure = exc
+    cleanup()
+    return failure
+
+
+def _note(steps: list[str], text: str) -> None:
+    steps.append(text)
+    log.warning("%s", text)
+
+
+def _first_line(failure: Exception | Done[T]) -> str:
+    return (str(failure).splitlines() or [type(failure).__name__])[0][:160]
