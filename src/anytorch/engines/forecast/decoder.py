@@ -10,20 +10,19 @@ Three products of the published step are not needed, and leaving them out is exa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anytorch.models.kronos import Kronos
-from anytorch.models.kronos.fused import Apply, FusedBlock, attend_shared, plain, rms_norm
+from anytorch.models.kronos.fused import FusedBlock, Make, attend_shared, plain, rms_norm
 
 
 class Decoder:
     """What generation needs of a model. Built per model and device; `fits` says whether the weights have changed."""
 
-    def __init__(self, model: Kronos, make: Callable[[nn.Linear], Apply] = plain) -> None:
+    def __init__(self, model: Kronos, make: Make = plain) -> None:
         self.model = model
         self.blocks = [FusedBlock.of(block, make) for block in model.transformer]  # type: ignore[arg-type]
         self.heads, self.width = model.n_heads, model.d_model
@@ -101,5 +100,5 @@ class Decoder:
         return logits
 
 
-def versions(model: Kronos) -> tuple[tuple[int, int], ...]:
+def versions(model: nn.Module) -> tuple[tuple[int, int], ...]:
     return tuple((parameter.data_ptr(), parameter._version) for parameter in model.parameters())

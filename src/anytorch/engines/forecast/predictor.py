@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -38,7 +38,7 @@ from anytorch.engines.forecast.threads import quiet_threads
 from anytorch.engines.forecast.tokens import Codec
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.models.kronos import Kronos, KronosTokenizer
-from anytorch.models.kronos.fused import Apply, plain
+from anytorch.models.kronos.fused import Apply, Make, plain
 from anytorch.quant.formats import parse
 from anytorch.quant.linear import QuantLinear
 
@@ -97,6 +97,7 @@ class KronosPredictor:
         self.quantization = quantization
         self.model = prepared(model, self.device, dtype)
         self._decoder: Decoder | None = None
+        self._codec: Codec | None = None
         # Where steps can be recorded, they are; elsewhere fixed shapes would only mean more work.
         self.static: Literal["", "plain", "recorded"] = "recorded" if capable(self.device).graphs else ""
 
@@ -263,7 +264,7 @@ class KronosPredictor:
         noise: Noise | None,
         verbose: bool,
     ) -> list[Paths]:
-        decoder, codec = self.decoder(), Codec(self.tokenizer)
+        decoder, codec = self.decoder(), self.codec()
         on_host = memory_is_host(self.device)
         limit_rows = HOST_ROWS if on_host else ACCELERATOR_ROWS
         keep = self.window(pred_len, rolling)
@@ -294,6 +295,11 @@ class KronosPredictor:
             self.model.eval()
             self._decoder = Decoder(self.model, layer_maker(self.quantization))
         return self._decoder
+
+    def codec(self) -> Codec:
+        if self._codec is None or not self._codec.fits(self.tokenizer):
+            self._codec = Codec(self.tokenizer.eval())
+        return self._codec
 
     def window(self, pred_len: int, rolling: str) -> int:
         """How many rows of history the prompt may have."""
@@ -417,12 +423,20 @@ def prepared(model: Kronos, device: torch.device, dtype: str | torch.dtype | Non
     return model.to(device).eval()
 
 
-def layer_maker(quantization: str | None) -> Callable[[nn.Linear], Apply]:
+def layer_maker(quantization: str | None) -> Make:
     """What computes the blocks' linear layers: they are nine tenths of the model, and all that is quantized."""
     if quantization is None:
         return plain
     format = parse(quantization)
-    return lambda layer: QuantLinear.of(layer, format)
+
+    def packed(weight: Tensor, bias: Tensor | None) -> Apply:
+        layer = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias is not None, device="meta")
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+        return QuantLinear.of(layer, format)
+
+    return packed
 
 
 def capable(device: torch.device) -> Caps:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from anytorch.engines.forecast.decoder import versions
 from anytorch.models.kronos import KronosTokenizer
 from anytorch.models.kronos.fused import FusedBlock, through_window
 
@@ -20,6 +21,11 @@ class Codec:
         self.decoder = [FusedBlock.of(block) for block in tokenizer.decoder]  # type: ignore[arg-type]
         self.device = tokenizer.embed.weight.device
         self.dtype = tokenizer.embed.weight.dtype
+        self.built_from = versions(tokenizer)
+
+    def fits(self, tokenizer: KronosTokenizer) -> bool:
+        """Is this still a picture of `tokenizer`?"""
+        return tokenizer is self.tokenizer and versions(tokenizer) == self.built_from
 
     def encode(self, values: Sequence[Tensor], keep: int, limit_rows: int) -> list[tuple[Tensor, Tensor]]:
         """Normalised candles [rows, 6] of each series → s1 and s2 of its last `keep` rows.

@@ -17,23 +17,18 @@ from torch import Tensor, nn
 from anytorch.models.kronos.layers import EPS, Block, inverse_frequencies, rotary_tables
 
 Apply = Callable[[Tensor], Tensor]
+Make = Callable[[Tensor, "Tensor | None"], Apply]
 Tables = tuple[Tensor, Tensor]  # cos and sin, each [rows or 1, 1, positions, head width]
 
 
-def fuse(layers: Sequence[nn.Linear]) -> nn.Linear:
-    """One layer for several that read the same input.
+def fuse(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """One weight and one bias for layers that read the same input.
 
-    The layers' own parameters become views of its: there is no second copy, and what an optimiser or `load_state_dict`
-    writes is seen here. Called again, it finds them side by side and moves nothing.
+    The layers' own parameters become views of them: there is no second copy, and what an optimiser or
+    `load_state_dict` writes is seen here. Called again, it finds them side by side and moves nothing.
     """
-    weight = join([layer.weight for layer in layers])
     bias = join([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    with torch.device("meta"):
-        fused = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    fused.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        fused.bias = nn.Parameter(bias, requires_grad=False)
-    return fused
+    return join([layer.weight for layer in layers]), bias
 
 
 @torch.inference_mode(False)
@@ -67,9 +62,8 @@ def adjacent(parts: Sequence[Tensor]) -> bool:
     return expected > start.storage_offset() + start.numel() or len(parts) == 1
 
 
-def plain(layer: nn.Linear) -> Apply:
-    """A layer as a function, without the module call around it."""
-    weight, bias = layer.weight.data, layer.bias.data if layer.bias is not None else None
+def plain(weight: Tensor, bias: Tensor | None) -> Apply:
+    """The linear layer with these."""
 
     def apply(x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
@@ -90,17 +84,17 @@ class FusedBlock:
     down: Apply  # w2
 
     @classmethod
-    def of(cls, block: Block, make: Callable[[nn.Linear], Apply] = plain) -> FusedBlock:
-        """`make` turns a linear layer into what computes it: as it is, or quantized."""
+    def of(cls, block: Block, make: Make = plain) -> FusedBlock:
+        """`make` turns a linear layer's weight and bias into what computes it: as it is, or quantized."""
         attention, ffn = block.self_attn, block.ffn
         return cls(
             heads=attention.heads,
             norm1=block.norm1.weight.data,
-            qkv=make(fuse((attention.q_proj, attention.k_proj, attention.v_proj))),
-            out=make(attention.out_proj),
+            qkv=make(*fuse((attention.q_proj, attention.k_proj, attention.v_proj))),
+            out=make(*fuse((attention.out_proj,))),
             norm2=block.norm2.weight.data,
-            gate_and_value=make(fuse((ffn.w1, ffn.w3))),
-            down=make(ffn.w2),
+            gate_and_value=make(*fuse((ffn.w1, ffn.w3))),
+            down=make(*fuse((ffn.w2,))),
         )
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
