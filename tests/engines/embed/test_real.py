@@ -55,7 +55,7 @@ def test_a_vector_is_the_same_bits_alone_and_in_any_batch(
         assert np.array_equal(small.encode(texts[number]), whole[number])
 
 
-@pytest.mark.parametrize(("quantization", "mean", "least"), [("int8", 0.999, 0.99)])
+@pytest.mark.parametrize(("quantization", "mean", "least"), [("int8", 0.999, 0.99), ("int4", 0.98, 0.9)])
 def test_quantized_vectors_stay_close(
     quantization: str, mean: float, least: float, real_engine: Callable[..., ArrowEngine], corpus: Any, cosine: Any
 ) -> None:
@@ -176,3 +176,21 @@ def test_a_folder_with_every_module(
     np.testing.assert_allclose(engine.encode(TEXTS, prompt="query"), saved.encode_query(TEXTS), atol=2e-5)
     short = saved.encode(TEXTS, truncate_dim=8, normalize_embeddings=True)
     np.testing.assert_allclose(engine.encode(TEXTS, dim=8), short, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_another_torch_device(
+    npu_extension: Any, model_folder: Path, tmp_path: Path, real_engine: Any, cosine: Any
+) -> None:
+    """The compiled test device: torch's path, half precision, the compiled tokenizer, rows written by the encoder."""
+    folder = make_folder("bert", model_folder, tmp_path / "bert")
+    told = npu_extension.run(
+        f"""
+        import anytorch
+        engine = anytorch.ArrowEngine({str(folder)!r}, device="npu", normalize=True)
+        answer(vectors=engine.encode({TEXTS!r} * 20).tolist(), device=engine.device, text=engine.explain())
+        """
+    )
+    assert told["device"] == "npu:0" and "device: npu:0, because 'npu' was asked for" in told["text"]
+    assert cosine(told["vectors"], real_engine(folder).encode(TEXTS * 20)).min() >= 0.9995
+    np.testing.assert_allclose(np.linalg.norm(told["vectors"], axis=1), 1, atol=1e-3)
