@@ -1,0 +1,62 @@
+"""The checkpoint that comes with anytorch: small, whole, and it has learnt what the generator puts into its candles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anytorch.engines.candles.generate import sample_candles, sample_market
+from anytorch.engines.forecast.assets import MAX_CONTEXT, tiny_folder
+from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
+from anytorch.errors import ModelError
+from anytorch.train.scores import compare
+from anytorch.train.windows import as_series
+
+
+@pytest.mark.parametrize("kind", ["model", "tokenizer"])
+def test_it_is_small_and_in_the_published_layout(kind: str) -> None:
+    files = {path.name: path.stat().st_size for path in tiny_folder(kind).iterdir() if path.is_file()}
+    assert set(files) == {"config.json", "model.safetensors"} and sum(files.values()) < 2 * 2**20
+
+
+def test_it_knows_the_shape_of_the_day() -> None:
+    """From noon: volume is to rise towards the close, be highest around the opening, and fall again."""
+    frame = sample_candles(78 * 5 + 36, seed=31)  # ends at 12:25
+    predictor = load_predictor("tiny", device="cpu")
+    ahead = predictor.predict(frame.tail(80), pred_len=60, sample_count=30, seed=1, top_p=1.0, verbose=False)
+    volume = ahead["volume"].to_numpy()
+    clock = ahead.index.strftime("%H:%M")
+    late, first, noon = (
+        volume[(clock >= low) & (clock < high)]
+        for low, high in (("15:30", "16:00"), ("09:30", "10:00"), ("12:30", "13:00"))
+    )
+    assert late.mean() > 1.15 * noon.mean() and first.mean() > 1.15 * noon.mean()
+
+
+def test_it_beats_the_last_value_and_the_season_on_candles_it_has_not_seen() -> None:
+    series = as_series(sample_market(4, 700, seed=777, freq="1h", session="always"))
+    found = compare(
+        load_predictor("tiny", device="cpu"),
+        series,
+        lookback=96,
+        horizon=16,
+        season=24,
+        validation=0.3,
+        test=0.5,
+        samples=10,
+        most_windows=40,
+        top_p=1.0,
+    )
+    skill = {(score.column, score.baseline): score.skill for score in found.scores if score.measure == "CRPS"}
+    assert all(skill[column, other] > 0.1 for column in ("close", "volume") for other in ("last value", "seasonal"))
+    assert np.isfinite(list(found.coverage.values())).all()
+
+
+def test_which_tokenizer_goes_with_which_model() -> None:
+    assert choose_checkpoint().max_context == MAX_CONTEXT
+    assert choose_checkpoint("kronos-mini").tokenizer == "NeoQuasar/Kronos-Tokenizer-2k"
+    assert choose_checkpoint("NeoQuasar/Kronos-base").max_context == 512
+    mine = choose_checkpoint("runs/model", "runs/tokenizer", 300)
+    assert (mine.model, mine.tokenizer, mine.max_context) == ("runs/model", "runs/tokenizer", 300)
+    with pytest.raises(ModelError, match="does not say which tokenizer"):
+        choose_checkpoint("runs/model")
