@@ -15,6 +15,7 @@ are dealt out over the rounds, the same share to every contender, so that accura
 python bench/embed_cpu.py                    everything, about 10 minutes on two quiet cores; continues where it was stopped
 python bench/embed_cpu.py --only anytorch    measure these again (a part of the name; may be repeated), keep the others
 python bench/embed_cpu.py --quick            one round, a sixth of the texts
+python bench/embed_cpu.py --fresh --docs     the run that is published: forget earlier ones, write docs/benchmarks.md
 python bench/embed_cpu.py --install          make the peers' virtual environments under .cache/embed_peers first
 """
 
@@ -34,10 +35,10 @@ from typing import Any
 
 import corpus
 from embed_cpu_child import CONTENDERS
+from embed_cpu_report import KINDS, REFERENCE, apart, show, targets, write_docs
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".cache" / "embed_cpu"
-REFERENCE = "sentence-transformers"
 TIMEOUT_S = 300
 # Two environments beside the first: sentence-transformers 6 cannot use its own ONNX back end (optimum-onnx has no
 # transformers 5), and infinity pins sentence-transformers below 4.
@@ -56,7 +57,6 @@ PEERS = {
     "infinity": ["torch", "infinity-emb[torch]"],
 }
 PREPARE = {"onnx": "main", "ctranslate2": "main", "backends": "backends"}
-KINDS = ("sentences", "passages")
 
 
 # --- getting ready -------------------------------------------------------------------------------------------------
@@ -299,25 +299,6 @@ def text_flops(model: Path, tokens: int) -> float:
     return float(config["num_hidden_layers"] * (linear + 4.0 * tokens * tokens * hidden))
 
 
-def targets(tables: dict[str, Any]) -> dict[str, bool]:
-    """What the issue asks of us, where it can be told from this run."""
-    asked = {"anytorch fp32": (1.5, 1.4), "anytorch int8": (2.5, 2.0)}
-    found: dict[str, bool] = {}
-    for cores, table in tables.items():
-        rows = {name: row for name, row in table["rows"].items() if "error" not in row}
-        for name, least in asked.items():
-            if name in rows and rows[name]["sentences"]["ratio"] is not None:
-                for kind, ratio in zip(KINDS, least):  # noqa: B905
-                    found[f"{name}, {cores} cores: {kind} ≥ {ratio}×"] = rows[name][kind]["ratio"] >= ratio
-                found[f"{name}, {cores} cores: peak ≤ 250 MB"] = rows[name]["peak_rss_mb"] <= 250
-                found[f"{name}, {cores} cores: first vector ≤ 0.6 s"] = rows[name]["cold_s"] <= 0.6
-        if any(name in rows for name in asked) and len(rows) > 2:
-            for kind in KINDS:
-                best = max(rows, key=lambda name: rows[name][kind]["per_s"])
-                found[f"{cores} cores: first in {kind}/s"] = best in asked
-    return found
-
-
 def machine() -> dict[str, Any]:
     model, flags = platform.processor(), set()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -338,45 +319,13 @@ def commit() -> str | None:
     return asked.stdout.strip() or None
 
 
-def show(result: dict[str, Any]) -> None:
-    for cores, table in result["cores"].items():
-        peak = table["gemm_gflops"]
-        print(f"\n{cores} core(s); GEMM peak {peak:.0f} GFLOP/s" if peak else f"\n{cores} core(s)")
-        head = (
-            f"{'':32}{'sent/s':>8}{'×':>6}{'pass/s':>8}{'×':>6}{'CPU ms':>8}{'×':>6}{'CPU ms':>8}{'×':>6}{'peak %':>9}"
-        )
-        print(f"{head}{'cosine mean, min':>20}{'alone':>9}{'MB':>6}{'first s':>8}")
-        for name, row in table["rows"].items():
-            if "error" in row:
-                print(f"{name:32}failed: {row['error']}")
-                continue
-            short, long = row["sentences"], row["passages"]
-            line = f"{name:32}{short['per_s']:8.1f}{times(short['ratio'])}{long['per_s']:8.2f}{times(long['ratio'])}"
-            line += f"{short['cpu_ms']:8.2f}{times(short['cpu_ratio'])}{long['cpu_ms']:8.1f}{times(long['cpu_ratio'])}"
-            line += f"{100 * short['share_of_peak']:5.0f}/{100 * long['share_of_peak']:3.0f}"
-            if "cosine_mean" in short:
-                line += f"{short['cosine_mean']:11.6f}{min(short['cosine_min'], long['cosine_min']):9.5f}"
-            else:
-                line += " " * 20
-            alone = "identical" if row.get("alone_identical") else f"{row.get('alone_cosine_min', float('nan')):9.6f}"
-            print(
-                f"{line}{alone if 'alone_cosine_min' in row else '':>10}{row['peak_rss_mb']:6.0f}{row['cold_s']:7.2f}"
-            )
-    print()
-    for target, met in result["targets"].items():
-        print(f"{'met   ' if met else 'MISSED'}  {target}")
-
-
-def times(ratio: float | None) -> str:
-    return f"{ratio:6.2f}" if ratio is not None else " " * 6
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="NAME", help="contenders whose name has this part; again")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="one round, a sixth of the texts")
+    parser.add_argument("--docs", action="store_true", help="also replace the tables in docs/benchmarks.md")
     parser.add_argument("--fresh", action="store_true", help="forget finished runs")
     parser.add_argument("--install", action="store_true", help="make the peers' environments first")
     parser.add_argument("--peers", type=Path, default=ROOT / ".cache" / "embed_peers", metavar="FOLDER")
@@ -419,6 +368,10 @@ def main() -> int:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"\nwritten to {options.output}", file=sys.stderr)
+    if late := apart(result):
+        print(f"not interleaved with {REFERENCE}, measured at another time: {', '.join(late)}", file=sys.stderr)
+    if options.docs:
+        write_docs(result)
     return 0
 
 
