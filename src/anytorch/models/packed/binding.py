@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int, c_int32, c_long, c_longlong, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_long, c_longlong, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ OK, BAD_TOKEN, TOO_LONG, NO_MEMORY, BAD_STARTS = range(5)
 QKV, OUT, UP, DOWN = range(4)
 EMBED_NORM, FINAL_NORM, ATTN_NORM, MLP_NORM, Q_NORM, K_NORM = range(6)
 FORMATS = {None: 0, "int8": 1, "int4": 2, "int2": 3, "fp4": 4}
+PARTS = ("embed and pool", "qkv", "rotate", "attention", "out", "up", "down", "norm")
 ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 
 
@@ -58,6 +59,8 @@ _FUNCTIONS = {
     "encoder_has_bytes": (c_int, []),
     "encoder_linear_rows": (c_int, [c_void_p, c_int, c_int, c_void_p, c_void_p, c_int, c_int]),
     "encoder_linear_nbytes": (c_longlong, [c_void_p]),
+    "encoder_profile": (None, [c_void_p, c_int, c_void_p]),
+    "encoder_peak": (c_double, [c_int, c_int]),
     "encoder_run": (
         c_int,
         [c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, POINTER(c_int)],

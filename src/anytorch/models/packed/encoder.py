@@ -126,6 +126,12 @@ class PackedEncoder:
         """Resident bytes of the linear layers: packed weights, scales and biases."""
         return int(self._library.encoder_linear_nbytes(self._open()))
 
+    def profile(self, on: bool = True) -> dict[str, float]:
+        """CPU seconds of each part since the last call, over all threads; counting goes on only if `on`."""
+        seconds = np.zeros(len(binding.PARTS))
+        self._library.encoder_profile(self._open(), on, pointer(seconds))
+        return dict(zip(binding.PARTS, seconds.tolist(), strict=True))
+
     def close(self) -> None:
         handle, self._handle = self._handle, None
         if handle:

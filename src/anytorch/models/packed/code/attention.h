@@ -12,7 +12,7 @@ constexpr int QUERIES = MR * (48 / MR);         // queries in a block
 constexpr float NOTHING = -1e30f;               // a score that no softmax sees
 
 struct Head {
-  const float *q, *k, *v;  // [length][width], rows `stride` floats apart
+  const float *q, *k, *v;  // [length][width], rows `stride` floats apart; NR floats more can be read after the last row
   long stride;
   int length, width;
   float* out;  // [length][width]
@@ -24,13 +24,12 @@ struct Head {
 };
 
 struct AttentionScratch {
-  Block<float> keys, values, scores, sums;
+  Block<float> keys, scores, sums;
 
   void reserve(int length, int width) {
     int wide = (width + NR - 1) / NR * NR;
     int long_ = (length + NR - 1) / NR * NR;
-    keys.at_least(size_t(long_) * width);
-    values.at_least(size_t(long_) * wide);
+    keys.at_least(size_t(long_) * ((width + W - 1) / W * W));
     scores.at_least(size_t(QUERIES) * KEYS);
     sums.at_least(size_t(QUERIES) * wide);
   }
@@ -46,26 +45,26 @@ INLINE float soften(float* s, int count, const Head& h, int i, int first, float*
     if (i - h.window - first > low) low = i - h.window - first;
     if (i + h.window - first + 1 < high) high = i + h.window - first + 1;
   }
-  vf best = fill(NOTHING);
+  const vf none = fill(NOTHING), scale = fill(h.scale);
+  vf best = none;
   for (int j = 0; j < padded; j += W) {
-    vf x = load(s + j) * h.scale;
+    vf x = load(s + j) * scale;
     if (h.bias) x += load(h.bias + first + j - i);
     if (j < low || j + W > high) {
-      x = keep_first(x, high - j, fill(NOTHING));
-      vf none = fill(NOTHING);
+      x = keep_first(x, high - j, none);
       x = keep_first(none, low - j, x);
     }
     store(s + j, x);
     best = vmax(best, x);
   }
-  float now = largest(best);
-  float greater = now > *top ? now : *top;
-  *shrink = *top == greater ? 1.0f : vexp(fill(*top - greater))[0];
+  float now = largest(best), before = *top;
+  float greater = now > before ? now : before;
+  *shrink = before == greater ? 1.0f : before == NOTHING ? 0.0f : vexp(fill(before - greater))[0];
   *top = greater;
+  const vf peak = fill(greater);
   vf total = vf{};
   for (int j = 0; j < padded; j += W) {
-    vf x = load(s + j);
-    vf e = vexp(x - greater);
+    vf e = vexp(load(s + j) - peak);
     if (j < low || j + W > high) {
       e = keep_first(e, high - j, vf{});
       e = keep_first(vf{}, low - j, e);
@@ -76,26 +75,24 @@ INLINE float soften(float* s, int count, const Head& h, int i, int first, float*
   return sum(total);
 }
 
+// Keys [0, count) as one panel, [width][NR]: W keys and W features at a time.
+INLINE void pack_keys(const Head& h, int first, int count, float* panel) {
+  for (int j = 0; j < NR; j += W)
+    for (int d = 0; d < h.width; d += W) {
+      vf rows[W];
+      for (int i = 0; i < W; i++) rows[i] = j + i < count ? load(h.k + (first + j + i) * h.stride + d) : vf{};
+      transpose(rows);
+      int features = h.width - d < W ? h.width - d : W;
+      for (int i = 0; i < features; i++) store(panel + (d + i) * NR + j, rows[i]);
+    }
+}
+
 inline void attend(const Head& h, AttentionScratch& scratch) {
   int wide = (h.width + NR - 1) / NR * NR;
   int panels = (h.length + NR - 1) / NR;
-  float* keys = scratch.keys.data();      // [panels][width][NR]
-  float* values = scratch.values.data();  // [length][wide]
-  for (int p = 0; p < panels; p++) {
-    float* to = keys + size_t(p) * h.width * NR;
-    int count = h.length - p * NR < NR ? h.length - p * NR : NR;
-    for (int j = 0; j < count; j++) {
-      const float* from = h.k + (long(p) * NR + j) * h.stride;
-      for (int d = 0; d < h.width; d++) to[d * NR + j] = from[d];
-    }
-    if (count < NR)
-      for (int d = 0; d < h.width; d++)
-        for (int j = count; j < NR; j++) to[d * NR + j] = 0.0f;
-  }
-  for (int j = 0; j < h.length; j++) {
-    memcpy(values + size_t(j) * wide, h.v + j * h.stride, h.width * sizeof(float));
-    if (wide > h.width) memset(values + size_t(j) * wide + h.width, 0, (wide - h.width) * sizeof(float));
-  }
+  float* keys = scratch.keys.data();  // [panels][width][NR]
+  for (int p = 0; p < panels; p++)
+    pack_keys(h, p * NR, h.length - p * NR < NR ? h.length - p * NR : NR, keys + size_t(p) * h.width * NR);
   for (int begin = 0; begin < h.length; begin += QUERIES) {
     int queries = h.length - begin < QUERIES ? h.length - begin : QUERIES;
     float top[QUERIES], total[QUERIES];
@@ -126,7 +123,7 @@ inline void attend(const Head& h, AttentionScratch& scratch) {
       for (int d = 0; d < wide; d += NR)
         for (int i = 0, m; i < queries; i += m) {
           m = tile_rows(queries - i);
-          TILES[m](s + i * KEYS, KEYS, values + size_t(first) * wide + d, wide, count, sums + i * wide + d, wide,
+          TILES[m](s + i * KEYS, KEYS, h.v + first * h.stride + d, h.stride, count, sums + i * wide + d, wide,
                    first > from);
         }
     }

@@ -3,6 +3,8 @@
 // Sequences lie one behind the other in `ids`; `starts` says where each begins. They are cut into groups of about `budget`
 // tokens. A thread takes a group through the whole network, so that threads never wait for each other; where there are
 // fewer groups than threads, all of them work on one group together, on blocks of rows and on heads.
+#include <time.h>
+
 #include <cmath>
 #include <memory>
 
@@ -43,12 +45,33 @@ struct Rotation {
   Block<float> cosine, sine;
 };
 
+enum Part { EMBED, QKV, TURN, ATTENTION, OUT, UP, DOWN, NORM, PARTS };  // kept the same as PARTS in binding.py
+
+inline double thread_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);  // what other processes take is not ours
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
 struct Scratch {  // of one thread
+  bool timed = false;
+  double seconds[PARTS] = {};
   Block<float> normal, inner;
   Whole whole;
   float* watch[4] = {};  // while calibrating, of qkv, out, up and down: each input's greatest size, then its mean square
   AttentionScratch attention;
 };
+// Adds the time of its life to a part, when somebody asked for a profile.
+struct Timer {
+  Scratch& scratch;
+  int part;
+  double begin;
+  Timer(Scratch& s, int p) : scratch(s), part(p), begin(s.timed ? thread_seconds() : 0) {}
+  ~Timer() {
+    if (scratch.timed) scratch.seconds[part] += thread_seconds() - begin;
+  }
+};
+
 struct Arena {  // of one group
   Block<float> x, qkv, context;
 };
@@ -170,9 +193,11 @@ static void watch_inputs(float* top, const float* x, long stride, int rows, int 
 static void project(const Encoder& e, const Layer& layer, Arena& arena, Scratch& scratch, int first, int rows) {
   const float* x = arena.x.data() + first * e.x_stride();
   if (e.s.pre_norm && layer.attn_norm.there()) {
+    Timer timer(scratch, NORM);
     normalise_rows(e, layer.attn_norm, x, scratch.normal.data(), rows);
     x = scratch.normal.data();
   }
+  Timer timer(scratch, QKV);
   watch_inputs(scratch.watch[0], x, e.x_stride(), rows, e.s.width);
   Finish f{arena.qkv.data() + first * e.qkv_stride(), e.qkv_stride()};
   apply(layer.qkv, x, e.x_stride(), rows, f, scratch.whole);
@@ -225,20 +250,33 @@ static void feed_forward(const Encoder& e, const Layer& layer, Arena& arena, Scr
   Finish add{x, stride, x, stride};
   const float* context = arena.context.data() + first * e.context_stride();
   watch_inputs(scratch.watch[1], context, e.context_stride(), rows, e.s.heads * e.s.head_width);
-  apply(layer.out, context, e.context_stride(), rows, add, scratch.whole);
+  {
+    Timer timer(scratch, OUT);
+    apply(layer.out, context, e.context_stride(), rows, add, scratch.whole);
+  }
   const float* input = x;
-  if (e.s.pre_norm) {
-    normalise_rows(e, layer.mlp_norm, x, scratch.normal.data(), rows);
-    input = scratch.normal.data();
-  } else {
-    normalise_rows(e, layer.attn_norm, x, x, rows);
+  {
+    Timer timer(scratch, NORM);
+    if (e.s.pre_norm) {
+      normalise_rows(e, layer.mlp_norm, x, scratch.normal.data(), rows);
+      input = scratch.normal.data();
+    } else {
+      normalise_rows(e, layer.attn_norm, x, x, rows);
+    }
   }
   watch_inputs(scratch.watch[2], input, stride, rows, e.s.width);
   Finish up{scratch.inner.data(), e.inner_stride()};
   up.activation = e.s.activation;
-  apply(layer.up, input, stride, rows, up, scratch.whole);
+  {
+    Timer timer(scratch, UP);
+    apply(layer.up, input, stride, rows, up, scratch.whole);
+  }
   watch_inputs(scratch.watch[3], scratch.inner.data(), e.inner_stride(), rows, e.s.inner);
-  apply(layer.down, scratch.inner.data(), e.inner_stride(), rows, add, scratch.whole);
+  {
+    Timer timer(scratch, DOWN);
+    apply(layer.down, scratch.inner.data(), e.inner_stride(), rows, add, scratch.whole);
+  }
+  Timer timer(scratch, NORM);
   if (!e.s.pre_norm) normalise_rows(e, layer.mlp_norm, x, x, rows);
 }
 
@@ -279,9 +317,12 @@ template <class Each>
 static void begin_group(Encoder& e, const Call& call, Arena& arena, const Each& each) {
   size_t tokens = call.starts[call.sequences] - call.starts[0];
   arena.x.at_least(tokens * e.x_stride());
-  arena.qkv.at_least(tokens * e.qkv_stride());
+  arena.qkv.at_least(tokens * e.qkv_stride() + NR);  // attention reads whole tiles
   arena.context.at_least(tokens * e.context_stride());
-  each(call.sequences, [&](int i, int) { embed(e, call, i, arena); });
+  each(call.sequences, [&](int i, int thread) {
+    Timer timer(e.scratch[thread], EMBED);
+    embed(e, call, i, arena);
+  });
 }
 
 template <class Each>
@@ -291,12 +332,17 @@ static void run_layer(Encoder& e, const Layer& layer, const Call& call, Arena& a
   auto rows_of = [&](int b) { return tokens - b * block < block ? tokens - b * block : block; };
   each(blocks, [&](int b, int thread) { project(e, layer, arena, e.scratch[thread], b * block, rows_of(b)); });
   if (layer.theta != 0 || e.s.qk_norm)
-    each(call.sequences * (e.s.heads + e.s.kv_heads), [&](int item, int) {
+    each(call.sequences * (e.s.heads + e.s.kv_heads), [&](int item, int thread) {
+      Timer timer(e.scratch[thread], TURN);
       int i = item / (e.s.heads + e.s.kv_heads), head = item % (e.s.heads + e.s.kv_heads);
       turn(e, layer, arena, call.starts[i] - call.starts[0], call.starts[i + 1] - call.starts[i], head);
     });
-  each(call.sequences * e.s.heads, [&](int item, int thread) {
-    attend_head(e, layer, call, arena, e.scratch[thread], item / e.s.heads, item % e.s.heads);
+  // A text at a time, or a head of it where there are fewer texts than threads.
+  int split = call.sequences < e.pool->threads() ? e.s.heads : 1;
+  each(call.sequences * split, [&](int item, int thread) {
+    Timer timer(e.scratch[thread], ATTENTION);
+    int sequence = item / split, heads = e.s.heads / split, first = item % split * heads;
+    for (int head = first; head < first + heads; head++) attend_head(e, layer, call, arena, e.scratch[thread], sequence, head);
   });
   each(blocks, [&](int b, int thread) { feed_forward(e, layer, arena, e.scratch[thread], b * block, rows_of(b)); });
 }
@@ -305,7 +351,8 @@ template <class Each>
 static void run_group(Encoder& e, const Call& call, Arena& arena, int block, const Each& each) {
   begin_group(e, call, arena, each);
   for (const Layer& layer : e.layers) run_layer(e, layer, call, arena, block, each);
-  each(call.sequences, [&](int i, int) {
+  each(call.sequences, [&](int i, int thread) {
+    Timer timer(e.scratch[thread], EMBED);
     int offset = call.starts[i] - call.starts[0], length = call.starts[i + 1] - call.starts[i];
     float* x = arena.x.data() + offset * e.x_stride();
     if (e.final_norm.there()) normalise_rows(e, e.final_norm, x, x, length);
@@ -557,6 +604,38 @@ API long long encoder_linear_nbytes(void* handle) {
   for (const Layer& l : static_cast<Encoder*>(handle)->layers)
     total += l.qkv.nbytes() + l.out.nbytes() + l.up.nbytes() + l.down.nbytes();
   return total;
+}
+
+// From now on (or no longer) add up the time of each part; gives what was added up so far, and begins again.
+API void encoder_profile(void* handle, int on, double* seconds) {
+  Encoder& e = *static_cast<Encoder*>(handle);
+  std::lock_guard<std::mutex> guard(e.running);
+  for (int p = 0; p < PARTS; p++) seconds[p] = 0;
+  for (Scratch& scratch : e.scratch) {
+    scratch.timed = on;
+    for (int p = 0; p < PARTS; p++) seconds[p] += scratch.seconds[p], scratch.seconds[p] = 0;
+  }
+}
+
+// How fast this core multiplies when all it needs is in its nearest cache: operations per second, two to a multiply-add.
+// kind: 0 float32, 1 pairs of 16 bits, 2 fours of 8 bits (0 where there is no such instruction).
+API double encoder_peak(int kind, int repeats) {
+  if (kind == 2 && !HAS_FOURS) return 0;
+  const int depth = 64;
+  Block<float> a(MR * depth), b(NR * depth), c(MR * NR), scale(NR);
+  int32_t zero[MR] = {}, sums[NR] = {};
+  float rows[MR] = {};
+  double begin = thread_seconds();
+  for (int i = 0; i < repeats; i++) {
+    if (kind == 0)
+      TILES[MR](a.data(), depth, b.data(), NR, depth, c.data(), NR, false);
+    else
+      (kind == 2 ? FOUR_TILES : PAIR_TILES)[MR](reinterpret_cast<int32_t*>(a.data()), depth, reinterpret_cast<int32_t*>(b.data()), depth,
+                                               rows,
+                                               zero, scale.data(), sums, c.data());
+  }
+  double seconds = thread_seconds() - begin;
+  return 2.0 * MR * NR * depth * repeats * (kind == 0 ? 1 : kind == 1 ? 2 : 4) / seconds;
 }
 
 API int encoder_run(void* handle, const int32_t* ids, const int32_t* starts, int sequences, int pooling, int normalise,
