@@ -21,7 +21,7 @@ from anytorch.devices.memory import memory, synchronize
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.devices.tune.machine import machine_key
 from anytorch.errors import CacheError, UsageError, WrongAnswer
-from anytorch.quant.kernels import builtin, cpp, dense, libraries
+from anytorch.quant.kernels import builtin, cpp, dense, libraries, triton
 from anytorch.quant.kernels.base import Kernel, Prepared
 from anytorch.quant.tensor import QuantTensor, unpack
 
@@ -69,7 +69,7 @@ class Choice:
 
 
 def kernels(prefer: Prefer) -> list[Kernel]:
-    found: list[Kernel] = [*cpp.KERNELS, *builtin.KERNELS, *dense.KERNELS]
+    found: list[Kernel] = [*cpp.KERNELS, *triton.KERNELS, *builtin.KERNELS, *dense.KERNELS]
     if prefer == "speed":
         found += libraries.KERNELS
     return found
@@ -103,7 +103,7 @@ def decide(measured: Sequence[Measured], prefer: Prefer, device: torch.device) -
     if prefer == "speed":
         allowed = [one for one in right if not one.extra_nbytes or _fits(device, one.extra_nbytes)]
     else:
-        # A few bytes for scales in another dtype are no second copy.
+        # Scales in another dtype (one bit per weight at most) are no second copy.
         allowed = [one for one in right if one.extra_nbytes <= _small(right)]
     if prefer == "invariant":
         allowed = [one for one in allowed if one.batch_invariant]
@@ -129,7 +129,7 @@ def decide(measured: Sequence[Measured], prefer: Prefer, device: torch.device) -
 
 def _small(measured: Sequence[Measured]) -> int:
     kept = next((one.extra_nbytes for one in measured if one.name == BASELINE), 0)
-    return kept // 100
+    return kept // 25
 
 
 def _fits(device: torch.device, nbytes: int) -> bool:

@@ -125,7 +125,7 @@ class QuantLinear(nn.Module):
             bias = None if self.bias is None else self.bias.to(x.dtype)
             out = functional.linear(flat, unpack(self.packed, x.dtype), bias)
         elif torch.is_grad_enabled() and (flat.requires_grad or (self.bias is not None and self.bias.requires_grad)):
-            out = _Multiply.apply(flat, self.bias, self)  # type: ignore[no-untyped-call]
+            out = _Multiply.apply(flat, self.bias, self)
         else:
             out = self.compute(flat)
         return out.reshape(*x.shape[:-1], self.out_features)
@@ -162,7 +162,7 @@ class QuantLinear(nn.Module):
         """Packed parts follow to another device and keep their dtypes: `.half()` is about activations."""
         self._bound.clear()
         parts = {name: self._buffers.pop(name) for name in PARTS if name in self._buffers}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, part in parts.items():
             assert part is not None
             moved = fn(part)

@@ -43,7 +43,7 @@ def prune(
         with torch.no_grad():
             layer.weight.mul_(mask)
         if before is None:
-            layer.weight.register_hook(_masked(layer))  # type: ignore[no-untyped-call]
+            layer.weight.register_hook(_masked(layer))
             layer.register_forward_pre_hook(_hold)
         shares[name] = 1.0 - float(mask.float().mean())
     return shares

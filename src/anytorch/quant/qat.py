@@ -50,7 +50,7 @@ class _RoundInputs(torch.autograd.Function):
 
 def fake_quantize(weight: torch.Tensor, format: str | Format) -> torch.Tensor:
     """The weight as it would be after packing, with gradients that reach the unrounded one (straight-through)."""
-    rounded: torch.Tensor = _Round.apply(weight, parse(format))  # type: ignore[no-untyped-call]
+    rounded: torch.Tensor = _Round.apply(weight, parse(format))
     return rounded
 
 
@@ -71,7 +71,7 @@ class QatLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.format.activations == "int8":
-            x = _RoundInputs.apply(x)  # type: ignore[no-untyped-call]
+            x = _RoundInputs.apply(x)
         return functional.linear(x, fake_quantize(self.weight, self.format), self.bias)
 
     def extra_repr(self) -> str:

@@ -68,13 +68,8 @@ class Int4Pack:
         return ""
 
     def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
-        groups = to_groups(weight)
-        codes = groups.codes.reshape(weight.rows, weight.columns)
-        unit = weight.parts["tensor_scale"]
-        scale = scale_values(groups.scale, weight.format) * unit
-        # Theirs is (code − 8)·scale + zero.
-        zero = scale * 8 + groups.offset.float() * unit if groups.offset is not None else torch.zeros_like(scale)
-        both = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous().bfloat16()
+        codes = to_groups(weight).codes.reshape(weight.rows, weight.columns)
+        both = _scale_and_zero(weight).bfloat16()
         size = weight.format.group_size
         cast = None if bias is None else bias.detach().to(dtype)
         if weight.device.type == "cpu":
@@ -89,6 +84,58 @@ class Int4Pack:
             lambda x: _with_bias(call(x.bfloat16().contiguous(), packed, size, both), cast, x.dtype),
             nbytes_of(packed, both),
         )
+
+
+class Int8AsItIs:
+    """The same operator with inputs left in their dtype: devices whose kernel takes float32 lose nothing."""
+
+    name = "device int8"
+    batch_invariant = False
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        if weight.device.type == "cpu":
+            return "the CPU's operator is scalar for float32"
+        return Int8Pack().why_not(weight, dtype, m)
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        call = _operator("_weight_int8pack_mm")
+        codes, scale = weight.parts["codes"], weight.parts["scale"].flatten().to(dtype)
+        cast = None if bias is None else bias.detach().to(dtype)
+        return Prepared(lambda x: _with_bias(call(x, codes, scale), cast, x.dtype), nbytes_of(scale))
+
+
+class Int4Words:
+    """`torch._weight_int4pack_mm` on devices whose packed words run along a row, lowest bits first (the webgpu device's
+    do): our codes are those words already, so nothing is copied. Elsewhere the operator refuses or the check does."""
+
+    name = "device int4"
+    batch_invariant = False
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        if weight.device.type == "cpu":
+            return "for accelerators"
+        format = weight.format
+        if format.family != "int4":
+            return "for int4"
+        if weight.columns % format.group_size or weight.columns % 32 or weight.rows % 8:
+            return "needs rows in eights and whole groups"
+        return ""
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        both = _scale_and_zero(weight).to(dtype)
+        words = weight.parts["codes"].view(torch.int32).reshape(weight.rows // 8, weight.columns // 32, 32, 1)
+        call, size = _operator("_weight_int4pack_mm"), weight.format.group_size
+        cast = None if bias is None else bias.detach().to(dtype)
+        return Prepared(lambda x: _with_bias(call(x.contiguous(), words, size, both), cast, x.dtype), nbytes_of(both))
+
+
+def _scale_and_zero(weight: QuantTensor) -> torch.Tensor:
+    """Groups × rows × 2, for torch's formula (code − 8)·scale + zero."""
+    unit = weight.parts["tensor_scale"]
+    scale = scale_values(weight.parts["scale"], weight.format) * unit
+    offset = weight.parts.get("offset")
+    zero = torch.zeros_like(scale) if offset is None else scale * 8 + offset.float() * unit
+    return torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous()
 
 
 class Int8Columns:
@@ -143,4 +190,4 @@ class Int8Dynamic:
         return Prepared(run)
 
 
-KERNELS = (Int8Pack(), Int4Pack(), Int8Columns(), Int8Dynamic())
+KERNELS = (Int8Pack(), Int8AsItIs(), Int4Pack(), Int4Words(), Int8Columns(), Int8Dynamic())

@@ -21,7 +21,7 @@ from anytorch.quant.kernels.base import Prepared
 from anytorch.quant.tensor import QuantTensor
 
 SOURCE = Path(__file__).parent.parent / "cpp" / "linear.cpp"
-WHOLE_ROW_GROUP = 256  # columns added up in 32 bits where one scale serves a whole row
+WHOLE_ROW_GROUP = 128  # columns added up in 32 bits where one scale serves a whole row; rows are padded to whole ones
 INT16_MAX = 32767
 DOT, PANEL = 0, 1
 

@@ -1,0 +1,79 @@
+"""Packed layers on other devices: our Triton kernels in Triton's interpreter (or on a GPU), and the webgpu device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from anytorch.quant import pack
+from anytorch.quant.kernels.triton import KERNELS, arguments
+
+FORMATS = ["int8", "int8-g64", "int4", "int4-sym-g32", "int2", "nvfp4", "mxfp4", "nf4"]
+
+TRITON = """
+import torch
+from anytorch.quant import pack, unpack
+from anytorch.quant.kernels.triton import TritonKernel
+torch.manual_seed(0)
+for name in {formats!r}:
+    for rows, columns, m in ((24, 200, 3), (40, 128, 20)):  # short groups, tiles that are not full
+        packed, bias, x = pack(torch.randn(rows, columns), name), torch.randn(rows), torch.randn(m, columns)
+        wanted = x.double() @ unpack(packed, torch.float64).t() + bias.double()
+        for kernel in (TritonKernel(0, 8, 64, 4), TritonKernel(16, 32, 32, 4)):
+            error = float((kernel.prepare(packed, bias, x.dtype).run(x) - wanted).norm() / wanted.norm())
+            assert error < 1e-5, (name, kernel.name, error)
+"""
+
+
+def test_triton_kernels_are_right(run_python: Callable[..., Any], missing: Callable[[str, str], NoReturn]) -> None:
+    if find_spec("triton") is None:
+        missing("triton", "it is not installed")
+    run_python(TRITON.format(formats=FORMATS), env={"TRITON_INTERPRET": "1"}, timeout_s=300)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_triton_is_told_about_a_weight(name: str) -> None:
+    packed = pack(torch.randn(16, 128), name)
+    tensors, constants = arguments(packed, None)
+    assert constants["BITS"] == packed.format.bits and constants["OFFSET"] == ("offset" in packed.parts)
+    assert constants["SHIFT"] == (8.0 if name == "int4-sym-g32" else 0.0)
+    assert constants["ROW_BYTES"] == packed.parts["codes"].shape[1]
+    assert len(tensors) == 7 and all(isinstance(one, torch.Tensor) for one in tensors)
+    assert all("no Triton" in kernel.why_not(packed, torch.float32, 8) for kernel in KERNELS if kernel.rows)
+
+
+WEBGPU = """
+import sys
+import torch, anytorch
+from anytorch.gpu.adapters import list_adapters
+if not list_adapters():
+    sys.exit(3)
+from torch import nn
+from anytorch.quant import QuantLinear, unpack
+device = anytorch.enable("webgpu")
+torch.manual_seed(0)
+linear, x = nn.Linear(128, 64).requires_grad_(False), torch.randn(5, 128)
+for name in {formats!r}:
+    layer = QuantLinear.of(linear, name).to(device)
+    found = layer(x.to(device)).cpu().double()
+    wanted = x.double() @ unpack(layer.packed.to("cpu"), torch.float64).t() + linear.bias.double()
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-3, name
+    usable = {{one.name for one in layer.choice(5).measured if one.seconds is not None}}
+    if name == "int8":
+        assert "device int8" in usable, usable
+    if name in ("int4", "int4-sym"):
+        assert "device int4" in usable, usable  # our codes are its words: nothing is copied
+"""
+
+
+def test_packed_layers_on_webgpu(run_python: Callable[..., Any], missing: Callable[[str, str], NoReturn]) -> None:
+    if find_spec("wgpu") is None:
+        missing("webgpu-adapter", "wgpu is not installed")
+    done = run_python(WEBGPU.format(formats=["int8", "int4", "nvfp4"]), check=False, timeout_s=300)
+    if done.returncode == 3:
+        missing("webgpu-adapter", "no adapter on this machine")
+    assert done.returncode == 0, done.stderr
