@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from anytorch.engines.forecast import chunks
+from anytorch.engines.forecast import chunks, static
 from anytorch.engines.forecast import predictor as predictor_module
 from anytorch.engines.forecast.chunks import Chunk, split
 from anytorch.engines.forecast.inputs import read_series
@@ -79,6 +79,61 @@ def test_steps_of_fixed_shapes(minutes: Any, mixed: Any, predictor: Any, rolling
         wanted = made.paths(several, sampler, 2, rolling=rolling, seed=9)
         made.static = "plain"
         same(made.paths(several, sampler, 2, rolling=rolling, seed=9), wanted)
+
+
+class FakeRecorder:
+    """Runs the work as a recorder does: twice to warm up, once for the recording, then with every replay."""
+
+    failed = ""
+
+    def __init__(self, device: torch.device) -> None:
+        self.recordings: dict[str, Any] = {}
+        self.replays = 0
+
+    def record(self, shape: str, work: Any) -> Any:
+        for _ in range(2):
+            work()
+        self.work = work
+        self.recordings[shape] = self
+        return self.replay()
+
+    def replay(self) -> Any:
+        self.replays += 1
+        return self.work()
+
+
+def test_recording_leaves_no_trace(minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warming up writes rows, ids and places of its own; the forecast must not see them. The second one only replays."""
+    made = predictor("a", max_context=64)
+    histories = [[series_of(minutes, slice(start, start + 36), 40)] for start in (0, 9)]
+    wanted = [made.paths(one, SAMPLER, 3, seed=9) for one in histories]
+    monkeypatch.setattr(static, "Recorder", FakeRecorder)
+    made.static = "recorded"
+    for one, answer in zip(histories, wanted, strict=True):
+        same(made.paths(one, SAMPLER, 3, seed=9), answer)
+    assert made.decoder().kept.recorder.replays == 1 + 2 * 28
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_paths_on_a_gpu(minutes: Any, golden: Any, missing: Any) -> None:
+    """On the webgpu device, through its recorded graphs; a software adapter will do."""
+    import anytorch
+    from anytorch.engines.forecast import KronosPredictor
+    from anytorch.errors import AnytorchError
+    from anytorch.models.kronos import Kronos, KronosTokenizer
+
+    try:
+        device = anytorch.resolve("webgpu", strict=True).device
+    except AnytorchError as exc:
+        missing("webgpu-adapter", str(exc))
+    found = []
+    for where in ("cpu", device):
+        model = Kronos.from_pretrained(golden.folder("a", "model"))
+        tokenizer = KronosTokenizer.from_pretrained(golden.folder("a", "tokenizer"))
+        made = KronosPredictor(model, tokenizer, device=where, max_context=64)
+        found.append(made.paths([series_of(minutes, slice(0, 40), 30)], SAMPLER, 3, seed=3))
+    same(found[1], found[0])
 
 
 def test_evicting_and_trimming_are_other_numbers(minutes: Any, predictor: Any) -> None:

@@ -20,12 +20,11 @@ class Ahead:
     One thread makes them, one after the other, so that the order of the draws is that of the iterator.
     """
 
-    def __init__(self, draws: Draws, counts: Sequence[int], device: torch.device) -> None:
-        self.draws, self.device = draws, device
+    def __init__(self, draws: Draws, counts: Sequence[int], device: torch.device, pinned: bool) -> None:
+        self.draws, self.device, self.pinned = draws, device, pinned
         self.counts = deque(counts)
         self.pool = ThreadPoolExecutor(1, "anytorch-draws")
         self.waiting: deque[Future[tuple[Tensor, Tensor]]] = deque()
-        self.pinned = True
         for _ in range(WAITING):
             self._order()
 
@@ -36,12 +35,8 @@ class Ahead:
     def _make(self, count: int) -> tuple[Tensor, Tensor]:
         pairs = [next(self.draws) for _ in range(count)]
         first, second = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-        if self.pinned:
-            try:  # from pinned memory the copy does not wait for what the device is doing
-                return first.pin_memory(), second.pin_memory()
-            except (RuntimeError, NotImplementedError):
-                self.pinned = False
-        return first, second
+        # From pinned memory the copy does not wait for what the device is doing.
+        return (first.pin_memory(), second.pin_memory()) if self.pinned else (first, second)
 
     def take(self) -> tuple[Tensor, Tensor]:
         first, second = self.waiting.popleft().result()

@@ -84,7 +84,7 @@ class Run:
         if draws is not None and self.steps is not None:
             replayed = self.steps.shape.steps
             counts = [1, *blocks(replayed), *[1] * (plan.pred_len - 1 - replayed)]
-            self.ahead = Ahead(draws, counts, decoder.device)
+            self.ahead = Ahead(draws, counts, decoder.device, self.steps.pinned)
 
     def make_cache(self) -> tuple[Cache, StaticSteps | None]:
         """New, or that of an earlier forecast of the same shape with the recording that goes with it."""

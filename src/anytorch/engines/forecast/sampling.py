@@ -43,7 +43,8 @@ class Sampler:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[rows, ids] of logits → probabilities after temperature and filter."""
-        return torch.softmax(keep(logits.float() / self.temperature, self.top_k, self.top_p), dim=-1)
+        scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
+        return torch.softmax(keep(scaled, self.top_k, self.top_p), dim=-1)
 
     def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         """Ids, int64 [rows]. `noise` is exponential, [rows, ids]; the greedy choice needs none."""

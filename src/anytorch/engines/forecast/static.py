@@ -17,6 +17,7 @@ from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
+from anytorch.models.encoders.staging import can_stage
 from anytorch.models.kronos.fused import per_sample
 
 FEWEST_STEPS = 16  # a recording costs about four steps
@@ -56,6 +57,7 @@ class StaticSteps:
             first, second = (torch.ones(NOISE_STEPS, rows, size, device=device) for size in decoder.sizes)
             self.noise = (first, second)
         self.recorder = Recorder(device) if record else None
+        self.pinned = can_stage(device)
 
     def run(
         self, s1: Tensor, s2: Tensor, future: Tensor, ahead: Ahead | None, tick: Callable[[int], None]
