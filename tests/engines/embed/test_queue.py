@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,3 +269,42 @@ def test_options_of_the_queue(engine: Any) -> None:
     for options in ({"when_full": "explode"}, {"max_wait_s": -1}, {"batch_tokens": 0}, {"max_waiting_tokens": 0}):
         with pytest.raises(UsageError):
             EngineQueue(engine, **options)
+
+
+def test_a_device_gets_the_next_batch_before_the_last_is_fetched(
+    fake_engine: Callable[..., Any], make_encoder: Callable[..., Any]
+) -> None:
+    class Device(make_encoder):  # type: ignore[misc, valid-type]
+        in_flight = 2
+        under_way = most_under_way = 0
+
+        def submit(self, ids: np.ndarray, starts: np.ndarray) -> Any:
+            if 9999 in ids:
+                raise KeyError("refused")
+            self.under_way += 1
+            self.most_under_way = max(self.under_way, self.most_under_way)
+            outer = self
+
+            class Pending:
+                def result(self) -> np.ndarray:
+                    outer.under_way -= 1
+                    return outer.run(ids, starts)
+
+            return Pending()
+
+    device = Device()
+    engine = fake_engine(device)
+    alone = engine.encode(TEXTS)
+    device.most_under_way = 0
+    assert engine.batches_ahead == 1
+    with EngineQueue(engine, batch_tokens=30) as queue:
+        futures = [queue.submit(text) for text in TEXTS]
+        for number, future in enumerate(futures):
+            assert np.array_equal(future.result(20), alone[number])
+        assert device.most_under_way == 2 and device.under_way == 0
+        tokens = engine.tokenize(["x"])
+        tokens.ids[1] = 9999
+        queue._engine = SimpleNamespace(**{n: getattr(engine, n) for n in dir(engine) if not n.startswith("_")})
+        queue._engine.tokenize = lambda texts, prompt=None: tokens
+        with pytest.raises(KeyError, match="refused"):
+            queue.encode("x")

@@ -20,7 +20,7 @@ from anytorch.engines.embed.compare import Hit, as_matrix, nearest, prepared, sc
 from anytorch.engines.embed.head import Head, as_precision, check_precision, only_normalizes, out_shape
 from anytorch.engines.embed.locate import find_model
 from anytorch.engines.embed.place import CPU, Place, build_encoder, check_options, choose_place
-from anytorch.engines.embed.protocol import Encoder
+from anytorch.engines.embed.protocol import AsyncEncoder, Encoder
 from anytorch.engines.embed.recipe import Recipe, chosen_pooling, read_recipe
 from anytorch.engines.embed.runner import Job, Runner
 from anytorch.engines.embed.tokens import TextTokenizer, Tokens, check_iterable
@@ -282,12 +282,25 @@ class ArrowEngine:
             )
         return tokens
 
-    def run_tokens(self, tokens: Tokens) -> npt.NDArray[Any]:
-        """Pooled vectors of tokens that `tokenize` made, computed as one batch; `finish` makes them the answer."""
-        began = time.perf_counter()
-        pooled = self._runner.run_packed(tokens.ids, tokens.starts)
-        self._count(tokens, time.perf_counter() - began)
-        return pooled
+    def start_tokens(self, tokens: Tokens) -> Callable[[], npt.NDArray[Any]]:
+        """Compute tokens that `tokenize` made as one batch; calling the answer waits for its pooled vectors.
+
+        A device that can begins at once. `finish` makes pooled vectors the answer.
+        """
+        answer = self._runner.start_packed(tokens.ids, tokens.starts)
+
+        def counted() -> npt.NDArray[Any]:
+            began = time.perf_counter()
+            pooled = answer()
+            self._count(tokens, time.perf_counter() - began)
+            return pooled
+
+        return counted
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches a caller may start before asking for the answer of the first."""
+        return 1 if isinstance(self._runner.encoder, AsyncEncoder) else 0
 
     def finish(self, pooled: npt.NDArray[Any], dim: int | None = None, precision: str = "float32") -> npt.NDArray[Any]:
         """From pooled vectors to the model's: its Dense layers, normalising, fewer dimensions, a smaller type."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -37,7 +38,10 @@ class Engine(Protocol):
 
     def tokenize(self, texts: list[str], *, prompt: str | None = None) -> Tokens: ...
 
-    def run_tokens(self, tokens: Tokens) -> npt.NDArray[np.float32]: ...
+    @property
+    def batches_ahead(self) -> int: ...
+
+    def start_tokens(self, tokens: Tokens) -> Callable[[], npt.NDArray[np.float32]]: ...
 
     def finish(self, pooled: npt.NDArray[np.float32], dim: int | None, precision: str) -> npt.NDArray[Any]: ...
 
@@ -80,6 +84,9 @@ class _Request:
     @property
     def waiting_tokens(self) -> int:
         return int(self.tokens.starts[-1] - self.tokens.starts[self.taken])
+
+
+_Batch = list[tuple[_Request, Share]]
 
 
 class EngineQueue:
@@ -239,32 +246,51 @@ class EngineQueue:
     # --- the worker ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        under_way: deque[tuple[_Batch, Callable[[], Any]]] = deque()
         while True:
             with self._changed:
-                taken = self._next_batch()
-                if taken is None:
-                    return
+                taken = self._next_batch(wait=not under_way)
+            if taken:
+                under_way.append((taken, self._started(taken)))
+                if len(under_way) <= self._engine.batches_ahead:
+                    continue  # the device has begun; the next batch can be made meanwhile
+            elif not under_way:
+                return
+            taken, answer = under_way.popleft()
             try:
-                self._compute(taken)
+                self._compute(taken, answer)
             except Exception as exc:  # noqa: BLE001  (our own mistake: nobody may be left waiting for it)
                 log.error("the queue's worker failed: %s: %s", type(exc).__name__, exc)
                 for request, _ in taken:
                     self._fail(request, exc)
 
-    def _next_batch(self) -> list[tuple[_Request, Share]] | None:
-        """Wait for a batch that is full, or whose oldest request has waited long enough. None: closed and done."""
+    def _started(self, taken: _Batch) -> Callable[[], Any]:
+        try:
+            return self._engine.start_tokens(joined(taken))
+        except Exception as exc:  # noqa: BLE001  (raised again where the answer is asked for)
+            failure = exc
+
+            def answer() -> Any:
+                raise failure
+
+            return answer
+
+    def _next_batch(self, *, wait: bool) -> _Batch | None:
+        """A batch that is full, or whose oldest request has waited long enough. None: none yet (`wait`: closed and done)."""
         while True:
             self._drop_finished()
-            if not self._requests:
-                if self._closing:
-                    return None
+            if self._requests:
+                budget = self._batch_tokens or self._engine.batch_tokens
+                ready_at = self._requests[0].arrived + (self._max_wait_s if self._company > 1 else 0.0)
+                if self._closing or self._waiting_tokens() >= budget or time.monotonic() >= ready_at:
+                    return self._take(budget)
+                if wait:
+                    self._changed.wait(self._seconds_until(ready_at))
+                    continue
+            elif wait and not self._closing:
                 self._changed.wait(LONGEST_WAIT_S)
                 continue
-            budget = self._batch_tokens or self._engine.batch_tokens
-            ready_at = self._requests[0].arrived + (self._max_wait_s if self._company > 1 else 0.0)
-            if self._closing or self._waiting_tokens() >= budget or time.monotonic() >= ready_at:
-                return self._take(budget)
-            self._changed.wait(self._seconds_until(ready_at))
+            return None
 
     def _drop_finished(self) -> None:
         """Take out requests that were cancelled, failed in an earlier batch, or ran out of time."""
@@ -280,7 +306,7 @@ class EngineQueue:
             self._requests.remove(request)
             self._changed.notify_all()
 
-    def _take(self, budget: int) -> list[tuple[_Request, Share]]:
+    def _take(self, budget: int) -> _Batch:
         taken = []
         for share in share_batch([(request.taken, request.lengths) for request in self._requests], budget):
             request = self._requests[share.request]
@@ -295,16 +321,16 @@ class EngineQueue:
         self._changed.notify_all()  # there is room again
         return taken
 
-    def _compute(self, taken: list[tuple[_Request, Share]]) -> None:
+    def _compute(self, taken: _Batch, answer: Callable[[], Any]) -> None:
         try:
-            pooled = self._engine.run_tokens(joined(taken))
+            pooled = answer()
         except Exception as exc:  # noqa: BLE001  (whatever it is, it is the requests' answer)
             if len(taken) == 1:
                 self._fail(taken[0][0], exc)
                 return
             log.info("a batch of %d requests failed (%s); each is computed by itself", len(taken), exc)
             for one in taken:
-                self._compute([one])
+                self._compute([one], self._started([one]))
             return
         row = 0
         for request, share in taken:
@@ -345,7 +371,7 @@ class EngineQueue:
                 request.future.set_result(value)
 
 
-def joined(taken: list[tuple[_Request, Share]]) -> Tokens:
+def joined(taken: _Batch) -> Tokens:
     """The texts of a batch as one packed array."""
     import numpy as np
 

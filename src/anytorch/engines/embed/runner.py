@@ -75,6 +75,24 @@ class Runner:
             self._check_open()
             return self._timed(ids, starts)
 
+    def start_packed(
+        self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
+    ) -> Callable[[], npt.NDArray[np.float32]]:
+        """As `run_packed`, in two steps: an encoder that can begins at once, the others when the answer is asked for."""
+        if not isinstance(self.encoder, AsyncEncoder):
+            return lambda: self.run_packed(ids, starts)
+        self._check_open()
+        job = Job(Tokens(ids, starts, 0), lambda places, pooled: None)
+        pending = self._submitted(self.encoder, ids, starts, None, None)
+        batch = _UnderWay(job, ids[:0].astype("intp"), ids, starts, pending, False, True)
+
+        def answer() -> npt.NDArray[np.float32]:
+            pooled = self._fetched(batch)
+            assert pooled is not None
+            return pooled
+
+        return answer
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
