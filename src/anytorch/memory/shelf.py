@@ -6,7 +6,7 @@ version is complete before the old one goes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,8 +51,13 @@ class Shelf:
     def __contains__(self, block: str) -> bool:
         return block in self._in_memory or block in self._on_disk
 
-    def put(self, block: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keep these tensors (on the CPU, the shelf's own from now on) in place of those it had for the block."""
+    def put(
+        self, block: str, tensors: Mapping[str, torch.Tensor], before_disk: Callable[[], None] | None = None
+    ) -> None:
+        """Keep these tensors (on the CPU, the shelf's own from now on) in place of those it had for the block.
+
+        `before_disk` is called before they are written to disk: they may still be on their way from the device.
+        """
         ledger, holder = self.fitted.ledger, f"{self.what} of {block}"
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         if block in self._in_memory:
@@ -67,6 +72,8 @@ class Shelf:
                 self._in_memory[block] = dict(tensors)
                 return
         spill = spill_of(self.fitted)
+        if before_disk is not None:
+            before_disk()
         ledger.reserve("disk", f"new {holder}", nbytes)
         try:
             located = spill.write(tensors)

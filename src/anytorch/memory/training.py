@@ -25,6 +25,7 @@ from anytorch.memory.fitting import fitted
 from anytorch.memory.images import from_files
 from anytorch.memory.shelf import Shelf, Tensors, memory_level, spill_of
 from anytorch.memory.sizes import words
+from anytorch.memory.streams import Copies
 
 Factory = Callable[..., torch.optim.Optimizer]
 OF = "::"  # between a parameter's path and the name of its state
@@ -72,6 +73,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.states = Shelf(self.fitted, "optimizer state")
         self.numbers: dict[str, dict[str, dict[str, Any]]] = {}  # state that is no tensor, by block and path
         self._pending: dict[str, Tensors] = {}  # of the block that backward is at
+        self._down = Copies(self.fitted.device)
         self._reserve_working_memory()
         self._resident = self._resident_optimizer()
         self._handles = [
@@ -114,20 +116,36 @@ class TieredOptimizer(torch.optim.Optimizer):
         assert gradient is not None
         parameter.grad = None
         pending = self._pending.setdefault(block, {})
-        pending[path] = gradient.detach().to("cpu", copy=gradient.device.type == "cpu" and is_shared(gradient))
+        pending[path] = self._to_host(gradient.detach())
         if len(pending) == len(self._blocks[block]):
             self._shelve(block)
+
+    def _to_host(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient in host memory: at once, or under way beside what the device computes (`_arrived` waits for it)."""
+        if not self._down.asynchronous:
+            return gradient.to("cpu", copy=gradient.device.type == "cpu" and is_shared(gradient))
+        target = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+        self._down.copy_after(self._down.computed())
+        with self._down.use():
+            target.copy_(gradient, non_blocking=True)
+        gradient.record_stream(self._down.stream)  # its memory is not given to others before the copy is done
+        return target
+
+    def _arrived(self) -> None:
+        self._down.synchronize()
 
     def _shelve(self, block: str) -> None:
         """Add the gradients of this backward to those of earlier ones."""
         new = self._pending.pop(block)
+        if block in self.gradients:
+            self._arrived()
         there = self.gradients.take(block)
         for path, gradient in new.items():
             if path in there:
                 there[path].add_(gradient)
             else:
                 there[path] = gradient
-        self.gradients.put(block, there)
+        self.gradients.put(block, there, before_disk=self._arrived)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._pending.clear()
@@ -146,6 +164,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for block in list(self._pending):  # some of their parameters took no part in this pass
                 self._shelve(block)
+            self._arrived()
             scale = self._clipping()
             if self._resident is not None:
                 for group in self._resident.param_groups:
@@ -185,7 +204,10 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def _update(self, block: str, scale: torch.Tensor | None) -> None:
         gradients = self.gradients.take(block)
-        weights = {path: self.fitted.tensors(block)[path].clone() for path in gradients}
+        resting = self.fitted.tensors(block)
+        home = self.fitted.mover.host.get(block, [])
+        # Weights that lie in host memory in one piece are updated where they are; others in a copy that is written back.
+        weights = {path: t if lies_in(t := resting[path], home) else t.clone() for path in gradients}
         shadows = {path: nn.Parameter(weight) for path, weight in weights.items()}
         for path, shadow in shadows.items():
             shadow.grad = gradients[path] if scale is None else gradients[path] * scale
@@ -193,7 +215,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._give_states(block, inner, shadows)
         inner.step()
         self._keep_states(block, inner, shadows)
-        self.write_back(block, {path: shadow.detach() for path, shadow in shadows.items()})
+        copies = {path: shadow.detach() for path, shadow in shadows.items() if not lies_in(shadow, home)}
+        if copies:
+            self.write_back(block, copies)
 
     def _inner(self, block: str, shadows: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer over one block's weights on the CPU, with the options of the groups they belong to."""
@@ -339,6 +363,11 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
 def is_like(value: Any, parameter: nn.Parameter) -> bool:
     """Moments have their parameter's shape and belong on its device; a step count stays where its optimizer made it."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() > 0
+
+
+def lies_in(tensor: torch.Tensor, pieces: list[torch.Tensor]) -> bool:
+    address = tensor.data_ptr()
+    return any(piece.data_ptr() <= address < piece.data_ptr() + piece.numel() for piece in pieces)
 
 
 def is_shared(gradient: torch.Tensor) -> bool:

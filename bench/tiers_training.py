@@ -1,0 +1,235 @@
+"""A training step of a model that does not fit the device: forward and backward on the device, the optimizer on the host.
+
+    python bench/tiers_training.py [--layers 6] [--tokens 8192] [--device-budget 2GB] [--seconds 120] [--output FILE]
+
+Checks first: the losses of three steps equal those of a plain loop that keeps the whole model on the device, moves every
+gradient to the host, runs the same optimizer there and copies the weights back. Then times the steps and sets them beside
+the bound: what the device needs with everything resident or the link needs for the bytes that must cross it (the weights up
+for forward and again for backward, the gradients down), whichever is longer, and after that what the host's memory needs for
+the optimizer's reads and writes (seven times the weights: w, g, m, v read; w, m, v written).
+
+What the numbers do not show: other machines, activations that do not fit, states on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import anytorch
+from anytorch.memory import TieredOptimizer, activations, fit, fitted
+
+OPTIONS: dict[str, Any] = {"lr": 1e-4, "fused": True}
+STEPS = 3
+
+
+class Layer(nn.Module):
+    """The matrices of a Qwen3-8B layer (width 4096, 12288 inside), attention by torch."""
+
+    def __init__(self, width: int, inner: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        qkv = self.qkv(self.first(x)).view(rows, length, 3, self.heads, width // self.heads)
+        q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.out(mixed.reshape(rows, length, width))
+        inside = self.second(x)
+        result: torch.Tensor = x + self.down(nn.functional.silu(self.gate(inside)) * self.up(inside))
+        return result
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int, width: int, inner: int, heads: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width, inner, heads) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def make(options: argparse.Namespace, device: torch.device) -> Model:
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Model(options.layers, options.width, 3 * options.width, options.width // 128)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    return model.to(torch.bfloat16).train()
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).float().square().mean()
+
+
+def batch(options: argparse.Namespace, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(1)
+    length = min(options.tokens, 2048)
+    size = (options.tokens // length, length, options.width)
+    return torch.randn(size, generator=generator, device=device).to(torch.bfloat16)
+
+
+def plain_losses(options: argparse.Namespace, device: torch.device) -> tuple[list[float], float]:
+    """The reference, and the time of a forward and backward with everything on the device."""
+    model, x = make(options, device), batch(options, device)
+    activations(model, "checkpoint")
+    copies = [nn.Parameter(p.detach().cpu()) for p in model.parameters()]
+    optimizer = torch.optim.AdamW(copies, **OPTIONS)
+    losses, times = [], []
+    for _ in range(STEPS):
+        anytorch.synchronize(device)
+        begin = time.perf_counter()
+        loss = loss_of(model, x)
+        loss.backward()
+        anytorch.synchronize(device)
+        times.append(time.perf_counter() - begin)
+        losses.append(loss.item())
+        for copy, parameter in zip(copies, model.parameters(), strict=True):
+            assert parameter.grad is not None
+            copy.grad = parameter.grad.cpu()
+            parameter.grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for copy, parameter in zip(copies, model.parameters(), strict=True):
+                parameter.copy_(copy)
+    return losses, min(times)
+
+
+def link_gb_per_s(device: torch.device) -> tuple[float, float]:
+    """Pinned host memory to the device and back, GB/s."""
+    if device.type == "cpu":
+        return (memory_gb_per_s(),) * 2  # type: ignore[return-value]
+    host, there = (
+        torch.empty(2**28, dtype=torch.uint8, pin_memory=True),
+        torch.empty(2**28, dtype=torch.uint8, device=device),
+    )
+    found = []
+    for target, source in ((there, host), (host, there)):
+        times = []
+        for _ in range(5):
+            anytorch.synchronize(device)
+            begin = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            anytorch.synchronize(device)
+            times.append(time.perf_counter() - begin)
+        found.append(2**28 / min(times) / 1e9)
+    return found[0], found[1]
+
+
+def memory_gb_per_s() -> float:
+    """What torch's own threads reach on the host for y = x + y: two reads and a write."""
+    x, y = torch.ones(2**27), torch.ones(2**27)
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        y.add_(x)
+        times.append(time.perf_counter() - begin)
+    return 3 * x.nbytes / min(times) / 1e9
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    device = anytorch.best_device() if options.device == "auto" else torch.device(options.device)
+    begun = time.perf_counter()
+    expected, resident_s = plain_losses(options, device)
+    gc.collect()
+    anytorch.cleanup(device)
+    up, down = link_gb_per_s(device)
+    host = memory_gb_per_s()
+    model = make(options, device)
+    nbytes = sum(p.nbytes for p in model.parameters())
+    budgets: dict[str, Any] = {"device_budget": options.device_budget, "host_budget": options.host_budget}
+    fit(model, device, host_reserve=nbytes, disk=options.disk, **budgets)
+    activations(model, "checkpoint")
+    optimizer = TieredOptimizer(model, torch.optim.AdamW, **OPTIONS)
+    x = batch(options, device)
+    losses, passes, steps = [], [], []
+    while len(losses) < STEPS or (time.perf_counter() - begun < options.seconds and len(losses) < 8):
+        anytorch.synchronize(device)
+        begin = time.perf_counter()
+        loss = loss_of(model, x)
+        loss.backward()
+        anytorch.synchronize(device)
+        middle = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        anytorch.synchronize(device)
+        passes.append(middle - begin)
+        steps.append(time.perf_counter() - middle)
+        losses.append(loss.item())
+    streamed = sum(
+        fitted(model).images[name].nbytes for name, home in fitted(model).plan.homes.items() if home != "device"
+    )
+    crossing_s = 2 * streamed / up / 1e9 + streamed / down / 1e9
+    bound_s = max(resident_s, crossing_s) + 7 * streamed / host / 1e9
+    ours_s = statistics.median(passes[1:]) + statistics.median(steps[1:])
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "weights_nbytes": nbytes,
+        "streamed_nbytes": streamed,
+        "tokens": options.tokens,
+        "losses": losses,
+        "losses_equal": losses[:STEPS] == expected,
+        "expected": expected,
+        "resident_forward_backward_s": resident_s,
+        "link_gb_per_s": {"up": up, "down": down},
+        "host_memory_gb_per_s": host,
+        "forward_backward_s": passes,
+        "optimizer_s": steps,
+        "step_s": ours_s,
+        "bound_s": bound_s,
+        "ratio_to_bound": ours_s / bound_s,
+        "levels": fitted(model).stats()["levels"],
+        "plan": fitted(model).explain(),
+        "torch": torch.__version__,
+        "device": str(device),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device-budget", default="2GB")
+    parser.add_argument("--host-budget", default="40GB")
+    parser.add_argument("--disk", default=None)
+    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    result = measure(options)
+    if not result["losses_equal"]:
+        raise SystemExit(f"the losses differ: {result['losses']} instead of {result['expected']}")
+    print(json.dumps({key: value for key, value in result.items() if key != "plan"}, indent=1))
+    print(
+        f"{result['step_s']:.3f} s per step, {result['ratio_to_bound']:.2f} times the bound of {result['bound_s']:.3f} s; "
+        f"the losses are equal"
+    )
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
