@@ -130,6 +130,15 @@ def test_an_answer_belongs_to_the_caller(make_pool: Callable[..., PoolEncoder]) 
     first[:] = 0  # and may be written to
 
 
+def test_vectors_can_be_written_where_they_belong(make_pool: Callable[..., PoolEncoder]) -> None:
+    pool = make_pool({}, {})
+    out = np.zeros((5, 8), np.float32)
+    places = np.array([4, 0, 2])
+    pool.submit(*batch([1], [2, 2], [3]), out, places).result()
+    np.testing.assert_array_equal(out[places], expected([1], [2, 2], [3]))
+    assert not out[[1, 3]].any() and pool.normalize is False
+
+
 # --- workers that die ------------------------------------------------------------------------------------------------
 
 

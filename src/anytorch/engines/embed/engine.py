@@ -519,8 +519,8 @@ class ArrowEngine:
 
     def _built(self) -> tuple[Encoder, str]:
         options: dict[str, Any] = {"quantization": self.quantization, "dtype": self._dtype, "threads": self._threads}
+        options["normalize"] = self._normalize
         if self._devices is None:
-            options["normalize"] = self._normalize
             return build_encoder(self.place, self.recipe, self.pooling, **options)
         from anytorch.engines.embed.pool_devices import build_encoders
 

@@ -69,6 +69,8 @@ class Task:
     done: threading.Event = field(default_factory=threading.Event)
     vectors: Any = None
     error: Exception | None = None
+    out: Any = None  # where the vectors go, and to which rows of it; None: to an array of their own
+    places: Any = None
 
     def result(self) -> npt.NDArray[np.float32]:
         while not self.done.wait(0.5):  # not for ever at once: Ctrl-C must get through on every system
@@ -120,12 +122,19 @@ class PoolEncoder:
         ready = next(worker for worker in self._workers if worker.ready)
         self.width: int = ready.ready["width"]
         self.padded: bool = any(worker.ready["padded"] for worker in self._workers if worker.ready)
+        self.normalize: bool = all(worker.ready["normalize"] for worker in self._workers if worker.ready)
         # The runner sends one more than this ahead.
         self.in_flight = DEPTH * sum(1 for worker in self._workers if worker.ready)
 
     # --- the protocol of an encoder ----------------------------------------------------------------------------------
 
-    def submit(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> Task:
+    def submit(
+        self,
+        ids: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        out: npt.NDArray[np.float32] | None = None,
+        places: npt.NDArray[np.intp] | None = None,
+    ) -> Task:
         tokens, texts = len(ids), len(starts) - 1
         with self._change:
             if self._closed:
@@ -133,7 +142,7 @@ class PoolEncoder:
             self._check_alive()
             block = self._blocks.take(tokens, texts, self.width)
             self._numbers += 1
-            task = Task(self._numbers, block, tokens, texts)
+            task = Task(self._numbers, block, tokens, texts, out=out, places=places)
         to_ids, to_starts, _ = block.views(tokens, texts, self.width)
         to_ids[:] = ids
         to_starts[:] = starts
@@ -232,7 +241,11 @@ class PoolEncoder:
         if error is None:
             import numpy as np
 
-            task.vectors = np.array(task.block.views(task.tokens, task.texts, self.width)[2])  # a copy of its own
+            vectors = task.block.views(task.tokens, task.texts, self.width)[2]
+            if task.out is None:
+                task.vectors = np.array(vectors)  # a copy of its own
+            else:
+                task.out[task.places] = vectors
         task.error = error
         with self._change:
             if not self._closed:

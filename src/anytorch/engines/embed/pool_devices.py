@@ -73,9 +73,10 @@ def build_encoders(
     quantization: str | None,
     dtype: str,
     threads: int | None,
+    normalize: bool = False,
 ) -> tuple[Encoder, str]:
     """One encoder for all places, and why it is of its kind. A single place needs no other process."""
-    options: dict[str, Any] = {"quantization": quantization, "dtype": dtype}
+    options: dict[str, Any] = {"quantization": quantization, "dtype": dtype, "normalize": normalize}
     model: dict[str, Any] = {"model": str(recipe.folder), "pooling": list(pooling), **options}
     if len(places) == 1 and places[0].torch_name == CPU and _means_all(devices):
         count, why = best_processes(

@@ -30,7 +30,14 @@ END = "end"
 
 
 def build(
-    *, model: str, device: str, pooling: list[str], quantization: str | None, dtype: str, threads: int | None
+    *,
+    model: str,
+    device: str,
+    pooling: list[str],
+    quantization: str | None,
+    dtype: str,
+    threads: int | None,
+    normalize: bool = False,
 ) -> Encoder:
     """The encoder of this worker. Another function of this shape can be named instead (`factory`)."""
     encoder, why = build_encoder(
@@ -40,6 +47,7 @@ def build(
         quantization=quantization,
         dtype=dtype,
         threads=threads,
+        normalize=normalize,
     )
     log.debug("%s: %s", device, why)
     return encoder
@@ -64,7 +72,8 @@ def main() -> int:
     except BaseException as exc:  # whatever it is, the pool must hear of it
         send(answers, {"failed": described(exc)})
         raise
-    send(answers, {"ready": {"width": encoder.width, "padded": encoder.padded, "about": encoder.describe()}})
+    facts = {"width": encoder.width, "padded": encoder.padded, "normalize": bool(getattr(encoder, "normalize", False))}
+    send(answers, {"ready": {**facts, "about": encoder.describe()}})
     try:
         asked_to_end = serve(encoder, requests, answers)
     except BrokenPipeError:
