@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from anytorch import logs
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.attached import attach, detach
 from anytorch.memory.buffers import scatter
+from anytorch.memory.formats import Packing, pack_block, packing_of, resting_nbytes
 from anytorch.memory.images import Image, from_files, packed, views_of
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.levels import Size, create_tiers, speeds_of
@@ -22,6 +23,7 @@ from anytorch.memory.parked import park, wake
 from anytorch.memory.plan import least_device_nbytes, make_plan
 from anytorch.memory.reader import Reader
 from anytorch.memory.running import Running
+from anytorch.memory.saving import save_state
 from anytorch.memory.sizes import parse_nbytes, words
 from anytorch.memory.spill import Spill
 from anytorch.memory.types import Block, Budgets, Plan, Speeds, Step, Tiers
@@ -47,14 +49,16 @@ def fit(
     speeds: Speeds | None = None,
     compute_s: float = 0.0,
     verify: bool = True,
+    rest_format: str | None = None,
 ) -> Model:
     """Make a model run on a device within memory budgets; returns the same object.
 
     What does not fit on the device rests in host memory, then on disk, and is brought up block by block while the device
     computes. Budgets that are not given come from what is free. `reserve` is kept free of the device budget for
     activations, `host_reserve` of the host's (an optimizer works there); `compute_s` is how long one pass computes, for a
-    better plan. `blocks` and `resident` name modules (patterns allowed) that move as one and that stay on the device. The
-    model is left as it was if anything fails.
+    better plan. `blocks` and `resident` name modules (patterns allowed) that move as one and that stay on the device.
+    `rest_format` ("int8", "int4", "fp4", …: the names of `anytorch.quant`) lets the linear layers of blocks that are not
+    resident rest in fewer bits, which is lossy. The model is left as it was if anything fails.
 
     Raises BudgetTooSmall, which names the smallest budget that works.
 
@@ -82,8 +86,9 @@ def fit(
         reserve=parse_nbytes(reserve, "reserve"),
         host_reserve=parse_nbytes(host_reserve, "host_reserve"),
         compute_s=compute_s,
+        rest_format=rest_format,
     )
-    handle = Fitted(model, tiers, found, plan, verify=verify)
+    handle = Fitted(model, tiers, found, plan, verify=verify, rest_format=rest_format)
     handle.place()
     return model
 
@@ -113,12 +118,18 @@ def plan_for(
     compute_s: float = 0.0,
     on_disk: bool = False,
     sizes: Callable[[Found], dict[str, Block]] | None = None,
+    rest_format: str | None = None,
 ) -> tuple[Found, Plan]:
     """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own."""
     for finest in (False, True):
         found = find_units(model, blocks=blocks, resident=resident, finest=finest)
         try:
-            return found, _plan(model, found, tiers, (reserve, host_reserve), compute_s, on_disk, sizes or packed_sizes)
+            chosen, kept = (sizes or packed_sizes)(found), reserve
+            if rest_format is not None:
+                whole = sum(block.nbytes for block in chosen.values()) + extras_nbytes(model, found) + reserve
+                if whole > tiers.device.capacity:
+                    chosen, kept = resting_sizes(found, rest_format), reserve + live_nbytes(found, rest_format)
+            return found, _plan(model, found, tiers, (kept, host_reserve), compute_s, on_disk, chosen)
         except BudgetTooSmall:
             if finest or blocks is not None:
                 raise
@@ -127,6 +138,20 @@ def plan_for(
 
 def packed_sizes(found: Found) -> dict[str, Block]:
     return {name: Block(name, packed_image(found, name).nbytes) for name in found.groups}
+
+
+def resting_sizes(found: Found, rest_format: str) -> dict[str, Block]:
+    sizes = {}
+    for name, block in packed_sizes(found).items():
+        packing = packing_of(found, name, rest_format)
+        sizes[name] = Block(name, block.nbytes, resting_nbytes(packing)) if packing else block
+    return sizes
+
+
+def live_nbytes(found: Found, rest_format: str) -> int:
+    """Device memory that the packed blocks of one unit are unpacked to: the largest unit's."""
+    packings = {name: packing_of(found, name, rest_format) for name in found.groups}
+    return max(sum(p.live.nbytes for name in unit.blocks if (p := packings[name])) for unit in found.units)
 
 
 def packed_image(found: Found, name: str) -> Image:
@@ -147,7 +172,7 @@ def _plan(
     reserved: tuple[int, int],  # on the device, in host memory
     compute_s: float,
     on_disk: bool,
-    sizes: Callable[[Found], dict[str, Block]],
+    blocks: Mapping[str, Block],
 ) -> Plan:
     extras = extras_nbytes(model, found)
     kept = extras + reserved[0]
@@ -159,7 +184,6 @@ def _plan(
         max(0, host.capacity - reserved[1]) if host else None,
         disk.capacity if disk else None,
     )
-    blocks = sizes(found)
     total = sum(block.nbytes for block in blocks.values())
     steps = [
         Step(unit.name, unit.blocks, compute_s * sum(blocks[b].nbytes for b in unit.blocks) / max(1, total))
@@ -179,7 +203,22 @@ def _plan(
 class Fitted:
     """A model at its homes. Owns the files, threads and memory; `unfit` (or the end of the process) gives them back."""
 
-    def __init__(self, model: nn.Module, tiers: Tiers, found: Found, plan: Plan, *, verify: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tiers: Tiers,
+        found: Found,
+        plan: Plan,
+        *,
+        verify: bool = True,
+        rest_format: str | None = None,
+    ) -> None:
+        self.packings: dict[str, Packing] = {}
+        if rest_format is not None:
+            made = {n: packing_of(found, n, rest_format) for n, home in plan.homes.items() if home != "device"}
+            self.packings = {name: packing for name, packing in made.items() if packing is not None}
+        self.live: torch.Tensor | None = None
+        self.rest_format = rest_format
         self._model = weakref.ref(model)
         self.tiers = tiers
         self.found = found
@@ -209,6 +248,9 @@ class Fitted:
             self.ledger.reserve("device", "buffers", extras_nbytes(self.model, self.found))
             self._move_extras(self.device)
             mover = self._make_mover({name: packed_image(self.found, name) for name in self.found.groups})
+            if self.packings:
+                assert self.rest_format is not None
+                self._make_live(live_nbytes(self.found, self.rest_format))
             for name in self.found.groups:
                 self._place_block(name, mover)
             self._start(mover)
@@ -258,7 +300,7 @@ class Fitted:
             pinned=bool(host and host.pinned),
         )
         self.mover = mover
-        in_host = sum(images[name].nbytes for name, home in self.plan.homes.items() if home == "host")
+        in_host = sum(self.plan.blocks[name].resting for name, home in self.plan.homes.items() if home == "host")
         if in_host:
             mover.make_host(in_host)
         return mover
@@ -271,17 +313,27 @@ class Fitted:
             for parameter in group.parameters:
                 parameter.data = parameter.data.to(self.device)
             return
+        stored: dict[str, torch.Tensor] = {
+            path: parameter.detach() for path, parameter in zip(group.paths, group.parameters, strict=True)
+        }
+        if name in self.packings:
+            stored = pack_block(self.packings[name], stored)
         if home == "host":
+            self.images[name] = mover.images[name] = packed(name, stored)
             pieces = mover.add_host(name)
-            for view, parameter in zip(self.images[name].views, group.parameters, strict=True):
-                flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            for view in self.images[name].views:
+                flat = stored[view.name].cpu().contiguous().view(-1).view(torch.uint8)
                 scatter(flat, pieces, view.offset)
         else:
-            self.write_block(name, dict(zip(group.paths, group.parameters, strict=True)))
+            self.write_block(name, stored)
         # Only now is there a second, complete copy: the first one may go.
         self._moved.append(name)
         for parameter in group.parameters:
             park(parameter, self.device)
+
+    def _make_live(self, nbytes: int) -> None:
+        self.ledger.reserve("device", "unpacked block", nbytes)
+        self.live = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def write_block(self, name: str, tensors: dict[str, Any]) -> None:
         """Write a block to a file of our own and remember where it is."""
@@ -309,11 +361,14 @@ class Fitted:
                     module._buffers[name] = buffer.to(device)
 
     def _start(self, mover: Mover) -> None:
-        self.running = Running(mover, self.found, self.images, self.plan.homes, self.device)
+        self.running = self._reading(mover)
         attach(self.model, self.running)
         self.model.__dict__[HANDLE] = self
         # A model that is dropped, and the end of the process, leave no thread and no file behind.
         self._finalizer = weakref.finalize(self.model, _give_back, self.reader, self.spill)
+
+    def _reading(self, mover: Mover) -> Running:
+        return Running(mover, self.found, self.images, self.plan.homes, self.device, self.packings, self.live)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -336,8 +391,6 @@ class Fitted:
 
     def save(self, folder: str | Path, *, shard_nbytes: Size = "5GB") -> list[Path]:
         """Write all weights and buffers as safetensors (with an index if there are several files), block by block."""
-        from anytorch.memory.saving import save_state
-
         return save_state(self.model.state_dict(), Path(folder), parse_nbytes(shard_nbytes, "shard_nbytes"))
 
     # --- undoing ---------------------------------------------------------------------------------------------------
@@ -358,7 +411,7 @@ class Fitted:
             self.model.__dict__.pop(HANDLE, None)
         reading = self.running
         if reading is None and self._moved:
-            reading = Running(self.mover, self.found, self.images, self.plan.homes, self.device)
+            reading = self._reading(self.mover)
         for name in self._moved:
             assert reading is not None
             resting = reading.resting(name)
@@ -386,6 +439,9 @@ class Fitted:
             self.spill.close()
         if self._finalizer is not None:
             self._finalizer.detach()
+        if self.live is not None:
+            self.live = None
+            self.ledger.release("device", "unpacked block")
         self.running = None
 
 

@@ -44,7 +44,7 @@ def make_plan(
     fixed = dict(home or {})
     least = least_device_nbytes(by_name, steps)
     if budgets.device < least:
-        worst = max(steps, key=lambda step: sum(by_name[name].nbytes for name in step.blocks))
+        worst = max(steps, key=lambda step: sum(by_name[name].resting for name in step.blocks))
         raise BudgetTooSmall(
             f"a device budget of {words(budgets.device)} cannot hold {worst.name!r}, which needs {words(least)} at once",
             hint=f"the smallest device budget that works is {least} bytes ({words(least)})",
@@ -87,21 +87,21 @@ def check(blocks: Mapping[str, Block], steps: Sequence[Step]) -> None:
 
 def least_device_nbytes(blocks: Mapping[str, Block], steps: Sequence[Step]) -> int:
     """What must be on the device at once, whatever the plan: the largest step."""
-    return max(sum(blocks[name].nbytes for name in step.blocks) for step in steps)
+    return max(sum(blocks[name].resting for name in step.blocks) for step in steps)
 
 
 def ring_sizes(blocks: Mapping[str, Block], steps: Sequence[Step], device: int) -> list[int]:
     """Every ring worth trying: the largest sum of 1, 2, … consecutive steps, with the biggest blocks in it or resident."""
     sizes: set[int] = set()
-    tops = sorted({block.nbytes for block in blocks.values()}, reverse=True)
+    tops = sorted({block.resting for block in blocks.values()}, reverse=True)
     for top in tops[:4]:
-        needs = [sum(blocks[n].nbytes for n in step.blocks if blocks[n].nbytes <= top) for step in steps]
+        needs = [sum(blocks[n].resting for n in step.blocks if blocks[n].resting <= top) for step in steps]
         for depth in range(1, min(DEEPEST, len(needs)) + 1):
             around = needs + needs[: depth - 1]
             window = max(sum(around[at : at + depth]) for at in range(len(needs)))
             if 0 < window <= device:
                 sizes.add(window)
-    sizes.add(min(device, sum(block.nbytes for block in blocks.values())))
+    sizes.add(min(device, sum(block.resting for block in blocks.values())))
     return sorted(sizes)
 
 
@@ -119,7 +119,7 @@ def with_ring(
     homes: dict[str, Home] = dict(fixed)
     room = budgets.device - ring - sum(blocks[n].nbytes for n, place in fixed.items() if place == "device")
     for name in order:  # what is larger than the ring has to be resident
-        if name not in homes and blocks[name].nbytes > ring:
+        if name not in homes and blocks[name].resting > ring:
             homes[name] = "device"
             room -= blocks[name].nbytes
     if room < 0:
@@ -131,10 +131,10 @@ def with_ring(
             homes[name] = "device"
             room -= blocks[name].nbytes
     streamed = [name for name in order if homes.get(name) != "device"]
-    if any(sum(blocks[n].nbytes for n in step.blocks if n in set(streamed)) > ring for step in steps):
+    if any(sum(blocks[n].resting for n in step.blocks if n in set(streamed)) > ring for step in steps):
         return None
     staging = settle(blocks, streamed, homes, budgets, on_disk)
-    largest = min(ring, sum(blocks[name].nbytes for name in streamed))
+    largest = min(ring, sum(blocks[name].resting for name in streamed))
     return finish(blocks, steps, budgets, speeds, homes, largest, staging)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from anytorch.errors import ModelError
+from anytorch.memory.formats import Packing, unpack_block, whole_tensors
 from anytorch.memory.images import Image, views_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.parked import Parked, park, wake
@@ -40,7 +41,12 @@ class Running:
         images: Mapping[str, Image],
         homes: Mapping[str, Home],
         device: torch.device,
+        packings: Mapping[str, Packing] | None = None,
+        live: torch.Tensor | None = None,
     ) -> None:
+        self.packings = packings or {}
+        self.live = live  # device memory that packed blocks are unpacked to; one unit's at a time
+        self._alone = threading.RLock()
         self.mover = mover
         self.found = found
         self.images = images
@@ -56,28 +62,65 @@ class Running:
 
     def enter(self, unit: Unit) -> None:
         """Before a unit's forward: its weights are on the device and its Parameters show them."""
-        buffers = self.mover.acquire(unit.name)
-        with self._lock:
-            for name in unit.blocks:
-                if self.homes[name] == "device":
-                    continue
-                self._awake[name] = self._awake.get(name, 0) + 1
-                if self._awake[name] == 1:
-                    views = self._views_in(name, buffers[name])
-                    for parameter, view in zip(self.found.groups[name].parameters, views, strict=True):
-                        wake(parameter, view)
+        if self.live is not None:
+            self._alone.acquire()
+        entered: list[str] = []
+        try:
+            buffers = self.mover.acquire(unit.name)
+            try:
+                with self._lock:
+                    self._wake(unit, buffers, entered)
+            except BaseException:
+                self._park(entered)
+                self.mover.release(unit.name)
+                raise
+        except BaseException:
+            if self.live is not None:
+                self._alone.release()
+            raise
 
     def leave(self, unit: Unit) -> None:
         """After it, however it ended."""
+        self._park([name for name in unit.blocks if self.homes[name] != "device"])
+        self.mover.release(unit.name)
+        if self.live is not None:
+            self._alone.release()
+
+    def _wake(self, unit: Unit, buffers: Mapping[str, torch.Tensor], entered: list[str]) -> None:
+        offset = 0
+        for name in unit.blocks:
+            if self.homes[name] == "device":
+                continue
+            self._awake[name] = self._awake.get(name, 0) + 1
+            entered.append(name)
+            if name in self.packings:
+                assert self.live is not None
+                target = self.live[offset : offset + self.packings[name].live.nbytes]
+                offset += target.numel()
+            if self._awake[name] > 1:
+                continue
+            views = (
+                self._unpacked(name, buffers[name], target)
+                if name in self.packings
+                else self._views_in(name, buffers[name])
+            )
+            for parameter, view in zip(self.found.groups[name].parameters, views, strict=True):
+                wake(parameter, view)
+
+    def _park(self, names: Sequence[str]) -> None:
         with self._lock:
-            for name in unit.blocks:
-                if not self._awake.get(name):
-                    continue
+            for name in names:
                 self._awake[name] -= 1
                 if not self._awake[name]:
                     for parameter in self.found.groups[name].parameters:
                         park(parameter, self.device)
-        self.mover.release(unit.name)
+
+    def _unpacked(self, name: str, buffer: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+        packing = self.packings[name]
+        with torch.inference_mode(False), torch.no_grad():
+            views = views_of(packing.live, target)
+            unpack_block(packing, views_of(self.images[name], buffer), views)
+        return [views[path] for path in self.found.groups[name].paths]
 
     def _views_in(self, name: str, buffer: torch.Tensor) -> list[torch.Tensor]:
         """A block's tensors in one place of the ring; blocks come back to the same places, so these are kept."""
@@ -98,6 +141,8 @@ class Running:
         """autograd saves a tensor: one in the ring will be overwritten, so it is remembered by its place in its block."""
         if isinstance(tensor, Parked):
             tensor = tensor.data
+        if self.live is not None and tensor.untyped_storage().data_ptr() == self.live.untyped_storage().data_ptr():
+            return tensor.clone()  # the next unit's weights are unpacked over it
         place = self.mover.ring_offset(tensor)
         if place is None:
             return tensor
@@ -128,7 +173,15 @@ class Running:
     # --- at rest ---------------------------------------------------------------------------------------------------
 
     def resting(self, name: str) -> dict[str, torch.Tensor]:
-        """A block's tensors as they rest, by path: the parameters, host memory, or the file mapped into memory."""
+        """A block's tensors as they rest, by path: the parameters, host memory, or the file mapped into memory.
+
+        Of a packed block, the weights its codes stand for.
+        """
+        if name in self.packings and self.homes[name] != "device":
+            return whole_tensors(self.packings[name], self._stored(name))
+        return self._stored(name)
+
+    def _stored(self, name: str) -> dict[str, torch.Tensor]:
         group, image = self.found.groups[name], self.images[name]
         if self.homes[name] == "device":
             return dict(zip(group.paths, group.parameters, strict=True))

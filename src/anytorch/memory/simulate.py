@@ -43,9 +43,9 @@ def predict(
                 if any(held == name for held, _ in inside):
                     continue  # used by the step before and not overwritten yet
                 free_at = 0.0
-                while used + blocks[name].nbytes > ring and inside:
+                while used + blocks[name].resting > ring and inside:
                     gone, when = inside.popleft()
-                    used -= blocks[gone].nbytes
+                    used -= blocks[gone].resting
                     free_at = max(free_at, when)
                 if homes[name] == "disk":
                     begin = max(disk_free, free_at)
@@ -64,7 +64,7 @@ def predict(
                     begun.append((name, begin))
                 arrived = max(arrived, end)
                 inside.append((name, end))
-                used += blocks[name].nbytes
+                used += blocks[name].resting
             begin = max(compute_free, arrived)
             compute_free = begin + step.compute_s
             if number == PASSES - 1:

@@ -55,6 +55,7 @@ class Block:
 
     @property
     def resting(self) -> int:
+        """Bytes it takes at its home below the device, on the links, and in the ring."""
         return self.nbytes if self.rest_nbytes < 0 else self.rest_nbytes
 
 
