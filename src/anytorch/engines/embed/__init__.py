@@ -6,7 +6,7 @@ place       a request → a device and an encoder on it
 runner      batches through the encoder; budget finds their best size, fit_batch their largest
 head        pooled vectors → the answer  compare   similarities, and the nearest
 engine      all of it together           queue     many callers, one engine (sharing: who gets into a batch)
-pool, files several devices; whole files
+outputs     vectors to .npy and .jsonl   pool, files   several devices; whole files, resumable
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from anytorch.devices.choose import callers_level
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.engines.embed.budget import LARGEST, SMALLEST, Budget, Work
 from anytorch.engines.embed.compare import Hit, as_matrix, nearest, prepared, scores
+from anytorch.engines.embed.explain import explained
 from anytorch.engines.embed.head import Head, as_precision, check_precision, only_normalizes, out_shape
 from anytorch.engines.embed.locate import find_model
 from anytorch.engines.embed.place import CPU, Place, build_encoder, check_options, choose_place
@@ -180,28 +181,7 @@ class ArrowEngine:
 
     def explain(self) -> str:
         """In words: the model, the device, the kernels, the quantization, and why each is what it is."""
-        facts = self.describe()
-        encoder = facts["encoder"]
-        told = ("device", "device_name", "dtype", "kernels", "quantization", "why", "quantization_why")
-        rest = {name: value for name, value in encoder.items() if name not in told}
-        lines = [
-            f"model: {facts['model']} ({facts['family']}, {facts['layers']} layers)",
-            f"vectors: {facts['dim']} dimensions, {facts['pooling']} pooling"
-            + (f", then {', '.join(facts['steps'])}" if facts["steps"] else "")
-            + f"; texts are cut at {facts['max_length']} tokens",
-            f"device: {facts['device']}, because {facts['device_why']}",
-            f"encoder: {facts['encoder_why']}",
-            f"kernels: {encoder.get('kernels', 'unknown')}; dtype {encoder.get('dtype', 'float32')}"
-            + (f"; {encoder['why']}" if encoder.get("why") else ""),
-            f"quantization: {facts['quantization'] or 'none'}"
-            + (f"; {encoder['quantization_why']}" if encoder.get("quantization_why") else ""),
-            f"batches: {facts['batch']['tokens']} tokens ({facts['batch']['source']}); {facts['tokenizer']} tokenizer",
-        ]
-        lines += [f"{name}: {value}" for name, value in rest.items() if value not in (None, "")]
-        lines += [f"note: {note}" for note in facts["notes"]]
-        if self.stats.truncated:
-            lines.append(f"note: {self.stats.truncated} of {self.stats.texts} texts so far were longer and were cut")
-        return "\n".join(lines)
+        return explained(self.describe())
 
     # --- encoding --------------------------------------------------------------------------------------------------
 
