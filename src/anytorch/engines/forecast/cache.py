@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anytorch.engines.forecast.decoder import Decoder
-from anytorch.models.kronos.fused import Tables, attend_step, attend_whole, make_tables
+from anytorch.models.kronos.fused import Tables, attend_step, attend_whole, make_tables, window_mask
 
 
 class Cache:
@@ -31,13 +31,11 @@ class Cache:
         self.evict = evict
         kind: Any = {"device": decoder.device, "dtype": decoder.dtype}
         layers, heads, head_width, width = len(decoder.blocks), decoder.heads, decoder.head_width, decoder.width
-        self.keys = [torch.empty(series, heads, longest, head_width, **kind) for _ in range(layers)]
-        self.values = [torch.empty(series, heads, longest, head_width, **kind) for _ in range(layers)]
+        # One piece of memory for all layers: freed, it goes back whole, and leaves no holes in the heap.
+        self.keys, self.values = torch.empty(2, layers, series, heads, longest, head_width, **kind)
         self.context = torch.empty(series, longest, width, **kind)
         # Zeros, not rubbish: a static step multiplies rows that are not there yet by a weight of zero.
-        own = (series, heads, samples, capacity, head_width)
-        self.own_keys = [torch.zeros(own, **kind) for _ in range(layers)]
-        self.own_values = [torch.zeros(own, **kind) for _ in range(layers)]
+        self.own_keys, self.own_values = torch.zeros(2, layers, series, heads, samples, capacity, head_width, **kind)
         self.own_context = torch.zeros(rows, capacity, width, **kind)
         # Of the generated rows, for queries (which carry the attention's scale) and for keys.
         shape = (2, series if self.mixed else 1, 1, capacity, head_width)
@@ -58,22 +56,35 @@ class Cache:
     def prefill(self, prompt: Tensor, limit_rows: int) -> Tensor:
         """The prompts' first-block inputs [series, longest, width] → the context of each prompt's last row.
 
-        `limit_rows` bounds how many rows' temporary values exist at once.
+        `limit_rows` bounds how many rows' temporary values exist at once; a prompt goes through in up to eight pieces, so
+        that beside the cache they take less than a window's would.
         """
-        decoder = self.decoder
+        decoder, longest = self.decoder, prompt.shape[1]
         tables = make_tables(self.places[None], decoder.head_width, decoder.dtype)
-        at_once = max(1, limit_rows // prompt.shape[1])
-        for start in range(0, prompt.shape[0], at_once):
-            part = slice(start, start + at_once)
-            x = prompt[part]
-            for block, keys, values in zip(decoder.blocks, self.keys, self.values, strict=True):
-                q, k, v = block.project(x, tables)
-                keys[part] = k
-                values[part] = v
-                x = block.finish(x, attend_whole(q, keys[part], values[part]))
-            self.context[part] = decoder.context(x)
+        rows_at_once = min(longest, max(1, limit_rows // 8))
+        series_at_once = max(1, limit_rows // longest)
+        for first in range(0, prompt.shape[0], series_at_once):
+            series = slice(first, first + series_at_once)
+            for start in range(0, longest, rows_at_once):
+                rows = slice(start, min(start + rows_at_once, longest))
+                self._prefill_rows(prompt[series, rows], series, rows, tables)
         last: Tensor = self.context[torch.arange(len(self.lengths), device=prompt.device), self.lengths - 1]
         return last
+
+    def _prefill_rows(self, x: Tensor, series: slice, rows: slice, tables: Tables) -> None:
+        """Some rows of some prompts, behind those that are in the cache already."""
+        cos, sin = tables
+        tables = (cos[:, :, rows], sin[:, :, rows])
+        mask = window_mask(rows.start, rows.stop - rows.start, x) if rows.start else None
+        for block, keys, values in zip(self.decoder.blocks, self.keys, self.values, strict=True):
+            q, k, v = block.project(x, tables)
+            keys[series, :, rows] = k
+            values[series, :, rows] = v
+            seen_k, seen_v = keys[series, :, : rows.stop], values[series, :, : rows.stop]
+            attended = attend_whole(q, seen_k, seen_v, mask)
+            del q, k, v  # before the block's larger half needs memory
+            x = block.finish(x, attended)
+        self.context[series, rows] = self.decoder.context(x)
 
     def advance(self, x: Tensor, at: int | Tensor, skip: int = 0) -> Tensor:
         """Add the generated row `at` (its first-block input [rows, 1, width]); → its context [rows, width].

@@ -117,7 +117,7 @@ class FusedBlock:
         """The rest of the block, from the attention's [batch, heads, rows, head width] (or that of `attend_step`)."""
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         gate, value = self.gate_and_value(rms_norm(x, self.norm2)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * value)
+        return x + self.down(F.silu(gate, inplace=True).mul_(value))
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def turn(x: Tensor, tables: Tables) -> Tensor:
     """`rotate` with tables whose sin already carries the sign of the swapped half."""
     cos, sin = tables
     half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), dim=-1), sin)
+    return (x * cos).addcmul_(torch.cat((x[..., half:], x[..., :half]), dim=-1), sin)
 
 
 def make_tables(positions: Tensor, head_width: int, dtype: torch.dtype) -> Tables:
@@ -139,9 +139,9 @@ def make_tables(positions: Tensor, head_width: int, dtype: torch.dtype) -> Table
     return cos.to(dtype).view(rows, 1, count, head_width), sin.to(dtype).view(rows, 1, count, head_width)
 
 
-def attend_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of rows to themselves."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+def attend_whole(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Causal attention of rows to themselves; with a `window_mask`, also to the rows before them."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
 def attend_step(q: Tensor, prefix: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
