@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from anytorch import logs
 from anytorch.engines.embed.bar import progress_bar
@@ -19,6 +20,7 @@ from anytorch.values import dataclass
 
 log = logs.logger(__name__)
 
+T = TypeVar("T")
 Progress = Callable[[int, "int | None"], None]
 VECTOR = "embedding"
 # Rows of one part: what is computed again after a crash, and what is in memory at once.
@@ -147,18 +149,28 @@ class _Run:
         return sum(part["missing"] for part in self._journal.parts)
 
     def encode_rest(self, chunk_rows: int, report: Progress | None) -> None:
+        """Read the next chunk and write the last one beside encoding this one, so that no device waits for a disk."""
         total = self._rows.total() if report is not None else None
         if report is not None:
             report(self._journal.rows, total)
-        for chunk in self._rows.chunks(chunk_rows, skip=self._journal.rows):
-            table, missing = self._encoded(chunk, report, total)
-            number = len(self._journal.parts)
-            with disk_errors(f"writing {self._journal.target}", f"{self._journal.rows:,} rows are finished and kept"):
-                write_part(table, self._journal.part(number), self._vector)
-                self._journal.add(len(chunk.texts), missing)
+        writing: Future[None] | None = None
+        with ThreadPoolExecutor(2, thread_name_prefix="anytorch-file") as beside:
+            for chunk in one_ahead(self._rows.chunks(chunk_rows, skip=self._journal.rows), beside):
+                table, missing = self._encoded(chunk, report, total)
+                if writing is not None:
+                    writing.result()
+                writing = beside.submit(self._keep, table, missing)
+            if writing is not None:
+                writing.result()
+
+    def _keep(self, table: Any, missing: int) -> None:
+        journal = self._journal
+        with disk_errors(f"writing {journal.target}", f"{journal.rows:,} rows are finished and kept"):
+            write_part(table, journal.part(len(journal.parts)), self._vector)
+            journal.add(len(table), missing)
 
     def _encoded(self, chunk: Chunk, report: Progress | None, total: int | None) -> tuple[Any, int]:
-        finished = self._journal.rows
+        finished = chunk.first - 1
         places = [place for place, text in enumerate(chunk.texts) if text is not None]
         texts = [text for text in chunk.texts if text is not None]
         told = None if report is None else (lambda done, _: report(finished + done, total))
@@ -186,3 +198,11 @@ class _Run:
         columns, dtype = self._engine.check_request(self._options["dim"], self._options["precision"], "numpy")
         fields = [(name, pa.string()) for name in self._rows.columns]
         return pa.schema([*fields, (self._vector, pa.list_(pa.from_numpy_dtype(np.dtype(dtype)), columns))])
+
+
+def one_ahead(items: Iterator[T], beside: Executor) -> Iterator[T]:
+    """The same items, each made while the one before it is in use."""
+    upcoming = beside.submit(next, items, None)
+    while (item := upcoming.result()) is not None:
+        upcoming = beside.submit(next, items, None)
+        yield item
