@@ -12,7 +12,7 @@ from anytorch.devices.locate import require
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import capabilities
 from anytorch.errors import UsageError
-from anytorch.memory.measure import disk_speed, link_speed
+from anytorch.memory.measure import disk_speed, file_speed, link_speed
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.memory.types import Level, Speeds, Tiers
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logs.logger(__name__)
 Size = int | float | str
+LARGE = 64 * 2**20  # bytes of a file that says something about its disk
 # Of what is free: activations, other programs and the allocator's own rounding need the rest.
 DEVICE_SHARE, HOST_SHARE, DISK_SHARE = 0.85, 0.7, 0.9
 
@@ -72,7 +73,11 @@ def _disk_level(folder: Path, budget: Size | None, speeds: Speeds | None, measur
     if speeds is not None:
         read = speeds.disk_gb_per_s
     elif measure:
-        read, write = disk_speed(folder)
+        large = [path for path in sorted(folder.glob("*.safetensors")) if path.stat().st_size >= LARGE]
+        if large:  # a checkpoint's folder, where nothing is to be written
+            read = file_speed(large[0])
+        elif not any(folder.glob("*.safetensors")):
+            read, write = disk_speed(folder)
     return Level(2, "disk", str(folder), capacity, read, write, source=source)
 
 

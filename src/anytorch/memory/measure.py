@@ -14,7 +14,7 @@ from anytorch import logs
 from anytorch.cache import Store
 from anytorch.errors import AnytorchError, CacheError
 from anytorch.memory.buffers import host_buffer
-from anytorch.memory.images import from_files
+from anytorch.memory.images import Piece, from_files
 from anytorch.memory.reader import Reader
 from anytorch.memory.spill import Spill
 from anytorch.memory.streams import Copies
@@ -46,6 +46,32 @@ def disk_speed(folder: Path, *, refresh: bool = False) -> tuple[float | None, fl
         log.warning("the disk of %s could not be measured: %s", folder, exc)
         return None, None
     return (found[0], found[1]) if found else (None, None)
+
+
+def file_speed(path: Path, *, refresh: bool = False) -> float | None:
+    """GB/s of direct reads of a file that is there already, by its first 128 MiB: nothing is written beside a checkpoint."""
+    try:
+        key = f"file {path.stat().st_dev} {os.uname().nodename if hasattr(os, 'uname') else ''}"
+        found = _cached(key, refresh, lambda: [_file(path)])
+    except (OSError, AnytorchError) as exc:
+        log.warning("reading %s could not be measured: %s", path, exc)
+        return None
+    return found[0] if found else None
+
+
+def _file(path: Path) -> float:
+    nbytes = min(DISK_NBYTES, path.stat().st_size // MIB * MIB)
+    buffer = host_buffer(nbytes)
+    reader = Reader(verify=False)
+    try:
+        rates = []
+        for _ in range(REPEATS):
+            begin = time.perf_counter()
+            reader.read([Piece(str(path), 0, nbytes, 0)], buffer)
+            rates.append(nbytes / (time.perf_counter() - begin) / 1e9)
+        return statistics.median(rates)
+    finally:
+        reader.close()
 
 
 def device_name(device: torch.device) -> str:
