@@ -47,6 +47,19 @@ def test_plain_folder_is_read_as_sentence_transformers_would(copied_model: Path)
     assert recipe.pooling == ("mean",) and recipe.steps == () and recipe.max_length == 512
 
 
+def test_the_transformer_may_have_a_folder_of_its_own(copied_model: Path) -> None:
+    inner = copied_model / "0_Transformer"
+    inner.mkdir()
+    for path in list(copied_model.iterdir()):
+        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(inner / path.name)
+    modules = json.loads((copied_model / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (copied_model / "modules.json").write_text(json.dumps(modules))
+    recipe = read_recipe(copied_model)
+    assert recipe.folder == copied_model and recipe.encoder == inner and recipe.max_length == 256
+
+
 @pytest.mark.parametrize("flag", POOLING_FLAGS)
 def test_every_pooling_flag(flag: str, copied_model: Path) -> None:
     config = {"word_embedding_dimension": 384, **{name: name == flag for name in POOLING_FLAGS}}
