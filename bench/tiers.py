@@ -555,7 +555,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=36, help="of the GPU part's model; Qwen3-8B has 36")
     parser.add_argument("--device-budget", default="2GB")
     parser.add_argument(
-        "--seconds", type=float, default=420, help="the GPU part leaves out what does not fit into this"
+        "--seconds", type=float, default=280, help="the GPU part leaves out what does not fit into this"
     )
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, help=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from anytorch import logs
 from anytorch.errors import BudgetTooSmall
 from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import Image
@@ -27,6 +28,7 @@ from anytorch.memory.sizes import words
 from anytorch.memory.streams import Copies
 from anytorch.memory.types import Home, Step
 
+log = logs.logger(__name__)
 MIB = 2**20
 STAGING_CHUNKS = 8
 LOAD_CHUNK = 16 * MIB
@@ -98,6 +100,7 @@ class Mover:
             "backward": dict(zip(names, names[-1:] + names[:-1], strict=True)),
         }
         self._last: dict[str, str] = {}
+        self._now: tuple[str, str] | None = None
         self._held: dict[str, Held] = {}
         self._space = Space(ring_nbytes)
         self._changed = threading.Condition(threading.RLock())
@@ -174,6 +177,11 @@ class Mover:
                 if name in self._held:
                     self._drop_user(name)
             self._changed.notify_all()
+            if self._now is not None and self._now[0] == step and not self._closed:
+                try:
+                    self._look_ahead(*self._now)  # there is room again, and a pause between passes is time, too
+                except Exception as exc:  # noqa: BLE001  (whoever needs the block is told; this step has ended well)
+                    log.info("fetching ahead failed, which will be tried again: %s", exc)
 
     def _take(self, name: str) -> None:
         held = self._held.get(name)
@@ -267,6 +275,8 @@ class Mover:
 
     def _distance(self, name: str) -> int:
         """Steps until the block is needed again, counted along what came next the last time."""
+        if self._now is None:
+            return 0
         current, direction = self._now
         for distance in range(1, len(self._steps) + 1):
             current = self._next[direction].get(current, current)
