@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from anytorch import logs
-from anytorch.devices.choose import callers_level, survey
+from anytorch.devices.choose import survey
 from anytorch.devices.types import State
 from anytorch.engines.embed.place import CPU, Place, build_encoder, choose_place
 from anytorch.engines.embed.pool import Job, PoolEncoder
 from anytorch.engines.embed.pool_layout import best_processes
 from anytorch.engines.embed.protocol import Encoder
 from anytorch.engines.embed.recipe import Recipe
-from anytorch.errors import DeviceFallbackWarning, UsageError
+from anytorch.errors import UsageError
 from anytorch.probe import snapshot
 
 log = logs.logger(__name__)
@@ -96,10 +95,7 @@ def build_encoders(
         for place in places
     ]
     if on_cpu and on_cpu < len(places):
-        warnings.warn(
-            DeviceFallbackWarning("devices names the CPU beside others: it takes cores from the work for them"),
-            stacklevel=callers_level(),
-        )
+        log.warning("devices names the CPU beside others: it takes cores from the work for them")
     return PoolEncoder(jobs), f"{len(jobs)} processes, one for each device named, that work off one queue"
 
 
