@@ -3,12 +3,15 @@
     python bench/quant.py [--device cpu] [--dtype float32] [--threads N] [--shapes 384x1536,4096x4096] [--rows 1,8,64,512]
                           [--formats int8,int4,…] [--seconds 0.4] [--output bench/results/quant-cpu.json]
     python bench/quant.py --quality [--sentences 600] [--output bench/results/quant-quality.json]
+    python bench/quant.py --memory [--output bench/results/quant-memory.json]
 
 Speed: for each shape, number of input rows and format every kernel we have and every installed peer is checked against
 float64 first, then all are timed in turns; the table gives the best time of each. "chosen" is what `prefer="memory"` and
 `prefer="speed"` pick. Peers run as their documentation says (torchao's quantize_, bitsandbytes' Linear4bit).
 Quality: all-MiniLM-L6-v2, weight error, output error and cosine to float32 over real sentences (bench/corpus.py), for
 plain rounding, refined scales, GPTQ and AWQ (128 other sentences as examples).
+Memory: twenty-four 1024 × 1024 layers in a file, quantized while they are read, and loaded whole first; the most
+private memory (RssAnon, sampled) each way, above what the process had before.
 What it does not show: whole-model speed, multi-GPU, other people's machines.
 """
 
@@ -168,7 +171,8 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
                 plain = best["nn.Linear"]
                 own = [n for n in runs if n != "nn.Linear" and not facts[n].get("peer")]
                 lean = [n for n in own if facts[n]["extra_nbytes"] <= rows * columns * 4 // 25]
-                exact = [n for n in lean if facts[n]["error"] <= choosing.TOLERANCE["memory"] or dtype != torch.float32]
+                lossless = choosing.tolerance(packed, dtype, "memory")
+                exact = [n for n in lean if facts[n]["error"] <= lossless]
                 chosen = {"memory": min(exact or lean, key=best.__getitem__), "speed": min(own, key=best.__getitem__)}
                 entry = {
                     "shape": [rows, columns],
@@ -284,6 +288,83 @@ def quality(options: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys, threading, time, torch
+from torch import nn
+from anytorch.quant import load, quantize, save
+from anytorch.quant.kernels import cpp
+torch.set_num_threads(1)
+how, path, folder = sys.argv[1:]
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+
+def build():
+    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+
+def work():
+    with torch.device("meta"):
+        model = build()
+    if how == "streamed":
+        quantize(model, "int4", weights=path)
+    elif how == "whole":
+        from safetensors.torch import load_file
+        model = model.to_empty(device="cpu")
+        model.load_state_dict(load_file(path))
+        quantize(model, "int4")
+    elif how == "packed file":
+        load(model, folder)
+    else:
+        quantize(model, "int4", weights=path)
+        save(model, folder)
+    return model
+
+quantize(nn.Sequential(nn.Linear(64, 64)), "int4")  # what is loaded on first use is not the model's
+before, peak, done = anonymous(), 0, threading.Event()
+def watch():
+    global peak
+    while not done.is_set():
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+thread = threading.Thread(target=watch)
+thread.start()
+model = work()
+done.set()
+thread.join()
+import gc
+gc.collect()
+print(peak - before, anonymous() - before)
+"""
+
+
+def memory_use() -> list[dict[str, Any]]:
+    import sys
+    import tempfile
+
+    from safetensors.torch import save_file
+
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plain.safetensors"
+        tensors = {}
+        for number in range(24):
+            tensors[f"{number}.weight"], tensors[f"{number}.bias"] = torch.randn(1024, 1024), torch.zeros(1024)
+        save_file(tensors, path)
+        whole = sum(tensor.numel() * 4 for tensor in tensors.values())
+        tensors.clear()
+        for how in ("save", "whole", "streamed", "packed file"):
+            command = [sys.executable, "-c", CHILD, how, str(path), f"{folder}/packed"]
+            peak, after = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+            if how == "save":
+                continue
+            results.append({"how": how, "float32_nbytes": whole, "peak_nbytes": peak, "after_nbytes": after})
+            print(f"{how:12} float32 {whole / 1e6:.0f} MB: peak {peak / 1e6:.0f} MB, afterwards {after / 1e6:.0f} MB")
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -294,19 +375,20 @@ def main() -> None:
     parser.add_argument("--formats", default=FORMATS)
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--quality", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--sentences", type=int, default=600)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     start = time.perf_counter()
-    results = quality(options) if options.quality else speed(options)
+    results = quality(options) if options.quality else memory_use() if options.memory else speed(options)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     chosen = anytorch.resolve(options.device).chosen
     body = {
-        "what": "quality" if options.quality else "speed",
+        "what": "quality" if options.quality else "memory" if options.memory else "speed",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit.stdout.strip(),
         "machine": platform.machine(),

@@ -31,9 +31,9 @@ class Groups(NamedTuple):
     tensor_scale: torch.Tensor | None = None  # float32, no dimensions
 
 
-def encode(values: torch.Tensor, format: Format, *, refine: bool = False) -> Groups:
-    """The codes and scales of float32 groups."""
-    scales = find_scales(values, format, refine=refine)
+def encode(values: torch.Tensor, format: Format, *, unit: torch.Tensor | None = None, refine: bool = False) -> Groups:
+    """The codes and scales of float32 groups. `unit`: the tensor scale, where these are only some of its rows."""
+    scales = find_scales(values, format, unit=unit, refine=refine)
     return scales._replace(codes=round_to(values, format, scales))
 
 
@@ -42,7 +42,7 @@ def find_scales(
 ) -> Groups:
     """The scales (and offsets) of float32 groups, with codes left empty. `unit`: the tensor scale, where it is fixed."""
     if format.table is None:
-        found = _same_unit(_integer_scales(values, format, 1.0), unit)
+        found = _integer_scales(values, format, 1.0, unit)
     else:
         found = _table_scales(values, format, 1.0, unit)
     return _refined(values, format, found) if refine else found
@@ -100,29 +100,41 @@ def _table(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
 # --- integers ---------------------------------------------------------------------------------------------------------
 
 
-def _integer_scales(values: torch.Tensor, format: Format, shrink: float) -> Groups:
+def tensor_scale(largest: torch.Tensor, format: Format) -> torch.Tensor | None:
+    """The scale of a whole tensor whose largest absolute value is given; None for formats that have none."""
+    if not format.has_tensor_scale:
+        return None
+    if format.scale_type == "e4m3":
+        return torch.where(largest > 0, largest / (E4M3_MAX * E2M1_MAX), 1.0).float()
+    return _power_of_two(largest / (2 ** (format.bits - 1) - 1) if format.symmetric else largest)
+
+
+def _integer_scales(values: torch.Tensor, format: Format, shrink: float, unit: torch.Tensor | None) -> Groups:
     empty = values.new_empty(0)
     if format.symmetric:
-        wide = values.abs().amax(-1) * (shrink / (2 ** (format.bits - 1) - 1))
+        largest = values.abs().amax(-1)
+        wide = largest * (shrink / (2 ** (format.bits - 1) - 1))
         if not format.has_tensor_scale:
             return Groups(empty, wide)
-        unit = _power_of_two(wide)
+        unit = tensor_scale(largest.amax(), format) if unit is None else unit
+        assert unit is not None
         return Groups(empty, (wide / unit).half(), None, unit)
     low, high = values.amin(-1), values.amax(-1)
+    if unit is None:
+        unit = tensor_scale(torch.maximum(low.abs(), high.abs()).amax(), format)
+    assert unit is not None
     if shrink != 1.0:
         middle, half = (low + high) / 2, (high - low) * (shrink / 2)
         low, high = middle - half, middle + half
-    unit = _power_of_two(torch.maximum(low.abs(), high.abs()))
     offset = (low / unit).half()
     # The step is measured from the offset as it is stored, so that rounding it does not push the top out of range.
     scale = ((high / unit - offset.float()) / (2**format.bits - 1)).clamp(min=0).half()
     return Groups(empty, scale, offset, unit)
 
 
-def _power_of_two(sizes: torch.Tensor) -> torch.Tensor:
+def _power_of_two(largest: torch.Tensor) -> torch.Tensor:
     """The power of two that brings the largest size into [1, 2): half precision then serves weights of any size, and
     multiplying by it is exact."""
-    largest = sizes.amax()
     exponent = torch.floor(torch.log2(largest.clamp(min=2.0**-126)))
     return torch.where(largest > 0, torch.exp2(exponent), 1.0).float()
 
@@ -140,8 +152,8 @@ def _table_scales(values: torch.Tensor, format: Format, shrink: float, unit: tor
         biased = (exponent - 1 - 2 + 127).clamp(0, 254)  # 6.0 lies in E2M1's binade of 4 = 2²
         return Groups(empty, torch.where(largest > 0, biased, 0).to(torch.uint8))
     if unit is None:
-        peak = largest.amax()
-        unit = torch.where(peak > 0, peak / (E4M3_MAX * E2M1_MAX), 1.0).float()
+        unit = tensor_scale(largest.amax(), format)
+    assert unit is not None
     wanted = (largest * shrink / E2M1_MAX / unit).clamp(E4M3_TINY, E4M3_MAX)
     # Few devices but CUDA and the CPU can cast to FP8; the scales are a sixteenth of the weights.
     stored = wanted.cpu().to(torch.float8_e4m3fn).view(torch.uint8).to(values.device)
@@ -192,7 +204,7 @@ def _refined(values: torch.Tensor, format: Format, plain: Groups) -> Groups:
         tries = []
         for shrink in SHRINKS[1:]:
             if format.table is None:
-                tries.append(_same_unit(_integer_scales(values, format, shrink), unit))
+                tries.append(_integer_scales(values, format, shrink, unit))
             else:
                 tries.append(_table_scales(values, format, shrink, unit))
     for candidate in tries:
@@ -206,15 +218,6 @@ def _refined(values: torch.Tensor, format: Format, plain: Groups) -> Groups:
             offset = torch.where(better, candidate.offset, best.offset)
         best = best._replace(scale=scale, offset=offset)
     return best
-
-
-def _same_unit(found: Groups, unit: torch.Tensor | None) -> Groups:
-    """Scales in units of another power of two; exact unless they become too small to matter."""
-    if unit is None or found.tensor_scale is None:
-        return found
-    ratio = found.tensor_scale / unit
-    offset = None if found.offset is None else (found.offset.float() * ratio).half()
-    return found._replace(scale=(found.scale.float() * ratio).half(), offset=offset, tensor_scale=unit)
 
 
 def _squared_error(values: torch.Tensor, format: Format, scales: Groups) -> torch.Tensor:

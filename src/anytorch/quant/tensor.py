@@ -11,8 +11,9 @@ import torch
 from anytorch.errors import InputError
 from anytorch.quant.codes import PACKED, join_codes, split_codes
 from anytorch.quant.formats import Format, matrix_shape, parse
-from anytorch.quant.rounding import Groups, decode, encode
+from anytorch.quant.rounding import Groups, decode, encode, tensor_scale
 
+CHUNK = 1 << 18  # weights that are rounded at a time
 PARTS = ("codes", "scale", "offset", "tensor_scale")  # in the order they are stored in
 
 
@@ -94,16 +95,29 @@ def pack(
     chosen = parse(format, group_size)
     if not weight.is_floating_point():
         raise InputError(f"only floating-point weights can be quantized; this one is {weight.dtype}")
-    shape = tuple(weight.shape)
-    grouped = into_groups(weight.detach(), chosen)
-    if not bool(torch.isfinite(grouped).all()):
-        count = int((~torch.isfinite(grouped)).sum())
+    rows, columns = matrix_shape(tuple(weight.shape))
+    matrix = weight.detach().reshape(rows, columns)
+    largest = torch.maximum(matrix.amax(), -matrix.amin()).float()
+    if not bool(torch.isfinite(largest)):
+        count = int((~torch.isfinite(matrix)).sum())
         raise InputError(
             f"{count} of {weight.numel()} weights are not finite; they cannot be rounded",
             hint="the checkpoint is damaged, or training diverged",
         )
-    groups = encode(grouped, chosen, refine=refine)
-    return from_groups(groups, chosen, shape, weight.dtype)
+    # Some rows at a time: rounding needs about ten times the memory of what it rounds.
+    unit = tensor_scale(largest, chosen)
+    count = max(1, CHUNK // chosen.padded(columns))
+    parts = [
+        from_groups(
+            encode(into_groups(part, chosen), chosen, unit=unit, refine=refine), chosen, tuple(part.shape), part.dtype
+        )
+        for part in matrix.split(count)
+    ]
+    joined = {
+        name: parts[0].parts[name] if name == "tensor_scale" else torch.cat([part.parts[name] for part in parts])
+        for name in parts[0].parts
+    }
+    return QuantTensor(chosen, tuple(weight.shape), weight.dtype, joined)
 
 
 def from_groups(groups: Groups, format: Format, shape: tuple[int, ...], dtype: torch.dtype) -> QuantTensor:
