@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import platform
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from anytorch.models.packed.calibration import sample_tokens
 from anytorch.models.packed.relative import bucket
 from anytorch.models.spec import EncoderSpec
 from anytorch.models.weights import is_optional, shapes
+from anytorch.native.compiler import find_compiler
 
 BERT = EncoderSpec(
     family="bert", vocabulary=120, width=64, layers=2, heads=4, kv_heads=4, head_width=16, inner=160, max_positions=700,
@@ -266,6 +269,16 @@ def test_shape_is_the_same_on_both_sides() -> None:
     """A field added on one side only would shift all that follow; the C++ says how large its struct is."""
     library = binding.open_library()
     assert library.encoder_shape_nbytes() == ctypes.sizeof(binding.Shape)
+
+
+@pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="the levels beyond baseline are of x86-64"
+)
+@pytest.mark.parametrize("level", sorted(set(native.LEVELS) - set(native.supported())))
+def test_levels_that_cannot_run_here_are_at_least_cpp(level: str) -> None:
+    command = [*find_compiler().command, "-fsyntax-only", "-w", "-std=c++17", *native.LEVELS[level].flags]
+    found = subprocess.run([*command, *map(str, binding.SOURCES)], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
 
 
 def test_buckets_are_those_of_the_reference() -> None:
