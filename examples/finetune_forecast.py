@@ -2,7 +2,7 @@
 
 OMP_NUM_THREADS=1 python examples/finetune_forecast.py --output /tmp/finetune     (some minutes on one CPU core)
 
-Eight instruments of hourly bars; the first 60 % train, the next 10 % choose the best weights, the last 30 % are never
+Sixteen instruments of hourly bars; the first 60 % train, the next 10 % choose the best weights, the last 30 % are never
 looked at until the end. Nearly all of a move is undone again within hours, as in the difference of two prices that belong
 together, so there is something to find in the price; in a single real price there is far less.
 """
@@ -29,12 +29,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--windows", type=int, default=120, help="of the held-out period")
     parser.add_argument("--seed", type=int, default=11)
     options = parser.parse_args()
     recipe = Recipe(reversion=0.97, half_life=4.0)
-    market = sample_market(8, 3000, seed=options.seed, freq="1h", session="always", recipe=recipe)
+    market = sample_market(16, 6000, seed=options.seed, freq="1h", session="always", recipe=recipe)
     series = as_series(market)
     start = choose_checkpoint("tiny")
     done = finetune_predictor(
@@ -48,7 +48,7 @@ def main() -> None:
         steps_per_epoch=options.steps,
         evaluate_every=max(options.steps // 4, 1),
         validation_windows=200,
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         mixed_precision=False,
         device=options.device,
         progress=lambda now, total, what: print(f"\r{now}/{total} {what}", end="", flush=True),
