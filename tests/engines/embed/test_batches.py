@@ -44,6 +44,15 @@ def test_batches_cover_all_texts_within_the_budget(lengths: list[int], budget: i
         assert len(some) == 1 or (cost <= budget and (not most or len(some) <= most))
 
 
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200), st.booleans())
+def test_the_runners_next_batch_is_the_first_of_batches(lengths: list[int], budget: int, padded: bool) -> None:
+    encoder = Plain()
+    encoder.padded = padded
+    sorted_lengths = sorted(lengths, reverse=True)
+    found = Runner(encoder, Budget(budget, fixed=True), WORK)._next(np.array(sorted_lengths, np.int32))
+    assert found == len(batches(sorted_lengths, budget, padded=padded)[0])
+
+
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.randoms())
 def test_pack_gathers_texts(lengths: list[int], generator: Any) -> None:
     tokens = make_tokens(lengths)

@@ -152,10 +152,16 @@ class Runner:
             yield batch.job
 
     def _next(self, lengths: npt.NDArray[np.int32]) -> int:
-        """How many of the next texts make one batch."""
-        # No more than budget texts can fit (each has a token at least), so that the rest need not be looked at.
-        some = lengths[: self.budget.tokens].tolist()
-        return len(batches(some, self.budget.tokens, padded=self.encoder.padded)[0])
+        """How many of the next texts, which come longest first, make one batch: `protocol.batches`, for the first only."""
+        import numpy as np
+
+        budget = self.budget.tokens
+        if self.encoder.padded:
+            count = budget // int(lengths[0])
+        else:
+            ends = np.cumsum(lengths[:budget])  # each has a token at least: no more than `budget` texts can fit
+            count = int(np.searchsorted(ends, budget, side="right"))
+        return min(max(1, count), len(lengths))
 
     def _timed(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         began = time.perf_counter()
