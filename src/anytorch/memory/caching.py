@@ -25,11 +25,11 @@ def tiered_cache(stack: VGPUStack | Mapping[str, Any], config: Any = None) -> An
         ) from exc
     owner = stack if isinstance(stack, VGPUStack) else VGPUStack(stack)
 
-    class TieredLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    class TieredLayer(DynamicLayer):  # type: ignore[misc,no-untyped-call,unused-ignore]
         """One layer's keys and values, under two keys of the stack."""
 
         def __init__(self, index: int) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
             self.index = index
             self.length = 0
 
@@ -81,7 +81,7 @@ def tiered_cache(stack: VGPUStack | Mapping[str, Any], config: Any = None) -> An
                 owner.remove(name)
             self.length = 0
 
-    class TieredCache(Cache):
+    class TieredCache(Cache):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:
             super().__init__(layers=[])
             self.stack = owner

@@ -41,7 +41,7 @@ class Parked(nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
         return f"Parameter of shape {tuple(self.shape)}, {self.dtype}: its values are on another memory level just now"
 
 
