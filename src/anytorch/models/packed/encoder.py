@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anytorch import native
+from anytorch import config, native
 from anytorch.errors import InputError, ModelError, OutOfMemory, UsageError
 from anytorch.models.packed import binding
 from anytorch.models.packed.binding import pointer
@@ -70,7 +70,7 @@ class PackedEncoder:
         self.pooling = pooling
         self.normalize = normalize
         self.quantization = quantization
-        self.threads = threads or available_cores()
+        self.threads = threads or config.get("threads") or available_cores()
         self.level = native.level(level).name
         self._handle: int | None = None
         self._library = binding.open_library(self.level)
