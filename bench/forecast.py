@@ -4,7 +4,8 @@
 
 Both sides run the same modules with the same random weights (published configurations), lookback 400, context 512, T 1,
 top_p 0.9, one seed. The plain side is the published algorithm: every step runs the whole window of every sample through
-the whole model, and draws with `torch.multinomial`. Ours is `KronosPredictor`, exact rolling. Each side of each case is a
+the whole model, and draws as `torch.multinomial` does, from noise that both sides share.
+Ours is `KronosPredictor`, exact rolling. Each side of each case is a
 process of its own (so that peak memory is its own), on the CPU with one thread, whose CPU seconds are what a busy machine
 cannot distort much. On an accelerator everything runs in one process, wall seconds after a warm-up, peak memory by the
 device's own count. The JSON is written after every row; what `--seconds` leaves out is listed as skipped.
