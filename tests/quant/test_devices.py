@@ -8,8 +8,11 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from torch import nn
 
-from anytorch.quant import pack
+from anytorch.devices.locate import locate
+from anytorch.devices.precision import capabilities
+from anytorch.quant import QuantLinear, pack, unpack
 from anytorch.quant.kernels.triton import KERNELS, arguments
 
 FORMATS = ["int8", "int8-g64", "int4", "int4-sym-g32", "int2", "nvfp4", "mxfp4", "nf4"]
@@ -77,3 +80,28 @@ def test_packed_layers_on_webgpu(run_python: Callable[..., Any], missing: Callab
     if done.returncode == 3:
         missing("webgpu-adapter", "no adapter on this machine")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*FORMATS, "int8-dynamic"])
+def test_packed_layers_on_the_accelerator(
+    name: str, dtype: torch.dtype, missing: Callable[[str, str], NoReturn]
+) -> None:
+    """Every kernel that the accelerator can run is right, for one row and for many."""
+    if not torch.accelerator.is_available():
+        missing("accelerator", "torch knows none")
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    backend, index = locate(device)
+    linear = nn.Linear(256, 192).requires_grad_(False).to(device, dtype)
+    layer = QuantLinear.of(linear, name, prefer="speed")
+    for m in (1, 40):
+        x = torch.randn(m, 256).to(device, dtype)
+        wanted = x.cpu().double() @ unpack(layer.packed.to("cpu"), torch.float64).t() + linear.bias.cpu().double()
+        error = float((layer(x).cpu().double() - wanted).norm() / wanted.norm())
+        assert error < (2e-2 if name == "int8-dynamic" else 1e-2), (m, layer.choice(m, dtype).kernel)
+        usable = {one.name for one in layer.choice(m, dtype).measured if one.seconds is not None}
+        if capabilities(backend.name, index).triton:
+            refused = {one.name: one.refused for one in layer.choice(m, dtype).measured if one.refused}
+            assert any(one.startswith("triton") for one in usable), refused
