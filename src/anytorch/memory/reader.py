@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logs.logger(__name__)
 THREADS = 4  # 4 x 4 MiB in flight reached the disk's rate on every disk we measured
 CHUNK = 4 * 2**20
+THREAD_NAME = "anytorch-reader"
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -114,7 +115,7 @@ class File:
 
 
 class Reader:
-    """A few reading threads and the files they read. `on_read` is called with every number of bytes read, by them."""
+    """A few reading threads and the files they read. `verify`: compare our own files with their checksums, always."""
 
     def __init__(self, *, threads: int = THREADS, direct: bool = True, verify: bool = True) -> None:
         self.direct = direct
@@ -122,7 +123,7 @@ class Reader:
         self.nbytes_read = 0
         self._files: dict[tuple[str, bool], File] = {}
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="anytorch-reader")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=THREAD_NAME)
         self._closed = False
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
@@ -200,7 +201,9 @@ class Reader:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            # The garbage collector may call this from a reading thread, which cannot wait for itself.
+            ours = threading.current_thread().name.startswith(THREAD_NAME)
+            self._pool.shutdown(wait=not ours, cancel_futures=True)
             for file in self._files.values():
                 file.close()
             self._files.clear()
