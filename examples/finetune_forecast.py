@@ -1,6 +1,6 @@
 """Fine-tune the tiny model on generated candles, and see on a held-out period whether it beats what costs nothing.
 
-OMP_NUM_THREADS=1 python examples/finetune_forecast.py --output /tmp/finetune     (some minutes on one CPU core)
+OMP_NUM_THREADS=1 python examples/finetune_forecast.py --output /tmp/finetune     (about seven minutes of one CPU core)
 
 Sixteen instruments of hourly bars; the first 60 % train, the next 10 % choose the best weights, the last 30 % are never
 looked at until the end. Nearly all of a move is undone again within hours, as in the difference of two prices that belong
