@@ -35,6 +35,7 @@ HALF_COSINE = 0.9995  # what a half-precision vector must have to its float32 on
 SAME_COSINE = 0.9998  # two ways in one dtype: they differ by rounding alone
 LARGEST_CHECKED_NBYTES = 8 * 2**30
 HOPELESS = 8  # times slower than another way: graphs alone do not make up for it
+FEW_TOKENS = 256
 STORE = "encoders"
 FORMAT = 3  # part of the key: raise it when a layout's code changes what is worth choosing
 
@@ -126,7 +127,7 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
     if len(plans) == 1:
         return replace(plans[0], why="the only way here, or asked for")
     # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
-    tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else encoder.chunk_tokens
+    tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else affordable(encoder, plans[0])
     # Short texts alone, too, on a device: there are ways that only they take.
     texts = [sample(encoder.spec, tokens)] + ([] if host else [sample(encoder.spec, tokens, longest=48)])
     timed: list[tuple[float, Plan]] = []
@@ -153,6 +154,18 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
     others = ", ".join(f"{plan.short} {seconds * 1e3:.2f} ms" for seconds, plan in timed)
     tokens = sum(len(ids) for ids, _ in texts)
     return replace(best, why=f"the fastest for {tokens} tokens of mixed lengths: {others}")
+
+
+def affordable(encoder: TorchEncoder, plan: Plan) -> int:
+    """A full chunk, or as many tokens as a slow device computes in half a second: it must not be measured for minutes."""
+    encoder.use(plan)
+    few = sample(encoder.spec, FEW_TOKENS)
+    encoder.run(*few)  # the first run of anything is slower
+    synchronize(encoder.device)
+    begin = time.perf_counter()
+    encoder.run(*few)
+    per_token = (time.perf_counter() - begin) / len(few[0])
+    return max(FEW_TOKENS, min(encoder.chunk_tokens, int(0.5 / per_token)))
 
 
 Texts = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int32]"]  # ids and starts
