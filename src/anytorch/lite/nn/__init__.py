@@ -1,0 +1,1 @@
+"""Layers: tensors that are learned, and the functions they are used in."""
