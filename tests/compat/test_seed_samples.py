@@ -19,7 +19,13 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 SAMPLES = Path(__file__).parent / "samples"
 SEEDS = REPOSITORY.parent / "shared" / "seeds"
-DOCUMENTS = {"1": "1-ai-os-diffusion.md", "2": "2-yirage.md", "3": "3-kronos.md", "5": "5-virtual-blackwell.md"}
+DOCUMENTS = {
+    "1": "1-ai-os-diffusion.md",
+    "2": "2-yirage.md",
+    "3": "3-kronos.md",
+    "4": "4-custom-backend.md",
+    "5": "5-virtual-blackwell.md",
+}
 
 YIRAGE = "import yirage as yr\n"
 # The published repositories as huggingface_hub keeps them, with the tiny weights inside: tests have no network.
@@ -107,6 +113,32 @@ RUN: dict[str, Sample] = {
         then="assert vb.is_enabled(); vb.disable(); assert not vb.is_enabled()", npu=(r"加速设备: +npu:0 \(NPU\)",),
     ),
     "3_00_predictor": Sample(("^使用设备: cpu$",), given=KRONOS_HUB, then="assert str(predictor_cpu.device) == 'cpu'"),
+    "4_00_custom_device": Sample(then="assert CustomDevice().device_type == 'custom'"),
+    "4_01_custom_tensor": Sample(
+        given="import numpy as np\nfrom pytorch_custom_backend import CustomDevice\n",
+        then="from pytorch_custom_backend import CustomTensor as Ours\n"
+        "theirs, ours = CustomTensor([1, 2]), Ours([1, 2])\n"
+        "assert (theirs.dtype, theirs.shape) == (ours.dtype, ours.shape) and (theirs.data == ours.data).all()",
+    ),
+    "4_02_basic_use": Sample(
+        ("^Using device: custom_gpu:0$", r"^Addition result: .*\[ 6\., +8\., 10\., 12\.\]",
+         r"^Multiplication result: .*\[ 5\., 12\., 21\., 32\.\]",
+         r"^Matrix multiplication: \(3, 4\) @ \(4, 2\) = \(3, 2\)$", r"^Neural network: \(2, 10\) -> \(2, 5\)$"),
+        given="import numpy as np\n",
+    ),
+    "4_03_training": Sample((r"^Epoch 1, Loss: \d+\.\d{4}$", r"^Epoch 10, Loss: \d+\.\d{4}$")),
+    "4_04_accelerated_backend": Sample(then="assert GPUAcceleratedBackend().use_opencl"),
+    "4_05_autograd_tensor": Sample(
+        given="from pytorch_custom_backend import CustomTensor\n",
+        then="x = AutogradTensor([1, 2], requires_grad=True)\n"
+        "y = (x * x).sum(); y.backward(); assert x.grad.tolist() == [2, 4]",
+    ),
+    "4_06_custom_adam": Sample(then="assert CustomAdam([]).lr == 0.001"),
+    "4_07_debug_logging": Sample(
+        says=("DEBUG:__main__:Tensor shape: (2, 3)",),
+        given="from pytorch_custom_backend import CustomTensor\ntensor = CustomTensor([[1, 2, 3], [4, 5, 6]])\n",
+    ),
+    "4_08_profiling": Sample((r"^my_computation took \d+\.\d{4} seconds$",), then="my_computation()"),
     "5_01_name_npu": Sample((r"^cpu\ncpu$",), npu=("^npu:0\ncpu$",)),
     "5_02_unified_interface": Sample(("^cpu$",), npu=("^npu\nNPU.*\nnpu$",)),
     "5_03_device_manager": Sample(

@@ -123,12 +123,14 @@ T = TypeVar("T", bound="Base")
 class Base:
     """A tensor without its operators: numbers, a device, and how it was made.
 
-    The defaults are class attributes: making a tensor in the hot path sets two attributes, not eight.
+    Three slots for what every tensor has; the rest are class attributes until one is set, and cost nothing before.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "data", "device", "requires_grad")
 
     data: Array
     device: CustomDevice
-    requires_grad: bool = False
+    requires_grad: bool
     grad: Base | None = None
     grad_fn: Node | None = None
     _hooks: list[Hook] | None = None
@@ -198,6 +200,7 @@ def make(like: Base, data: Array) -> Any:
     out = object.__new__(like._result)
     out.data = array(data)
     out.device = like.device
+    out.requires_grad = False
     return out
 
 

@@ -29,7 +29,7 @@ def generator() -> np.random.Generator:
 def wrap(data: Array, device: Device = None, requires_grad: bool = False) -> CustomTensor:
     """A tensor around an array, without a copy on the host."""
     out = CustomTensor.__new__(CustomTensor)
-    out.device = as_device(device)
+    out.device, out.requires_grad = as_device(device), False
     out.data = on_device(data, out.device)
     return out.requires_grad_() if requires_grad else out
 

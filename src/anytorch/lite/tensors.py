@@ -35,6 +35,7 @@ class CustomTensor(Base):
         requires_grad: bool = False,
     ) -> None:
         self.device = as_device(device)
+        self.requires_grad = False
         host = np.array(data.data if isinstance(data, Base) else data, dtype=dtype or float32)
         if host.dtype.kind not in "fiub":
             raise UsageError(f"a tensor holds numbers, not {host.dtype}")
@@ -175,34 +176,41 @@ class CustomTensor(Base):
     # --- arithmetic: the three most frequent operators take a short way when no gradient is wanted --------------------
 
     def __add__(self, other: Any) -> CustomTensor:
-        if other.__class__ is CustomTensor:
+        if type(other) is CustomTensor:
             a, b = self.data, other.data
-            if a.dtype is b.dtype and not (self.requires_grad or other.requires_grad):
+            if not self.requires_grad and not other.requires_grad and a.dtype is b.dtype:
                 c = a + b
                 out = _new(CustomTensor)
-                out.data = c if c.__class__ is _host else array(c)
+                out.data = c if type(c) is _host else array(c)
                 out.device = self.device
+                out.requires_grad = False
                 return out
         return elementwise.add(self, operand(self, other))
 
     def __mul__(self, other: Any) -> CustomTensor:
-        if other.__class__ is CustomTensor:
+        if type(other) is CustomTensor:
             a, b = self.data, other.data
-            if a.dtype is b.dtype and not (self.requires_grad or other.requires_grad):
+            if not self.requires_grad and not other.requires_grad and a.dtype is b.dtype:
                 c = a * b
                 out = _new(CustomTensor)
-                out.data = c if c.__class__ is _host else array(c)
+                out.data = c if type(c) is _host else array(c)
                 out.device = self.device
+                out.requires_grad = False
                 return out
         return elementwise.mul(self, operand(self, other))
 
     def __matmul__(self, other: CustomTensor) -> CustomTensor:
-        if other.__class__ is CustomTensor and not (self.requires_grad or other.requires_grad):
+        if type(other) is CustomTensor and not self.requires_grad and not other.requires_grad:
             a, b = self.data, other.data
-            if a.dtype is b.dtype and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]:
+            if a.dtype is b.dtype and a.ndim == 2 and b.ndim == 2:
+                try:
+                    c = a.dot(b)
+                except ValueError:
+                    return linear.matmul(self, other)  # whose message names the shapes
                 out = _new(CustomTensor)
-                out.data = a.dot(b)
+                out.data = c
                 out.device = self.device
+                out.requires_grad = False
                 return out
         if not isinstance(other, Base):
             return NotImplemented

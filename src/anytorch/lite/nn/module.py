@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anytorch.errors import ModelError
-from anytorch.lite.autograd import no_grad
+from anytorch.lite.autograd import make, no_grad
 from anytorch.lite.device import CustomDevice
 from anytorch.lite.tensors import CustomTensor, on_device
 
@@ -129,9 +129,7 @@ class Module:
 
 
 def make_beside(target: CustomTensor, host: Any) -> CustomTensor:
-    out = CustomTensor.__new__(CustomTensor)
-    out.device = target.device
-    out.data = on_device(np.asarray(host, target.dtype), target.device)
+    out: CustomTensor = make(target, on_device(np.asarray(host, target.dtype), target.device))
     return out
 
 

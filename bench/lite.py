@@ -1,0 +1,225 @@
+"""anytorch.lite beside torch on the CPU: call overhead, matrix products, convolution, and an epoch of training.
+
+    python bench/lite.py [--out bench/results/lite.json] [--seconds 20] [--large]
+
+Both run with one thread, in turns, on the same numbers, after their answers have been compared. Times are CPU time of the
+process, the median of the turns; a ratio is torch's time over ours, so more than 1 means that ours is faster.
+Peers (tinygrad, micrograd) are timed where they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[variable] = "1"  # before NumPy and torch are loaded
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from anytorch import lite  # noqa: E402
+from anytorch.lite import functional as F  # noqa: E402
+
+Run = Callable[[], Any]
+
+
+def calls_for(run: Run, share_s: float) -> int:
+    """How many calls take about `share_s` seconds."""
+    run()
+    calls = 1
+    while True:
+        start = time.process_time()
+        for _ in range(calls):
+            run()
+        took = time.process_time() - start
+        if took > share_s / 4:
+            return max(1, int(calls * share_s / took))
+        calls *= 4
+
+
+def in_turns(runs: dict[str, Run], seconds: float, turns: int = 9) -> dict[str, Any]:
+    """Median CPU seconds per call of each, and the median of the turns' ratios."""
+    calls = {name: calls_for(run, seconds / turns / len(runs)) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(turns):
+        for name, run in runs.items():
+            start = time.process_time()
+            for _ in range(calls[name]):
+                run()
+            times[name].append((time.process_time() - start) / calls[name])
+    result: dict[str, Any] = {f"{name}_us": round(statistics.median(t) * 1e6, 3) for name, t in times.items()}
+    ratios = [theirs / ours for ours, theirs in zip(times["lite"], times["torch"], strict=True)]
+    result["torch_over_lite"] = round(statistics.median(ratios), 3)
+    result["spread"] = [round(min(ratios), 3), round(max(ratios), 3)]
+    return result
+
+
+def same(ours: Any, theirs: Any, tolerance: float = 1e-3) -> None:
+    ours = ours.detach().numpy()
+    np.testing.assert_allclose(
+        ours, theirs.detach().numpy(), rtol=tolerance, atol=tolerance * max(1, np.abs(ours).max())
+    )
+
+
+def operators(seconds: float, large: bool) -> dict[str, Any]:
+    found = {}
+    ops = {"add": lambda a, b: a + b, "mul": lambda a, b: a * b, "matmul": lambda a, b: a @ b}
+    cases = [(name, n) for n in (1, 10, 100) for name in ops]
+    cases += [("matmul", n) for n in ((500, 1000, 2000) if large else (500,))]
+    for name, n in cases:
+        op = ops[name]
+        x, y = (np.random.default_rng(i).standard_normal((n, n)).astype("float32") for i in range(2))
+        a, b, p, q = lite.from_numpy(x), lite.from_numpy(y), torch.from_numpy(x), torch.from_numpy(y)
+        same(op(a, b), op(p, q))
+        with torch.no_grad():
+            found[f"{name} {n}x{n}"] = in_turns({"lite": lambda: op(a, b), "torch": lambda: op(p, q)}, seconds)  # noqa: B023
+    return found
+
+
+def convolutions(seconds: float) -> dict[str, Any]:
+    found = {}
+    for n, c, o, size, kernel, stride in ((1, 3, 16, 32, 3, 1), (8, 16, 32, 28, 3, 1), (4, 64, 64, 28, 3, 1),
+                                          (8, 32, 64, 28, 3, 2), (8, 64, 128, 14, 1, 1)):  # fmt: skip
+        random = np.random.default_rng(0)
+        x = random.standard_normal((n, c, size, size)).astype("float32")
+        w = random.standard_normal((o, c, kernel, kernel)).astype("float32")
+        a, b, p, q = lite.from_numpy(x), lite.from_numpy(w), torch.from_numpy(x), torch.from_numpy(w)
+        pad = kernel // 2
+        runs: dict[str, Run] = {
+            "lite": lambda: F.conv2d(a, b, None, stride, pad),  # noqa: B023
+            "torch": lambda: torch.nn.functional.conv2d(p, q, None, stride, pad),  # noqa: B023
+        }
+        same(runs["lite"](), runs["torch"]())
+        with torch.no_grad():
+            found[f"conv2d {n}x{c}x{size}x{size} -> {o}, k{kernel} s{stride}"] = in_turns(runs, seconds)
+    return found
+
+
+def digits() -> tuple[Any, Any]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return (data.images[:, None] / 16).astype("float32"), data.target.astype("int64")
+
+
+def networks(kind: str, nn: Any) -> Any:
+    """The same network in either library; `nn` is lite or torch.nn."""
+    linear, conv = (nn.CustomLinear, nn.CustomConv2d) if nn is lite else (nn.Linear, nn.Conv2d)
+    if kind == "mlp":
+        return nn.Sequential(nn.Flatten(), linear(64, 64), nn.ReLU(), linear(64, 10))
+    return nn.Sequential(conv(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), linear(256, 10))
+
+
+def epochs(seconds: float) -> dict[str, Any]:
+    images, labels = digits()
+    found = {}
+    for kind in ("mlp", "cnn"):
+        theirs = networks(kind, torch.nn)
+        ours = networks(kind, lite)
+        ours.load_state_dict(theirs.state_dict())
+        a, b = lite.Adam(ours.parameters(), lr=1e-3), torch.optim.Adam(theirs.parameters(), lr=1e-3)
+        loss = {}
+
+        def ours_epoch() -> None:
+            for i in range(0, len(images), 64):
+                x, y = lite.from_numpy(images[i : i + 64]), lite.from_numpy(labels[i : i + 64])
+                a.zero_grad()  # noqa: B023
+                loss["lite"] = F.cross_entropy(ours(x), y)  # noqa: B023
+                loss["lite"].backward()  # noqa: B023
+                a.step()  # noqa: B023
+
+        def their_epoch() -> None:
+            for i in range(0, len(images), 64):
+                x, y = torch.from_numpy(images[i : i + 64]), torch.from_numpy(labels[i : i + 64])
+                b.zero_grad()  # noqa: B023
+                loss["torch"] = torch.nn.functional.cross_entropy(theirs(x), y)  # noqa: B023
+                loss["torch"].backward()  # noqa: B023
+                b.step()  # noqa: B023
+
+        ours_epoch()
+        their_epoch()
+        same(loss["lite"], loss["torch"], 1e-2)
+        found[f"digits epoch, {kind}"] = in_turns({"lite": ours_epoch, "torch": their_epoch}, seconds * 2, turns=5)
+    return found
+
+
+def peers(seconds: float) -> dict[str, Any]:
+    """Small peers, where they are installed; each in units of microseconds per call."""
+    found: dict[str, Any] = {}
+    if importlib.util.find_spec("tinygrad"):
+        from tinygrad import Tensor
+
+        for n in (10, 100):
+            x = np.ones((n, n), "float32")
+            a, b = Tensor(x).realize(), Tensor(x).realize()
+            calls = calls_for(lambda: (a + b).realize(), seconds / 4)  # noqa: B023
+            start = time.process_time()
+            for _ in range(calls):
+                (a + b).realize()
+            found[f"tinygrad add {n}x{n}, realised"] = {"us": round((time.process_time() - start) / calls * 1e6, 2)}
+    else:
+        found["tinygrad"] = "not installed"
+    if importlib.util.find_spec("micrograd"):
+        from micrograd.nn import MLP
+
+        images, labels = digits()
+        model = MLP(64, [16, 10])
+        start = time.process_time()
+        out = model([float(v) for v in images[0].ravel()])
+        loss = sum(((o - float(labels[0] == i)) ** 2 for i, o in enumerate(out)), out[0] * 0)
+        loss.backward()
+        one = time.process_time() - start
+        found["micrograd, one digit through a 64-16-10 network and back"] = {"us": round(one * 1e6, 1)}
+    else:
+        found["micrograd"] = "not installed"
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=1.0, help="CPU time per comparison")
+    parser.add_argument("--large", action="store_true", help="also 1000x1000 and 2000x2000")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    results: dict[str, Any] = {
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+    }
+    for part in (
+        lambda: operators(options.seconds, options.large),
+        lambda: convolutions(options.seconds),
+        lambda: epochs(options.seconds),
+        lambda: peers(options.seconds),
+    ):
+        for name, values in part().items():
+            results[name] = values
+            print(f"{name:48s} {values}", file=sys.stderr)
+    text = json.dumps(results, indent=1)
+    if options.out:
+        options.out.write_text(text + "\n")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
