@@ -36,6 +36,12 @@ out, (h, c) = lite.LSTM(3, 4)(lite.randn(5, 2, 3))
 quantized = lite.quantize_dynamic(model.eval())
 assert quantized(x).shape == (12, 3)
 assert "torch" not in sys.modules
+try:
+    lite.CustomTensor([1], device="webgpu")
+except Exception as exc:
+    assert "wgpu" in str(exc), exc
+else:
+    raise AssertionError("there is no wgpu here")
 print("done")
 """
 

@@ -49,6 +49,7 @@ LATE = {
     "anytorch.devices.base": "the trial computation runs in the child alone",
     "anytorch.devices.gather": "json, hashing and processes: `anytorch info` answers from files alone, in 80 ms",
     "anytorch.devices.cpu": "the process's own memory is read only when it is asked for",
+    "anytorch.lite.moving": "the GPU path needs wgpu, which only those who use it have",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.models.encoders.encoder": "quantization is for those who ask for it, our kernels for devices with Triton",
     "anytorch.engines.embed.place": "the torch encoder imports torch, our own loads a library: only the one that is used",

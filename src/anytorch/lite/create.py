@@ -9,7 +9,8 @@ import numpy as np
 from anytorch.lite.autograd import Base
 from anytorch.lite.device import CustomDevice, as_device
 from anytorch.lite.dtypes import Array, float32
-from anytorch.lite.tensors import CustomTensor, on_device
+from anytorch.lite.moving import on_device
+from anytorch.lite.tensors import CustomTensor
 
 Device = CustomDevice | str | None
 

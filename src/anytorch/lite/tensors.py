@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from anytorch.errors import DeviceUnavailable, UsageError
-from anytorch.lite.autograd import Base, array, grad_enabled, make, record
+from anytorch.errors import UsageError
+from anytorch.lite.autograd import Base, array, grad_enabled, make
 from anytorch.lite.device import CustomDevice, as_device
 from anytorch.lite.dtypes import Array, DType, Scalar, float32, int64, is_floating, kind
+from anytorch.lite.moving import carried, on_device
 from anytorch.lite.ops import elementwise, linear, reduce, rows, shape
 from anytorch.lite.ops.reduce import Dim
 
@@ -485,22 +486,12 @@ def _is_dtype(name: str) -> bool:
     return True
 
 
-def on_device(host: Array, device: CustomDevice) -> Array:
-    if not device.is_gpu:
-        return host
-    raise DeviceUnavailable("the tensors of anytorch.lite are on the host only; the GPU path does not exist yet")
-
-
 def move(x: CustomTensor, device: CustomDevice) -> CustomTensor:
     """`x` on another device. Between names of the host's memory nothing is copied."""
     if device == x.device:
         return x
-    if device.is_gpu == x.device.is_gpu:
-        out = shape.view("to", x, x.data, lambda g: (g,))
-    elif device.is_gpu:
-        out = record("to", on_device(x.data, device), (x,), lambda g: (np.asarray(g),))
-    else:
-        gpu = x.device
-        out = record("to", np.asarray(x.data), (x,), lambda g: (on_device(g, gpu),))
+    if device.is_gpu != x.device.is_gpu:
+        return carried(x, device)
+    out = shape.view("to", x, x.data, lambda g: (g,))
     out.device = device
     return out

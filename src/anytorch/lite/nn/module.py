@@ -14,7 +14,8 @@ import numpy as np
 from anytorch.errors import ModelError
 from anytorch.lite.autograd import make, no_grad
 from anytorch.lite.device import CustomDevice
-from anytorch.lite.tensors import CustomTensor, on_device
+from anytorch.lite.moving import on_device
+from anytorch.lite.tensors import CustomTensor
 
 
 class Parameter(CustomTensor):

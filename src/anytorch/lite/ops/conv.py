@@ -15,6 +15,7 @@ import numpy as np
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, record
 from anytorch.lite.dtypes import Array
+from anytorch.lite.moving import through_host
 
 T = TypeVar("T", bound=Base)
 Pair = int | tuple[int, int]
@@ -99,6 +100,7 @@ def unpatch(columns: Array, channels: int, windows: Windows) -> Array:
     return windows.unpadded(image)
 
 
+@through_host
 def conv2d(
     x: T,
     weight: T,
@@ -162,6 +164,7 @@ def pooling(x: Base, kernel: Pair, stride: Pair | None, padding: Pair) -> Window
     return Windows(size, pair(stride) if stride is not None else size, pad, (1, 1), x.data.shape[-2:])
 
 
+@through_host
 def max_pool2d(x: T, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> T:
     windows = pooling(x, kernel, stride, padding)
     padded = windows.padded(x.data, -np.inf)
@@ -181,6 +184,7 @@ def max_pool2d(x: T, kernel: Pair, stride: Pair | None = None, padding: Pair = 0
     return record("max_pool2d", out, (x,), backward, (x,), saves_output=True)
 
 
+@through_host
 def avg_pool2d(x: T, kernel: Pair, stride: Pair | None = None, padding: Pair = 0) -> T:
     """The padding counts as zeros."""
     windows = pooling(x, kernel, stride, padding)

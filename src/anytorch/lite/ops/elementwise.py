@@ -10,6 +10,7 @@ import numpy as np
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, fit, make, record
 from anytorch.lite.dtypes import Array, Scalar, float32, is_floating, promoted, scalar_dtype
+from anytorch.lite.moving import on_device, through_host
 from anytorch.lite.ops.special import erf
 
 T = TypeVar("T", bound=Base)
@@ -43,6 +44,8 @@ def binary(
         dtype = promoted(a.data, b.data)
         dtype = dtype if is_floating(dtype) or not floating else float32
         x, y = cast(a.data, dtype), cast(b.data, dtype)
+        if a.data.dtype != b.data.dtype:  # whole numbers rest on the host; made floats, they belong on the device
+            x, y = on_device(x, a.device), on_device(y, b.device)
         a_shape, a_dtype, b_shape, b_dtype = a.data.shape, a.data.dtype, b.data.shape, b.data.dtype
 
         def both(g: Array) -> tuple[Array | None, Array | None]:
@@ -97,6 +100,8 @@ def div(a: T | Scalar, b: T | Scalar) -> T:
 @quiet
 def power(a: T | Scalar, b: T | Scalar) -> T:
     def of_base(g: Array, x: Any, y: Any) -> Array:
+        if np.ndim(y) == 0 and y != 0:
+            return g * (y * np.power(x, array(np.subtract(y, 1))))
         return g * np.where(y == 0, array(np.zeros_like(x)), y * np.power(x, array(np.subtract(y, 1))))
 
     def of_exponent(g: Array, x: Any, y: Any) -> Array:
@@ -106,6 +111,7 @@ def power(a: T | Scalar, b: T | Scalar) -> T:
     return binary("pow", a, b, np.power, quiet(of_base), quiet(of_exponent))
 
 
+@through_host
 def maximum(a: T | Scalar, b: T | Scalar) -> T:
     """Where both are equal, each gets half of the gradient."""
 
@@ -115,6 +121,7 @@ def maximum(a: T | Scalar, b: T | Scalar) -> T:
     return binary("maximum", a, b, np.maximum, share, lambda g, x, y: share(g, y, x))
 
 
+@through_host
 def minimum(a: T | Scalar, b: T | Scalar) -> T:
     def share(g: Array, x: Any, y: Any) -> Array:
         return g * ((x < y) + 0.5 * (x == y)).astype(g.dtype)
@@ -210,7 +217,7 @@ def sigmoid(x: T) -> T:
 
 def relu(x: T) -> T:
     y = np.maximum(x.data, like(x.data, 0))
-    return unary("relu", x, y, lambda: y > 0, of_output=True)
+    return unary("relu", x, y, lambda: np.sign(y), of_output=True)  # y is never negative: 0 or 1
 
 
 def silu(x: T) -> T:
@@ -219,6 +226,7 @@ def silu(x: T) -> T:
     return unary("silu", x, x.data * s, lambda: s * (1 + x.data * (1 - s)))
 
 
+@through_host
 def gelu(x: T) -> T:
     """x · Φ(x), with the exact normal distribution function (torch's default)."""
     data = floats(x)
@@ -226,6 +234,7 @@ def gelu(x: T) -> T:
     return unary("gelu", x, data * phi, lambda: phi + data * np.exp(-0.5 * data * data) * (2 * np.pi) ** -0.5)
 
 
+@through_host
 def softplus(x: T) -> T:
     """log(1 + eˣ)"""
     return unary("softplus", x, np.logaddexp(x.data, like(x.data, 0)), lambda: logistic(x.data))

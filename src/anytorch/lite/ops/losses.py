@@ -9,6 +9,7 @@ import numpy as np
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, record
 from anytorch.lite.dtypes import Array
+from anytorch.lite.moving import through_host
 from anytorch.lite.ops.elementwise import logistic
 from anytorch.lite.ops.rows import shifted
 
@@ -59,6 +60,7 @@ def l1_loss(prediction: T, target: T, reduction: str = "mean") -> T:
     return record("l1_loss", loss, (prediction, target), backward)
 
 
+@through_host
 def bce_with_logits(logits: T, target: T, reduction: str = "mean") -> T:
     """−t·log σ(x) − (1−t)·log(1−σ(x)) = max(x, 0) − x·t + log(1 + e^−|x|), which never overflows."""
     same_shape("bce_with_logits", logits, target)
@@ -71,6 +73,7 @@ def bce_with_logits(logits: T, target: T, reduction: str = "mean") -> T:
     return record("bce_with_logits", loss, (logits, target), backward, (logits, target))
 
 
+@through_host
 def cross_entropy(
     logits: T, target: Base, reduction: str = "mean", ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> T:

@@ -12,11 +12,13 @@ import numpy as np
 
 from anytorch.lite.autograd import Base, record
 from anytorch.lite.dtypes import Array
+from anytorch.lite.moving import through_host
 from anytorch.lite.ops.elementwise import logistic
 
 T = TypeVar("T", bound=Base)
 
 
+@through_host
 def lstm_steps(x: T, h0: T, c0: T, w_ih: T, w_hh: T, b_ih: T, b_hh: T) -> T:
     """x (L, B, I), h0 and c0 (B, H), weights (4H, I) and (4H, H) → (L + 1, B, H): the outputs, then the last cell.
 
@@ -74,6 +76,7 @@ def lstm_steps(x: T, h0: T, c0: T, w_ih: T, w_hh: T, b_ih: T, b_hh: T) -> T:
     return record("lstm", result, (x, h0, c0, w_ih, w_hh, b_ih, b_hh), backward, (x, w_ih, w_hh))
 
 
+@through_host
 def gru_steps(x: T, h0: T, w_ih: T, w_hh: T, b_ih: T, b_hh: T) -> T:
     """x (L, B, I), h0 (B, H), weights (3H, I) and (3H, H) → (L, B, H).
 

@@ -10,6 +10,7 @@ import numpy as np
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, make, record
 from anytorch.lite.dtypes import Array, int64, is_floating
+from anytorch.lite.moving import through_host
 
 T = TypeVar("T", bound=Base)
 Dim = int | Sequence[int] | None
@@ -76,6 +77,7 @@ def var(x: T, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> T:
     return record("var", result, (x,), backward, (x,))
 
 
+@through_host
 def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
     """amax and amin: equal winners share the gradient."""
     over, shape = axes(x.data, dim), x.data.shape
@@ -90,6 +92,7 @@ def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
     return record(name, result, (x,), backward, (x,))
 
 
+@through_host
 def arg_extreme(x: T, dim: int | None, keepdim: bool, largest: bool) -> T:
     """Where the extreme number is; the first one if several are equal. No gradient."""
     if x.data.size == 0:
@@ -99,6 +102,7 @@ def arg_extreme(x: T, dim: int | None, keepdim: bool, largest: bool) -> T:
     return out
 
 
+@through_host
 def extreme_along(x: T, dim: int, keepdim: bool, largest: bool) -> tuple[T, T]:
     """The extreme numbers along one dimension and where they are; the gradient goes to that place alone."""
     (dim,) = axes(x.data, dim) or (0,)

@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Base)
 
 def view(name: str, x: T, data: Array, backward: Any) -> T:
     """A view saves its base's version: writing to the base afterwards changes the view, and its history would be wrong."""
-    shares = isinstance(data, np.ndarray) and np.may_share_memory(data, x.data)
+    shares = bool(np.may_share_memory(data, x.data))
     out = record(name, data, (x,), backward, (x,) if shares else ())
     if shares:
         out._version = x._shared_version()

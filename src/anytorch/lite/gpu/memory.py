@@ -1,0 +1,76 @@
+"""A piece of device memory, and how an array lies in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from anytorch.gpu.runtime import open_runtime
+from anytorch.lite.dtypes import Array
+
+
+class Memory:
+    """One buffer of the pool; it goes back when the last array that lies in it is gone."""
+
+    __slots__ = ("buffer", "runtime")
+
+    def __init__(self, nbytes: int) -> None:
+        self.runtime = open_runtime()
+        self.buffer = self.runtime.take(max(nbytes, 4))
+
+    def __del__(self) -> None:
+        if hasattr(self, "buffer"):
+            self.runtime.give(self.buffer)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """float32 numbers in a memory: strides and offset count numbers, not bytes."""
+
+    memory: Memory
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for length in self.shape:
+            n *= length
+        return n
+
+    @property
+    def dense(self) -> bool:
+        return all(s == t for s, t, n in zip(self.strides, dense_strides(self.shape), self.shape, strict=True) if n > 1)
+
+
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def new(shape: tuple[int, ...]) -> Layout:
+    size = 1
+    for n in shape:
+        size *= n
+    return Layout(Memory(4 * size), shape, dense_strides(shape))
+
+
+def write(host: Array) -> Layout:
+    host = np.ascontiguousarray(host, np.float32).reshape(host.shape)
+    layout = new(host.shape)
+    if host.size:
+        layout.memory.runtime.write(layout.memory.buffer, 0, host.ctypes.data, host.nbytes)
+    return layout
+
+
+def read(layout: Layout) -> Array:
+    """A copy on the host; `layout` must be dense."""
+    host = np.empty(layout.shape, np.float32)
+    if host.size:
+        layout.memory.runtime.read(layout.memory.buffer, 4 * layout.offset, host.ctypes.data, host.nbytes)
+    return host
