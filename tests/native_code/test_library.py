@@ -117,8 +117,10 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("in the way")  # root may write a read-only folder, nobody may write below a file
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert native.load("add", [source]).add(1, 2) == 3
+    library = native.load("add", [source])
+    assert library.add(1, 2) == 3
     assert "for this process alone" in caplog.text
+    assert native.load("add", [source]) is library and caplog.text.count("for this process alone") == 1, "compiled once"
 
 
 CHILD = """

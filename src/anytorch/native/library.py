@@ -32,7 +32,8 @@ SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 HEADERS = (".h", ".hpp", ".inc")
 _loaded: dict[tuple[str, Path], ctypes.CDLL] = {}
 _lock = threading.Lock()
-_private: list[tempfile.TemporaryDirectory[str]] = []  # builds of a process that cannot write the cache
+# Builds of a process that cannot write the cache, by the path they would have there.
+_private: dict[Path, tempfile.TemporaryDirectory[str]] = {}
 
 
 def load(name: str, sources: Sequence[Path], *, level: str | None = None, flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -89,6 +90,8 @@ def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequenc
     path = folder / f"{stem}-{_short(compiler.identity)}{SUFFIX}"
     if path.exists():
         return path
+    if path in _private and (private := Path(_private[path].name) / path.name).exists():
+        return private
     return _build(name, compiler, sources, every_flag, path)
 
 
@@ -105,7 +108,6 @@ def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequen
     except OSError as exc:
         # A read-only or full cache: the work can still be done, at the price of compiling in every process.
         private = tempfile.TemporaryDirectory(prefix="anytorch-native-", ignore_cleanup_errors=True)
-        _private.append(private)
         log.warning(
             "cannot keep the native library %s in %s (%s): it is compiled for this process alone; "
             "name a folder that can be written with ANYTORCH_CACHE_DIR",
@@ -115,6 +117,7 @@ def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequen
         )
         target = Path(private.name) / path.name
         _compile_to(name, compiler, sources, flags, Path(private.name), target)
+        _private[path] = private
         return target
 
 
