@@ -299,6 +299,23 @@ def test_one_text_that_does_not_fit() -> None:
     assert large.closed == 1 and small.calls and runner.encoder is small
 
 
+def test_a_smaller_encoder_takes_over_what_the_closed_one_had_under_way() -> None:
+    class Closing(Ahead):
+        def submit(self, ids: np.ndarray, starts: np.ndarray) -> Any:
+            assert not self.closed, "given a batch after it was closed"
+            return super().submit(ids, starts)
+
+        def run(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
+            assert not self.closed, "asked for a batch after it was closed"
+            return super().run(ids, starts)
+
+    large, small = Closing(100), Closing()
+    runner = Runner(large, Budget(250, fixed=True), WORK, smaller=lambda: small)
+    lengths = [200, *[40] * 60]
+    assert run_all(runner, make_tokens(lengths))[:, 1].tolist() == lengths
+    assert large.closed == 1 and runner.encoder is small and small.most_under_way > 1
+
+
 def test_other_errors_pass_through() -> None:
     class Broken(Plain):
         def run(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:

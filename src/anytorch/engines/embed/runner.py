@@ -83,8 +83,9 @@ class Runner:
             return lambda: self.run_packed(ids, starts)
         self._check_open()
         job = Job(Tokens(ids, starts, 0), lambda places, pooled: None)
-        pending = self._submitted(self.encoder, ids, starts, None, None)
-        batch = _UnderWay(job, ids[:0].astype("intp"), ids, starts, pending, False, True)
+        encoder = self.encoder
+        pending = self._submitted(encoder, ids, starts, None, None)
+        batch = _UnderWay(job, ids[:0].astype("intp"), ids, starts, encoder, pending, False, True)
 
         def answer() -> npt.NDArray[np.float32]:
             pooled = self._fetched(batch)
@@ -120,8 +121,7 @@ class Runner:
 
         Holds no lock: such an encoder takes batches from several threads itself.
         """
-        encoder: Any = self.encoder
-        direct = "places" in inspect.signature(encoder.submit).parameters
+        direct = "places" in inspect.signature(self.encoder.submit).parameters  # type: ignore[attr-defined]
         under_way: deque[_UnderWay] = deque()
         clock = [time.perf_counter()]
         for job in jobs:
@@ -133,8 +133,10 @@ class Runner:
                 places = order[at : at + self._next(lengths[at:])]
                 ids, starts = pack(job.tokens, places)
                 at += len(places)
+                encoder: Any = self.encoder  # asked each time: a smaller one may have taken its place
                 pending = self._submitted(encoder, ids, starts, into, places)
-                under_way.append(_UnderWay(job, places, ids, starts, pending, into is not None, at == len(order)))
+                last = at == len(order)
+                under_way.append(_UnderWay(job, places, ids, starts, encoder, pending, into is not None, last))
                 while len(under_way) > encoder.in_flight:
                     yield from self._collected(under_way.popleft(), clock)
             if not len(order):
@@ -194,6 +196,9 @@ class Runner:
 
     def _fetched(self, batch: _UnderWay) -> npt.NDArray[np.float32] | None:
         """The batch's rows; None when they are where they belong already."""
+        if batch.encoder is not self.encoder:  # it was closed for a smaller one with this batch under way
+            with self._lock:
+                return self._timed(batch.ids, batch.starts)
         if batch.pending is not None:
             try:
                 pooled: npt.NDArray[np.float32] = batch.pending.result()
@@ -253,6 +258,7 @@ class _UnderWay:
     places: npt.NDArray[np.intp]
     ids: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int32]
+    encoder: Encoder  # that was given it
     pending: Any
     direct: bool
     last: bool  # of its job
