@@ -15,6 +15,7 @@ import pytest
 
 from anytorch.cli.main import main
 from anytorch.engines.embed import engine as engine_module
+from anytorch.engines.embed.files_read import Source
 from anytorch.engines.embed.outputs import replacing, write_vectors
 from anytorch.errors import InputError, OutputError, UsageError
 
@@ -155,6 +156,18 @@ def test_a_disk_that_says_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OutputError, match="cannot write"), replacing(tmp_path / "no" / "x"):
         pass
     assert not list(tmp_path.glob(".x*"))
+
+
+def test_others_may_read_what_was_written(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    with replacing(tmp_path / "x") as file:
+        file.write(b"1")
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode, "as the user's umask has it"
+
+
+def test_a_folder_is_no_file_of_texts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        Source(tmp_path, None)
 
 
 def test_progress_and_a_long_stream(fake_engine: Callable[..., Any], tmp_path: Path) -> None:

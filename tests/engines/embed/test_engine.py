@@ -306,6 +306,61 @@ def test_search_among_texts(engine: ArrowEngine, monkeypatch: pytest.MonkeyPatch
             engine.search("x", TEXTS, k)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("precision", ["binary", "ubinary"])
+def test_texts_are_compared_as_bits_where_bits_are_asked_for(engine: ArrowEngine, precision: str) -> None:
+    bits = engine.encode(TEXTS[:20], precision=precision)
+    expected = engine.similarity(bits, precision=precision)
+    assert np.array_equal(engine.similarity(TEXTS[:20], precision=precision), expected)
+    assert np.array_equal(engine.similarity(TEXTS[:20], bits, precision=precision), expected)
+    assert engine.similarity([], bits, precision=precision).shape == (0, 20)
+    assert engine.search(TEXTS[4], bits, 1, precision=precision)[0].index == 4
+    for compare in (engine.similarity, engine.search):
+        with pytest.raises(UsageError, match="precision='int3'"):
+            compare(TEXTS[:2], TEXTS[:2], precision="int3")
+
+
+def test_columns_of_texts(engine: ArrowEngine) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    expected, vectors = engine.search(TEXTS[3], TEXTS[:9], 2), engine.encode(TEXTS[:9])
+    several = pyarrow.chunked_array([TEXTS[:4], TEXTS[4:9]])
+    for column in (
+        np.array(TEXTS[:9]),
+        pandas.Series(TEXTS[:9], index=range(5, 14)),
+        pyarrow.array(TEXTS[:9]),
+        several,
+    ):
+        assert engine.search(TEXTS[3], column, 2) == expected
+        assert np.array_equal(engine.encode(column), vectors)
+        assert np.array_equal(np.stack(list(engine.encode_iter(column))), vectors)
+        assert engine.similarity(column).shape == (9, 9)
+    with pytest.raises(InputError, match="text 1 is NoneType"):
+        engine.encode(pyarrow.array(["a", None]))
+
+
+def test_of_equal_scores_the_first_are_found(engine: ArrowEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.engines.embed import compare
+
+    rng = np.random.default_rng(0)
+    query = np.ones((1, 1), np.float32)
+    for block in (compare.BLOCK_SCORES, 50):
+        monkeypatch.setattr(compare, "BLOCK_SCORES", block)
+        for count, k in ((5, 2), (50, 7), (1000, 7), (1000, 1)):
+            corpus = rng.integers(0, 3, (count, 1)).astype(np.float32)
+            found = [number for number, _ in next(compare.nearest(query, corpus, k, "dot"))]
+            assert found == np.argsort(-corpus[:, 0], kind="stable")[:k].tolist()
+
+
+@pytest.mark.parametrize("threads", [0, -1, "2", True, 1.5])
+def test_threads_that_cannot_be(threads: Any, model_folder: Path) -> None:
+    with pytest.raises(UsageError, match="threads="):
+        ArrowEngine(model_folder, "cpu", threads=threads)
+
+
+def test_a_prompt_that_is_no_text(engine: ArrowEngine) -> None:
+    with pytest.raises(UsageError, match="prompt=5"):
+        engine.encode("a", prompt=5)  # type: ignore[arg-type]
+
+
 # --- memory -------------------------------------------------------------------------------------------------------------
 
 

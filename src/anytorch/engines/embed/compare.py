@@ -101,9 +101,21 @@ def nearest(
             best = np.concatenate((best, block), axis=1)
             which = np.concatenate((which, numbers), axis=1)
             if best.shape[1] > k:
-                keep = np.argpartition(-best, k - 1, axis=1)[:, :k]
+                keep = _largest(best, k)
                 best, which = np.take_along_axis(best, keep, 1), np.take_along_axis(which, keep, 1)
         order = np.lexsort((which, -best), axis=1)
         best, which = np.take_along_axis(best, order, 1), np.take_along_axis(which, order, 1)
         for scores_of, numbers_of in zip(best, which, strict=True):
             yield [(int(number), float(score)) for number, score in zip(numbers_of, scores_of, strict=True)]
+
+
+def _largest(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:
+    """The columns of each row's k largest scores, [rows, k]; where equal ones compete for a place, the first of them."""
+    import numpy as np
+
+    keep = np.empty((len(scores), k), np.intp)
+    for row, negative in enumerate(-scores):
+        # Partitioning alone keeps any of the equal ones. Not "<=", so that NaN, which is last, is not lost.
+        places = np.flatnonzero(~(negative > np.partition(negative, k - 1)[k - 1]))
+        keep[row] = places[np.argsort(negative[places], kind="stable")[:k]]
+    return keep

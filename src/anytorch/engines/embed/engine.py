@@ -20,7 +20,7 @@ from anytorch.engines.embed.compare import Hit, as_matrix, nearest, prepared, sc
 from anytorch.engines.embed.explain import explained
 from anytorch.engines.embed.head import Head, as_precision, check_precision, only_normalizes, out_shape
 from anytorch.engines.embed.locate import find_model
-from anytorch.engines.embed.place import CPU, Place, build_encoder, check_options, choose_place
+from anytorch.engines.embed.place import CPU, Place, build_encoder, check_options, check_threads, choose_place
 from anytorch.engines.embed.protocol import AsyncEncoder, Encoder
 from anytorch.engines.embed.recipe import Recipe, chosen_pooling, read_recipe
 from anytorch.engines.embed.runner import Job, Runner
@@ -105,6 +105,7 @@ class ArrowEngine:
     ) -> None:
         check_options(quantization, dtype)
         _check_tokens(batch_tokens)
+        check_threads(threads)
         self.recipe: Recipe = read_recipe(find_model(model_path))
         self.max_length = self._length(max_length)
         self.pooling = self.recipe.pooling if pooling is None else chosen_pooling(pooling)
@@ -208,6 +209,8 @@ class ArrowEngine:
             vector = self.encode([texts], prompt=prompt, dim=dim, precision=precision, output=output)
             return vector[0]
         check_iterable(texts)
+        if hasattr(texts, "to_pylist"):  # an Arrow array: its items are scalars, which are no str
+            texts = texts.to_pylist()
         columns, dtype = self.check_request(dim, precision, output)
         known = len(texts) if isinstance(texts, Sized) else None
         with _shown(progress, known) as report:
@@ -233,6 +236,9 @@ class ArrowEngine:
     ) -> Iterator[npt.NDArray[Any]]:
         """As `encode`, one vector after the other: memory stays the same however many texts there are."""
         check_iterable(texts)
+        if hasattr(texts, "to_pylist"):
+            scalars: Iterable[Any] = texts
+            texts = (scalar.as_py() for scalar in scalars)
         self.check_request(dim, precision, "numpy")
         for _, part in self._parts(texts, prompt, dim, precision, None, None):
             yield from part
@@ -318,11 +324,13 @@ class ArrowEngine:
     def similarity(self, a: Any, b: Any = None, *, precision: str = "float32") -> npt.NDArray[Any]:
         """Similarity of each of `a` with each of `b` (`a` itself when left out): texts, or vectors as `encode` gave them.
 
-        By the model's own measure, cosine unless its files say otherwise. Vectors in "binary" or "ubinary" must say so.
+        By the model's own measure, cosine unless its files say otherwise. Vectors in "binary" or "ubinary" must say so;
+        texts are then encoded that way, too.
         """
+        check_precision(precision)
         kind = self.recipe.similarity
-        left = prepared(self._vectors(a), kind, precision)
-        right = left if b is None else prepared(self._vectors(b), kind, precision)
+        left = prepared(self._vectors(a, precision), kind, precision)
+        right = left if b is None else prepared(self._vectors(b, precision), kind, precision)
         return scores(left, right, kind)
 
     def search(self, queries: Any, corpus: Any, k: int = 10, *, precision: str = "float32") -> Any:
@@ -332,29 +340,33 @@ class ArrowEngine:
         """
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise UsageError(f"k={k!r}: use a whole number above 0")
+        check_precision(precision)
         single = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1
+        corpus = _listed(corpus)
         if not isinstance(corpus, str) and not hasattr(corpus, "ndim") and not hasattr(corpus, "to_pylist"):
             corpus = list(corpus)
         texts = corpus if isinstance(corpus, list) and corpus and isinstance(corpus[0], str) else None
         kind = self.recipe.similarity
-        left = prepared(self._vectors(queries, "query"), kind, precision)
-        right = prepared(self._vectors(corpus, "passage"), kind, precision)
+        left = prepared(self._vectors(queries, precision, "query"), kind, precision)
+        right = prepared(self._vectors(corpus, precision, "passage"), kind, precision)
         found = [
             [Hit(number, score, texts[number] if texts else None) for number, score in hits]
             for hits in nearest(left, right, k, kind)
         ]
         return found[0] if single else found
 
-    def _vectors(self, given: Any, prompt: str | None = None) -> npt.NDArray[Any]:
+    def _vectors(self, given: Any, precision: str, prompt: str | None = None) -> npt.NDArray[Any]:
+        """Texts encoded so that they can be compared with vectors of this precision; vectors as they are."""
         import numpy as np
 
-        if isinstance(given, str):
-            given = [given]
+        given = [given] if isinstance(given, str) else _listed(given)
         if isinstance(given, (list, tuple)):
+            # Bits can be compared with bits only; all else is compared as float32.
+            kept = precision if precision in ("binary", "ubinary") else "float32"
             if not given:
-                return np.zeros((0, self.dim), np.float32)
+                return np.zeros((0, out_shape(self.dim, kept)[0]), np.float32)
             if isinstance(given[0], str):
-                vectors: npt.NDArray[Any] = self.encode(given, prompt=prompt)
+                vectors: npt.NDArray[Any] = self.encode(given, prompt=prompt, precision=kept)
                 return vectors
         return as_matrix(given)
 
@@ -383,6 +395,8 @@ class ArrowEngine:
 
     def prompt_text(self, prompt: str | None) -> str:
         """What is put before each text. A name of one of the model's prompts, its default, or the text itself."""
+        if prompt is not None and not isinstance(prompt, str):
+            raise UsageError(f"prompt={prompt!r}: use the name of one of the model's prompts, or a text")
         prompts = self.recipe.prompts
         text = prompts.get(self.recipe.default_prompt or "", "") if prompt is None else prompt
         if prompt is not None:
@@ -544,6 +558,16 @@ def _check_tokens(asked: int | str) -> None:
         raise UsageError(
             f"batch_tokens={asked!r}: use 'auto' or a number of tokens up to {LARGEST}", hint=f"such as {4 * SMALLEST}"
         )
+
+
+def _listed(given: Any) -> Any:
+    """A column of texts (NumPy, pandas, Arrow, …) as a list; anything else as it is."""
+    if isinstance(given, (str, list, tuple)) or not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        return given
+    if hasattr(given, "to_pylist"):  # Arrow; its items are scalars, which are no str
+        return given.to_pylist() if str(getattr(given, "type", "")).endswith(("string", "string_view")) else given
+    first = next(iter(given), None) if getattr(given, "ndim", 1) == 1 else None
+    return list(given) if isinstance(first, str) else given
 
 
 def _shown(progress: Progress | bool | None, total: int | None) -> Any:

@@ -47,10 +47,12 @@ class Source:
         self, path: Path, column: str | None, *, format: str | None = None, allow_missing: bool = False
     ) -> None:
         self.path = path
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder, not a file of texts")
         self.format = file_format(path, format)
         self.allow_missing = allow_missing
         if not path.is_file():
-            raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'there is no such file'}")
+            raise InputError(f"{path}: there is no such file")
         reader: Callable[[Source], _Reader] = {"parquet": _Parquet, "jsonl": _JsonLines, "txt": _Lines}.get(
             self.format, _Csv
         )

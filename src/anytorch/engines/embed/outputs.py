@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -105,17 +105,17 @@ def _json_lines(file: IO[bytes], rows: Iterator[tuple[str, npt.NDArray[Any]]]) -
 @contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
     """A file that takes the target's place when the block ends without an error, and leaves no trace otherwise."""
-    handle, temporary = -1, ""
+    # Not tempfile's: its files are for their owner only, and the target would be as well.
+    temporary = target.parent / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}"
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)  # noqa: PTH105
+        temporary.replace(target)
     except BaseException as exc:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # the error that is told is the first one
+            temporary.unlink(missing_ok=True)
         if isinstance(exc, OSError):
             raise OutputError(
                 f"cannot write {target}: {exc.strerror or exc}",

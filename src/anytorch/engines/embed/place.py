@@ -85,6 +85,11 @@ def check_options(quantization: str | None, dtype: str) -> None:
         raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
 
 
+def check_threads(threads: int | None) -> None:
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise UsageError(f"threads={threads!r}: use a whole number above 0", hint="leave it out for all cores")
+
+
 def build_encoder(
     place: Place,
     recipe: Recipe,
