@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,24 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "pickles" / "model.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match="runs the code in it"):
         quantize(empty, "int8", weights=tmp_path / "pickles")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"0.weight": "../m.safetensors"}}, "names a file in another folder"),
+        ({"weight_map": {"0.weight": "gone.safetensors"}}, r"names gone\.safetensors, which is missing"),
+        ([], "cannot be understood"),
+    ],
+)
+def test_an_index_that_cannot_be_followed(index: object, message: str, tmp_path: Path) -> None:
+    save_file({"0.weight": torch.randn(64, 64), "0.bias": torch.randn(64)}, tmp_path / "m.safetensors")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with torch.device("meta"):
+        empty = nn.Sequential(nn.Linear(64, 64))
+    with pytest.raises(ModelError, match=message):
+        quantize(empty, "int8", weights=tmp_path / "model")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

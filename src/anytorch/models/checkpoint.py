@@ -195,7 +195,7 @@ def read_header(file: Path) -> dict[str, Entry]:
             )
             for name, found in header.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as exc:
         raise ModelError(f"{file}: its safetensors header cannot be understood: {exc}", hint=again) from exc
     for name, entry in entries.items():
         if entry.end > size:

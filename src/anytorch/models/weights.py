@@ -62,8 +62,16 @@ class EncoderWeights(Mapping[str, "npt.NDArray[Any]"]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         source = self.sources[name]
-        first, *rest = self.checkpoint.shape(source.name)
-        return (first // source.parts, *rest)
+        whole = self.checkpoint.shape(source.name)
+        if source.parts == 1:
+            return whole
+        if not whole or whole[0] % source.parts:
+            raise ModelError(
+                f"{self.checkpoint.folder}: tensor {source.name!r} of shape {list(whole)} cannot be cut into "
+                f"{source.parts} equal parts",
+                hint="config.json and the weights are of different models",
+            )
+        return (whole[0] // source.parts, *whole[1:])
 
     def dtype(self, name: str) -> str:
         return self.checkpoint.dtype(self.sources[name].name)

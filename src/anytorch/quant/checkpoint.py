@@ -38,9 +38,14 @@ class Checkpoint:
         index = self.path / "model.safetensors.index.json"
         if index.is_file():
             try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError) as exc:
+                names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+            except (ValueError, KeyError, AttributeError, TypeError) as exc:
                 raise ModelError(f"{index} cannot be understood: {exc!r}") from exc
+            for name in names:
+                if (self.path / name).parent != self.path:  # an index is data from elsewhere
+                    raise ModelError(f"{index} names a file in another folder: {name}")
+                if not (self.path / name).is_file():
+                    raise ModelError(f"{index} names {name}, which is missing", hint="fetch it again")
             return [self.path / name for name in names]
         found = sorted(self.path.glob("*.safetensors")) if self.path.is_dir() else []
         if not found:

@@ -102,6 +102,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}},
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
         {"a": None},
+        b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 8]}}',
     ],
 )
 def test_a_damaged_header_is_refused(header: object, tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def test_options_of_a_request(engine: Any) -> None:
         assert queue.encode("one", output="list") == engine.encode("one", output="list")
         assert queue.encode([]).shape == (0, 16) and queue.encode(iter(TEXTS[:2])).shape == (2, 16)
         assert np.array_equal(queue.encode(["x"], prompt="a "), engine.encode(["a x"]))
+        pyarrow = pytest.importorskip("pyarrow")
+        assert np.array_equal(queue.encode(pyarrow.array(TEXTS)), engine.encode(TEXTS))
         for bad, error in (
             ({"dim": 99}, UsageError),
             ({"precision": "int3"}, UsageError),

@@ -121,6 +121,29 @@ def test_another_models_weights_are_refused(tmp_path: Path, model_folder: Path) 
         EncoderWeights(checkpoint, read_spec({**config, "model_type": "qwen3"}))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("embeddings.tok_embeddings.weight", (), r"gives 'word' the shape \[\]"),
+        ("layers.0.attn.Wqkv.weight", (73, 24), r"\[73, 24\] cannot be cut into 3 equal parts"),
+        ("layers.0.attn.Wqkv.weight", (), r"\[\] cannot be cut into 3 equal parts"),
+    ],
+)
+def test_tensors_of_an_odd_shape_are_refused(name: str, shape: tuple[int, ...], message: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    import numpy as np
+    import transformers
+    from safetensors.numpy import load_file, save_file
+
+    config = transformers.ModernBertConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
+    transformers.ModernBertModel(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert name in tensors
+    save_file({**tensors, name: np.zeros(shape, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=message):
+        EncoderWeights(Checkpoint(tmp_path), read_spec(json.loads((tmp_path / "config.json").read_text())))
+
+
 def test_readers_give_specs() -> None:
     assert {kind for kind in READERS} >= {
         "bert",

@@ -148,7 +148,11 @@ class EngineQueue:
         single = isinstance(texts, str)
         check_iterable(texts)
         columns, dtype = self._engine.check_request(dim, precision, output)
-        tokens = self._engine.tokenize([texts] if isinstance(texts, str) else list(texts), prompt=prompt)
+        if isinstance(texts, str):
+            texts = [texts]
+        elif hasattr(texts, "to_pylist"):  # an Arrow array: its items are scalars, which are no str
+            texts = texts.to_pylist()
+        tokens = self._engine.tokenize(list(texts), prompt=prompt)
         count = len(tokens.starts) - 1
         now = time.monotonic()
         request = _Request(
