@@ -406,9 +406,27 @@ class Fitted:
 
     def _put_back(self, target: torch.device | None = None) -> None:
         """Every parked parameter gets its values in memory of its own, then all files, threads and buffers go."""
+        try:
+            self._wake_all(target)
+        except BaseException:
+            if self.running is not None:  # it stays a fitted model, whole: every block is still at its home
+                for name in self._moved:
+                    for parameter in self.found.groups[name].parameters:
+                        park(parameter, self.device)
+                self._move_extras(self.device)
+            raise
         if self.running is not None:
             detach(self.model, self.running)
             self.model.__dict__.pop(HANDLE, None)
+        self._moved.clear()
+        for group in self.found.groups.values():
+            for parameter in group.parameters:
+                place = target or self.origins[id(parameter)]
+                if place.type != "meta" and parameter.device != place:
+                    parameter.data = parameter.data.to(place)
+        self.close()
+
+    def _wake_all(self, target: torch.device | None) -> None:
         reading = self.running
         if reading is None and self._moved:
             reading = self._reading(self.mover)
@@ -419,13 +437,6 @@ class Fitted:
             for path, parameter in zip(group.paths, group.parameters, strict=True):
                 place = target or self.origins[id(parameter)]
                 wake(parameter, resting[path].to(place if place.type != "meta" else self.device, copy=True))
-        self._moved.clear()
-        for group in self.found.groups.values():
-            for parameter in group.parameters:
-                place = target or self.origins[id(parameter)]
-                if place.type != "meta" and parameter.device != place:
-                    parameter.data = parameter.data.to(place)
-        self.close()
 
     def close(self) -> None:
         """Threads, files and buffers. Weights that are not on the device are lost with it: `unfit` first."""

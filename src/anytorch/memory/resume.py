@@ -95,14 +95,12 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
     reader = Reader()
     try:
         _load_weights(optimizer, newest / "model", reader)
-        for name, file in meta["blocks"].items():
-            optimizer.states.put(name, _read(read_header(newest / "optimizer" / file), reader))
+        _give_streamed(optimizer, newest / "optimizer", meta, reader)
         resident = newest / "optimizer" / RESIDENT
         tensors = _read(read_header(resident), reader) if resident.exists() else {}
         _give_resident(optimizer, tensors, meta["resident_numbers"])
     finally:
         reader.close()
-    optimizer.numbers = meta["numbers"]
     for group, options in zip(optimizer.param_groups, meta["param_groups"], strict=True):
         group.update(
             {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in options.items()}
@@ -174,12 +172,37 @@ def _resident_states(optimizer: TieredOptimizer) -> tuple[dict[str, torch.Tensor
 def _give_resident(
     optimizer: TieredOptimizer, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    for index, parameter in _resident(optimizer):
-        prefix = f"{index}{OF}"
-        state: dict[str, Any] = dict(numbers.get(str(index), {}))
-        state.update({key.removeprefix(prefix): t.clone() for key, t in tensors.items() if key.startswith(prefix)})
-        if state:
-            optimizer.set_resident_state(parameter, state)
+    order = [p for group in optimizer.param_groups for p in group["params"]]
+    states = _by_owner(tensors, numbers)
+    if any(int(index) >= len(order) for index in states):
+        raise ModelError("the checkpoint has states of more parameters than this optimizer: it is another model's")
+    optimizer.give_states((order[int(index)], state) for index, state in states.items())
+
+
+def _give_streamed(optimizer: TieredOptimizer, folder: Path, meta: Mapping[str, Any], reader: Reader) -> None:
+    """States by their parameters' paths: with another budget than when they were saved, the blocks are others."""
+    found = optimizer.fitted.found
+    parameters = {p: q for group in found.groups.values() for p, q in zip(group.paths, group.parameters, strict=True)}
+    optimizer.states.clear()
+    optimizer.numbers.clear()
+    for name in {**meta["blocks"], **meta["numbers"]}:
+        file = meta["blocks"].get(name)
+        tensors = _read(read_header(folder / file), reader) if file else {}
+        states = _by_owner(tensors, meta["numbers"].get(name, {}))
+        unknown = [path for path in states if path not in parameters]
+        if unknown:
+            raise ModelError(f"{folder} has a state of {unknown[0]!r}: it is another model's checkpoint")
+        optimizer.give_states((parameters[path], state) for path, state in states.items())
+
+
+def _by_owner(
+    tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    states: dict[str, dict[str, Any]] = {owner: dict(values) for owner, values in numbers.items()}
+    for name, tensor in tensors.items():
+        owner, key = name.split(OF)
+        states.setdefault(owner, {})[key] = tensor.clone() if not tensor.dim() else tensor
+    return states
 
 
 def _random_state() -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +59,7 @@ class Running:
         self._awake: dict[str, int] = {}  # block → how many running forwards use it
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._backward: str | None = None  # the step whose blocks the running backward holds
+        self._backwards = 0  # how many steps backward has asked for so far
 
     # --- forward ---------------------------------------------------------------------------------------------------
 
@@ -157,12 +160,19 @@ class Running:
             self.finish()
             self.mover.acquire(saved.step, "backward")
             self._backward = saved.step
-            # Called when this backward ends, whichever step came last.
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+            self._backwards += 1
+            # Called when this backward ends, whichever step came last; dropped, and so finalized, when it fails.
+            ending = partial(self._finish_own, self._backwards)
+            weakref.finalize(ending, self._finish_own, self._backwards).atexit = False
+            torch.autograd.Variable._execution_engine.queue_callback(ending)
         buffer = self.mover.held(saved.block)
         whole = buffer[saved.offset :]
         whole = whole[: whole.numel() // saved.dtype.itemsize * saved.dtype.itemsize].view(saved.dtype)
         return whole.as_strided(saved.size, saved.stride)
+
+    def _finish_own(self, number: int) -> None:
+        if number == self._backwards:
+            self.finish()
 
     def finish(self) -> None:
         """Backward is over (or was given up): nothing of the ring is held for it."""

@@ -6,6 +6,7 @@ version is complete before the old one goes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def spill_of(fitted: Fitted) -> Spill:
         )
     if fitted.spill is None:
         fitted.spill = Spill(disk.place)
+        weakref.finalize(fitted.model, fitted.spill.close)  # the fitted model's own finalizer began without it
     return fitted.spill
 
 
@@ -58,16 +60,15 @@ class Shelf:
 
         `before_disk` is called before they are written to disk: they may still be on their way from the device.
         """
-        ledger, holder = self.fitted.ledger, f"{self.what} of {block}"
+        ledger, holder, level = self.fitted.ledger, f"{self.what} of {block}", memory_level(self.fitted)
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
-        if block in self._in_memory:
-            self._in_memory[block] = dict(tensors)
-            return
         if block not in self._on_disk:
+            before = ledger.release(level, holder)
             try:
-                ledger.reserve(memory_level(self.fitted), holder, nbytes)
+                ledger.reserve(level, holder, nbytes)
             except BudgetTooSmall:
-                pass  # then on disk
+                if before:
+                    ledger.reserve(level, holder, before)  # what is there stays until it is on disk
             else:
                 self._in_memory[block] = dict(tensors)
                 return
@@ -80,7 +81,7 @@ class Shelf:
         except BaseException:
             ledger.release("disk", f"new {holder}")
             raise
-        self._remove(block)
+        self.drop(block)
         ledger.release("disk", f"new {holder}")
         ledger.reserve("disk", holder, nbytes)
         self._on_disk[block] = located

@@ -68,6 +68,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             if homes[name] != "device"
         }
         self._blocks = {name: found for name, found in self._blocks.items() if found}
+        self._refuse_packed()
         self._places = {id(p): (name, path) for name, found in self._blocks.items() for path, p in found}
         self.gradients = Shelf(self.fitted, "gradients")
         self.states = Shelf(self.fitted, "optimizer state")
@@ -79,6 +80,18 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._handles = [
             p.register_post_accumulate_grad_hook(self._collect) for found in self._blocks.values() for _, p in found
         ]
+
+    def _refuse_packed(self) -> None:
+        """A file of codes is not written again, and a step's small changes would be lost in them."""
+        for name, found in self._blocks.items():
+            packing = self.fitted.packings.get(name)
+            for path, _ in found:
+                if packing and (path in packing.weights or self.fitted.plan.homes[name] == "disk"):
+                    raise UsageError(
+                        f"{path} is in a block that rests as {self.fitted.rest_format}, and cannot be trained there",
+                        hint="fit the model without rest_format, freeze it (requires_grad_(False)), or keep what is "
+                        "trained on the device with resident=[…]",
+                    )
 
     def _reserve_working_memory(self) -> None:
         """A step holds one block's weights, gradients and states at once, as far as they do not rest in memory."""
@@ -115,6 +128,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         gradient = parameter.grad
         assert gradient is not None
         parameter.grad = None
+        if path in self._pending.get(block, ()):
+            self._shelve(block)  # an earlier backward that some parameters of the block took no part in
         pending = self._pending.setdefault(block, {})
         pending[path] = self._to_host(gradient.detach())
         if len(pending) == len(self._blocks[block]):
@@ -174,9 +189,11 @@ class TieredOptimizer(torch.optim.Optimizer):
                 for own, outer in zip(self._resident.param_groups, self.param_groups, strict=True):
                     own.update(options_of(outer))
                 self._resident.step()
-            for block in self.gradients.blocks():
-                self._update(block, scale)
-            self.fitted.mover.forget_all()  # the ring has the old weights
+            try:
+                for block in self.gradients.blocks():
+                    self._update(block, scale)
+            finally:
+                self.fitted.mover.forget_all()  # the ring has the old weights, also of a step that was broken off
         return loss
 
     def _clipping(self) -> torch.Tensor | None:
@@ -319,9 +336,14 @@ class TieredOptimizer(torch.optim.Optimizer):
         """From `state_dict` of this class or of the plain optimizer over the same parameters."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         order = [p for group in self.param_groups for p in group["params"]]
+        self.states.clear()
+        self.numbers.clear()
+        self.give_states((parameter, state_dict["state"].get(index, {})) for index, parameter in enumerate(order))
+
+    def give_states(self, states: Iterable[tuple[nn.Parameter, Mapping[str, Any]]]) -> None:
+        """Whole states of parameters, to where each of these rests now; other parameters keep theirs."""
         by_block: dict[str, Tensors] = {}
-        for index, parameter in enumerate(order):
-            state = state_dict["state"].get(index, {})
+        for parameter, state in states:
             if id(parameter) not in self._places:
                 if state:
                     self.set_resident_state(parameter, state)
@@ -333,7 +355,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 else:
                     self.numbers.setdefault(block, {}).setdefault(path, {})[key] = value
         for block, tensors in by_block.items():
-            self.states.put(block, tensors)
+            self.states.put(block, {**self.states.take(block), **tensors})
 
     def close(self) -> None:
         """Give the memory and files of gradients and states back; the model stays fitted."""
