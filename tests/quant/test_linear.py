@@ -12,6 +12,7 @@ from torch import nn
 from anytorch import native
 from anytorch.errors import UsageError, WrongAnswer
 from anytorch.quant import QuantLinear, QuantTensor, pack, unpack
+from anytorch.quant import choose as choose_module
 from anytorch.quant.choose import BASELINE, Measured, check, choose, decide, kernels, row_class
 from anytorch.quant.kernels import cpp, dense
 from anytorch.quant.kernels.base import Kernel
@@ -217,6 +218,27 @@ def test_a_wrong_answer_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choose(packed, None, torch.float32, 1, "memory")
     entry = next(one for one in choice.measured if one.name == wrong.name)
     assert entry.seconds is None and "off by 0.1" in entry.refused
+
+
+def test_what_will_not_last_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, object] = {}
+    monkeypatch.setattr(choose_module, "_keep", kept.__setitem__)
+    packed = pack(torch.randn(64, 64), "int8")
+    with monkeypatch.context() as patch:
+        patch.setattr(cpp, "_trouble", lambda cache, level: "no C++ compiler on this machine")
+        assert not choose(packed, None, torch.float32, 1).kernel.startswith("cpp")
+    choice = choose(packed, None, torch.float32, 1)  # the same case, and now there is a compiler
+    if cpp.available():
+        assert any(one.seconds for one in choice.measured if one.name in {kernel.name for kernel in cpp.KERNELS})
+        assert len(kept) == 2
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    kept.clear()
+    monkeypatch.setattr(type(dense.KEPT), "prepare", full)
+    choose(packed, None, torch.float32, 16)
+    assert not kept
 
 
 def test_a_kernel_that_fails_keeps_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

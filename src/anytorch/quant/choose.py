@@ -37,6 +37,7 @@ TOLERANCE = {"memory": 1e-3, "invariant": 1e-3, "speed": 6e-3}
 BFLOAT16_ERROR = 3e-3
 HALF_TOLERANCE = 1e-2  # where the inputs have 8 or 11 bits themselves
 INT8_INPUT_TOLERANCE = 2e-2
+NO_MEMORY = "not enough memory for it"
 _store_name = "quant-kernels"
 
 
@@ -92,7 +93,8 @@ def choose(
         measured = _recall(case)
     if measured is None:
         measured = measure(weight, bias, dtype, size, prefer)
-        _keep(case, measured)
+        if not any(one.refused == NO_MEMORY for one in measured):  # another day there may be enough
+            _keep(case, measured)
     _remembered[case] = measured
     return decide(measured, prefer, weight.device)
 
@@ -169,7 +171,7 @@ def measure(
             results.append(Measured(kernel.name, refused=exc.message))
         except Exception as exc:  # noqa: BLE001  (other people's kernels fail in every way; the reason is kept and shown)
             if is_out_of_memory(exc):
-                refused = "not enough memory for it"
+                refused = NO_MEMORY
             else:
                 refused = f"failed: {type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}"
             log.info("%s cannot compute %s: %s", kernel.name, weight.format, refused)
@@ -244,6 +246,8 @@ def _case(weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype, m:
         _machine(),
         str(weight.device),
         f"{torch.get_num_threads()} threads {level}" if level else "",
+        # What was found without a compiler must not outlive the day one is installed.
+        "no C++" if level and not cpp.available() else "",
         str(weight.format),
         f"{weight.rows}x{weight.columns}",
         f"m{m}",
