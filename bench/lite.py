@@ -4,12 +4,13 @@
 
 Both run with one thread, in turns, on the same numbers, after their answers have been compared. Times are CPU time of the
 process, the median of the turns; a ratio is torch's time over ours, so more than 1 means that ours is faster.
-Peers (tinygrad, micrograd) are timed where they are installed.
+tinygrad is timed where it is installed and runs; a scalar library in the manner of micrograd is part of this file.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -87,6 +88,25 @@ def operators(seconds: float, large: bool) -> dict[str, Any]:
     return found
 
 
+def other_ops(seconds: float) -> dict[str, Any]:
+    """Ops that take the general way through `record`, at 10x10."""
+    x, y = (np.random.default_rng(i).standard_normal((10, 10)).astype("float32") for i in range(2))
+    a, b, p, q = lite.from_numpy(x), lite.from_numpy(y), torch.from_numpy(x), torch.from_numpy(y)
+    ops: dict[str, Callable[..., Any]] = {
+        "times 2.0": lambda a, b: a * 2.0,
+        "div": lambda a, b: a / b,
+        "sum": lambda a, b: a.sum(),
+        "relu": lambda a, b: a.relu(),
+        "softmax": lambda a, b: a.softmax(-1),
+        "reshape": lambda a, b: a.reshape(100),
+    }
+    found = {}
+    for name, op in ops.items():
+        same(op(a, b), op(p, q))
+        found[f"{name} 10x10"] = in_turns({"lite": lambda: op(a, b), "torch": lambda: op(p, q)}, seconds)  # noqa: B023
+    return found
+
+
 def convolutions(seconds: float) -> dict[str, Any]:
     found = {}
     for n, c, o, size, kernel, stride in ((1, 3, 16, 32, 3, 1), (8, 16, 32, 28, 3, 1), (4, 64, 64, 28, 3, 1),
@@ -155,35 +175,106 @@ def epochs(seconds: float) -> dict[str, Any]:
 
 
 def peers(seconds: float) -> dict[str, Any]:
-    """Small peers, where they are installed; each in units of microseconds per call."""
+    """Small peers, where they are installed and run; CPU microseconds per call."""
     found: dict[str, Any] = {}
-    if importlib.util.find_spec("tinygrad"):
+    if not importlib.util.find_spec("tinygrad"):
+        found["tinygrad"] = "not installed"
+    else:
         from tinygrad import Tensor
 
+        found["tinygrad"] = importlib.metadata.version("tinygrad")
+        try:
+            (Tensor([1.0]) + 1).realize()
+        except (RuntimeError, OSError) as exc:  # its CPU back end wants clang
+            return found | {"tinygrad": f"{found['tinygrad']} does not run here: {type(exc).__name__}: {exc}"}
         for n in (10, 100):
             x = np.ones((n, n), "float32")
             a, b = Tensor(x).realize(), Tensor(x).realize()
-            calls = calls_for(lambda: (a + b).realize(), seconds / 4)  # noqa: B023
-            start = time.process_time()
-            for _ in range(calls):
-                (a + b).realize()
-            found[f"tinygrad add {n}x{n}, realised"] = {"us": round((time.process_time() - start) / calls * 1e6, 2)}
-    else:
-        found["tinygrad"] = "not installed"
-    if importlib.util.find_spec("micrograd"):
-        from micrograd.nn import MLP
-
-        images, labels = digits()
-        model = MLP(64, [16, 10])
-        start = time.process_time()
-        out = model([float(v) for v in images[0].ravel()])
-        loss = sum(((o - float(labels[0] == i)) ** 2 for i, o in enumerate(out)), out[0] * 0)
-        loss.backward()
-        one = time.process_time() - start
-        found["micrograd, one digit through a 64-16-10 network and back"] = {"us": round(one * 1e6, 1)}
-    else:
-        found["micrograd"] = "not installed"
+            for name, run in (
+                ("add", lambda: (a + b).realize()),  # noqa: B023
+                ("matmul", lambda: (a @ b).realize()),  # noqa: B023
+            ):
+                calls = calls_for(run, seconds)
+                start = time.process_time()
+                for _ in range(calls):
+                    run()
+                found[f"tinygrad {name} {n}x{n}"] = {"us": round((time.process_time() - start) / calls * 1e6, 2)}
     return found
+
+
+class Value:
+    """One number with a gradient: what teaching libraries of the micrograd kind compute with."""
+
+    __slots__ = ("backward", "data", "grad", "parents")
+
+    def __init__(self, data: float, parents: tuple[Value, ...] = (), backward: Any = None) -> None:
+        self.data, self.grad, self.parents, self.backward = data, 0.0, parents, backward
+
+    def __add__(self, other: Value) -> Value:
+        def backward(g: float) -> None:
+            self.grad += g
+            other.grad += g
+
+        return Value(self.data + other.data, (self, other), backward)
+
+    def __mul__(self, other: Value) -> Value:
+        def backward(g: float) -> None:
+            self.grad += g * other.data
+            other.grad += g * self.data
+
+        return Value(self.data * other.data, (self, other), backward)
+
+    def relu(self) -> Value:
+        def backward(g: float) -> None:
+            self.grad += g * (self.data > 0)
+
+        return Value(max(self.data, 0.0), (self,), backward)
+
+    def run_backward(self) -> None:
+        order, seen, stack = [], set(), [(self, False)]
+        while stack:
+            value, done = stack.pop()
+            if done:
+                order.append(value)
+            elif id(value) not in seen:
+                seen.add(id(value))
+                stack.append((value, True))
+                stack += [(parent, False) for parent in value.parents]
+        self.grad = 1.0
+        for value in reversed(order):
+            if value.backward:
+                value.backward(value.grad)
+
+
+def scalars() -> dict[str, Any]:
+    """One digit through a 64-16-10 network and back: number by number, and with lite."""
+    images, _ = digits()
+    random = np.random.default_rng(0)
+    w1, w2 = random.standard_normal((16, 64)) / 8, random.standard_normal((10, 16)) / 4
+    pixels = images[0].ravel()
+
+    def number_by_number() -> list[list[Value]]:
+        a, b = [[Value(float(v)) for v in row] for row in w1], [[Value(float(v)) for v in row] for row in w2]
+        x = [Value(float(v)) for v in pixels]
+        for layer in (a, b):
+            x = [sum((w * v for w, v in zip(row[1:], x[1:], strict=True)), row[0] * x[0]).relu() for row in layer]
+        sum(x[1:], x[0]).run_backward()
+        return a
+
+    def with_lite() -> Any:
+        a, b = lite.tensor(w1, "float32", requires_grad=True), lite.tensor(w2, "float32", requires_grad=True)
+        F.relu(b @ F.relu(a @ lite.from_numpy(pixels))).sum().backward()
+        return a.grad
+
+    np.testing.assert_allclose([[v.grad for v in row] for row in number_by_number()], with_lite().numpy(), atol=1e-5)
+    times = {}
+    for name, run in (("micrograd-style", number_by_number), ("lite", with_lite)):
+        calls = calls_for(run, 0.5)
+        start = time.process_time()
+        for _ in range(calls):
+            run()
+        times[f"{name}_us"] = round((time.process_time() - start) / calls * 1e6, 1)
+    return {"one digit, 64-16-10 network and back": times}
 
 
 def main() -> int:
@@ -206,8 +297,10 @@ def main() -> int:
     }
     for part in (
         lambda: operators(options.seconds, options.large),
+        lambda: other_ops(options.seconds),
         lambda: convolutions(options.seconds),
         lambda: epochs(options.seconds),
+        scalars,
         lambda: peers(options.seconds),
     ):
         for name, values in part().items():

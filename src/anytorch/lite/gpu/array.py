@@ -230,7 +230,7 @@ class GpuArray(NDArrayOperatorsMixin):
         check_devices("dot", (self, other))
         return matmul(self, as_gpu(other))
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
+    def sum(self, axis: Any = None, keepdims: bool = False, dtype: Any = float32) -> GpuArray:
         return reduced("sum", self, axis, keepdims)
 
     def max(self, axis: Any = None, keepdims: bool = False) -> GpuArray:

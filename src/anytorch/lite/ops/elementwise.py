@@ -85,30 +85,36 @@ def mul(a: T | Scalar, b: T | Scalar) -> T:
 
 
 @quiet
+def div_base(g: Array, x: Any, y: Any) -> Any:
+    return g / y
+
+
+@quiet
+def div_divisor(g: Array, x: Any, y: Any) -> Any:
+    return -g * x / (y * y)
+
+
+@quiet
 def div(a: T | Scalar, b: T | Scalar) -> T:
-    return binary(
-        "div",
-        a,
-        b,
-        np.true_divide,
-        quiet(lambda g, x, y: g / y),
-        quiet(lambda g, x, y: -g * x / (y * y)),
-        floating=True,
-    )
+    return binary("div", a, b, np.true_divide, div_base, div_divisor, floating=True)
+
+
+@quiet
+def power_base(g: Array, x: Any, y: Any) -> Any:
+    if np.ndim(y) == 0 and y != 0:
+        return g * (y * np.power(x, array(np.subtract(y, 1))))
+    return g * np.where(y == 0, array(np.zeros_like(x)), y * np.power(x, array(np.subtract(y, 1))))
+
+
+@quiet
+def power_exponent(g: Array, x: Any, y: Any) -> Any:
+    result = np.power(x, y)
+    return g * np.where((x == 0) & (y >= 0), array(np.zeros_like(result)), result * np.log(x))
 
 
 @quiet
 def power(a: T | Scalar, b: T | Scalar) -> T:
-    def of_base(g: Array, x: Any, y: Any) -> Array:
-        if np.ndim(y) == 0 and y != 0:
-            return g * (y * np.power(x, array(np.subtract(y, 1))))
-        return g * np.where(y == 0, array(np.zeros_like(x)), y * np.power(x, array(np.subtract(y, 1))))
-
-    def of_exponent(g: Array, x: Any, y: Any) -> Array:
-        result = np.power(x, y)
-        return g * np.where((x == 0) & (y >= 0), array(np.zeros_like(result)), result * np.log(x))
-
-    return binary("pow", a, b, np.power, quiet(of_base), quiet(of_exponent))
+    return binary("pow", a, b, np.power, power_base, power_exponent)
 
 
 @through_host

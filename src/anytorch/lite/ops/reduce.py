@@ -39,7 +39,7 @@ def spread(g: Array, shape: tuple[int, ...], over: tuple[int, ...]) -> Array:
 def sum_of(x: T, dim: Dim = None, keepdim: bool = False) -> T:
     over, shape = axes(x.data, dim), x.data.shape
     dtype = x.data.dtype if is_floating(x.data.dtype) else int64
-    result = np.sum(x.data, axis=over, keepdims=keepdim, dtype=dtype)
+    result = x.data.sum(axis=over, keepdims=keepdim, dtype=dtype)
     return record("sum", result, (x,), lambda g: (spread(g, shape, over),))
 
 
@@ -49,7 +49,7 @@ def mean(x: T, dim: Dim = None, keepdim: bool = False) -> T:
     over, shape = axes(x.data, dim), x.data.shape
     n = count(shape, over)
     with np.errstate(all="ignore"):  # the mean of nothing is nan
-        result = np.sum(x.data, axis=over, keepdims=keepdim) / x.data.dtype.type(n)
+        result = x.data.sum(axis=over, keepdims=keepdim) / x.data.dtype.type(n)
     return record("mean", result, (x,), lambda g: (spread(g / max(n, 1), shape, over),))
 
 

@@ -17,17 +17,17 @@ def shifted(x: Array, dim: int) -> Array:
     """The largest number becomes 0, so that exp cannot overflow; the softmax does not change."""
     if x.size == 0:
         return x
-    return x - np.max(x, axis=dim, keepdims=True)
+    return x - x.max(axis=dim, keepdims=True)
 
 
 def softmax(x: T, dim: int = -1) -> T:
     data = floats(x)
     with np.errstate(invalid="ignore"):  # a row of -inf is nan, as it is in torch
         e = np.exp(shifted(data, dim))
-    y = e / np.sum(e, axis=dim, keepdims=True) if data.ndim else np.ones_like(e)
+    y = e / e.sum(axis=dim, keepdims=True) if data.ndim else np.ones_like(e)
 
     def backward(g: Array) -> tuple[Array]:
-        return (y * (g - np.sum(g * y, axis=dim, keepdims=True)),)
+        return (y * (g - (g * y).sum(axis=dim, keepdims=True)),)
 
     return record("softmax", y, (x,), backward if data.ndim else lambda g: (g * 0,), saves_output=True)
 

@@ -17,12 +17,23 @@ T = TypeVar("T", bound=Base)
 
 def view(name: str, x: T, data: Array, backward: Any) -> T:
     """A view saves its base's version: writing to the base afterwards changes the view, and its history would be wrong."""
-    shares = bool(np.may_share_memory(data, x.data))
+    shares = shares_memory(data, x.data)
     out = record(name, data, (x,), backward, (x,) if shares else ())
     if shares:
         out._version = x._shared_version()
         out._is_view = True
     return out
+
+
+def shares_memory(data: Array, base: Array) -> bool:
+    if data is base:
+        return True
+    if data.__class__ is np.ndarray:
+        if data.base is None:
+            return False
+        if data.base is base or data.base is base.base:
+            return True
+    return bool(np.may_share_memory(data, base))
 
 
 def reshape(x: T, shape: Sequence[int]) -> T:
