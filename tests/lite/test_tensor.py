@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from anytorch import lite
-from anytorch.errors import UsageError
+from anytorch.errors import AnytorchError, UsageError
+from anytorch.lite.dtypes import check_numpy
 
 
 def test_as_documented() -> None:
@@ -136,6 +137,12 @@ def test_it_can_be_pickled_and_copied() -> None:
         assert twin.tolist() == [1, 2]
         assert twin.requires_grad
         assert twin.data is not x.data
+
+
+def test_an_old_numpy_is_refused() -> None:
+    check_numpy("2.0.0")
+    with pytest.raises(AnytorchError, match=r"NumPy 1\.26\.4"):
+        check_numpy("1.26.4")
 
 
 def test_random_numbers_are_repeatable() -> None:

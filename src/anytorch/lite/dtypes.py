@@ -11,6 +11,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from anytorch.errors import AnytorchError
+
+
+def check_numpy(version: str) -> None:
+    """NumPy 1 lets a plain number turn a float32 without dimensions into float64, and every loss with it."""
+    if int(version.partition(".")[0]) < 2:
+        raise AnytorchError(
+            f"anytorch.lite needs NumPy 2, whose types do not depend on values; this is NumPy {version}",
+            hint="pip install 'numpy>=2'",
+        )
+
+
+check_numpy(np.__version__)
+
 # A NumPy array, or one on the GPU that answers to NumPy's functions (`lite.gpu.array`); NumPy's own types cannot say that.
 Array: TypeAlias = Any
 DType: TypeAlias = Any  # np.dtype
