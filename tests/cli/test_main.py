@@ -20,7 +20,15 @@ from anytorch.cli.parser import COMMANDS, command_parser, split
 SOURCES = Path(__file__).parents[2] / "src"
 EVERYTHING_ELSE = sorted(set(COMMANDS) - {"info", "reset", "version", "completion"})
 # Enough arguments for each command to get past its parser.
-ARGUMENTS = {"set": ["cpu"], "completion": ["bash"], "config": ["show"], "test": ["cpu"], "embed": ["texts.txt"]}
+ARGUMENTS = {
+    "set": ["cpu"],
+    "completion": ["bash"],
+    "config": ["show"],
+    "test": ["cpu"],
+    "embed": ["texts.txt"],
+    "fit": ["model"],
+    "finetune": ["predictor", "--sample", "--output", "run"],
+}
 
 
 def test_help_lists_every_command_and_imports_none(process: Callable[..., Any]) -> None:
@@ -55,6 +63,7 @@ def test_every_command_has_help_with_examples(name: str, cli: Callable[..., Any]
 def test_the_examples_are_command_lines_that_parse(name: str) -> None:
     for line in COMMANDS[name].examples.splitlines():
         words = line.strip().partition("   ")[0].replace('eval "$(', "").replace(')"', "").split()
+        words = words[words.index("anytorch") :]  # after `cat data.csv |`, or `torchrun -m`
         words = words[: next((n for n, word in enumerate(words) if word in ("|", ">")), len(words))]
         assert words[:2] == ["anytorch", name]
         command_parser(name).parse_args(words[2:])

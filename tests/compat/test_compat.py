@@ -41,7 +41,6 @@ PATHS = {
 LATER = {
     "yirage": ["new_kernel_graph", "PersistentKernel"],
 }
-LATER_MODULES = ["apt_model.optimization.vb_global", "apt_model.optimization.vgpu_stack"]
 
 
 @pytest.fixture
@@ -96,19 +95,6 @@ def test_a_name_that_is_still_to_come(module: str, name: str, ask: Callable[...,
     assert imported == read and "\n" not in read
     assert read.startswith(f"{module}.{name} is documented, but not part of this version of anytorch: it arrives with ")
     assert told["has"] is False
-
-
-@pytest.mark.parametrize("module", LATER_MODULES)
-def test_a_module_that_is_still_to_come(module: str, ask: Callable[..., dict[str, Any]]) -> None:
-    told = ask(
-        f"""
-        try:
-            import {module} as vb
-        except ImportError as exc:
-            answer(said=str(exc), name=exc.name)
-        """
-    )
-    assert told["name"] == module and told["said"].startswith(f"{module} is documented, but not part of")
 
 
 def test_a_name_nobody_documented(ask: Callable[..., dict[str, Any]]) -> None:

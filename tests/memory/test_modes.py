@@ -68,6 +68,8 @@ def test_a_name_nobody_knows() -> None:
         anytorch.mode("memroy")
     with pytest.raises(UsageError, match="has no setting 'wieghts'; settings: mixed_precision"):
         anytorch.mode("memory", wieghts="int4")
+    with pytest.raises(UsageError, match="matmul_precision='low': use one of highest, high, medium"):
+        anytorch.mode("memory", matmul_precision="low")
 
 
 def test_the_process_is_put_back() -> None:

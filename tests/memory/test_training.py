@@ -39,7 +39,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(50, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(8))
         self.head = nn.Linear(WIDTH, 50, bias=False)
         self.head.weight = self.words.weight
 
@@ -163,7 +163,7 @@ def test_activations_change_no_bit(model: Model, tmp_path: Path, way: str, strea
         optimizer = TieredOptimizer(model, torch.optim.AdamW, lr=1e-2)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    assert anytorch.memory.activations(model, way) == 4
+    assert anytorch.memory.activations(model, way) == 8
     assert train(model, optimizer) == want
     assert len(runs) == len(BATCHES) * (2 if way == "checkpoint" else 1)
     anytorch.memory.activations(model, "keep")
@@ -171,6 +171,59 @@ def test_activations_change_no_bit(model: Model, tmp_path: Path, way: str, strea
         optimizer.close()
         anytorch.memory.unfit(model)
     assert same(model, plain) and "forward" not in vars(model.blocks[0])
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["resident", "streamed"])
+def test_a_model_of_transformers_checkpoints_without_its_cache(tmp_path: Path, streamed: bool) -> None:
+    """Its layers are handed a cache; computed again in backward, they would add to it a second time."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).train()
+    plain = copy.deepcopy(model)
+    ids = BATCHES[0]
+    losses: list[list[float]] = []
+    for network in (plain, model):
+        optimizer: Any = torch.optim.AdamW(network.parameters(), lr=1e-2)
+        if network is model:
+            if streamed:
+                layer = sum(p.nbytes for p in model.model.layers[0].parameters())
+                anytorch.memory.fit(
+                    model, "cpu", disk=tmp_path / "disk", device_budget=int(6.2 * layer), reserve=4 * layer
+                )
+                assert "disk" in anytorch.memory.fitted(model).plan.homes.values()
+                optimizer = TieredOptimizer(model, torch.optim.AdamW, lr=1e-2)
+            assert anytorch.memory.activations(model, "checkpoint") == 4
+        losses.append([])
+        for _ in range(3):
+            loss = network(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_offloaded_activations_leave_the_device(model: Model, tmp_path: Path) -> None:
+    from anytorch.memory.running import Offloaded, Running
+
+    anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", **TWO_LEVELS)
+    anytorch.memory.activations(model, "offload")
+    packed: list[Any] = []
+    real = Running.pack
+
+    def pack(self: Running, unit: Any, tensor: torch.Tensor) -> Any:
+        packed.append(real(self, unit, tensor))
+        return packed[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Running, "pack", pack)
+        loss_of(model, BATCHES[0])
+    moved = [saved for saved in packed if isinstance(saved, Offloaded)]
+    assert len(moved) > 8 and not any(isinstance(saved, torch.Tensor) for saved in packed)
 
 
 def test_an_unknown_way_with_activations(model: Model) -> None:

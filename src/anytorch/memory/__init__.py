@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from anytorch.devices.types import MemoryUse
-    from anytorch.memory.activations import activations as activations
     from anytorch.memory.caching import tiered_cache as tiered_cache
+    from anytorch.memory.checkpointing import activations as activations
     from anytorch.memory.fitting import Fitted as Fitted
     from anytorch.memory.fitting import fit as fit
     from anytorch.memory.fitting import fitted as fitted
@@ -49,7 +49,7 @@ PUBLIC: dict[str, str] = {
     "VGPULevel": "anytorch.memory.stack",
     "VGPUStack": "anytorch.memory.stack",
     "VGPUStackLinear": "anytorch.memory.stack",
-    "activations": "anytorch.memory.activations",
+    "activations": "anytorch.memory.checkpointing",
     "create_tiers": "anytorch.memory.levels",
     "create_vgpu_stack": "anytorch.memory.stack",
     "fit": "anytorch.memory.fitting",

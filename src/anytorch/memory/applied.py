@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from anytorch import logs
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast, autocast_dtype
-from anytorch.memory.activations import activations, restore
+from anytorch.memory.checkpointing import activations, restore
 from anytorch.memory.fitting import fit, unfit
 from anytorch.memory.originals import Originals
 from anytorch.quant.model import quantize

@@ -41,6 +41,7 @@ class Mode:
     matmul_precision: str  # torch.set_float32_matmul_precision
 
 
+PRECISIONS = ("highest", "high", "medium")
 MODES = {
     mode.name: mode
     for mode in (
@@ -81,12 +82,11 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
         with _switching:
             if _active is not self:
                 return
-            try:
-                while self._models:
-                    self._models.pop().undo()
-            finally:
-                _active = None
-                self._stack.close()
+            _active = None
+            self._stack.close()
+            failures = [exc for exc in (undone(self._models.pop()) for _ in range(len(self._models))) if exc]
+            if failures:  # the others have been put back
+                raise failures[0]
 
     __enter__ = on
 
@@ -113,6 +113,14 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
         return applied.in_force(self.mode, self.device) | {"models": [done.describe() for done in self._models]}
 
 
+def undone(done: applied.Applied) -> Exception | None:
+    try:
+        done.undo()
+    except Exception as exc:  # noqa: BLE001  (raised by `off` once the other models have been put back)
+        return exc
+    return None
+
+
 _switching = threading.Lock()
 _active: ActiveMode | None = None
 
@@ -130,6 +138,9 @@ def mode(name: str, *, device: str | torch.device = "auto", **changes: Any) -> A
             f"mode {name!r} has no setting {', '.join(map(repr, unknown))}; settings: "
             f"{', '.join(field for field in Mode.__dataclass_fields__ if field != 'name')}"
         )
+    precision = changes.get("matmul_precision", "highest")
+    if precision not in PRECISIONS:
+        raise UsageError(f"matmul_precision={precision!r}: use one of {', '.join(PRECISIONS)}")
     return ActiveMode(replace(MODES[name], **changes), device)
 
 

@@ -41,7 +41,7 @@ def save_training(
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished(root)
-    target, partial = root / f"{PREFIX}{step:08d}", root / f".{PREFIX}{step:08d}.{os.getpid()}.partial"
+    partial = root / f".{PREFIX}{step:08d}.{os.getpid()}.partial"
     partial.mkdir()
     try:
         optimizer.fitted.save(partial / "model")
@@ -67,8 +67,7 @@ def save_training(
             json.dump(meta, file_handle, indent=1)
             file_handle.flush()
             os.fsync(file_handle.fileno())
-        if target.exists():
-            shutil.rmtree(target)
+        target = free_name(root, step)
         partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -109,6 +108,12 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
     return {"step": meta["step"], "extra": meta["extra"]}
 
 
+def free_name(root: Path, step: int) -> Path:
+    """step-00000006, or step-00000006.1 where that is taken: the old one goes only when the new one has its name."""
+    names = [f"{PREFIX}{step:08d}", *[f"{PREFIX}{step:08d}.{again}" for again in range(1, 10)]]
+    return next((root / name for name in names if not (root / name).exists()), root / f"{names[-1]}.{os.getpid()}")
+
+
 def checkpoints(root: Path) -> list[Path]:
     """Complete ones, oldest first: only those have their name."""
     return sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else []
@@ -118,8 +123,18 @@ def remove_unfinished(root: Path) -> None:
     """What a killed process left half-written. A process that is still writing is left alone."""
     for folder in root.glob(f".{PREFIX}*.partial"):
         owner = int(folder.name.split(".")[-2])
-        if owner == os.getpid() or not Path(f"/proc/{owner}").exists():
+        if owner == os.getpid() or not is_alive(owner):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's process, or a system that cannot say
+        return True
+    return True
 
 
 def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> None:

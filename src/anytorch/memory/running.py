@@ -35,6 +35,23 @@ class Reference:
     stride: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Offloaded:
+    """A saved activation in host memory (pinned, where it is not the device's own), and the device it belongs on."""
+
+    values: torch.Tensor
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Offloaded:
+        away = tensor.device.type != "cpu"
+        values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=away)
+        return Offloaded(values.copy_(tensor), tensor.device)
+
+    def back(self) -> torch.Tensor:
+        return self.values.to(self.device, non_blocking=True)
+
+
 class Running:
     def __init__(
         self,
@@ -59,12 +76,15 @@ class Running:
         self._awake: dict[str, int] = {}  # block → how many running forwards use it
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._backward: str | None = None  # the step whose blocks the running backward holds
+        self.offload = False  # activations wait for backward in host memory
         self._backwards = 0  # how many steps backward has asked for so far
 
     # --- forward ---------------------------------------------------------------------------------------------------
 
     def enter(self, unit: Unit) -> None:
         """Before a unit's forward: its weights are on the device and its Parameters show them."""
+        if self._backward not in (None, unit.name) and torch._C._current_graph_task_id() != -1:
+            self.finish()  # a block computed again within backward needs the room; what backward still needs comes again
         if self.live is not None:
             self._alone.acquire()
         entered: list[str] = []
@@ -140,7 +160,7 @@ class Running:
 
     # --- backward --------------------------------------------------------------------------------------------------
 
-    def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | Reference:
+    def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | Reference | Offloaded:
         """autograd saves a tensor: one in the ring will be overwritten, so it is remembered by its place in its block."""
         if isinstance(tensor, Parked):
             tensor = tensor.data
@@ -148,12 +168,14 @@ class Running:
             return tensor.clone()  # the next unit's weights are unpacked over it
         place = self.mover.ring_offset(tensor)
         if place is None:
-            return tensor
+            return Offloaded.of(tensor) if self.offload else tensor
         block, offset = place
         return Reference(unit.name, block, offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
-    def unpack(self, saved: torch.Tensor | Reference) -> torch.Tensor:
+    def unpack(self, saved: torch.Tensor | Reference | Offloaded) -> torch.Tensor:
         """backward needs it: the block is fetched again and held until backward needs another step's."""
+        if isinstance(saved, Offloaded):
+            return saved.back()
         if not isinstance(saved, Reference):
             return saved
         if self._backward != saved.step:

@@ -101,12 +101,11 @@ class TieredOptimizer(torch.optim.Optimizer):
         try:
             ledger.reserve(level, WORKING, needed)
         except BudgetTooSmall as exc:
-            missing = needed - ledger.free(level)
             keyword = "host_reserve" if level == "host" else "reserve"
             raise BudgetTooSmall(
                 f"a step of the optimizer needs {words(needed)} at level {level} for its largest block, and "
                 f"{words(ledger.free(level))} are free",
-                hint=f"anytorch.memory.fit(model, …, {keyword}={missing}) keeps that much more free",
+                hint=f"anytorch.memory.fit(model, …, {keyword}={needed}) keeps that much free",
             ) from exc
 
     def _resident_optimizer(self) -> torch.optim.Optimizer | None:

@@ -267,6 +267,20 @@ def test_engine_close_drains_its_queue(engine: Any, encoder: Any) -> None:
     engine.close()
 
 
+def test_an_idle_queue_lets_its_engine_go(engine: Any, encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.engines.embed import queue as module
+
+    monkeypatch.setattr(module, "IDLE_S", 0.02)
+    queue = EngineQueue(engine)
+    expected = queue.encode(TEXTS[:2])
+    worker = queue._worker
+    assert worker is not None
+    worker.join(20)
+    assert not worker.is_alive() and queue._worker is None
+    assert np.array_equal(queue.encode(TEXTS[:2]), expected)  # another worker serves it
+    queue.close()
+
+
 def test_options_of_the_queue(engine: Any) -> None:
     for options in ({"when_full": "explode"}, {"max_wait_s": -1}, {"batch_tokens": 0}, {"max_waiting_tokens": 0}):
         with pytest.raises(UsageError):

@@ -94,7 +94,7 @@ def test_a_dtype_that_loses_accuracy_is_not_used(
     monkeypatch.setattr(strategy, "HALF_COSINE", 0.99999)
     monkeypatch.setattr(strategy, "half_dtypes", lambda *args: ["bfloat16", "float16"])
     spec, checkpoint = open_model("bert")
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="anytorch"):
         encoder = TorchEncoder(spec, checkpoint, device="cpu", layout="rows")
     assert encoder.dtype_name == "float16"
     assert "bfloat16 gives vectors with a cosine of 0.999" in caplog.text

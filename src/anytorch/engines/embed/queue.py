@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logs.logger(__name__)
 
+IDLE_S = 2.0  # after which the worker ends; the next request starts another. A thread would keep its engine for ever
 LONGEST_WAIT_S = 3600.0  # of a thread that waits for something to happen, before it looks again
 
 
@@ -292,8 +293,9 @@ class EngineQueue:
                     self._changed.wait(self._seconds_until(ready_at))
                     continue
             elif wait and not self._closing:
-                self._changed.wait(LONGEST_WAIT_S)
-                continue
+                if self._changed.wait(IDLE_S) or self._requests:
+                    continue
+                self._worker = None
             return None
 
     def _drop_finished(self) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anytorch.errors import UsageError
-from anytorch.memory.fitting import HANDLE
+from anytorch.memory.fitting import HANDLE, fitted
 
 RECORD = "_anytorch_activations"
 WAYS = ("keep", "checkpoint", "offload")
@@ -28,6 +28,9 @@ def activations(model: nn.Module, way: str) -> int:
     restore(model)
     if way == "keep":
         return 0
+    if way == "offload" and HANDLE in model.__dict__:
+        _offload_of(model, True)  # the fitted model's own saved-tensor hooks do it: of two, only the inner is heard
+        return len(repeated_blocks(model))
     made = [(block, Around(block, way, streamed=HANDLE in model.__dict__)) for block in repeated_blocks(model)]
     model.__dict__[RECORD] = made
     for block, around in made:
@@ -35,7 +38,15 @@ def activations(model: nn.Module, way: str) -> int:
     return len(made)
 
 
+def _offload_of(model: nn.Module, on: bool) -> None:
+    running = fitted(model).running
+    assert running is not None
+    running.offload = on
+
+
 def restore(model: nn.Module) -> None:
+    if HANDLE in model.__dict__:
+        _offload_of(model, False)
     for block, around in model.__dict__.pop(RECORD, ()):
         around.give_back(block)
 
@@ -55,6 +66,7 @@ class Around:
         if self.way == "offload":
             with torch.autograd.graph.save_on_cpu(pin_memory=_pins(args)):
                 return self._forward(*args, **kwargs)
+        kwargs = without_cache(kwargs)
         if not self.streamed:
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
         # A fitted block sees to its weights with saved-tensor hooks, and so does torch's newer checkpoint: of two, only the
@@ -72,6 +84,12 @@ class Around:
                 block.__dict__["forward"] = self.had
             else:
                 del block.__dict__["forward"]
+
+
+def without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A block of transformers that is computed twice would add to a cache of keys and values twice; training needs none."""
+    emptied = {"past_key_values": None, "past_key_value": None, "layer_past": None, "use_cache": False}
+    return {key: emptied.get(key, value) if key in emptied else value for key, value in kwargs.items()}
 
 
 def _pins(args: tuple[Any, ...]) -> bool:
