@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import anytorch
-from anytorch.errors import UsageError
+from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory import documented, modes
 from anytorch.memory.fitting import HANDLE
 
@@ -137,6 +137,22 @@ def test_a_model_beyond_the_budget_is_streamed(model: Model, tmp_path: Path) -> 
         assert torch.equal(model(x), want)
     assert HANDLE not in vars(model) and same_bits(model, before)
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_quantized_model_beyond_the_budget_rests_in_few_bits(model: Model, tmp_path: Path) -> None:
+    x = torch.randn(5, 64)
+    want, before = model(x), bits(model)
+    block = sum(tensor.nbytes for tensor in model.blocks[0].state_dict().values())
+    share = (
+        1.2 * block / anytorch.memory("cpu").free
+    )  # packed, the three blocks take half of one; streamed, one at a time
+    with anytorch.mode("memory", device="cpu", device_share=share / 8, **EXACT) as mode, pytest.raises(BudgetTooSmall):
+        mode.apply(model, disk=str(tmp_path / "disk"))
+    assert same_bits(model, before)
+    with torch.no_grad(), anytorch.mode("memory", device="cpu", device_share=share, weights="int8", **EXACT) as mode:
+        mode.apply(model, disk=str(tmp_path / "disk"))
+        assert torch.nn.functional.cosine_similarity(model(x), want).min() > 0.99
+    assert same_bits(model, before) and torch.equal(model(x), want)
 
 
 def test_mixed_precision_lasts_as_long_as_forward(model: Model) -> None:

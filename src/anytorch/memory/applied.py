@@ -18,7 +18,8 @@ from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast, autocast_dtype
 from anytorch.memory.checkpointing import activations, restore
 from anytorch.memory.fitting import fit, unfit
-from anytorch.memory.originals import Originals
+from anytorch.memory.originals import Originals, linear_layers
+from anytorch.quant.formats import parse
 from anytorch.quant.model import quantize
 
 if TYPE_CHECKING:
@@ -111,9 +112,15 @@ def apply(model: nn.Module, mode: Mode, device: torch.device, training: bool, di
     try:
         if mode.fused_attention:
             _use_fused_attention(done)
+        budget = device_budget(mode, device)
+        rest_format = None
         if mode.weights and not training:
-            _quantize(done, mode.weights, disk)
-        _place(done, device, device_budget(mode, device), disk)
+            if budget is None or packed_nbytes(model, mode.weights) <= budget:
+                _quantize(done, mode.weights, disk)
+            else:  # packed layers do not move; weights that do may rest in as few bits
+                rest_format = mode.weights
+                _keep_originals(done, rest_format, disk)
+        _place(done, device, budget, disk, rest_format)
         if mode.checkpointing and training:
             _checkpoint_blocks(done)
         if mode.mixed_precision and autocast_dtype(device) is not None:
@@ -140,10 +147,22 @@ def _use_fused_attention(done: Applied) -> None:
 
 
 def _quantize(done: Applied, format: str, disk: str | None) -> None:
+    _keep_originals(done, format, disk)
+    quantize(done.model, format)
+
+
+def _keep_originals(done: Applied, format: str, disk: str | None) -> None:
     originals = Originals(disk)
     done.step("weights", format, lambda: originals.restore(done.model))
     originals.keep(done.model)
-    quantize(done.model, format)
+
+
+def packed_nbytes(model: nn.Module, format: str) -> int:
+    """What a model takes once its linear layers are packed."""
+    chosen = parse(format)
+    linear = {id(layer.weight): layer.weight for _, layer in linear_layers(model)}
+    packed = sum(chosen.nbytes(*weight.shape) for weight in linear.values())
+    return packed + sum(t.nbytes for t in (*model.parameters(), *model.buffers()) if id(t) not in linear)
 
 
 def _checkpoint_blocks(done: Applied) -> None:
@@ -151,12 +170,14 @@ def _checkpoint_blocks(done: Applied) -> None:
     done.step("checkpointed blocks", count, lambda: restore(done.model))
 
 
-def _place(done: Applied, device: torch.device, budget: int | None, disk: str | None) -> None:
+def _place(
+    done: Applied, device: torch.device, budget: int | None, disk: str | None, rest_format: str | None = None
+) -> None:
     model = done.model
     before = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     size = sum(tensor.nbytes for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
     if budget is not None and size > budget:
-        fit(model, device, device_budget=budget, disk=disk)
+        fit(model, device, device_budget=budget, disk=disk, rest_format=rest_format)
         done.step("streamed", {"budget": budget, "size": size}, lambda: _unfit(model))
         return
     model.to(device)

@@ -40,13 +40,18 @@ class Originals:
             )
 
     def restore(self, model: nn.Module) -> None:
-        """Put plain layers back where the model has others now, then give the disk space back."""
+        """Put plain layers back where the model has others now, and their values where only those changed; then give the
+        disk space back."""
         reader = Reader()
         try:
             for name, kept in self._kept.items():
                 parent, _, own = name.rpartition(".")
-                if type(model.get_submodule(name)) is not nn.Linear:
-                    setattr(model.get_submodule(parent), own, _layer(kept, reader))
+                there, layer = model.get_submodule(name), _layer(kept, reader)
+                if type(there) is nn.Linear:
+                    for key, parameter in there.named_parameters(recurse=False):
+                        parameter.data = layer.get_parameter(key).data
+                else:
+                    setattr(model.get_submodule(parent), own, layer)
         finally:
             reader.close()
             self._spill.close()

@@ -19,7 +19,7 @@ from anytorch.engines.embed.sharing import share_batch
 from anytorch.engines.embed.tokens import Tokens
 from anytorch.engines.embed.turns import Turns
 from anytorch.engines.embed.windows import FIRST_TEXTS, MOST_CHARACTERS, chunks, windows
-from anytorch.errors import OutOfMemory
+from anytorch.errors import OutOfMemory, UsageError
 
 WORK = Work(100, 1)
 
@@ -353,9 +353,9 @@ def test_closed() -> None:
     runner = Runner(encoder, Budget(10, fixed=True), WORK)
     runner.close()
     assert encoder.closed == 1 and isinstance(encoder, Encoder)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         run_all(runner, make_tokens([1]))
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         runner.run_packed(np.zeros(1, np.int32), np.array([0, 1], np.int32))
 
 

@@ -452,7 +452,7 @@ def test_closing(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
     with fake_engine(encoder) as engine:
         assert engine.warmup() is engine and encoder.calls
     assert encoder.closed
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         engine.encode("x")
     engine.close()
     assert threading.active_count() < 20

@@ -20,7 +20,7 @@ import pytest
 from anytorch.engines.embed import pool_blocks
 from anytorch.engines.embed.pool import Job, PoolEncoder
 from anytorch.engines.embed.pool_blocks import Blocks
-from anytorch.errors import DeviceError, DeviceLost, ModelError, OutOfMemory
+from anytorch.errors import DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
 
 # Workers import it by name: it lies in a folder that they, like everything the parent sees, have on their path.
 FAKES = """
@@ -247,9 +247,9 @@ def test_closing_ends_everything(make_pool: Callable[..., PoolEncoder]) -> None:
     pool.close()
     pool.close()
     assert not pool.folder.exists() and not any(is_running(process) for process in processes)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         pending[-1].result()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         pool.submit(*batch([1]))
 
 

@@ -23,7 +23,7 @@ from anytorch import config, logs
 from anytorch.engines.embed.pool_blocks import Block, Blocks
 from anytorch.engines.embed.pool_worker import END
 from anytorch.engines.embed.protocol import batches
-from anytorch.errors import AnytorchError, DeviceError, DeviceLost, ModelError, OutOfMemory
+from anytorch.errors import AnytorchError, DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,7 +138,7 @@ class PoolEncoder:
         tokens, texts = len(ids), len(starts) - 1
         with self._change:
             if self._closed:
-                raise RuntimeError("the engine is closed")
+                raise UsageError("the engine is closed")
             self._check_alive()
             block = self._blocks.take(tokens, texts, self.width)
             self._numbers += 1
@@ -181,7 +181,7 @@ class PoolEncoder:
             left, self._waiting = list(self._waiting), deque()
             self._change.notify_all()
         for task in left:
-            self.finish(task, error=RuntimeError("the engine is closed"))
+            self.finish(task, error=UsageError("the engine is closed"))
         for worker in self._workers:
             worker.end()
         for worker in self._workers:
@@ -459,7 +459,7 @@ class Worker:
         if self._pool.closed:
             given, self._given = self._given, deque()
             for task in given:
-                self._pool.finish(task, error=RuntimeError("the engine is closed"))
+                self._pool.finish(task, error=UsageError("the engine is closed"))
             return
         self.process.wait(CLOSE_S)
         popen = self.process.popen

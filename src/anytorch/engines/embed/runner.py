@@ -16,7 +16,7 @@ from anytorch.engines.embed.budget import Budget, Work
 from anytorch.engines.embed.protocol import AsyncEncoder, Encoder, batches
 from anytorch.engines.embed.tokens import Tokens
 from anytorch.engines.embed.turns import Turns
-from anytorch.errors import OutOfMemory
+from anytorch.errors import OutOfMemory, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,7 @@ class Runner:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError("the engine is closed")
+            raise UsageError("the engine is closed")
 
     def _one_by_one(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:
