@@ -1,7 +1,7 @@
 """Models that do not fit: anytorch.memory beside accelerate (and diffusers, where it is installed).
 
-    python bench/tiers.py cpu  --output bench/results/tiers_cpu.json      # 2 GB of float32 weights, a quarter of it in RAM
-    python bench/tiers.py gpu  --output bench/results/tiers_gpu.json      # Qwen3-8B's shape, 2 GB of device memory
+    python bench/tiers.py cpu  --output bench/results/tiers-cpu.json      # 2 GB of float32 weights, a quarter of it in RAM
+    python bench/tiers.py gpu  --output bench/results/tiers-h200.json     # Qwen3-8B's shape, 2 GB of device memory
 
 Every contender runs in a process of its own (CPU) or from the same weights (GPU); passes are interleaved, outputs are
 compared before anything is timed, and on the CPU the page cache is emptied before every pass and looked at (mincore).
