@@ -21,8 +21,12 @@ export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-run: $(STAMPS)/venv ## show the devices of this machine and run a small real model on each of them
+run: $(STAMPS)/venv ## the devices of this machine, a small model on each of them, a search by meaning, a forecast
 	@$(BIN)/anytorch demo
+	@echo; echo '$$ anytorch embed README.md --search "a model that is too large for the GPU" --k 3'
+	@$(BIN)/anytorch embed README.md --search "a model that is too large for the GPU" --k 3
+	@echo; echo '$$ anytorch forecast --sample --horizon 6 --samples 5 --seed 1'
+	@$(BIN)/anytorch forecast --sample --horizon 6 --samples 5 --seed 1
 
 test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not device" --cov --cov-report=term:skip-covered -q

@@ -30,6 +30,9 @@ ENDINGS = {
     ".ndjson": "jsonl",
     ".txt": "txt",
     ".text": "txt",
+    ".md": "txt",
+    ".rst": "txt",
+    ".log": "txt",
 }
 USUAL_NAMES = ("text", "texts", "sentence", "content", "body", "document", "passage")
 
@@ -104,7 +107,7 @@ def file_format(path: Path, asked: str | None = None) -> str:
         raise UsageError(
             f"{path.name}: cannot tell its format from its name; those that can be read: {', '.join(ENDINGS)}, and all "
             "but Parquet with .gz",
-            hint="say format='csv', 'jsonl', 'txt' or 'parquet'",
+            hint="say which: format='csv', 'tsv', 'jsonl', 'txt' or 'parquet' (--format on the command line)",
         )
     return found
 
