@@ -54,6 +54,14 @@ def test_a_file_as_a_document(cli: Callable[..., Any], csv: Path) -> None:
     assert other["series"][0]["forecast"] != one["forecast"]
 
 
+def test_a_short_history_is_said(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "few.csv"
+    sample_candles(5, seed=9).to_csv(path, index=False)
+    told = cli("forecast", str(path), "--horizon", "2", "--samples", "1", "--device", "cpu", "--json")
+    assert told.status == 0, told.err
+    assert "few: only 5 rows of history" in told.err and "only 5 rows" in told.document["warnings"][0]
+
+
 def test_standard_input(cli: Callable[..., Any], csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
         buffer = io.BytesIO(csv.read_bytes())

@@ -10,6 +10,7 @@ from typing import Any
 from anytorch.cli.output import Output
 
 SAMPLE_ROWS = 600
+FEW_ROWS = 64  # fewer are forecast from, but not without saying so
 SHOWN = 12  # rows of the forecast in the answer for people
 
 
@@ -70,6 +71,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
             max_context=options.context,
         )
     jobs = [histories(one, options, predictor.max_context) for one in series]
+    for one, (history, _) in zip(series, jobs, strict=True):
+        if len(history) < FEW_ROWS:
+            short = f"{one.name}: only {len(history)} rows of history, too few to know the series' scale and rhythm by"
+            output.note(short)
+            warnings.append(short)
     forecasts = predictor.predict_batch(
         [history for history, _ in jobs],
         pred_len=options.horizon,
