@@ -125,7 +125,9 @@ def test_no_weight_is_further_off_than_half_its_widest_step(name: str, rows: int
     else:
         gaps = sorted(format.table)
         widest = max(b - a for a, b in itertools.pairwise(gaps)) / max(gaps)
-        widest *= 1.4 if format.scale_type == "e8m0" else 1.1  # MXFP4 clips what lies between 6 and 8 steps
+        widest *= (
+            1.5 if format.scale_type == "e8m0" else 1.1
+        )  # MXFP4 clips to 6 steps what lies below 8: a quarter of it
     error = (unpack(packed) - weight).abs().amax(1)
     assert (error <= weight.abs().amax(1) * widest / 2 * 1.01 + 1e-6).all()
 

@@ -157,7 +157,9 @@ def test_without_the_package_the_hint_says_how_to_get_it(monkeypatch: pytest.Mon
         find_model(None)
 
 
-def test_folders_that_are_not(tmp_path: Path) -> None:
+def test_folders_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # what is named relatively must not be there by chance
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="a model is a folder"):
         find_model(tmp_path / "file")
