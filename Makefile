@@ -87,8 +87,8 @@ $(STAMPS)/dev: $(STAMPS)/venv compat/pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --editable ./compat
 	@touch $@
 
-# A C compiler builds the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU.
-DEBIAN := gcc g++ libvulkan1 mesa-vulkan-drivers
+# A C compiler builds the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium opens the web page.
+DEBIAN := gcc g++ libvulkan1 mesa-vulkan-drivers chromium
 $(STAMPS)/debian:
 	@mkdir -p $(STAMPS)
 	@if command -v dpkg-query >/dev/null && dpkg-query -W -f '$${Status}\n' $(DEBIAN) 2>/dev/null | grep -c 'install ok installed' | grep -qx $(words $(DEBIAN)); then \
