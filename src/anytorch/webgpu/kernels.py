@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from anytorch.gpu.runtime import device_memory
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.pointwise import Rule, run, two_tensors
+from anytorch.webgpu.pointwise import Plan, Rule, remember_pair, run, two_tensors
 from anytorch.webgpu.tensors import NAME, aten
 
 META = torch.device("meta")
@@ -44,9 +45,11 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
     least = len(names) - 1 if rule.short is not None else len(names)
 
     quick = simple and not in_place and least <= 2 <= len(operand_at)
+    seen: dict[Any, Plan] = device_memory() if quick else {}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if quick and len(args) == 2 and not kwargs and (made := two_tensors(rule, op, *args)) is not None:
+        pair = quick and len(args) == 2 and not kwargs
+        if pair and (made := two_tensors(seen, rule, op, *args)) is not None:
             return made
 
         def on_meta() -> Any:
@@ -58,6 +61,8 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
 
         if simple and not kwargs and len(args) >= least:
             result = run(rule, op, args, (), args[0] if in_place else None, on_meta)
+            if pair:
+                remember_pair(seen, rule, op, *args)
         else:
             values = [*args, *defaults[len(args) :]]
             for name, value in kwargs.items():

@@ -47,17 +47,14 @@ def device() -> torch.device:
     return _device
 
 
-class Lease:
-    """Held by a storage; gives the buffer back when the storage dies."""
+class Lease(tuple[Callable[[Buffer], None], Buffer]):
+    """Held by a storage; gives the buffer back when the storage dies. A tuple, because making one runs no Python code."""
 
-    __slots__ = ("buffer", "give")
-
-    def __init__(self, give: Callable[[Buffer], None], buffer: Buffer) -> None:
-        self.give = give
-        self.buffer = buffer
+    __slots__ = ()
 
     def __del__(self) -> None:
-        self.give(self.buffer)
+        give, buffer = self
+        give(buffer)
 
 
 def new_storage(nbytes: int) -> torch.UntypedStorage:
@@ -71,7 +68,7 @@ def new_storage(nbytes: int) -> torch.UntypedStorage:
     except OutOfMemory as exc:
         raise torch.OutOfMemoryError(str(exc)) from exc
     storage = _make_storage(buffer.address, _device or device(), nbytes)
-    storage._anytorch = Lease(runtime.give, buffer)  # type: ignore[attr-defined]
+    storage._anytorch = Lease((runtime.give, buffer))  # type: ignore[attr-defined]
     return storage
 
 
