@@ -18,7 +18,7 @@ import numpy as np
 
 from anytorch.errors import UsageError
 from anytorch.lite.device import CustomDevice
-from anytorch.lite.dtypes import Array, is_floating
+from anytorch.lite.dtypes import Array, DType, is_floating
 
 _enabled: ContextVar[bool] = ContextVar("lite_gradients", default=True)
 _numbers = count(1)
@@ -92,10 +92,10 @@ class Node:
         self.name = name
         self.number = next(_numbers)
         # Per input: the node that made it, the tensor itself if it is a leaf, or None if it needs no gradient.
-        self.parents = [(p.grad_fn or p) if p.requires_grad else None for p in parents]
+        self.parents = [(p.grad_fn or p) if p.plain is None else None for p in parents]
         self.shapes = [p.data.shape for p in parents]
         self.backward: Callable[[Array], Gradients] | None = backward
-        self.saved = [(p._shared_version(), p._shared_version().count) for p in saved]
+        self.saved = [(version := p._shared_version(), version.count) for p in saved]
         self.hooks: list[Hook] = []
 
     def __repr__(self) -> str:
@@ -124,19 +124,29 @@ class Base:
     """A tensor without its operators: numbers, a device, and how it was made.
 
     Three slots for what every tensor has; the rest are class attributes until one is set, and cost nothing before.
+    `plain` is the type of the numbers if no gradient is wanted, and None if one is: where two tensors are equally plain, an
+    operator need not ask anything else. (So numbers of another type come through `.to`, not by setting `data`.)
     """
 
-    __slots__ = ("__dict__", "__weakref__", "data", "device", "requires_grad")
+    __slots__ = ("__dict__", "__weakref__", "data", "device", "plain")
 
     data: Array
     device: CustomDevice
-    requires_grad: bool
+    plain: DType | None
     grad: Base | None = None
     grad_fn: Node | None = None
     _hooks: list[Hook] | None = None
     _version: Version | None = None
     _is_view: bool = False
     _result: type[Any]  # the class of results; subclasses (parameters) do not pass themselves on
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.plain is None
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.plain = None if wanted else self.data.dtype
 
     @property
     def is_leaf(self) -> bool:
@@ -197,10 +207,10 @@ def array(value: Any) -> Array:
 
 def make(like: Base, data: Array) -> Any:
     """A tensor of `data` on the device of `like`."""
-    out = object.__new__(like._result)
-    out.data = array(data)
+    out = like._result()
+    out.data = data = array(data)
     out.device = like.device
-    out.requires_grad = False
+    out.plain = data.dtype
     return out
 
 
@@ -215,12 +225,12 @@ def record(
     """The result of an op, with its node if a gradient may be wanted. `saved` are the inputs whose values it will need."""
     out: Any = make(parents[0], data)
     for parent in parents:
-        if parent.requires_grad:
+        if parent.plain is None:
             break
     else:
         return out  # type: ignore[no-any-return]
-    if _enabled.get() and is_floating(out.data.dtype):
-        out.requires_grad = True
+    if _enabled.get() and is_floating(out.plain):
+        out.plain = None
         out.grad_fn = Node(name, parents, backward, (*saved, out) if saves_output else saved)
     return out  # type: ignore[no-any-return]
 

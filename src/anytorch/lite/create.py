@@ -10,7 +10,7 @@ from anytorch.lite.autograd import Base
 from anytorch.lite.device import CustomDevice, as_device
 from anytorch.lite.dtypes import Array, float32
 from anytorch.lite.moving import on_device
-from anytorch.lite.tensors import CustomTensor
+from anytorch.lite.tensors import CustomTensor, Result
 
 Device = CustomDevice | str | None
 
@@ -29,9 +29,10 @@ def generator() -> np.random.Generator:
 
 def wrap(data: Array, device: Device = None, requires_grad: bool = False) -> CustomTensor:
     """A tensor around an array, without a copy on the host."""
-    out = CustomTensor.__new__(CustomTensor)
-    out.device, out.requires_grad = as_device(device), False
+    out = Result()
+    out.device = as_device(device)
     out.data = on_device(data, out.device)
+    out.plain = out.data.dtype
     return out.requires_grad_() if requires_grad else out
 
 

@@ -35,10 +35,11 @@ int64 = np.dtype(np.int64)
 boolean = np.dtype(np.bool_)
 
 BOOLEAN, INTEGER, FLOATING = range(3)
+KINDS = {"b": BOOLEAN, "i": INTEGER, "u": INTEGER, "f": FLOATING}  # by NumPy's letter
 
 
 def kind(dtype: DType) -> int:
-    return {"b": BOOLEAN, "i": INTEGER, "u": INTEGER, "f": FLOATING}[dtype.kind]
+    return KINDS[dtype.kind]
 
 
 def is_floating(dtype: DType) -> bool:
