@@ -23,11 +23,14 @@ class TooLarge(Exception):
 
 
 class Split(NamedTuple):
-    """Which arguments are halved along which dimension, and where the results are joined (None: they are added up)."""
+    """Which arguments are halved along which dimension, and where the results are joined (None: they are added up).
+
+    An op whose results are not all joined alike has an entry for each.
+    """
 
     dim: int
     tensors: tuple[int, ...]
-    joined: int | None
+    joined: int | tuple[int | None, ...] | None
     add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.add
 
 
@@ -37,13 +40,19 @@ Rule = Callable[[Sequence[Any]], "Split | None"]
 def attempt(op: Any, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
     """The op on halves of its arguments; None if there is no rule for it, or one slice alone is too large."""
     rule = RULES.get(op._schema.name.removeprefix("aten::") + ("." + op._overloadname).replace(".default", ""))
-    split = rule(args) if rule is not None else None
+    split = rule(_in_order(op, args, kwargs)) if rule is not None else None
     if split is None:
         return None
     try:
         return halved(kernel, list(args), kwargs, split)
     except TooLarge:
         return None
+
+
+def _in_order(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Every argument in the order of the op's schema, those left out with their defaults."""
+    rest = op._schema.arguments[len(args) :]
+    return [*args, *[kwargs.get(a.name, a.default_value if a.has_default_value() else None) for a in rest]]
 
 
 def splitting(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,12 +86,17 @@ def halved(kernel: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], 
             part[position] = args[position].narrow(split.dim, start, length)
         parts.append(halved(kernel, part, kwargs, split))
     if isinstance(parts[0], tuple):
-        return tuple(_join(pair, split) for pair in zip(*parts, strict=True))
-    return _join(parts, split)
+        joined = split.joined if isinstance(split.joined, tuple) else (split.joined,) * len(parts[0])
+        pairs = zip(*parts, strict=True)
+        return tuple(_join(pair, dim, split.add) for pair, dim in zip(pairs, joined, strict=True))
+    assert not isinstance(split.joined, tuple)
+    return _join(parts, split.joined, split.add)
 
 
-def _join(parts: Sequence[torch.Tensor], split: Split) -> torch.Tensor:
-    return torch.cat(list(parts), split.joined) if split.joined is not None else split.add(*parts)
+def _join(parts: Sequence[Any], dim: int | None, add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    if parts[0] is None:  # a gradient nobody asked for
+        return None
+    return torch.cat(list(parts), dim) if dim is not None else add(*parts)
 
 
 def bindable_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,12 +130,12 @@ def _longest(x: torch.Tensor, taken: set[int], tensors: tuple[int, ...]) -> Spli
     return None if dim is None else Split(dim, tensors, dim)
 
 
-def _first(rank: int | None = None) -> Rule:
-    """The batch: the first dimension, if there is one."""
+def _first(rank: int | None = None, *others: int, joined: tuple[int | None, ...] | int = 0) -> Rule:
+    """The batch: the first dimension of the first argument (and of `others`), if there is one."""
 
     def rule(args: Sequence[Any]) -> Split | None:
         x = args[0]
-        return Split(0, (0,), 0) if x.dim() and x.shape[0] > 1 and rank in (None, x.dim()) else None
+        return Split(0, (0, *others), joined) if x.dim() and x.shape[0] > 1 and rank in (None, x.dim()) else None
 
     return rule
 
@@ -130,23 +144,46 @@ def _layer_norm(args: Sequence[Any]) -> Split | None:
     return Split(0, (0,), 0) if args[0].dim() > len(args[1]) and args[0].shape[0] > 1 else None
 
 
+def _norm_backward(*others: int, joined: tuple[int | None, ...]) -> Rule:
+    """The rows; the gradients of weight and bias are sums over them."""
+
+    def rule(args: Sequence[Any]) -> Split | None:
+        gradient, _, normalised = args[:3]
+        rows = gradient.dim() > len(normalised) and gradient.shape[0] > 1
+        return Split(0, (0, *others), joined) if rows else None
+
+    return rule
+
+
 def _attention(args: Sequence[Any]) -> Split | None:
     """The batch, or the heads where queries and keys have the same; a mask that has the dimension goes along."""
     q, k, _, *rest = args
     mask = rest[0] if rest else None
     dim = 0 if q.shape[0] > 1 else 1
-    if q.dim() != 4 or q.shape[1] != k.shape[1] or q.shape[dim] < 2:
+    if q.dim() != 4 or q.shape[dim] < 2 or (dim == 1 and q.shape[1] != k.shape[1]):
         return None
     with_mask = mask is not None and mask.dim() == 4 and mask.shape[dim] > 1
     return Split(dim, (0, 1, 2, 3) if with_mask else (0, 1, 2), dim)
+
+
+def _attention_backward(args: Sequence[Any]) -> Split | None:
+    """As `_attention`; the gradient of a mask that all slices share is the sum of theirs."""
+    _, q, k, _, mask = args[:5]
+    dim = 0 if q.shape[0] > 1 else 1
+    if q.shape[dim] < 2 or (dim == 1 and q.shape[1] != k.shape[1]):
+        return None
+    with_mask = mask is not None and mask.dim() == 4 and mask.shape[dim] > 1
+    tensors = (0, 1, 2, 3, 4, 6, 7) if with_mask else (0, 1, 2, 3, 6, 7)  # 6, 7: the output and the row sums
+    return Split(dim, tensors, (dim, dim, dim, dim if with_mask else None))
 
 
 def _reduction(add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None) -> Rule:
     """A dimension that is kept; one that is reduced, if none is and partial results can be put together with `add`."""
 
     def rule(args: Sequence[Any]) -> Split | None:
-        x, dims, keepdim = (*args, *((), False)[len(args) - 1 :])[:3]
-        taken = {dim % x.dim() for dim in dims or range(x.dim())} if x.dim() else set()
+        x, dims, keepdim = (*args, None, False)[:3]
+        dims = [dims] if isinstance(dims, int) else dims or range(x.dim())
+        taken = {dim % x.dim() for dim in dims} if x.dim() else set()
         kept = _longest(x, taken, (0,))
         if kept is not None:
             joined = kept.dim if keepdim else kept.dim - sum(dim < kept.dim for dim in taken)
@@ -164,16 +201,28 @@ RULES: dict[str, Rule] = {
     "_log_softmax_backward_data": _rows(2, 0, 1),
     "native_layer_norm": _layer_norm,
     "_fused_rms_norm": _layer_norm,
+    "native_layer_norm_backward": _norm_backward(1, 3, 4, joined=(0, None, None)),
+    "_fused_rms_norm_backward": _norm_backward(1, 3, joined=(0, None)),
+    "sort.stable": _rows(2, 0),
+    "topk": _rows(2, 0),
     "sum": _reduction(torch.add),
     "sum.dim_IntList": _reduction(torch.add),
     "mean.dim": _reduction(None),
     "amax": _reduction(torch.maximum),
     "amin": _reduction(torch.minimum),
+    "all.dim": _reduction(torch.logical_and),
+    "any.dim": _reduction(torch.logical_or),
     "cumsum": _rows(1, 0),
     "convolution_overrideable": _first(),
+    "convolution_backward_overrideable": _first(None, 1, joined=(0, None, None)),
     "max_pool2d_with_indices": _first(4),
     "max_pool3d_with_indices": _first(5),
+    "max_pool2d_with_indices_backward": _first(4, 1, 7),
+    "max_pool3d_with_indices_backward": _first(5, 1, 7),
     "avg_pool2d": _first(4),
     "avg_pool3d": _first(5),
+    "avg_pool2d_backward": _first(4, 1),
+    "avg_pool3d_backward": _first(5, 1),
     "scaled_dot_product_attention": _attention,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
 }

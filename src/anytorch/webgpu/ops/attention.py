@@ -421,4 +421,9 @@ def register(library: torch.library.Library) -> None:
     library.impl("scaled_dot_product_attention", whole, "PrivateUse1")
     library.impl("_fused_sdp_choice", choice, "PrivateUse1")
     library.impl("_scaled_dot_product_fused_attention_overrideable", attention, "PrivateUse1")
-    library.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward, "PrivateUse1")
+    backward_op = aten._scaled_dot_product_fused_attention_overrideable_backward
+    library.impl(
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+        splitting(backward_op.default, attention_backward),
+        "PrivateUse1",
+    )

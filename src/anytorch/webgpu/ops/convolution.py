@@ -303,4 +303,5 @@ def _weight_gradient(
 def register(library: torch.library.Library) -> None:
     whole = splitting(aten.convolution_overrideable.default, convolution)
     library.impl("convolution_overrideable", whole, "PrivateUse1")
-    library.impl("convolution_backward_overrideable", convolution_backward, "PrivateUse1")
+    backward = splitting(aten.convolution_backward_overrideable.default, convolution_backward)
+    library.impl("convolution_backward_overrideable", backward, "PrivateUse1")
