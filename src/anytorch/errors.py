@@ -6,6 +6,7 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 │   ├── DeviceIndexError     the back end is there, that index is not
 │   ├── ConfigError          the settings file or an environment variable cannot be understood
 │   ├── CacheError           a cache file cannot be read
+│   ├── QueueClosed          a queue was closed before the request came
 │   ├── InputError           the data given to a job cannot be used; names the item, row or column
 │   └── ModelError           a model folder or checkpoint cannot be used; names the file
 ├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
@@ -68,6 +69,10 @@ class InputError(UsageError, ValueError):
 
 
 class ModelError(UsageError):
+    pass
+
+
+class QueueClosed(UsageError):
     pass
 
 

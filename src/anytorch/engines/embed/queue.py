@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from anytorch import logs
 from anytorch.engines.embed.sharing import Share, share_batch
 from anytorch.engines.embed.tokens import Tokens, check_iterable
-from anytorch.errors import QueueFull, UsageError
+from anytorch.errors import QueueClosed, QueueFull, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,6 +66,19 @@ class QueueStats:
     timed_out: int = 0
     waiting_requests: int = 0
     waiting_tokens: int = 0
+    without_room: int = 0  # requests that wait for room in the queue (when_full="wait")
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """One computed batch, for those who keep count: `EngineQueue(observe=…)`."""
+
+    texts: int
+    tokens: int
+    requests: int
+    waited_s: tuple[float, ...]  # of each request in it, from its arrival to the start
+    seconds: float  # from the start to the answer
+    failed: bool = False
 
 
 @dataclass(eq=False)
@@ -81,10 +95,15 @@ class _Request:
     future: Future[Any] = field(default_factory=Future)
     taken: int = 0  # texts handed to the encoder
     left: int = 0  # texts without an answer
+    waiting_tokens: int = 0  # of the texts not handed over yet
+    entered: bool = False  # there was room for it
 
-    @property
-    def waiting_tokens(self) -> int:
-        return int(self.tokens.starts[-1] - self.tokens.starts[self.taken])
+    def timed_out(self) -> TimeoutError:
+        assert self.deadline is not None
+        seconds = self.deadline - self.arrived
+        if self.entered:
+            return TimeoutError(f"not computed within {seconds:.3g} s")
+        return TimeoutError(f"the queue stayed full until the request's time was up ({seconds:.3g} s)")
 
 
 _Batch = list[tuple[_Request, Share]]
@@ -95,7 +114,8 @@ class EngineQueue:
 
     `batch_tokens`: of one batch; None: the engine's own. `max_wait_s`: how long a request may wait for company; only
     waited for while there is any (a lone caller is served at once). `max_waiting_tokens`: more than that may not wait;
-    `when_full`: "wait" until there is room, or "raise" QueueFull. `close()` finishes what waits; also a context manager.
+    `when_full`: "wait" until there is room, in the order of arrival, or "raise" QueueFull. `observe` is called in the
+    worker's thread after every batch. `close()` finishes what waits; also a context manager.
 
     >>> with EngineQueue(engine) as queue:
     ...     queue.encode(["one", "two"])            # from any thread
@@ -110,6 +130,7 @@ class EngineQueue:
         max_wait_s: float = 0.003,
         max_waiting_tokens: int = 1_000_000,
         when_full: Literal["wait", "raise"] = "wait",
+        observe: Callable[[BatchReport], None] | None = None,
     ) -> None:
         if when_full not in ("wait", "raise"):
             raise UsageError(f"when_full={when_full!r}: use 'wait' or 'raise'")
@@ -120,12 +141,16 @@ class EngineQueue:
         self._max_wait_s = max_wait_s
         self._max_waiting = max_waiting_tokens
         self._when_full = when_full
+        self._observe = observe
         self._changed = threading.Condition()  # guards all below
         self._requests: list[_Request] = []  # with texts that no batch has taken yet, oldest first
+        self._line: deque[_Request] = deque()  # those for which there is no room yet, oldest first
+        self._waiting = 0  # tokens of `_requests`
         self._closing = False
         self._company = 0  # requests in the last batch
         self._stats = QueueStats()
         self._worker: threading.Thread | None = None
+        self._began: float | None = None  # when the worker started the batch it waits for
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -142,62 +167,86 @@ class EngineQueue:
         """Give a request to the queue; the future has what `ArrowEngine.encode` would return.
 
         Cancelling the future takes what has not been computed yet out of the queue. After `timeout_s` it gets a
-        TimeoutError. Raises InputError for texts that cannot be used, QueueFull if it is full and may not wait.
+        TimeoutError (at the latest when the batch under way is done; `encode` and `aencode` raise it on time). Raises
+        InputError for texts that cannot be used, QueueFull if it is full and may not wait.
         """
-        import numpy as np
+        request = self._request(texts, prompt, dim, precision, output, timeout_s)
+        self._admit(request, block=True)
+        return request.future
 
-        single = isinstance(texts, str)
-        check_iterable(texts)
-        columns, dtype = self._engine.check_request(dim, precision, output)
-        if isinstance(texts, str):
-            texts = [texts]
-        elif hasattr(texts, "to_pylist"):  # an Arrow array: its items are scalars, which are no str
-            texts = texts.to_pylist()
-        tokens = self._engine.tokenize(list(texts), prompt=prompt)
-        count = len(tokens.starts) - 1
-        now = time.monotonic()
-        request = _Request(
-            tokens,
-            tokens.lengths.tolist(),
-            np.empty((count, columns), dtype),
-            single,
-            dim,
-            precision,
-            output,
-            now,
-            None if timeout_s is None else now + timeout_s,
-            left=count,
-        )
-        if not count:
-            request.future.set_result(self._engine.as_output(request.rows, output))
-            return request.future
-        self._admit(request)
+    def submit_tokens(
+        self,
+        tokens: Tokens,
+        *,
+        dim: int | None = None,
+        precision: str = "float32",
+        output: str = "numpy",
+        timeout_s: float | None = None,
+    ) -> Future[Any]:
+        """As `submit`, for texts that are tokens already (`ArrowEngine.tokenize`, `token_ids.pack_ids`).
+
+        Never blocks, so that an event loop may call it: where there is no room, the request waits outside.
+        """
+        request = self._made(tokens, False, dim, precision, output, timeout_s)
+        self._admit(request, block=False)
         return request.future
 
     def encode(self, texts: str | Iterable[str], **options: Any) -> Any:
-        """As `submit`, waiting for the answer."""
-        return self.submit(texts, **options).result()
+        """As `submit`, waiting for the answer; raises TimeoutError when `timeout_s` is over."""
+        request = self._request(texts, **options)
+        self._admit(request, block=True)
+        left = None if request.deadline is None else max(0.0, request.deadline - time.monotonic())
+        try:
+            return request.future.result(left)
+        except FutureTimeout:
+            if not request.future.done():
+                self._expire(request)
+            return request.future.result()
 
     async def aencode(self, texts: str | Iterable[str], **options: Any) -> Any:
-        """As `submit`, for asyncio. Cancelling the task takes the request out of the queue."""
+        """As `encode`, for asyncio. Cancelling the task takes the request out of the queue, also while it waits for room."""
         import asyncio
 
-        # In a thread: tokenizing takes its time, and so may waiting for room.
-        future = await asyncio.to_thread(self.submit, texts, **options)
-        return await asyncio.wrap_future(future)
+        request = await asyncio.to_thread(self._request, texts, **options)  # tokenizing takes its time
+        self._admit(request, block=False)
+        waiting = asyncio.wrap_future(request.future)
+        if request.deadline is None:
+            return await waiting
+        timer = asyncio.get_running_loop().call_later(
+            max(0.0, request.deadline - time.monotonic()), self._expire, request
+        )
+        try:
+            return await waiting
+        finally:
+            timer.cancel()
 
     @property
     def stats(self) -> QueueStats:
         with self._changed:
-            return replace(self._stats, waiting_requests=len(self._requests), waiting_tokens=self._waiting_tokens())
+            return replace(
+                self._stats,
+                waiting_requests=len(self._requests),
+                waiting_tokens=self._waiting,
+                without_room=len(self._line),
+            )
+
+    def stuck(self, after_s: float = 120.0) -> str:
+        """Why nothing is answered: a batch has taken longer than `after_s`, or the worker is gone. "" if all is well."""
+        with self._changed:
+            began, worker = self._began, self._worker
+            waiting = bool(self._requests)
+        if began is not None and time.monotonic() - began > after_s:
+            return f"a batch has not come back for {time.monotonic() - began:.0f} s"
+        if waiting and (worker is None or not worker.is_alive()):
+            return "requests are waiting and nobody computes them"
+        return ""
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more requests; finish those that wait, or with `drain=False` cancel them. Calling it twice is no error."""
         with self._changed:
             self._closing = True
-            if not drain:
-                for request in self._requests:
-                    request.future.cancel()
+            for request in () if drain else (*self._requests, *self._line):
+                request.future.cancel()
             self._changed.notify_all()
             worker = self._worker
         if worker is not None and worker is not threading.current_thread():
@@ -213,36 +262,102 @@ class EngineQueue:
 
     # --- admission -------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: _Request) -> None:
-        needed = request.waiting_tokens
+    def _request(
+        self,
+        texts: str | Iterable[str],
+        prompt: str | None = None,
+        dim: int | None = None,
+        precision: str = "float32",
+        output: str = "numpy",
+        timeout_s: float | None = None,
+    ) -> _Request:
+        single = isinstance(texts, str)
+        check_iterable(texts)
+        self._engine.check_request(dim, precision, output)
+        if isinstance(texts, str):
+            texts = [texts]
+        elif hasattr(texts, "to_pylist"):  # an Arrow array: its items are scalars, which are no str
+            texts = texts.to_pylist()
+        tokens = self._engine.tokenize(list(texts), prompt=prompt)
+        return self._made(tokens, single, dim, precision, output, timeout_s)
+
+    def _made(
+        self, tokens: Tokens, single: bool, dim: int | None, precision: str, output: str, timeout_s: float | None
+    ) -> _Request:
+        import numpy as np
+
+        columns, dtype = self._engine.check_request(dim, precision, output)
+        count = len(tokens.starts) - 1
+        now = time.monotonic()
+        return _Request(
+            tokens,
+            tokens.lengths.tolist(),
+            np.empty((count, columns), dtype),
+            single,
+            dim,
+            precision,
+            output,
+            now,
+            None if timeout_s is None else now + timeout_s,
+            left=count,
+            waiting_tokens=int(tokens.starts[-1]),
+        )
+
+    def _admit(self, request: _Request, *, block: bool) -> None:
+        """Let a request in, or into the line outside; with `block`, return when it is in (or will never be)."""
+        if not request.left:
+            request.future.set_result(self._engine.as_output(request.rows, request.output))
+            return
         with self._changed:
-            while True:
-                if self._closing:
-                    raise UsageError("the queue is closed")
-                waiting = self._waiting_tokens()
-                if not waiting or waiting + needed <= self._max_waiting:  # one alone is always taken, however large
-                    break
-                if self._when_full == "raise":
-                    self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
-                    raise QueueFull(
-                        f"{waiting} tokens of {len(self._requests)} requests are waiting, {self._max_waiting} may",
-                        hint="try again later, or send fewer texts at a time",
-                    )
-                if request.deadline is not None and time.monotonic() >= request.deadline:
-                    self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
-                    raise TimeoutError("the queue stayed full until the request's time was up")
-                self._changed.wait(self._seconds_until(request.deadline))
-            self._requests.append(request)
-            self._stats = replace(
-                self._stats, requests=self._stats.requests + 1, texts=self._stats.texts + len(request.lengths)
-            )
+            if self._closing:
+                raise QueueClosed("the queue is closed")
+            if not self._line and self._has_room(request):
+                self._enter(request)
+            elif self._when_full == "raise":
+                self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
+                raise QueueFull(
+                    f"{self._waiting} tokens of {len(self._requests)} requests are waiting, {self._max_waiting} may",
+                    hint="try again later, or send fewer texts at a time",
+                )
+            else:
+                self._line.append(request)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="anytorch-queue", daemon=True)
                 self._worker.start()
             self._changed.notify_all()
+            if block:
+                self._wait_for_room(request)
 
-    def _waiting_tokens(self) -> int:
-        return sum(request.waiting_tokens for request in self._requests)
+    def _wait_for_room(self, request: _Request) -> None:
+        try:
+            while not request.entered and not request.future.done():
+                if request.deadline is not None and time.monotonic() >= request.deadline:
+                    self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
+                    self._finish(request, request.timed_out())
+                    raise request.timed_out()
+                self._changed.wait(self._seconds_until(request.deadline))
+        except BaseException:  # Ctrl-C, or its time is up: it must not be computed for nobody
+            request.future.cancel()
+            raise
+
+    def _has_room(self, request: _Request) -> bool:
+        # One alone is always taken, however large.
+        return not self._requests or self._waiting + request.waiting_tokens <= self._max_waiting
+
+    def _enter(self, request: _Request) -> None:
+        request.entered = True
+        self._requests.append(request)
+        self._waiting += request.waiting_tokens
+        self._stats = replace(
+            self._stats, requests=self._stats.requests + 1, texts=self._stats.texts + len(request.lengths)
+        )
+
+    def _expire(self, request: _Request) -> None:
+        """Its time is up: the caller gets the TimeoutError now, the worker takes it out when it next looks."""
+        with self._changed:
+            if not request.future.done():
+                self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
+                self._finish(request, request.timed_out())
 
     @staticmethod
     def _seconds_until(moment: float | None) -> float:
@@ -251,23 +366,26 @@ class EngineQueue:
     # --- the worker ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        under_way: deque[tuple[_Batch, Callable[[], Any]]] = deque()
+        under_way: deque[tuple[_Batch, Callable[[], Any], float]] = deque()
         while True:
             with self._changed:
                 taken = self._next_batch(wait=not under_way)
             if taken:
-                under_way.append((taken, self._started(taken)))
+                began = time.monotonic()
+                under_way.append((taken, self._started(taken), began))
                 if len(under_way) <= self._engine.batches_ahead:
                     continue  # the device has begun; the next batch can be made meanwhile
             elif not under_way:
                 return
-            taken, answer = under_way.popleft()
+            taken, answer, began = under_way.popleft()
+            self._began = began
             try:
-                self._compute(taken, answer)
+                self._compute(taken, self._observed(taken, answer, began))
             except Exception as exc:  # noqa: BLE001  (our own mistake: nobody may be left waiting for it)
                 log.error("the queue's worker failed: %s: %s", type(exc).__name__, exc)
                 for request, _ in taken:
                     self._fail(request, exc)
+            self._began = None
 
     def _started(self, taken: _Batch) -> Callable[[], Any]:
         try:
@@ -280,6 +398,33 @@ class EngineQueue:
 
             return answer
 
+    def _observed(self, taken: _Batch, answer: Callable[[], Any], began: float) -> Callable[[], Any]:
+        """The same answer, told to `observe` once it is there."""
+        observe = self._observe
+        if observe is None:
+            return answer
+
+        def observed() -> Any:
+            failed = True
+            try:
+                pooled = answer()
+                failed = False
+                return pooled
+            finally:
+                lengths = [sum(request.lengths[share.begin : share.end]) for request, share in taken]
+                observe(
+                    BatchReport(
+                        texts=sum(share.end - share.begin for _, share in taken),
+                        tokens=sum(lengths),
+                        requests=len(taken),
+                        waited_s=tuple(began - request.arrived for request, _ in taken),
+                        seconds=time.monotonic() - began,
+                        failed=failed,
+                    )
+                )
+
+        return observed
+
     def _next_batch(self, *, wait: bool) -> _Batch | None:
         """A batch that is full, or whose oldest request has waited long enough. None: none yet (`wait`: closed and done)."""
         while True:
@@ -287,7 +432,7 @@ class EngineQueue:
             if self._requests:
                 budget = self._batch_tokens or self._engine.batch_tokens
                 ready_at = self._requests[0].arrived + (self._max_wait_s if self._company > 1 else 0.0)
-                if self._closing or self._waiting_tokens() >= budget or time.monotonic() >= ready_at:
+                if self._closing or self._waiting >= budget or time.monotonic() >= ready_at:
                     return self._take(budget)
                 if wait:
                     self._changed.wait(self._seconds_until(ready_at))
@@ -299,32 +444,43 @@ class EngineQueue:
             return None
 
     def _drop_finished(self) -> None:
-        """Take out requests that were cancelled, failed in an earlier batch, or ran out of time."""
+        """Take out requests that were cancelled, failed in an earlier batch, or ran out of time; let others in."""
         now = time.monotonic()
-        for request in list(self._requests):
-            if request.deadline is not None and now >= request.deadline and not request.future.done():
-                self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
-                self._finish(request, TimeoutError(f"not computed within {request.deadline - request.arrived:.3g} s"))
-            elif request.future.cancelled():
-                self._stats = replace(self._stats, cancelled=self._stats.cancelled + 1)
-            elif not request.future.done():
-                continue
-            self._requests.remove(request)
+        for group in (self._requests, self._line):
+            for request in [r for r in group if r.future.done() or (r.deadline is not None and now >= r.deadline)]:
+                if not request.future.done():
+                    self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
+                    self._finish(request, request.timed_out())
+                elif request.future.cancelled():
+                    self._stats = replace(self._stats, cancelled=self._stats.cancelled + 1)
+                group.remove(request)
+                if request.entered:
+                    self._waiting -= request.waiting_tokens
+                self._changed.notify_all()
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._line and self._has_room(self._line[0]):
+            self._enter(self._line.popleft())
             self._changed.notify_all()
 
     def _take(self, budget: int) -> _Batch:
         taken = []
+        tokens = 0
         for share in share_batch([(request.taken, request.lengths) for request in self._requests], budget):
             request = self._requests[share.request]
             request.taken = share.end
+            mine = sum(request.lengths[share.begin : share.end])
+            request.waiting_tokens -= mine
+            tokens += mine
             taken.append((request, share))
         self._requests = [request for request in self._requests if request.taken < len(request.lengths)]
-        tokens = sum(int(r.tokens.starts[s.end] - r.tokens.starts[s.begin]) for r, s in taken)
+        self._waiting -= tokens
         self._stats = replace(
             self._stats, batches=self._stats.batches + 1, batch_tokens=self._stats.batch_tokens + tokens
         )
         self._company = len(taken)
-        self._changed.notify_all()  # there is room again
+        self._let_in()
         return taken
 
     def _compute(self, taken: _Batch, answer: Callable[[], Any]) -> None:

@@ -1,0 +1,94 @@
+"""`create_app`: the ASGI application, put together. Nothing is loaded before its lifespan starts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from anytorch._version import __version__
+from anytorch.serve import page
+from anytorch.serve.keys import read_keys
+from anytorch.serve.limits import Guard
+from anytorch.serve.metrics import Metrics
+from anytorch.serve.options import ServeOptions
+from anytorch.serve.problems import Problem, validation_problem
+from anytorch.serve.routes import embeddings, health
+from anytorch.serve.state import State
+
+ROUTERS = (health.router,)
+
+
+class Service(FastAPI):
+    """FastAPI behind our own guard, which also calls the hot end points without going through its routing."""
+
+    guard: Guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await self.guard(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def unguarded(self, scope: Any, receive: Any, send: Any) -> None:
+        await super().__call__(scope, receive, send)
+
+
+def create_app(options: ServeOptions | None = None) -> Service:
+    """The service as an ASGI app. Raises UsageError or ModelError for options that cannot work.
+
+    >>> from anytorch.serve.app import create_app
+    >>> create_app().title
+    'anytorch'
+    """
+    options = options or ServeOptions()
+    metrics = Metrics()
+    state = State(options, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        state.start()
+        try:
+            yield
+        finally:
+            await state.stop()
+
+    app = Service(
+        title="anytorch", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        openapi_url="/openapi.json", separate_input_output_schemas=False,
+    )  # fmt: skip
+    app.state.service = state
+    app.state.page = page.read_page() if options.page else {}
+    for router in (*ROUTERS, page.router):
+        app.include_router(router)
+    for kind in (Problem, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, passed_on)
+    hot = embeddings.Embeddings(state.models, options, metrics)
+    routes = frozenset(route.path for route in app.routes if hasattr(route, "path")) | {embeddings.PATH}
+    keys = None if options.api_key_file is None else read_keys(options.api_key_file)
+    app.guard = Guard(app.unguarded, {("POST", embeddings.PATH): hot}, routes, options, keys, metrics)
+    hot.guard = app.guard
+    return app
+
+
+async def passed_on(request: Request, exc: Exception) -> Response:
+    """FastAPI's own errors in our form."""
+    problem = exc if isinstance(exc, Problem) else None
+    if isinstance(exc, RequestValidationError):
+        problem = validation_problem(exc.errors())
+    elif isinstance(exc, HTTPException):
+        problem = Problem(
+            exc.status_code, {404: "not-found", 405: "method-not-allowed"}.get(exc.status_code, "refused"),
+            str(exc.detail), headers=dict(exc.headers or {}),
+            hint="GET /docs lists the end points" if exc.status_code in (404, 405) else "",
+        )  # fmt: skip
+    assert problem is not None
+    body = problem.body(request.url.path)
+    response = Response(body, problem.status, media_type="application/problem+json")
+    for name, value in problem.headers.items():
+        response.headers[name] = value
+    return response

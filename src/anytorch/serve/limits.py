@@ -1,0 +1,354 @@
+"""Who may ask, and how much: the first code every request meets. Pure ASGI, because it is on the way of every request.
+
+In this order: the Host header (a web page of another site must not reach a loopback service through its own name), the
+origin, the key, the rate, the size of the body, the time it may take. What is refused is counted and answered with a
+problem document; what fails inside becomes one as well, without a stack trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from traceback import format_exception
+from typing import Any
+from uuid import uuid4
+
+from anytorch import logs
+from anytorch.serve.keys import Keys
+from anytorch.serve.metrics import Metrics
+from anytorch.serve.options import ServeOptions
+from anytorch.serve.problems import Problem, internal, problem_of, retry_after
+from anytorch.serve.rates import Rates
+
+log = logs.logger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/", "/v1/healthz", "/v1/readyz", "/favicon.ico"})  # and the page's own files: no key needed
+OPEN_PREFIX = "/web/"
+UNTIMED = frozenset({"/api/load-model", "/v1/benchmark", "/v1/completions", "/v1/chat/completions"})
+BODIES_AT_ONCE = 8  # times the largest body, over all requests under way: what reading bodies may take of the memory
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SECURITY = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+NOT_A_PAGE = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+class Call:
+    """One request on its way through: what the headers said, and what became of it."""
+
+    __slots__ = ("body_nbytes", "client", "deadline", "headers", "method", "path", "receive", "route", "send", "started",
+                 "status", "timeout_s")  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.started = time.perf_counter()
+        self.path: str = scope["path"]
+        self.method: str = scope["method"]
+        self.headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            self.headers.setdefault(name, value)
+        self.client = ""
+        self.receive = receive
+        self.send = send
+        self.route = "other"
+        self.status = 0
+        self.timeout_s = 0.0
+        self.body_nbytes = 0
+
+
+class Guard:
+    """The ASGI middleware. `hot` are end points called with the Call itself; everything else goes to `inner`."""
+
+    def __init__(
+        self,
+        inner: Callable[[Scope, Receive, Send], Awaitable[None]],
+        hot: dict[tuple[str, str], Callable[[Call], Awaitable[None]]],
+        routes: frozenset[str],
+        options: ServeOptions,
+        keys: Keys | None,
+        metrics: Metrics,
+    ) -> None:
+        self._inner, self._hot, self._routes = inner, hot, routes
+        self._options, self._keys, self._metrics = options, keys, metrics
+        self._rates = None if options.rate_limit is None else Rates(options.rate_limit / options.workers)
+        self._hosts = allowed_hosts(options)
+        self._origins = frozenset(options.allow_origins)
+        self._bodies_left = BODIES_AT_ONCE * options.max_body_nbytes
+        self.under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send)
+        self.under_way += 1
+        try:
+            await self._answer(call, scope)
+        except ClientGone:
+            call.status = 499
+        except Exception as exc:  # noqa: BLE001  (the last line of defence: every request gets a status)
+            await self._fail(call, exc)
+        finally:
+            self.under_way -= 1
+            self._bodies_left += call.body_nbytes
+            self._metrics.request(call.route, call.status, time.perf_counter() - call.started)
+
+    async def _answer(self, call: Call, scope: Scope) -> None:
+        if call.path in self._routes:
+            call.route = call.path
+        elif call.path.startswith(OPEN_PREFIX):
+            call.route = OPEN_PREFIX
+        self._check(call, scope)
+        hot = self._hot.get((call.method, call.path))
+        if hot is not None:
+            await hot(call)
+            return
+        sending = self._sending(call)
+        if call.method == "OPTIONS" and b"origin" in call.headers and self._origins:
+            await sending({"type": "http.response.start", "status": 204, "headers": PREFLIGHT})
+            await sending({"type": "http.response.body", "body": b""})
+            return
+        if call.method in SAFE_METHODS and call.headers.get(b"content-length", b"0") == b"0":
+            await self._inner(scope, call.receive, sending)
+            return
+        await self._with_body(call, scope, sending)
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def _check(self, call: Call, scope: Scope) -> None:
+        headers = call.headers
+        if self._hosts is not None and host_name(headers.get(b"host", b"")) not in self._hosts:
+            raise self._refused(
+                call, "host", Problem(
+                    421, "unknown-host", "The Host header names another machine",
+                    "this service answers to its own name only: " + ", ".join(sorted(self._hosts)),
+                    hint="add a name with --allow-host",
+                )
+            )  # fmt: skip
+        origin = headers.get(b"origin")
+        if origin is not None and call.method not in SAFE_METHODS and not self._may_come_from(origin, headers):
+            raise self._refused(
+                call, "origin", Problem(
+                    403, "foreign-origin", "Pages of other sites may not use this service",
+                    "the request comes from a web page of another origin", hint="allow it with --allow-origin",
+                )
+            )  # fmt: skip
+        call.client = self._client(call, scope)
+        if self._rates is not None and (wait_s := self._rates.wait_s(call.client)) > 0 and call.path not in OPEN_PATHS:
+            raise self._refused(
+                call, "rate", Problem(
+                    429, "rate-limit", "Too many requests",
+                    f"a client may send {self._options.rate_limit:g} requests a second", headers=retry_after(wait_s),
+                )
+            )  # fmt: skip
+        if self.under_way > self._options.max_connections:
+            raise self._refused(
+                call, "busy", Problem(503, "busy", "Too many requests are under way", headers=retry_after())
+            )
+        call.timeout_s = self._timeout(headers.get(b"x-request-timeout"))
+        length = headers.get(b"content-length")
+        if length is not None and (not length.isdigit() or int(length) > self._options.max_body_nbytes):
+            raise self._refused(call, "body", self._too_large())
+
+    def _client(self, call: Call, scope: Scope) -> str:
+        """Who asks: the key's name, or the address. Raises a 401 Problem where a key is needed."""
+        if self._keys is None:
+            address = scope.get("client")
+            return address[0] if address else ""
+        given = call.headers.get(b"authorization", b"")
+        given = given[7:].strip() if given[:7].lower() == b"bearer " else call.headers.get(b"x-api-key", b"")
+        name = self._keys.name_of(given) if given else None
+        if name is None and not (call.path in OPEN_PATHS or call.path.startswith(OPEN_PREFIX)):
+            if call.method == "OPTIONS" and self._origins:
+                return ""  # a preflight never carries the key
+            raise self._refused(
+                call, "key", Problem(
+                    401, "key-needed", "An API key is needed",
+                    "the key is not known" if given else "no key was sent",
+                    hint="send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            )  # fmt: skip
+        return name or ""
+
+    def _may_come_from(self, origin: bytes, headers: dict[bytes, bytes]) -> bool:
+        text = origin.decode("latin-1")
+        if text in self._origins or "*" in self._origins:
+            return True
+        return text.partition("://")[2].encode("latin-1") == headers.get(b"host")
+
+    def _timeout(self, asked: bytes | None) -> float:
+        most = self._options.timeout_s
+        if asked is None:
+            return most
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = math.nan
+        if not seconds > 0:
+            raise Problem(
+                400,
+                "bad-timeout",
+                "X-Request-Timeout makes no sense",
+                "X-Request-Timeout is a number of seconds above 0",
+            )
+        return min(seconds, most)
+
+    def _too_large(self) -> Problem:
+        most = self._options.max_body_nbytes
+        return Problem(
+            413, "body-too-large", "The body is too large", f"a body may have {most} bytes",
+            hint="send less at a time, or start the service with a larger --max-body", headers={"Connection": "close"},
+        )  # fmt: skip
+
+    def _refused(self, call: Call, reason: str, problem: Problem) -> Problem:
+        self._metrics.rejected(reason)
+        return problem
+
+    # --- bodies ------------------------------------------------------------------------------------------------------
+
+    async def read(self, call: Call) -> bytes:
+        """The whole body. Raises ClientGone, or a 413 Problem."""
+        message = await call.receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        body: bytes = message.get("body", b"")
+        self._count(call, len(body))
+        if not message.get("more_body", False):
+            return body
+        parts = [body]
+        while message.get("more_body", False):
+            message = await call.receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            part = message.get("body", b"")
+            self._count(call, len(part))
+            parts.append(part)
+        return b"".join(parts)
+
+    def _count(self, call: Call, nbytes: int) -> None:
+        call.body_nbytes += nbytes
+        self._bodies_left -= nbytes
+        if call.body_nbytes > self._options.max_body_nbytes:
+            raise self._refused(call, "body", self._too_large())
+        if self._bodies_left < 0:
+            raise self._refused(
+                call, "memory", Problem(
+                    429, "bodies-full", "Too much is being sent at once",
+                    "the bodies of all requests under way are too large together",
+                    headers={**retry_after(), "Connection": "close"},
+                )
+            )  # fmt: skip
+
+    async def _with_body(self, call: Call, scope: Scope, sending: Send) -> None:
+        """Run an end point of `inner`: its body read before, its time limited, and ended when the client goes."""
+        body = await self.read(call)
+        gone = asyncio.Event()
+        given = False
+
+        async def receive() -> Message:
+            nonlocal given
+            if not given:
+                given = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def watch() -> None:
+            while (await call.receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+
+        task = asyncio.ensure_future(self._inner(scope, receive, sending))
+        watcher = asyncio.ensure_future(watch())
+        limit = None if call.path in UNTIMED else call.timeout_s
+        try:
+            done, _ = await asyncio.wait({task, watcher}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if task not in done:
+                task.cancel()
+                await asyncio.wait({task})
+                if watcher in done:
+                    raise ClientGone
+                self._metrics.rejected("deadline")
+                raise TimeoutError(f"not answered within {call.timeout_s:g} s")
+            await task
+        finally:
+            watcher.cancel()
+            if not task.done():
+                task.cancel()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _sending(self, call: Call) -> Send:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                headers = [*message.get("headers", ()), *self.extra_headers(call)]
+                if not any(name == b"content-security-policy" for name, _ in headers):
+                    headers.append(NOT_A_PAGE)
+                message = {**message, "headers": headers}
+            await call.send(message)
+
+        return sending
+
+    def extra_headers(self, call: Call) -> list[tuple[bytes, bytes]]:
+        origin = call.headers.get(b"origin") if self._origins else None
+        if origin is None or not (origin.decode("latin-1") in self._origins or "*" in self._origins):
+            return SECURITY
+        return [
+            *SECURITY[:-1],
+            (b"cross-origin-resource-policy", b"cross-origin"),
+            (b"access-control-allow-origin", origin),
+            (b"vary", b"origin"),
+        ]
+
+    async def send_problem(self, call: Call, problem: Problem) -> None:
+        call.status = problem.status
+        body = problem.body(call.path)
+        headers = [*problem.raw_headers(len(body)), *self.extra_headers(call), NOT_A_PAGE]
+        await call.send({"type": "http.response.start", "status": problem.status, "headers": headers})
+        await call.send({"type": "http.response.body", "body": b"" if call.method == "HEAD" else body})
+
+    async def _fail(self, call: Call, exc: Exception) -> None:
+        problem = problem_of(exc)
+        if problem is None:
+            reference = uuid4().hex[:12]
+            log.error("%s %s failed (%s): %s", call.method, call.path, reference, "".join(format_exception(exc)))
+            problem = internal(reference)
+        if call.status:  # the answer has begun: all that is left is to end it
+            log.warning("%s %s ended early: %s", call.method, call.path, exc)
+            raise exc
+        await self.send_problem(call, problem)
+
+
+PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-timeout"),
+    (b"access-control-max-age", b"600"),
+]
+
+
+def allowed_hosts(options: ServeOptions) -> frozenset[str] | None:
+    """The names a request may be addressed to; None: any. On loopback this is what stops DNS rebinding."""
+    if not options.loopback and not options.allow_hosts:
+        return None
+    own = {"localhost", "127.0.0.1", "::1", options.host.strip("[]").lower()} if options.loopback else set()
+    return frozenset(own | {name.lower() for name in options.allow_hosts})
+
+
+def host_name(header: bytes) -> str:
+    """The name in a Host header, without its port: "[::1]:80" is "::1"."""
+    text = header.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]

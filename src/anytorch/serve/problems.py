@@ -1,0 +1,120 @@
+"""Errors as clients see them: application/problem+json, made in one place. No stack trace leaves the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from anytorch.errors import (
+    AnytorchError,
+    DeviceError,
+    InputError,
+    NativeUnavailable,
+    OutOfMemory,
+    QueueFull,
+    TorchMissing,
+    UsageError,
+)
+
+CONTENT_TYPE = b"application/problem+json"
+# Where OpenAI's client looks for its own shape of an error.
+OPENAI_PATHS = frozenset({"/v1/embeddings", "/v1/completions", "/v1/chat/completions", "/v1/models"})
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+RETRY_AFTER_S = 1
+
+
+class Problem(Exception):
+    """An answer that is an error. `code` is the last part of the problem's type."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        title: str,
+        detail: str = "",
+        *,
+        hint: str = "",
+        headers: Mapping[str, str] | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(detail or title)
+        self.status, self.code, self.title = status, code, title
+        self.detail, self.hint, self.param = detail or title, hint, param
+        self.headers = dict(headers or {})
+
+    def body(self, path: str) -> bytes:
+        document: dict[str, Any] = {
+            "type": f"urn:anytorch:problem:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": clean(self.detail),
+            "hint": clean(self.hint) or None,
+            "instance": clean(path),
+        }
+        if path in OPENAI_PATHS:
+            kind = OPENAI_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+            words = self.detail + (f" (hint: {self.hint})" if self.hint else "")
+            document["error"] = {"message": clean(words), "type": kind, "code": self.code, "param": self.param}
+        return orjson.dumps(document)
+
+    def raw_headers(self, nbytes: int) -> list[tuple[bytes, bytes]]:
+        fixed = [(b"content-type", CONTENT_TYPE), (b"content-length", str(nbytes).encode())]
+        return fixed + [(name.lower().encode(), value.encode("latin-1")) for name, value in self.headers.items()]
+
+
+def clean(text: str) -> str:
+    """Text that any JSON writer takes: a lone surrogate in what a client sent must not become our own failure."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def problem_of(exc: BaseException) -> Problem | None:
+    """The problem a domain error is; None for what is nobody's fault but ours."""
+    if isinstance(exc, Problem):
+        return exc
+    if isinstance(exc, TimeoutError):
+        return Problem(
+            504, "deadline", "The deadline passed", str(exc) or "the answer was not ready in time",
+            hint="ask for less at a time, or send a larger X-Request-Timeout",
+        )  # fmt: skip
+    if not isinstance(exc, AnytorchError):
+        return None
+    words: dict[str, Any] = {"detail": exc.message, "hint": exc.hint}
+    if isinstance(exc, QueueFull):
+        return Problem(429, "queue-full", "Too many requests are waiting", **words, headers=retry_after())
+    if isinstance(exc, InputError):
+        return Problem(422, "unusable-input", "The input cannot be used", **words)
+    if isinstance(exc, UsageError):
+        return Problem(422, "bad-request", "The request makes no sense", **words)
+    if isinstance(exc, OutOfMemory):
+        return Problem(503, "out-of-memory", "The device has not enough memory", **words, headers=retry_after())
+    if isinstance(exc, (TorchMissing, NativeUnavailable)):
+        return Problem(503, "not-installed", "Something this needs is not installed", **words)
+    if isinstance(exc, DeviceError):
+        return Problem(503, "device-failed", "The device could not compute it", **words)
+    return None
+
+
+def retry_after(seconds: float = RETRY_AFTER_S) -> dict[str, str]:
+    return {"Retry-After": str(max(1, round(seconds + 0.5)))}
+
+
+def internal(reference: str) -> Problem:
+    return Problem(
+        500, "internal", "The service failed", f"this is a bug; the service's log has it under {reference}",
+        hint="report it with the log's lines",
+    )  # fmt: skip
+
+
+def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
+    """From pydantic's list: which field, and what is wrong with it. What was sent is not repeated."""
+    said = []
+    param = None
+    for error in list(errors)[:5]:
+        place = ".".join(str(part) for part in error.get("loc", ()) if part not in ("body",))
+        param = param or place or None
+        said.append(f"{place or 'the body'}: {error.get('msg', 'invalid')}")
+    if any(error.get("type") == "json_invalid" for error in errors):
+        return Problem(400, "not-json", "The body is not JSON", "; ".join(said))
+    return Problem(422, "invalid-body", "The body does not fit", "; ".join(said) or "invalid", param=param)

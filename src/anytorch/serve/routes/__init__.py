@@ -1,0 +1,1 @@
+"""The end points, one small file per job. They translate; engines decide and compute."""

@@ -1,0 +1,76 @@
+"""GET /v1/readyz and /v1/healthz: may requests be sent here, and does the service still answer them?"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from anytorch._version import __version__
+from anytorch.serve import schemas
+from anytorch.serve.models import JOBS, failure
+from anytorch.serve.state import State
+
+router = APIRouter(tags=["health"])
+UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": schemas.Health, "description": "not now; `detail` says why"}}
+
+
+@router.get("/v1/readyz", responses=UNREADY)
+async def readyz(request: Request, response: Response) -> schemas.Health:
+    """May requests be sent here? 503 while it starts and while it drains."""
+    health = health_of(request.app.state.service)
+    response.status_code = 200 if health.status == "ready" else 503
+    return health
+
+
+@router.get("/v1/healthz", responses=UNREADY)
+async def healthz(request: Request, response: Response) -> schemas.Health:
+    """Does it still answer? 503 when an engine no longer does, or the service has not started."""
+    health = health_of(request.app.state.service)
+    response.status_code = 200 if health.status in ("ready", "draining") else 503
+    return health
+
+
+def health_of(service: State) -> schemas.Health:
+    infos = service.models.infos()
+    first = next((info for info in infos if info.loaded), None)
+    status, detail = status_of(service)
+    return schemas.Health(
+        status=status,  # type: ignore[arg-type]
+        device=first.device if first else None,
+        device_warning=next((info.device_warning for info in infos if info.device_warning), None),
+        models=schemas.ModelsByJob(**{job: [info for info in infos if info.job == job] for job in JOBS}),
+        versions=schemas.Versions(anytorch=__version__, python=platform.python_version(), torch=torch_version()),
+        uptime_seconds=round(time.monotonic() - service.started, 3),
+        detail=detail or None,
+    )
+
+
+def status_of(service: State) -> tuple[str, str]:
+    for job in JOBS:
+        for slot in service.models.slots(job):
+            if slot.error is not None:
+                return "failed", f"{slot.wanted.id}: {failure(slot.error)}"
+            if slot.model is not None and (why := slot.model.alive()):
+                return "failed", f"{slot.wanted.id}: {why}"
+    if service.draining:
+        return "draining", "the service is stopping"
+    # Those that are loaded in the background later do not keep the rest waiting.
+    missing = [slot.wanted.id for slot in service.needed() if slot.model is None]
+    return ("starting", f"loading {', '.join(missing)}") if missing else ("ready", "")
+
+
+def torch_version() -> str | None:
+    """Without importing it: the version of the wheel that is there."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "__version__"):
+        return str(torch.__version__)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None

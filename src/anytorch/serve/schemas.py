@@ -1,0 +1,444 @@
+"""The bodies of every end point. /v1/embeddings only documents itself with them: its bytes are read and written directly."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Job = Literal["embeddings", "forecast", "text"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, Field(max_length=2_000_000)]
+
+
+class Body(BaseModel):
+    """What clients send. Fields nobody knows are ignored, as OpenAI's clients expect."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+
+# --- errors ------------------------------------------------------------------------------------------------------------
+
+
+class OpenAIError(Answer):
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+
+
+class Problem(Answer):
+    """application/problem+json (RFC 9457). The OpenAI end points also carry `error`."""
+
+    type: str = Field(examples=["urn:anytorch:problem:queue-full"])
+    title: str
+    status: int
+    detail: str
+    hint: str | None = None
+    instance: str | None = None
+    error: OpenAIError | None = None
+
+
+# --- health and models -------------------------------------------------------------------------------------------------
+
+
+class ModelInfo(Answer):
+    id: str
+    job: Job
+    device: str | None = None
+    device_warning: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    path: str | None = None
+    parameters: int | None = None
+    dim: int | None = None
+    max_length: int | None = None
+    default: bool = False
+    loaded: bool = False
+
+
+class ModelsByJob(Answer):
+    embeddings: list[ModelInfo] = []
+    forecast: list[ModelInfo] = []
+    text: list[ModelInfo] = []
+
+
+class Versions(Answer):
+    anytorch: str
+    python: str
+    torch: str | None = None
+
+
+class Health(Answer):
+    status: Literal["starting", "ready", "draining", "failed"]
+    device: str | None
+    device_warning: str | None = None
+    models: ModelsByJob
+    versions: Versions
+    uptime_seconds: float
+    detail: str | None = None  # why it is not ready, or no longer healthy
+
+
+class OpenAIModel(Answer):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "anytorch"
+
+
+class OpenAIModels(Answer):
+    object: Literal["list"] = "list"
+    data: list[OpenAIModel]
+
+
+class Models(Answer):
+    models: list[ModelInfo]
+
+
+class LoadModelRequest(Body):
+    model: str = Field(min_length=1, max_length=400, description="an id of /api/models")
+    job: Job | None = None
+    device: str | None = Field(None, max_length=100)
+    quantization: str | None = Field(None, max_length=40)
+
+
+class LoadModelAnswer(Answer):
+    model: ModelInfo
+    device: str
+    device_warning: str | None = None
+    device_info: dict[str, Any]
+    seconds: float
+
+
+# --- devices -----------------------------------------------------------------------------------------------------------
+
+
+class Fact(Answer):
+    label: str
+    value: str
+
+
+class Memory(Answer):
+    used: int | None = None
+    total: int | None = None
+    source: str = ""
+
+
+class Reason(Answer):
+    code: str
+    severity: Literal["error", "warning", "note"]
+    title: str
+    detail: str = ""
+    fix: list[str] = []
+    page: str | None = None
+
+
+class Device(Answer):
+    id: str
+    backend: str
+    title: str
+    state: str
+    best: bool = False
+    usable: bool = False
+    facts: list[Fact] = []
+    memory: Memory | None = None
+    utilisation: float | None = None
+    reasons: list[Reason] = []
+
+
+class Choice(Answer):
+    device: str | None
+    why: str
+
+
+class Devices(Answer):
+    devices: list[Device]
+    choice: Choice
+
+
+class LiveDevice(Answer):
+    id: str
+    memory: Memory | None = None
+    utilisation: float | None = None
+
+
+class LiveDevices(Answer):
+    devices: list[LiveDevice]
+
+
+class Findings(Answer):
+    findings: list[Reason]
+
+
+# --- embeddings --------------------------------------------------------------------------------------------------------
+
+
+class EmbeddingsRequest(Body):
+    input: str | list[str] | list[int] | list[list[int]] = Field(
+        description="one text, texts, or token ids of the model's own tokenizer (special tokens included)"
+    )
+    model: str | None = Field(None, description="an id of /v1/models; the default one when left out")
+    dimensions: int | None = Field(None, ge=1, description="only the first so many, normalised again")
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+    prompt: str | None = Field(
+        None, description='one of the model\'s prompts by name ("query"), or a text to put before each'
+    )
+    precision: Literal["float32", "float16", "int8", "binary", "ubinary"] = "float32"
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Answer):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsAnswer(Answer):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class SimilarityRequest(Body):
+    a: list[Text] = Field(min_length=1)
+    b: list[Text] | None = Field(None, min_length=1)
+    map: bool = Field(False, description="also place the texts of `a` on a plane")
+    model: str | None = None
+
+
+class SimilarityAnswer(Answer):
+    similarity: list[list[float]]
+    map: list[tuple[float, float]] | None = None
+    model: str
+    seconds: float
+    usage: Usage
+
+
+class SearchRequest(Body):
+    queries: list[Text] = Field(min_length=1)
+    corpus: list[Text] = Field(min_length=1)
+    k: int = Field(10, ge=1, le=1000)
+    model: str | None = None
+
+
+class SearchHit(Answer):
+    index: int
+    score: float
+    text: str
+
+
+class SearchAnswer(Answer):
+    results: list[list[SearchHit]]
+    model: str
+    seconds: float
+    usage: Usage
+
+
+# --- forecasts ---------------------------------------------------------------------------------------------------------
+
+
+class Candles(Body):
+    timestamps: list[str] = Field(min_length=2)
+    open: list[Finite]
+    high: list[Finite]
+    low: list[Finite]
+    close: list[Finite]
+    volume: list[Finite] | None = None
+    amount: list[Finite] | None = None
+
+
+class ForecastRequest(Body):
+    """One of `candles`, `csv` and `sample` says what is forecast."""
+
+    candles: Candles | None = None
+    csv: str | None = None
+    sample: bool = False
+    horizon: int = Field(24, ge=1)
+    samples: int = Field(20, ge=1)
+    quantiles: list[Annotated[float, Field(ge=0, le=1)]] = Field([0.1, 0.5, 0.9], max_length=20)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    temperature: float = Field(1.0, gt=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1)
+    lookback: int | None = Field(None, ge=2)
+    return_samples: bool = False
+    repair: bool = Field(False, description="mend what is wrong with the data, and say what was mended")
+    symbol: str | None = None
+    timezone: str | None = None
+    model: str | None = None
+
+
+class Series(Answer):
+    timestamps: list[str]
+    open: list[float]
+    high: list[float]
+    low: list[float]
+    close: list[float]
+    volume: list[float] | None = None
+    amount: list[float] | None = None
+
+
+class Columns(Answer):
+    open: list[float]
+    high: list[float]
+    low: list[float]
+    close: list[float]
+    volume: list[float]
+    amount: list[float]
+
+
+class ForecastAnswer(Answer):
+    name: str
+    history: Series
+    forecast: Series
+    quantiles: dict[str, Columns]
+    samples: list[Columns] | None = None
+    device: str
+    device_warning: str | None = None
+    model: str
+    seconds: float
+    guessed: list[str]
+    warnings: list[str] = []
+
+
+# --- text --------------------------------------------------------------------------------------------------------------
+
+
+class Sampling(Body):
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    stream: bool = False
+    n: Literal[1] = 1
+    stream_options: dict[str, Any] | None = None
+
+
+class CompletionRequest(Sampling):
+    prompt: str | list[str]
+    echo: Literal[False] = False
+
+
+class ChatPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ChatPart]
+
+
+class ChatRequest(Sampling):
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+
+class TextUsage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    tokens_per_second: float | None = None
+    bandwidth_share: float | None = None
+
+
+class CompletionChoice(Answer):
+    index: int = 0
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class CompletionAnswer(Answer):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TextUsage | None = None
+
+
+class ChatAnswerMessage(Answer):
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(Answer):
+    index: int = 0
+    message: ChatAnswerMessage
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ChatAnswer(Answer):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TextUsage | None = None
+
+
+# --- measuring ---------------------------------------------------------------------------------------------------------
+
+
+class BenchmarkRequest(Body):
+    devices: list[str] | None = Field(None, min_length=1, max_length=32)
+    seconds: float = Field(10.0, gt=0, le=600)
+    workloads: list[str] | None = None
+
+
+class BenchmarkRow(Answer):
+    """The data of a `result` event, and a row of an earlier run."""
+
+    device: str
+    test: str
+    rate: float
+    unit: str
+    limit: float | None = None
+    share: float | None = None
+
+
+class BenchmarkRun(Answer):
+    run_id: str
+    when: str
+    seconds: float
+    partial: bool = False
+    torch: str | None = None
+    rows: list[BenchmarkRow]
+    problems: list[str] = []
+
+
+class BenchmarkRuns(Answer):
+    runs: list[BenchmarkRun]
+
+
+class Candidate(Answer):
+    name: str
+    seconds: float | None = None
+    chosen: bool = False
+    correct: bool = True
+
+
+class Graph(Answer):
+    id: str
+    title: str
+    device: str
+    kind: str
+    picture_svg: str | None = None
+    candidates: list[Candidate] = []
+    speedup: float | None = None
+    when: str | None = None
+
+
+class Graphs(Answer):
+    graphs: list[Graph]

@@ -1,0 +1,54 @@
+"""What the end points share: one value, made with the app, reached as `request.app.state.service`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from anytorch.serve.loaders import EmbeddingModel, Model, Wanted
+from anytorch.serve.metrics import Metrics
+from anytorch.serve.models import Registry, Slot
+from anytorch.serve.options import ServeOptions
+
+
+class State:
+    def __init__(self, options: ServeOptions, metrics: Metrics) -> None:
+        self.options = options
+        self.metrics = metrics
+        self.models = Registry(options, self.build)
+        self.started = time.monotonic()
+        self.draining = False
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def build(self, wanted: Wanted) -> Model:
+        """Load a model; runs in the registry's thread."""
+        if wanted.job == "embeddings":
+            return EmbeddingModel(wanted, self.options, self.metrics.batch)
+        raise NotImplementedError(wanted.job)
+
+    def needed(self) -> list[Slot]:
+        """The models without which the service is not ready: those of the first job that it was given."""
+        for job in ("embeddings", "text", "forecast"):
+            if slots := self.models.slots(job):
+                return slots
+        return []
+
+    def start(self) -> None:
+        for slot in self.needed():
+            self.keep(asyncio.ensure_future(self.models.ready(slot)))
+
+    def keep(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: the slot has kept it
+
+    async def stop(self) -> None:
+        self.draining = True
+        for task in list(self._tasks):
+            task.cancel()
+        await self.models.close()
