@@ -18,13 +18,13 @@ TANH_INNER = "0.7978845608028654 * ({x} + 0.044715 * {x} * {x} * {x})"
 
 def _gelu(approximate: str) -> str:
     if approximate == "none":
-        return "{0} * normal_cdf({0})"
+        return "{0} * normal_cdf_plain({0})"
     return "0.5 * {0} * (1.0 + tanh_{T}(" + TANH_INNER.replace("{x}", "{0}") + "))"
 
 
 def _gelu_backward(approximate: str) -> str:
     if approximate == "none":
-        return "{0} * (normal_cdf({1}) + {1} * 0.3989422804014327 * exp_{T}(-0.5 * {1} * {1}))"
+        return "{0} * (normal_cdf_plain({1}) + {1} * 0.3989422804014327 * exp_{T}(-0.5 * {1} * {1}))"
     return "{0} * gelu_tanh_slope({1})"
 
 
