@@ -37,11 +37,11 @@ def make(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) ->
 @pytest.fixture
 def forced(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Choice], None]:
     """Make every product of floats run with one schedule."""
-    from anytorch.webgpu.ops import matmul
+    from anytorch.webgpu import products
 
     def force(choice: Choice) -> None:
-        monkeypatch.setattr(matmul, "_plans", {})
-        monkeypatch.setattr(matmul, "choose", lambda *_: choice)
+        monkeypatch.setattr(products, "_plans", {})
+        monkeypatch.setattr(products, "choose", lambda *_: choice)
 
     return force
 

@@ -22,10 +22,10 @@ from anytorch.gpu.wgsl.attention import PARAMETERS, Attention, render
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.ops.matmul import FLOATS, product
 from anytorch.webgpu.ops.reductions import has_subgroups
 from anytorch.webgpu.pieces import splitting
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
+from anytorch.webgpu.products import FLOATS, product
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor, sized_tensor, storage_nbytes
 from anytorch.webgpu.threads import computable, launch, narrowed
 

@@ -17,9 +17,9 @@ from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import contiguous, on_device
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.ops.matmul import FLOATS, finish, grid
 from anytorch.webgpu.pieces import splitting
 from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.products import FLOATS, finish, grid
 from anytorch.webgpu.tensors import aten, buffer_of, new_contiguous, new_tensor
 from anytorch.webgpu.threads import computable, wide
 from anytorch.webgpu.tuning import DIRECT, Choice, Shape, choose

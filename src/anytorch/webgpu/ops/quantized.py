@@ -13,8 +13,8 @@ from anytorch.gpu.wgsl.matmul import render
 from anytorch.gpu.wgsl.quantized import QUANTIZED_PARAMETERS, Quantized, quantized
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.ops.matmul import FLOATS, grid
 from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.products import FLOATS, grid
 from anytorch.webgpu.tensors import NAME, buffer_of, new_contiguous
 from anytorch.webgpu.threads import computable, narrowed, wide
 from anytorch.webgpu.tuning import Choice, Shape, candidates
