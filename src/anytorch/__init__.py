@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.engines.embed import encode_file as encode_file
     from anytorch.engines.forecast import KronosPredictor as KronosPredictor
     from anytorch.engines.forecast.checkpoints import load_predictor as load_predictor
+    from anytorch.engines.generate import TextGenerator as TextGenerator
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
     from anytorch.memory.modes import mode as mode
@@ -73,6 +74,7 @@ PUBLIC: dict[str, str] = {
     "KronosPredictor": "anytorch.engines.forecast",
     "KronosTokenizer": "anytorch.models.kronos",
     "Resolution": "anytorch.devices.choose",
+    "TextGenerator": "anytorch.engines.generate",
     "UnifiedDeviceManager": "anytorch.devices.documented",
     "auto_configure_backend": "anytorch.devices.tune",
     "autocast": "anytorch.devices.precision",

@@ -23,6 +23,7 @@ NAMES = [
     "KronosPredictor",
     "KronosTokenizer",
     "Resolution",
+    "TextGenerator",
     "UnifiedDeviceManager",
     "__version__",
     "auto_configure_backend",

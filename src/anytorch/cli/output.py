@@ -60,6 +60,11 @@ class Output:
         if not self.json:
             answer(sys.stdout, line)
 
+    def piece(self, text: str) -> None:
+        """A piece of a text that is made while it is read: shown at once, with no end of the line."""
+        if not self.json:
+            answer(sys.stdout, text, end="")
+
     def heading(self, title: str) -> None:
         if self.json:
             return
@@ -215,12 +220,14 @@ def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     return True
 
 
-def answer(stream: TextIO | None, line: str) -> None:
+def answer(stream: TextIO | None, line: str, end: str = "\n") -> None:
     """One line of the answer. Raises Unwritable if it cannot be written, BrokenPipeError if its reader went away."""
     if stream is None:
         raise Unwritable("it is closed")
     try:
-        write(stream, line)
+        write(stream, line, end)
+        if not end:
+            stream.flush()
     except BrokenPipeError:
         raise
     except OSError as exc:
@@ -239,13 +246,13 @@ def say(line: str) -> None:
         return
 
 
-def write(stream: TextIO, line: str) -> None:
+def write(stream: TextIO, line: str, end: str = "\n") -> None:
     """One line to a stream."""
     try:
-        stream.write(line + "\n")
+        stream.write(line + end)
     except UnicodeEncodeError:  # a terminal or pipe that is not UTF-8: say what can be said
         encoding = stream.encoding or "ascii"
-        stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
+        stream.write((line + end).encode(encoding, "replace").decode(encoding))
 
 
 def gigabytes(nbytes: int | None) -> str:

@@ -128,6 +128,19 @@ COMMANDS: dict[str, Command] = {
         "anytorch embed texts.parquet --search refund --k 3    the nearest in meaning; the vectors are in the file\n"
         "anytorch embed - --dim 64 > vectors.jsonl    texts from standard input, one JSON list for each",
     ),
+    "generate": Command(
+        "go on with a text, or answer a message, with a language model",
+        'anytorch generate "Once upon a time" --model ./Qwen3-0.6B --max-tokens 100\n'
+        'anytorch generate "Why is the sky blue?" --model ./Qwen3-0.6B --chat --temperature 0\n'
+        "anytorch generate - --model ./Llama-3.1-8B --quantization int4 --device-budget 4GB < prompt.txt",
+    ),
+    "serve": Command(
+        "serve embeddings, forecasts and text over HTTP, with a web page",
+        "anytorch serve                    the embedded models and a page, on this machine alone\n"
+        "anytorch serve --model ./bge-small --text-model ./Qwen3-0.6B --model-folder ~/models\n"
+        "anytorch serve --new-key keys.txt && anytorch serve --host 0.0.0.0 --api-key-file keys.txt --workers 4\n"
+        "anytorch serve --port 0 --json | jq -r .url    for scripts: any free port, told when it answers",
+    ),
     "completion": Command(
         "print a shell completion script",
         'eval "$(anytorch completion bash)"\n'

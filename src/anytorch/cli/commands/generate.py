@@ -1,0 +1,84 @@
+"""`anytorch generate`: a language model goes on with a text, or answers a message; the text appears as it is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from anytorch.cli.output import Output
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to go on with; - for standard input")
+    parser.add_argument("--model", required=True, metavar="MODEL", help="a folder with config.json, tokenizer.json and "
+                        "safetensors weights, or a model of the Hugging Face Hub")  # fmt: skip
+    parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
+    parser.add_argument("--system", metavar="TEXT", help="a message before it that says how to answer (with --chat)")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="at most so many (default: 256)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 for the most likely text; the model's own "
+                        "setting when left out")  # fmt: skip
+    parser.add_argument("--top-p", type=float, metavar="P", help="only the likeliest tokens with this share together")
+    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, vulkan, …")
+    parser.add_argument("--dtype", default="auto", metavar="DTYPE", help="auto, float32, float16, bfloat16")
+    parser.add_argument("--quantization", metavar="KIND", help="int8, int4, int2 or fp4")
+    parser.add_argument("--device-budget", metavar="SIZE", help="use no more of the device's memory, such as 8GB; the rest "
+                        "of the model is brought up for every token")  # fmt: skip
+    parser.add_argument("--explain", action="store_true", help="also say where it computes, and what limits its speed")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    from anytorch.engines.generate import TextGenerator
+    from anytorch.errors import UsageError
+
+    if options.system is not None and not options.chat:
+        raise UsageError("--system needs --chat", hint="put it before the prompt, or add --chat")
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    with output.fallbacks_told():
+        generator = TextGenerator(
+            options.model,
+            options.device,
+            options.dtype,
+            options.quantization,
+            options.device_budget,
+        )
+    with (
+        generator,
+        generator.stream(
+            messages(prompt, options.system) if options.chat else prompt,
+            options.max_tokens,
+            options.temperature,
+            options.top_p,
+            options.top_k,
+            options.stop,
+            options.seed,
+        ) as stream,
+    ):
+        pieces = []
+        for piece in stream:
+            pieces.append(piece)
+            output.piece(piece)
+        output.text()
+        rate = f" ({stream.tokens_per_second:,.1f} tokens/s" if stream.tokens_per_second else ""
+        if rate:
+            share = stream.bandwidth_share
+            rate += f", {share:.0%} of the memory bandwidth)" if share is not None else ")"
+        output.note(f"{stream.completion_tokens} tokens in {stream.seconds:.1f} s{rate} on {generator.device}")
+        if options.explain:
+            output.note(generator.explain())
+        if output.json:
+            output.data({"text": "".join(pieces), **facts(stream), "generator": generator.describe()})
+    return 0
+
+
+def messages(prompt: str, system: str | None) -> list[dict[str, str]]:
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": prompt}]
+
+
+def facts(stream: Any) -> dict[str, Any]:
+    names = ("finish_reason", "prompt_tokens", "completion_tokens", "seconds", "first_token_s")
+    return {name: getattr(stream, name) for name in (*names, "tokens_per_second", "bandwidth_share")}

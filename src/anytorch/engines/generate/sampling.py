@@ -1,0 +1,100 @@
+"""Choosing the next token: what a request asks for, and small functions from logits to a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytorch.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 takes the most likely one; `top_p` 1 and `top_k` 0 leave all in."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0.0, 100.0, "0 for the most likely token, 0.7 for some variety")
+        _check("top_p", self.top_p, 0.0, 1.0, "a share of the probability above 0 and up to 1", open_left=True)
+        _check("top_k", self.top_k, 0, 2**31, "a number of tokens, 0 for all", whole=True)
+        _check(
+            "repetition_penalty", self.repetition_penalty, 0.0, 100.0, "1 for none, 1.1 for a little", open_left=True
+        )
+        if self.seed is not None:
+            _check("seed", self.seed, 0, MOST_SEED, "a whole number", whole=True)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _check(
+    name: str, value: Any, least: float, most: float, advice: str, *, whole: bool = False, open_left: bool = False
+) -> None:
+    kind = int if whole else (int, float)
+    good = isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most
+    if not good or (open_left and value == least):
+        raise UsageError(f"{name}={value!r}: use a number from {least:g} to {most:g}", hint=advice)
+
+
+def defaults_of(generation_config: Any) -> Sampling:
+    """What the model's own generation_config.json asks for; greedy where it does not say that it samples."""
+    penalty = float(getattr(generation_config, "repetition_penalty", None) or 1.0)
+    if not getattr(generation_config, "do_sample", False):
+        return Sampling(repetition_penalty=penalty)
+    temperature = getattr(generation_config, "temperature", None)
+    return Sampling(
+        temperature=1.0 if temperature is None else float(temperature),
+        top_p=float(getattr(generation_config, "top_p", None) or 1.0),
+        top_k=int(getattr(generation_config, "top_k", None) or 0),
+        repetition_penalty=penalty,
+    )
+
+
+def next_token(
+    logits: torch.Tensor,  # [vocabulary]
+    sampling: Sampling,
+    seen: Sequence[int],
+    random: torch.Generator,
+) -> int:
+    """One token. `seen`: the prompt and all tokens so far, for the penalty. `random`: of the CPU, whatever the device."""
+    if sampling.repetition_penalty != 1.0:
+        logits = penalised(logits, seen, sampling.repetition_penalty)
+    if sampling.greedy:
+        return int(logits.argmax())
+    import torch
+
+    values, tokens = torch.sort(logits.float() / sampling.temperature, descending=True, stable=True)
+    if sampling.top_k:
+        values, tokens = values[: sampling.top_k], tokens[: sampling.top_k]
+    # In float64 where the device has it not: on the CPU, a vector of the vocabulary's size is nothing.
+    shares = torch.softmax(values.cpu().double(), dim=0)
+    reached = shares.cumsum(0)
+    if sampling.top_p < 1.0:
+        # The smallest number of tokens whose probabilities reach top_p; at least one.
+        count = int((reached < sampling.top_p).sum()) + 1
+        reached = reached[:count]
+    # By the inverse of the distribution: one random number a token, the same on every device.
+    point = torch.rand((), generator=random, dtype=torch.float64) * reached[-1]
+    place = min(int(torch.searchsorted(reached, point, right=True)), len(reached) - 1)
+    return int(tokens[place])
+
+
+def penalised(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> torch.Tensor:
+    """Tokens that were there already are less likely: positive logits divided, negative ones multiplied (CTRL)."""
+    import torch
+
+    where = torch.tensor(sorted(set(seen)), dtype=torch.long, device=logits.device)
+    found = logits[where]
+    return logits.index_copy(0, where, torch.where(found < 0, found * penalty, found / penalty))

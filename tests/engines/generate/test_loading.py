@@ -1,0 +1,160 @@
+"""Folders that cannot be used, dtypes, packed weights, models larger than their budget, and the measured bandwidth."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from anytorch.devices.types import Caps  # noqa: E402
+from anytorch.engines.generate import bandwidth, loading  # noqa: E402
+from anytorch.engines.generate.generator import TextGenerator  # noqa: E402
+from anytorch.errors import BudgetTooSmall, DeviceFallbackWarning, ModelError, UsageError  # noqa: E402
+
+TEXT = "The quick brown fox"
+
+
+@pytest.fixture
+def copy(models: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(models["llama"], tmp_path / "copy"))
+
+
+def test_pickled_weights_are_refused(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickle") as caught:
+        TextGenerator(copy, device="cpu")
+    assert "safetensors" in caught.value.hint
+
+
+def test_code_in_the_folder_is_not_run(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["model_type"] = "mine"
+    config["auto_map"] = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "mine.py").write_text(f"open({str(copy / 'ran')!r}, 'w').close()\n")
+    with pytest.raises(ModelError):
+        TextGenerator(copy, device="cpu")
+    assert not (copy / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "config.json").write_text("[]"), "no JSON object"),
+        (lambda f: (f / "model.safetensors").unlink(), "no weights"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\0" * 20), "model.safetensors"),
+        (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "tokenizer"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why(copy: Path, break_it: Any, words: str) -> None:
+    break_it(copy)
+    with pytest.raises(ModelError, match=words):
+        TextGenerator(copy, device="cpu")
+
+
+def test_a_missing_tensor_is_an_error_and_not_invented(copy: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"no values for 1 parameters, such as model.layers.1.mlp.up_proj.weight"):
+        TextGenerator(copy, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere/at-all", "", Path("a/b")])
+def test_a_folder_that_is_not_there(name: Any) -> None:
+    with pytest.raises(ModelError, match="no such folder"):
+        TextGenerator(name, device="cpu")
+
+
+def test_a_file_is_no_folder(models: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match="this is a file"):
+        TextGenerator(models["llama"] / "config.json", device="cpu")
+
+
+def test_a_device_that_is_not_here_falls_back_and_is_told(models: dict[str, Path], cpu_wheel: None) -> None:
+    with pytest.warns(DeviceFallbackWarning), TextGenerator(models["llama"], device="cuda:0") as generator:
+        assert generator.device == "cpu"
+        assert generator.device_warning and "cuda" in generator.device_warning
+
+
+def test_options_are_checked(models: dict[str, Path]) -> None:
+    for options in ({"dtype": "float8"}, {"quantization": "int5"}, {"at_once": 0}):
+        with pytest.raises(UsageError):
+            TextGenerator(models["llama"], device="cpu", **options)  # type: ignore[arg-type]
+
+
+def test_a_dtype_is_used_as_asked(models: dict[str, Path]) -> None:
+    with TextGenerator(models["llama"], device="cpu", dtype="bfloat16") as generator:
+        assert generator.model.lm_head.weight.dtype == torch.bfloat16
+        assert generator.complete(TEXT, max_tokens=5, temperature=0).completion_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "fast", "chosen"),
+    [
+        ("auto", "float32", ("float32",), "float32"),
+        ("auto", "bfloat16", ("float32", "bfloat16"), "bfloat16"),
+        ("auto", "bfloat16", ("float32",), "float32"),
+        ("auto", "float16", ("float32", "bfloat16"), "bfloat16"),
+        ("auto", "float16", ("float16", "bfloat16"), "float16"),
+        ("float16", "float32", ("float32",), "float16"),
+    ],
+)
+def test_the_dtype_is_one_the_device_is_fast_at(asked: str, stored: str, fast: tuple[str, ...], chosen: str) -> None:
+    assert loading.choose_dtype(asked, stored, Caps(fast, fast, None)) == chosen
+
+
+def test_packed_weights_need_fewer_bytes_and_say_nearly_the_same(models: dict[str, Path]) -> None:
+    with TextGenerator(models["llama"], device="cpu") as plain:
+        wanted = plain.complete(TEXT, max_tokens=8, temperature=0).text
+        whole, parameters = plain.weight_nbytes_per_token, plain.parameters
+    with TextGenerator(models["llama"], device="cpu", quantization="int8") as packed:
+        assert packed.complete(TEXT, max_tokens=8, temperature=0).text[:4] == wanted[:4]
+        assert packed.weight_nbytes_per_token < 0.5 * whole
+        assert packed.parameters == parameters
+        assert "int8" in packed.explain()
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_model_larger_than_its_budget_runs_in_tiers(models: dict[str, Path], quantization: str | None) -> None:
+    with TextGenerator(models["llama"], device="cpu") as plain:
+        wanted = plain.complete(TEXT, max_tokens=8, temperature=0).text
+    with TextGenerator(models["llama"], device="cpu", quantization=quantization, device_budget="110KB") as small:
+        assert small.describe()["placed"] == "in tiers"
+        assert "do not fit" in small.explain()
+        streams = [small.stream(TEXT, max_tokens=8, temperature=0) for _ in range(2)]
+        for stream in streams:
+            text = stream.completion().text
+            assert text == wanted if quantization is None else text[:4] == wanted[:4]
+
+
+def test_a_budget_that_cannot_work_names_one_that_does(models: dict[str, Path]) -> None:
+    with pytest.raises(BudgetTooSmall) as caught:
+        TextGenerator(models["llama"], device="cpu", device_budget=1000)
+    assert "smallest" in caught.value.hint
+
+
+def test_the_bandwidth_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "NBYTES", 8 << 20)
+    device = torch.device("cpu")
+    first = bandwidth.bandwidth_of(device)
+    assert first is not None and first.source == "measured" and 0.1 < first.gb_per_s < 10_000
+    monkeypatch.setattr(bandwidth, "measure_read", lambda device: pytest.fail("measured again"))
+    assert bandwidth.bandwidth_of(device) == first
+
+
+def test_experts_that_a_token_does_not_use_are_not_counted() -> None:
+    from types import SimpleNamespace
+
+    assert bandwidth.expert_share(SimpleNamespace(num_experts_per_tok=2, num_local_experts=8)) == 0.25
+    assert bandwidth.expert_share(SimpleNamespace()) == 1.0
