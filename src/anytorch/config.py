@@ -51,7 +51,7 @@ def _seconds(value: Any) -> float:
     return number
 
 
-def _nbytes(value: Any) -> int:
+def parse_nbytes(value: Any) -> int:
     """ "6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
     text = str(value).strip().lower().removesuffix("b").removesuffix("i")
     scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:], 1)
@@ -164,7 +164,7 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "webgpu_memory",
             None,
-            _nbytes,
+            parse_nbytes,
             ("ANYTORCH_WEBGPU_MEMORY",),
             "the most memory the webgpu device may take, such as 6GB; all there is when unset",
         ),

@@ -82,7 +82,8 @@ class Guard:
         metrics: Metrics,
     ) -> None:
         self._inner, self._hot, self._routes = inner, hot, routes
-        self._options, self._keys, self._metrics = options, keys, metrics
+        self._options, self._metrics = options, metrics
+        self.keys = keys
         self._rates = None if options.rate_limit is None else Rates(options.rate_limit / options.workers)
         self._hosts = allowed_hosts(options)
         self._origins = frozenset(options.allow_origins)
@@ -162,12 +163,12 @@ class Guard:
 
     def _client(self, call: Call, scope: Scope) -> str:
         """Who asks: the key's name, or the address. Raises a 401 Problem where a key is needed."""
-        if self._keys is None:
+        if self.keys is None:
             address = scope.get("client")
             return address[0] if address else ""
         given = call.headers.get(b"authorization", b"")
         given = given[7:].strip() if given[:7].lower() == b"bearer " else call.headers.get(b"x-api-key", b"")
-        name = self._keys.name_of(given) if given else None
+        name = self.keys.name_of(given) if given else None
         if name is None and not (call.path in OPEN_PATHS or call.path.startswith(OPEN_PREFIX)):
             if call.method == "OPTIONS" and self._origins:
                 return ""  # a preflight never carries the key

@@ -245,13 +245,15 @@ def _named(name: str, options: ServeOptions) -> Wanted:
         return Wanted(EMBEDDED["embeddings"], "embeddings", None, options.device, options.quantization)
     if name == EMBEDDED["forecast"] or name.lower().startswith("kronos-"):
         return Wanted(name.lower(), "forecast", None if name == EMBEDDED["forecast"] else name, options.device)
-    path = Path(name).expanduser()
-    if not path.is_dir():
+    path, title = Path(name).expanduser(), name.rpartition("/")[2]
+    if path.is_dir():
+        title = path.resolve().name
+    else:
         path = find_model(name)  # of the Hugging Face Hub; says what to do where there is none
     job = job_of(path)
     if job is None:
         raise ModelError(f"{path}: its config.json does not say what it is", hint="name a model's folder")
-    return Wanted(path.name, job, path, options.device, options.quantization if job == "embeddings" else None)
+    return Wanted(title, job, path, options.device, options.quantization if job == "embeddings" else None)
 
 
 def _folder(name: str) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from anytorch.errors import UsageError
@@ -51,6 +52,7 @@ class ServeOptions:
     max_connections: int = 2048
     # the rest
     page: bool = True
+    run_folder: Path | None = None  # set by the supervisor: what its workers share
     access_log: bool = False
 
     def __post_init__(self) -> None:
@@ -98,3 +100,22 @@ class ServeOptions:
                 hint="make keys with `anytorch serve --new-key keys.txt`, then --api-key-file keys.txt; "
                 "or leave --host at 127.0.0.1",
             )
+
+
+PATHS = ("model_folders", "api_key_file", "run_folder")
+
+
+def to_json(options: ServeOptions) -> str:
+    """For a worker's command line; `from_json` is the way back."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return json.dumps(values, default=str)
+
+
+def from_json(text: str) -> ServeOptions:
+    values = json.loads(text)
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(Path(item) if name in PATHS else item for item in value)
+        elif name in PATHS and value is not None:
+            values[name] = Path(value)
+    return ServeOptions(**values)

@@ -68,7 +68,7 @@ async def index(request: Request) -> Response:
 
 @router.api_route("/favicon.ico", methods=["GET", "HEAD"])
 async def icon(request: Request) -> Response:
-    return answer(request, "icon.svg")
+    return answer(request, "icons/mark.svg")
 
 
 @router.api_route("/web/{name:path}", methods=["GET", "HEAD"])

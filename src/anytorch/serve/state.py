@@ -8,7 +8,7 @@ from typing import Any
 
 from anytorch.serve.loaders import EmbeddingModel, Model, Wanted
 from anytorch.serve.metrics import Metrics
-from anytorch.serve.models import Registry, Slot
+from anytorch.serve.models import JOBS, Registry, Slot
 from anytorch.serve.options import ServeOptions
 
 
@@ -37,6 +37,16 @@ class State:
     def start(self) -> None:
         for slot in self.needed():
             self.keep(asyncio.ensure_future(self.models.ready(slot)))
+
+    def load_rest(self) -> None:
+        """Load in the background what nobody has waited for so far."""
+        for job in JOBS:
+            for slot in self.models.slots(job):
+                if slot.model is None and slot.loading is None:
+                    self.keep(asyncio.ensure_future(self.models.ready(slot)))
+
+    def on_beat(self) -> None:
+        """Called about every second in a worker."""
 
     def keep(self, task: asyncio.Future[Any]) -> None:
         self._tasks.add(task)

@@ -1,0 +1,160 @@
+"""`anytorch serve`: the service and its web page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from anytorch.cli.output import Output
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="this machine alone (127.0.0.1, the default)"
+    )
+    where.add_argument("--port", type=int, default=8765, metavar="N", help="0: any free one (default: 8765)")
+    where.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the port (default: 1)")
+    where.add_argument(
+        "--no-browser", action="store_true", help="do not open the page, even at a terminal with a display"
+    )
+    model = parser.add_argument_group("models")
+    model.add_argument(
+        "--model", action="append", default=[], metavar="NAME",
+        help="a folder or a name, for embeddings, forecasts or text; may be repeated (default: the embedded ones)",
+    )  # fmt: skip
+    model.add_argument("--text-model", metavar="FOLDER", help="a causal language model for /v1/completions")
+    model.add_argument(
+        "--model-folder", action="append", default=[], metavar="FOLDER", type=Path,
+        help="what POST /api/load-model may load from; may be repeated (default: nothing)",
+    )  # fmt: skip
+    model.add_argument("--no-forecast", action="store_true", help="do not load the embedded forecasting model")
+    model.add_argument("--device", default="auto", metavar="DEVICE", help="where to run (default: the best one)")
+    model.add_argument("--quantization", metavar="FORMAT", help="of the embedding model: int8, int4, int2, fp4")
+    model.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads of each process (default: all cores, shared)"
+    )
+    who = parser.add_argument_group("who may ask")
+    who.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="keys, one a line (`name:key`); needed off loopback"
+    )
+    who.add_argument("--new-key", type=Path, metavar="FILE", help="append a new key to this file, print it, and end")
+    who.add_argument(
+        "--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may ask (CORS)"
+    )
+    who.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name this service has")
+    who.add_argument("--rate-limit", type=float, metavar="N", help="requests a second of one key (default: no limit)")
+    much = parser.add_argument_group("how much")
+    much.add_argument("--max-body", default="16MB", metavar="SIZE", help="of a request (default: 16MB)")
+    much.add_argument("--max-texts", type=int, default=2048, metavar="N", help="in a request (default: 2048)")
+    much.add_argument("--max-tokens", type=int, default=300_000, metavar="N", help="in a request (default: 300000)")
+    much.add_argument("--max-waiting-tokens", type=int, default=400_000, metavar="N", help="then 429 (default: 400000)")
+    much.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of a request (default: 60)")
+    much.add_argument(
+        "--drain", type=float, default=30.0, metavar="SECONDS", help="for what is under way (default: 30)"
+    )
+    much.add_argument(
+        "--drain-delay", type=float, default=0.0, metavar="SECONDS",
+        help="say `draining` so long before the port closes, for a load balancer (default: 0)",
+    )  # fmt: skip
+    parser.add_argument("--access-log", action="store_true", help="a line on standard error for every request")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    from anytorch.serve.keys import add_key
+
+    if options.new_key is not None:
+        key = add_key(options.new_key)
+        if output.json:
+            output.data({"key": key, "file": str(options.new_key)})
+        else:
+            output.text(key)
+            output.note(f"appended to {options.new_key}; start with --api-key-file {options.new_key}")
+        return 0
+    from anytorch.serve.server import serve
+
+    chosen = serve_options(options)
+
+    def told(started: Any) -> None:
+        show(started, options, output)
+
+    if not output.json:
+        output.note(f"starting on {chosen.url if chosen.port else chosen.host} …")
+    return serve(chosen, told)
+
+
+def serve_options(options: argparse.Namespace) -> Any:
+    from anytorch.cli.requests import named_device
+    from anytorch.config import parse_nbytes
+    from anytorch.errors import UsageError
+    from anytorch.serve.options import ServeOptions
+
+    try:
+        nbytes = parse_nbytes(options.max_body)
+    except ValueError as exc:
+        raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MB") from exc
+    return ServeOptions(
+        host=options.host,
+        port=options.port,
+        models=tuple(options.model),
+        text_model=options.text_model,
+        model_folders=tuple(options.model_folder),
+        device=named_device(options.device, "--device"),
+        quantization=options.quantization,
+        threads=options.threads,
+        forecast=not options.no_forecast,
+        workers=options.workers,
+        drain_s=options.drain,
+        drain_delay_s=options.drain_delay,
+        api_key_file=options.api_key_file,
+        allow_origins=tuple(options.allow_origin),
+        allow_hosts=tuple(options.allow_host),
+        rate_limit=options.rate_limit,
+        max_body_nbytes=nbytes,
+        max_texts=options.max_texts,
+        max_request_tokens=options.max_tokens,
+        max_waiting_tokens=options.max_waiting_tokens,
+        timeout_s=options.timeout,
+        access_log=options.access_log,
+    )
+
+
+def show(started: Any, options: argparse.Namespace, output: Output) -> None:
+    """The start line, once the first request has been answered."""
+    if output.json:
+        output.data(
+            {
+                "url": started.url,
+                "device": started.device,
+                "device_warning": started.device_warning,
+                "models": started.models,
+                "workers": started.workers,
+                "seconds_to_first_answer": started.seconds,
+                "pid": os.getpid(),
+            }
+        )
+    else:
+        models = ", ".join(f"{job}: {', '.join(names)}" for job, names in started.models.items() if names)
+        output.text(f"anytorch is ready at {started.url}")
+        output.text(f"  device {started.device}; {models}")
+        output.text(f"  first request answered {started.seconds:.2f} s after the process started; Ctrl-C stops it")
+        if started.device_warning:
+            output.warn(started.device_warning)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    if not options.no_browser and has_display():
+        import webbrowser
+
+        webbrowser.open(started.url)
+
+
+def has_display() -> bool:
+    """Is a person here who can see a browser? A terminal, and a screen behind it."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return False
+    if sys.platform in ("darwin", "win32"):
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) and "SSH_CONNECTION" not in os.environ

@@ -1,0 +1,92 @@
+"""uvicorn's HTTP protocol with patience that ends: a client that sends its request byte by byte (slow loris) is let go.
+
+uvicorn itself waits for ever for the headers of a new connection and for a body. Here both have a time and the headers a
+size. A timer per connection costs about a microsecond per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from anytorch.serve.options import ServeOptions
+from anytorch.serve.problems import Problem
+
+HEADER_NBYTES = 64 * 1024
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """`options` is set by `protocol_class`."""
+
+    options: ServeOptions
+    _timer: asyncio.TimerHandle | None = None
+    _in_headers = True
+    _header_nbytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait(self.options.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._header_nbytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_nbytes > HEADER_NBYTES:
+            self._refuse(Problem(431, "headers-too-large", "The headers are too large"))
+
+    def on_message_begin(self) -> None:
+        self._in_headers, self._header_nbytes = True, 0
+        self._wait(self.options.header_timeout_s)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._wait(self.options.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(Problem(400, "not-http", "The request is not HTTP", msg))
+
+    def _wait(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        what = "headers" if self._in_headers else "body"
+        self._refuse(Problem(408, "too-slow", "The request came too slowly", f"the {what} did not arrive in time"))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer (unless an answer has begun) and close: what follows on this connection cannot be trusted."""
+        self._stop_waiting()
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = problem.body("")
+            head = [f"HTTP/1.1 {problem.status} {problem.title}\r\n".encode()]
+            head += [name + b": " + value + b"\r\n" for name, value in problem.raw_headers(len(body))]
+            self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", body]))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the end point learns of it as of a client that went away
+            self.cycle.message_event.set()
+        self.transport.close()
+
+
+def protocol_class(options: ServeOptions) -> type[PatientProtocol]:
+    return type("PatientProtocol", (PatientProtocol,), {"options": options})

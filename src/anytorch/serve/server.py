@@ -1,0 +1,47 @@
+"""Serving: the port, then one process (`running`) or several (`supervisor`)."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import replace
+
+from anytorch.errors import UsageError
+from anytorch.serve.app import create_app
+from anytorch.serve.options import ServeOptions
+from anytorch.serve.running import run_app
+from anytorch.serve.start import BACKLOG, Told
+from anytorch.serve.supervisor import supervise
+
+
+def serve(options: ServeOptions, told: Told) -> int:
+    """Serve until a signal comes; the exit status. `told` is called once, when the first request has been answered.
+
+    SIGTERM and Ctrl-C drain: no new connections, requests under way finish within `drain_s`. A second Ctrl-C ends at once.
+    """
+    options.require_safe()
+    listening = bind(options)
+    options = replace(options, port=listening.getsockname()[1])
+    if options.workers > 1:
+        return supervise(options, listening, told)
+    app = create_app(options)
+    return run_app(app, options, listening, told)
+
+
+def bind(options: ServeOptions) -> socket.socket:
+    """The listening socket. Raises UsageError where the port is taken or the address is not ours."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":  # there it would let two services share the port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((options.host.strip("[]"), options.port))
+        made.listen(BACKLOG)
+    except OSError as exc:
+        made.close()
+        raise UsageError(
+            f"cannot listen on {options.host}:{options.port}: {exc.strerror or exc}",
+            hint="name another --port (0: any free one), or stop what uses it",
+        ) from exc
+    made.setblocking(False)
+    return made

@@ -1,0 +1,96 @@
+"""The measured start: from the beginning of the process to the first request that was answered over the port."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from anytorch.serve.options import ServeOptions
+
+PAUSE_S = 0.01
+BACKLOG = 2048  # connections the kernel keeps until a process takes them
+BEGAN = time.monotonic()  # where the operating system does not tell when a process began
+
+
+@dataclass(frozen=True)
+class Started:
+    """What is told once the service answers."""
+
+    url: str
+    device: str
+    models: dict[str, list[str]]
+    seconds: float  # from the start of the process to the first answered request
+    workers: int = 1
+    device_warning: str | None = None
+
+
+Told = Callable[[Started], None]
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started; since this module was imported where nobody knows."""
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+            fields = file.read().rpartition(b")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - BEGAN
+
+
+def first_answer(options: ServeOptions, *, key: str | None, stopped: Callable[[], bool]) -> tuple[Started | None, str]:
+    """Ask the service over its port until it answers a real request. (None, why) if it never will."""
+    host = options.host.strip("[]")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    headers = {"Host": f"{'localhost' if options.loopback else (*options.allow_hosts, host)[0]}:{options.port}"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    while not stopped():
+        try:
+            health = _ask(host, options.port, "GET", "/v1/readyz", headers)
+        except OSError:
+            time.sleep(PAUSE_S)
+            continue
+        status = health["status"]
+        if status == "failed":
+            return None, health.get("detail") or "a model could not be loaded"
+        if status != "ready":
+            time.sleep(PAUSE_S)
+            continue
+        if health["models"]["embeddings"]:
+            try:
+                _ask(host, options.port, "POST", "/v1/embeddings", headers, b'{"input":"hello"}')
+            except OSError as exc:
+                return None, f"the first request was not answered: {exc}"
+        return (
+            Started(
+                options.url,
+                health["device"],
+                {job: [model["id"] for model in models] for job, models in health["models"].items()},
+                round(process_age_s(), 2),
+                options.workers,
+                health["device_warning"],
+            ),
+            "",
+        )
+    return None, "stopped before it was ready"
+
+
+def _ask(host: str, port: int, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> dict:  # type: ignore[type-arg]
+    connection = http.client.HTTPConnection(host, port, timeout=60)
+    try:
+        sent = {**headers, "Content-Type": "application/json"} if body is not None else headers
+        connection.request(method, path, body, sent)
+        answer = connection.getresponse()
+        document = json.loads(answer.read())
+    except (ValueError, http.client.HTTPException) as exc:
+        raise OSError(f"{type(exc).__name__}: {exc}") from exc
+    finally:
+        connection.close()
+    if body is not None and answer.status != 200:
+        raise OSError(f"{answer.status}: {document.get('detail', '')}")
+    assert isinstance(document, dict)
+    return document
