@@ -1,0 +1,112 @@
+"""Choosing a device, seeing all of them, and giving memory back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anytorch.comfy import comfyui
+from anytorch.comfy.kept import forget
+from anytorch.comfy.places import NUMPY, REQUESTS, place_for
+from anytorch.comfy.values import ANYTHING, CATEGORY, DEVICE, DeviceChoice, text_shown
+from anytorch.devices.choose import devices
+from anytorch.devices.memory import cleanup, memory
+from anytorch.devices.ranking import gigabytes
+from anytorch.devices.types import Level, State
+
+SUBCATEGORY = f"{CATEGORY}/devices"
+
+
+class AnytorchDevice:
+    DESCRIPTION = (
+        "Where the connected nodes compute. A device that is not there falls back to the CPU, and `note` says why. "
+        "numpy computes without any driver, through anytorch.lite."
+    )
+    CATEGORY, FUNCTION = SUBCATEGORY, "run"
+    RETURN_TYPES, RETURN_NAMES = (DEVICE, "STRING", "STRING"), ("device", "name", "note")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        index = ("INT", {"default": -1, "min": -1, "max": 63, "tooltip": "Which card of that kind; -1: the best one."})
+        return {"required": {"backend": (REQUESTS, {"default": "auto"}), "index": index}}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, backend: str | None) -> bool | str:
+        """Named here, so that an unknown back end is answered with this sentence instead of "value not in list"."""
+        if backend is None or backend in REQUESTS:
+            return True
+        return f"there is no back end {backend!r}; choose one of {', '.join(REQUESTS)}"
+
+    def run(self, backend: str, index: int) -> tuple[DeviceChoice, str, str]:
+        numbered = index >= 0 and backend not in ("auto", NUMPY)
+        choice = DeviceChoice(f"{backend}:{index}" if numbered else backend)
+        place = place_for(choice)
+        return choice, place.name, place.note
+
+
+class AnytorchDeviceStatus:
+    DESCRIPTION = "Every device of this machine, its memory, and what is wrong with those that cannot be used."
+    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    RETURN_TYPES, RETURN_NAMES = ("STRING",), ("text",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {}}
+
+    @classmethod
+    def IS_CHANGED(cls) -> float:
+        return float("nan")  # memory changes from moment to moment: always run
+
+    def run(self) -> dict[str, Any]:
+        text = status()
+        return text_shown(text, text)
+
+
+def status() -> str:
+    lines = []
+    for device in devices():
+        use = memory(device.torch_name) if device.state is State.USABLE else None
+        room = f", {gigabytes(use.free)} of {gigabytes(use.total)} free" if use and use.free and use.total else ""
+        lines.append(f"{device.id}: {device.name}, {device.state.value}{room}")
+        problems = [reason for reason in device.reasons if reason.level is not Level.NOTE]
+        lines += [f"    {reason.text}" for reason in problems[:2]]
+    return "\n".join(lines)
+
+
+class AnytorchMemoryCleanup:
+    DESCRIPTION = "Gives memory back when the workflow gets here, and hands on what is connected."
+    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    RETURN_TYPES, RETURN_NAMES = (ANYTHING, "STRING"), ("anything", "text")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "unload_models": ("BOOLEAN", {"default": False, "tooltip": "Also ComfyUI's loaded models."}),
+                "unload_engines": (
+                    "BOOLEAN",
+                    {"default": True, "tooltip": "Also those of Text Embedding and Forecast."},
+                ),
+            },
+            "optional": {"anything": (ANYTHING, {"tooltip": "Handed on, so that the clean-up happens in between."})},
+        }
+
+    def run(self, unload_models: bool, unload_engines: bool, anything: Any = None) -> dict[str, Any]:
+        before = free_everywhere()
+        closed = forget() if unload_engines else 0
+        if unload_models:
+            comfyui.unload_models()
+        cleanup()
+        lines = [f"{name}: {gigabytes(was)} free before, {gigabytes(now)} after" for name, was, now in compared(before)]
+        text = "\n".join([*lines, *([f"{closed} engines closed"] if closed else [])])
+        return text_shown(text, anything, text)
+
+
+def free_everywhere() -> dict[str, int]:
+    usable = [device for device in devices(tried="needed") if device.state is State.USABLE]
+    found = {device.id: memory(device.torch_name).free for device in usable}
+    return {name: free for name, free in found.items() if free is not None}
+
+
+def compared(before: dict[str, int]) -> list[tuple[str, int, int]]:
+    now = free_everywhere()
+    return [(name, was, now[name]) for name, was in before.items() if name in now]

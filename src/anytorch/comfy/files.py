@@ -1,0 +1,126 @@
+"""Weights to and from safetensors files: numbers and names, nothing that could run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from anytorch.comfy import weights as layer_weights
+from anytorch.comfy.comfyui import fingerprint, folder, inside
+from anytorch.comfy.values import CATEGORY, WEIGHTS, Weights, shape_text, text_shown
+from anytorch.errors import InputError
+
+SUBCATEGORY = f"{CATEGORY}/weights"
+SUFFIX, FROM_OUTPUT = ".safetensors", " [output]"  # ComfyUI's way to say that a file lies in the output folder
+
+
+def known_files() -> list[str]:
+    """Files that can be loaded: those in models/anytorch, and those that Save Weights has written."""
+    own, made = models_folder(), folder("output")
+    found = sorted(path.relative_to(own).as_posix() for path in own.rglob(f"*{SUFFIX}"))
+    return found + sorted(path.relative_to(made).as_posix() + FROM_OUTPUT for path in made.rglob(f"*{SUFFIX}"))
+
+
+def models_folder() -> Path:
+    return folder("models") / "anytorch"
+
+
+def file_named(name: str) -> Path:
+    if name.endswith(FROM_OUTPUT):
+        return inside(folder("output"), name.removesuffix(FROM_OUTPUT), "the file")
+    return inside(models_folder(), name, "the file")
+
+
+class AnytorchLoadWeights:
+    DESCRIPTION = "Weights from a .safetensors file in models/anytorch, or one that Save Weights wrote."
+    CATEGORY, FUNCTION = SUBCATEGORY, "run"
+    RETURN_TYPES, RETURN_NAMES = (WEIGHTS, "STRING"), ("weights", "names")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"file": (known_files(), {})}}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, file: str | None) -> bool | str:
+        """A file that another machine had is named in a sentence, not in a list of all files of this one."""
+        if file is None:
+            return True
+        try:
+            there = file_named(file).is_file()
+        except InputError as exc:
+            return exc.message
+        return there or f"{file} is not there; put it into {models_folder()}"
+
+    @classmethod
+    def IS_CHANGED(cls, file: str | None) -> str:
+        return fingerprint(file_named(file)) if file else ""
+
+    def run(self, file: str) -> tuple[Weights, str]:
+        path = file_named(file)
+        if not path.is_file():  # a linked name is not seen by VALIDATE_INPUTS
+            raise InputError(f"{file} is not there", hint=f"put it into {models_folder()}")
+        found = layer_weights.read(path)
+        return found, "\n".join(f"{name}: {shape_text(value.shape)}" for name, value in sorted(found.items()))
+
+
+class AnytorchSaveWeights:
+    DESCRIPTION = "Writes weights to a .safetensors file in ComfyUI's output folder."
+    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    RETURN_TYPES, RETURN_NAMES = ("STRING",), ("file",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "weights": (WEIGHTS, {}),
+                "filename_prefix": ("STRING", {"default": "anytorch/layer"}),
+                "overwrite": ("BOOLEAN", {"default": False, "tooltip": "Off: each file gets a number of its own."}),
+            }
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, filename_prefix: str | None) -> bool | str:
+        try:
+            inside(folder("output"), filename_prefix or "layer", "filename_prefix")
+        except InputError as exc:
+            return exc.message
+        return True
+
+    def run(self, weights: Weights, filename_prefix: str, overwrite: bool) -> dict[str, Any]:
+        root = folder("output")
+        path = inside(root, filename_prefix + SUFFIX, "filename_prefix")
+        if not overwrite:
+            path = next_free(path)
+        layer_weights.write(weights, path)
+        name = path.relative_to(root.resolve()).as_posix() + FROM_OUTPUT
+        return text_shown(f"saved: {path}", name)
+
+
+def next_free(path: Path) -> Path:
+    """layer.safetensors → layer_00001.safetensors, or the next number that is free."""
+    taken = [found.stem.removeprefix(f"{path.stem}_") for found in path.parent.glob(f"{path.stem}_*{SUFFIX}")]
+    number = max((int(text) for text in taken if text.isdigit()), default=0) + 1
+    return path.with_name(f"{path.stem}_{number:05}{SUFFIX}")
+
+
+class AnytorchCombineWeights:
+    DESCRIPTION = "The weights of two layers as one set: each name gets its layer's name before it."
+    CATEGORY, FUNCTION = SUBCATEGORY, "run"
+    RETURN_TYPES, RETURN_NAMES = (WEIGHTS,), ("weights",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "weights_a": (WEIGHTS, {}),
+                "name_a": ("STRING", {"default": "layer1", "tooltip": "Empty: the names stay as they are."}),
+                "weights_b": (WEIGHTS, {}),
+                "name_b": ("STRING", {"default": "layer2"}),
+            }
+        }
+
+    def run(self, weights_a: Weights, name_a: str, weights_b: Weights, name_b: str) -> tuple[Weights]:
+        first, second = layer_weights.renamed(weights_a, name_a), layer_weights.renamed(weights_b, name_b)
+        if twice := sorted(first.keys() & second.keys()):
+            raise InputError(f"both have {', '.join(twice)}", hint="give the two layers different names")
+        return ({**first, **second},)

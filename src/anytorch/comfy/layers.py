@@ -1,0 +1,314 @@
+"""The five documented nodes: Linear, Conv2D, Activation, Loss, Tensor Operations.
+
+Their documented inputs and outputs come first and mean what the document says; the rest is optional and has a default.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from torch import Tensor
+
+from anytorch.comfy import weights as layer_weights
+from anytorch.comfy.places import computed, computed_in_parts, nbytes_of, place_for, said_plainly
+from anytorch.comfy.values import (
+    CATEGORY,
+    DEVICE,
+    IMAGE,
+    NUMBERS,
+    RANGES,
+    TENSOR,
+    WEIGHTS,
+    DeviceChoice,
+    Weights,
+    as_image,
+    as_tensor,
+    in_range,
+    resting,
+    shape_text,
+    text_shown,
+)
+from anytorch.errors import InputError
+
+LARGEST = 2**20
+LAYER_NAME = {"default": "", "tooltip": "Which layer of the connected weights: the part of the names before '.weight'."}
+DEVICE_TIP = {"tooltip": "From the Device node. Not connected: the device ComfyUI uses."}
+WEIGHTS_TIP = {"tooltip": "From Load Weights or another layer. Not connected: drawn from weight_seed."}
+
+
+def optional_inputs() -> dict[str, Any]:
+    return {
+        "weight_seed": ("INT", layer_weights.SEED_OPTIONS),
+        "weights": (WEIGHTS, WEIGHTS_TIP),
+        "layer_name": ("STRING", LAYER_NAME),
+        "device": (DEVICE, DEVICE_TIP),
+    }
+
+
+class CustomPyTorchLinear:
+    DESCRIPTION = "y = x·Wᵀ + b over the last dimension, or over whole items where in_features is their size."
+    CATEGORY, FUNCTION = CATEGORY, "run"
+    RETURN_TYPES, RETURN_NAMES = (TENSOR, WEIGHTS), ("tensor", "weights")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "tensor": (NUMBERS, {"tooltip": "A tensor; an image or mask is one as well."}),
+                "in_features": (
+                    "INT",
+                    {"default": 0, "min": 0, "max": 2**31 - 1, "tooltip": "0: the last dimension's size."},
+                ),
+                "out_features": ("INT", {"default": 3, "min": 1, "max": LARGEST}),
+                "use_bias": ("BOOLEAN", {"default": True}),
+            },
+            "optional": optional_inputs(),
+        }
+
+    @said_plainly
+    def run(
+        self,
+        tensor: Any,
+        in_features: int,
+        out_features: int,
+        use_bias: bool,
+        weight_seed: int = 0,
+        weights: Weights | None = None,
+        layer_name: str = "",
+        device: DeviceChoice | None = None,
+    ) -> tuple[Tensor, Weights]:
+        rows = features_last(as_tensor(tensor, "tensor"), in_features)  # (…, in)
+        shape = (out_features, rows.shape[-1])
+        if weights is None:
+            numbers = layer_weights.drawn(shape, weight_seed, bias=use_bias)
+        else:
+            numbers = layer_weights.chosen(weights, layer_name, shape, bias=use_bias)
+        place = place_for(device)
+        weight, bias = place.put(numbers["weight"]), place.put(numbers["bias"]) if use_bias else None
+        out = computed_in_parts(
+            place,
+            lambda part: place.functional.linear(part, weight, bias),
+            rows if rows.ndim > 1 else rows[None],
+            nbytes_of(tuple(rows.shape[1:]), (*rows.shape[1:-1], out_features)),
+        )
+        return (out if rows.ndim > 1 else out[0]), numbers
+
+
+def features_last(tensor: Tensor, in_features: int) -> Tensor:
+    """The tensor with in_features as its last dimension: as it is, or with each item of the batch laid out flat."""
+    last = tensor.shape[-1] if tensor.ndim else 1
+    if tensor.ndim == 0:
+        tensor = tensor[None]
+    if in_features in (0, last):
+        return tensor
+    whole = math.prod(tensor.shape[1:])
+    if tensor.ndim > 2 and in_features == whole:
+        return tensor.reshape(len(tensor), whole)
+    other = f", or {whole} to take each of the {len(tensor)} items as a whole" if tensor.ndim > 2 else ""
+    raise InputError(
+        f"in_features is {in_features}, but the tensor's last dimension is {last} (its shape is {shape_text(tensor.shape)})",
+        hint=f"set in_features to {last} (or 0){other}",
+    )
+
+
+class CustomPyTorchConv2D:
+    DESCRIPTION = "A two-dimensional convolution. `image` is 0…1 and can be shown; `tensor` is what the layer computed."
+    CATEGORY, FUNCTION = CATEGORY, "run"
+    RETURN_TYPES, RETURN_NAMES = (IMAGE, TENSOR, WEIGHTS), ("image", "tensor", "weights")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "image": (NUMBERS, {"tooltip": "An image; also a mask, or a tensor [batch, height, width, channels]."}),
+                "in_channels": (
+                    "INT",
+                    {"default": 3, "min": 0, "max": LARGEST, "tooltip": "0: the image's own number."},
+                ),
+                "out_channels": ("INT", {"default": 3, "min": 1, "max": LARGEST, "tooltip": "3 or 4 make a picture."}),
+                "kernel_size": ("INT", {"default": 3, "min": 1, "max": 1023}),
+                "stride": ("INT", {"default": 1, "min": 1, "max": 1023}),
+                "padding": ("INT", {"default": 1, "min": 0, "max": 1023}),
+                "use_bias": ("BOOLEAN", {"default": True}),
+            },
+            "optional": {
+                "kernel": (
+                    layer_weights.KERNELS,
+                    {"default": "random", "tooltip": "A known filter instead of random weights."},
+                ),
+                "output_range": (
+                    RANGES,
+                    {"default": "clamp", "tooltip": "How the image output gets from numbers to 0…1."},
+                ),
+                **optional_inputs(),
+            },
+        }
+
+    @said_plainly
+    def run(
+        self,
+        image: Any,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int,
+        padding: int,
+        use_bias: bool,
+        kernel: str = "random",
+        output_range: str = "clamp",
+        weight_seed: int = 0,
+        weights: Weights | None = None,
+        layer_name: str = "",
+        device: DeviceChoice | None = None,
+    ) -> tuple[Tensor, Tensor, Weights]:
+        pictures = as_image(image).movedim(-1, 1)  # (B, C, H, W)
+        batch, channels, height, width = pictures.shape
+        if in_channels not in (0, channels):
+            raise InputError(
+                f"in_channels is {in_channels}, but the image has {channels} channels "
+                f"(its shape is {shape_text((batch, height, width, channels))}: batch, height, width, channels)",
+                hint=f"set in_channels to {channels}, or to 0 to take it from the image",
+            )
+        out_size = tuple((n + 2 * padding - kernel_size) // stride + 1 for n in (height, width))
+        if min(out_size) < 1:
+            raise InputError(
+                f"a kernel of {kernel_size}×{kernel_size} does not fit into an image of {height}×{width} with a padding of "
+                f"{padding}",
+                hint=f"use a kernel_size of at most {min(height, width) + 2 * padding}, or more padding",
+            )
+        shape = (out_channels, channels, kernel_size, kernel_size)
+        if weights is not None:
+            numbers = layer_weights.chosen(weights, layer_name, shape, bias=use_bias)
+        elif kernel == "random":
+            numbers = layer_weights.drawn(shape, weight_seed, bias=use_bias)
+        elif out_channels != channels:
+            raise InputError(
+                f"the kernel {kernel!r} gives as many channels as it gets ({channels}), but out_channels is {out_channels}",
+                hint=f"set out_channels to {channels}, or kernel to random",
+            )
+        else:
+            numbers = layer_weights.kernel(kernel, channels, kernel_size, bias=use_bias)
+        place = place_for(device)
+        weight, bias = place.put(numbers["weight"]), place.put(numbers["bias"]) if use_bias else None
+        out = computed_in_parts(
+            place,
+            lambda part: place.functional.conv2d(part, weight, bias, stride=stride, padding=padding),
+            pictures,
+            nbytes_of((channels, height, width), (out_channels, *out_size)),
+        )
+        tensor = resting(out.movedim(1, -1))  # (B, H', W', C')
+        shown = in_range(tensor, output_range)
+        # ComfyUI's own nodes cannot show one channel: it becomes a grey picture. Other numbers stay as they are.
+        return (shown.expand(-1, -1, -1, 3).contiguous() if out_channels == 1 else shown), tensor, numbers
+
+
+ACTIVATIONS = ["relu", "sigmoid", "tanh", "gelu", "silu", "softmax"]
+
+
+class CustomPyTorchActivation:
+    DESCRIPTION = "An activation function, number by number (softmax: over the last dimension)."
+    CATEGORY, FUNCTION = CATEGORY, "run"
+    RETURN_TYPES, RETURN_NAMES = (TENSOR,), ("tensor",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {"tensor": (NUMBERS, {}), "activation_type": (ACTIVATIONS, {"default": "relu"})},
+            "optional": {"device": (DEVICE, DEVICE_TIP)},
+        }
+
+    @said_plainly
+    def run(self, tensor: Any, activation_type: str, device: DeviceChoice | None = None) -> tuple[Tensor]:
+        place = place_for(device)
+        function = getattr(place.functional, activation_type)
+        options = {"dim": -1} if activation_type == "softmax" else {}
+        return (computed(place, lambda x: function(x, **options), as_tensor(tensor, "tensor")),)
+
+
+LOSSES = {"mse": "mse_loss", "mae": "l1_loss"}
+
+
+class CustomPyTorchLoss:
+    DESCRIPTION = (
+        "How far a prediction is from its target: the mean of the squared (mse) or absolute (mae) differences."
+    )
+    CATEGORY, FUNCTION, OUTPUT_NODE = CATEGORY, "run", True
+    RETURN_TYPES, RETURN_NAMES = ("FLOAT",), ("loss",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "prediction": (NUMBERS, {}),
+                "target": (NUMBERS, {}),
+                "loss_type": (list(LOSSES), {"default": "mse"}),
+            },
+            "optional": {"device": (DEVICE, DEVICE_TIP)},
+        }
+
+    @said_plainly
+    def run(self, prediction: Any, target: Any, loss_type: str, device: DeviceChoice | None = None) -> dict[str, Any]:
+        ours, theirs = as_tensor(prediction, "prediction"), as_tensor(target, "target")
+        if ours.shape != theirs.shape:
+            raise InputError(
+                f"the prediction is {shape_text(ours.shape)} and the target {shape_text(theirs.shape)}; "
+                "a loss compares number with number, so they must be the same",
+                hint="check sizes and channels of what is connected",
+            )
+        place = place_for(device)
+        loss = float(computed(place, getattr(place.functional, LOSSES[loss_type]), ours, theirs))
+        return text_shown(f"{loss_type}: {loss:.6g}", loss)
+
+
+OPERATIONS = {
+    "add": operator.add,
+    "multiply": operator.mul,
+    "matmul": operator.matmul,
+    "subtract": operator.sub,
+    "divide": operator.truediv,
+}
+
+
+class CustomPyTorchTensorOps:
+    DESCRIPTION = "Two tensors into one. matmul multiplies the last two dimensions: of images, width × channels."
+    CATEGORY, FUNCTION = CATEGORY, "run"
+    RETURN_TYPES, RETURN_NAMES = (TENSOR,), ("tensor",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "tensor_a": (NUMBERS, {}),
+                "tensor_b": (NUMBERS, {}),
+                "operation": (list(OPERATIONS), {"default": "add"}),
+            },
+            "optional": {"device": (DEVICE, DEVICE_TIP)},
+        }
+
+    @said_plainly
+    def run(self, tensor_a: Any, tensor_b: Any, operation: str, device: DeviceChoice | None = None) -> tuple[Tensor]:
+        a, b = as_tensor(tensor_a, "tensor_a"), as_tensor(tensor_b, "tensor_b")
+        check_operands(a, b, operation)
+        return (computed(place_for(device), OPERATIONS[operation], a, b),)
+
+
+def check_operands(a: Tensor, b: Tensor, operation: str) -> None:
+    shapes = f"tensor_a is {shape_text(a.shape)} and tensor_b {shape_text(b.shape)}"
+    if operation == "matmul":
+        if min(a.ndim, b.ndim) == 0:
+            raise InputError(f"matmul multiplies matrices, but {shapes}", hint="use multiply for single numbers")
+        inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
+        if a.shape[-1] != inner:
+            raise InputError(
+                f"matmul needs as many columns in tensor_a as rows in tensor_b, but {shapes}: {a.shape[-1]} is not {inner}"
+            )
+    left, right = tuple(a.shape), tuple(b.shape)
+    if operation == "matmul":
+        left, right = left[:-2], right[:-2]  # what must fit together besides
+    if not all(m == n or 1 in (m, n) for m, n in zip(reversed(left), reversed(right), strict=False)):
+        raise InputError(
+            f"{operation} cannot combine them: {shapes}",
+            hint="sizes must be equal, or 1 where they differ, counted from the last dimension",
+        )

@@ -1,0 +1,93 @@
+"""What flows along the links between nodes, and how a node reads it.
+
+    TENSOR             a torch tensor of any shape; the type name other packs of tensor nodes use as well
+    IMAGE              ComfyUI's: float32 [batch, height, width, channels], 0 to 1
+    MASK               ComfyUI's: float32 [batch, height, width]
+    LATENT             ComfyUI's: {"samples": [batch, channels, height, width]}
+    ANYTORCH_WEIGHTS   {"weight": tensor, …}, as a safetensors file holds them
+    ANYTORCH_DEVICE    where to compute: a DeviceChoice
+
+A value may be used by several nodes: nothing here or in any node writes to what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytorch.comfy.comfyui import rest_device
+from anytorch.errors import InputError
+
+TENSOR, IMAGE, MASK, LATENT = "TENSOR", "IMAGE", "MASK", "LATENT"
+WEIGHTS, DEVICE, ANYTHING = "ANYTORCH_WEIGHTS", "ANYTORCH_DEVICE", "*"
+NUMBERS = f"{TENSOR},{IMAGE},{MASK}"  # an input that takes any of them
+CATEGORY = "PyTorch Custom"
+RANGES = ["clamp", "normalize", "raw"]
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """What the device node hands on: a request for `anytorch.resolve`, or "numpy"."""
+
+    request: str
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "×".join(str(n) for n in shape) if len(shape) else "a single number"
+
+
+def as_tensor(value: Any, name: str) -> Tensor:
+    """What came in at the input `name`, as float32. Raises InputError for what is no tensor."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor):
+        kind = "a latent" if isinstance(value, dict) and "samples" in value else f"a {type(value).__name__}"
+        raise InputError(f"{name} is {kind}, not a tensor", hint="put the node that converts it in between")
+    if value.is_complex():
+        raise InputError(f"{name} holds complex numbers, which these nodes do not compute with")
+    if value.numel() == 0:
+        raise InputError(f"{name} is empty: its shape is {shape_text(value.shape)}")
+    return value if value.dtype == torch.float32 else value.to(torch.float32)
+
+
+def as_image(value: Any, name: str = "image") -> Tensor:
+    """[batch, height, width, channels]; a mask, or one picture without a batch, is given the dimensions it lacks."""
+    image = as_tensor(value, name)
+    if image.ndim == 3:
+        # A picture ends in its channels; a mask [batch, height, width] ends in its width.
+        return image[None] if image.shape[-1] in (1, 3, 4) else image[..., None]
+    if image.ndim != 4:
+        raise InputError(
+            f"{name} has {image.ndim} dimensions ({shape_text(image.shape)}); an image has 4: batch, height, width, channels"
+        )
+    return image
+
+
+def in_range(image: Tensor, wanted: str) -> Tensor:
+    """Numbers for a picture: cut to 0…1 ("clamp"), stretched to it ("normalize", each picture by itself), or as they are."""
+    if wanted == "raw":
+        return image
+    clean = torch.nan_to_num(image)
+    if wanted == "clamp":
+        return clean.clamp(0, 1)
+    around = tuple(range(1, image.ndim))
+    lowest, highest = clean.amin(around, keepdim=True), clean.amax(around, keepdim=True)
+    # A picture of one colour has nothing to stretch: it is cut instead.
+    return torch.where(highest > lowest, (clean - lowest) / (highest - lowest).clamp_min(1e-12), clean.clamp(0, 1))
+
+
+def resting(tensor: Tensor) -> Tensor:
+    """As ComfyUI keeps values between nodes: float32, in one piece, on its device for that."""
+    return tensor.to(rest_device(), torch.float32).contiguous()
+
+
+def text_shown(text: str, *result: Any) -> dict[str, Any]:
+    """An output node's answer: `text` on the node, and what it hands on."""
+    return {"ui": {"text": (text,)}, "result": result}

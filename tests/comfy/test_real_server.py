@@ -1,0 +1,193 @@
+"""The pack in the real ComfyUI, over its HTTP interface.
+
+    ANYTORCH_COMFYUI=/path/to/ComfyUI ANYTORCH_COMFYUI_PYTHON=/its/venv/bin/python pytest tests/comfy/test_real_server.py
+
+ANYTORCH_COMFYUI_PYTHON is the Python that has ComfyUI's requirements and anytorch; the running one if it is not named.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anytorch.comfy.pack import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACK = ROOT / "comfyui" / "anytorch_nodes"
+# Read when the tests are collected: every test's environment is cleared of our own variables.
+COMFYUI = os.environ.get("ANYTORCH_COMFYUI", "")
+PYTHON = os.environ.get("ANYTORCH_COMFYUI_PYTHON", sys.executable)
+STARTS_WITHIN_S, RUNS_WITHIN_S = 180, 120
+
+pytestmark = [
+    pytest.mark.skipif(not COMFYUI, reason="ANYTORCH_COMFYUI does not name a folder with ComfyUI"),
+    pytest.mark.slow,
+]
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    base: Path
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
+        """What /history says of the prompt once it is done."""
+        number = self.ask("/prompt", {"prompt": prompt})["prompt_id"]
+        for _ in range(RUNS_WITHIN_S * 5):
+            history = self.ask(f"/history/{number}")
+            if number in history and history[number]["status"]["completed"] is not None:
+                done: dict[str, Any] = history[number]
+                return done
+            time.sleep(0.2)
+        pytest.fail(f"not done after {RUNS_WITHIN_S} s")
+
+    def picture(self, about: dict[str, str]) -> Any:
+        import numpy as np
+        from PIL import Image
+
+        with urllib.request.urlopen(f"{self.url}/view?{urllib.parse.urlencode(about)}", timeout=60) as answer:
+            return np.asarray(Image.open(io.BytesIO(answer.read())).convert("RGB"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    base = tmp_path_factory.mktemp("comfyui")
+    for name in ("custom_nodes", "input", "output", "models", "temp", "user"):
+        (base / name).mkdir()
+    shutil.copytree(PACK, base / "custom_nodes" / "anytorch_nodes")
+    shutil.copy(Path(COMFYUI) / "input" / "example.png", base / "input")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "ANYTORCH_CACHE_DIR": str(base / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    log = base / "log.txt"
+    with log.open("w") as written:
+        process = subprocess.Popen(
+            [
+                *(PYTHON, "main.py", "--cpu", "--listen", "127.0.0.1", "--port", str(port), "--disable-api-nodes"),
+                *("--base-directory", str(base), "--database-url", f"sqlite:///{base}/comfyui.db"),
+            ],
+            cwd=COMFYUI,
+            env=environment,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+        )
+    made = Server(f"http://127.0.0.1:{port}", base)
+    try:
+        wait_for(made, process, log)
+        yield made
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def wait_for(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(STARTS_WITHIN_S * 2):
+        try:
+            server.ask("/system_stats")
+            return
+        except (urllib.error.URLError, ConnectionError):
+            if process.poll() is not None:
+                break
+            time.sleep(0.5)
+    pytest.fail(f"ComfyUI did not start:\n{log.read_text()[-3000:]}", pytrace=False)
+
+
+def workflow(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((PACK / "api_workflows" / f"{name}.json").read_text())
+    return loaded
+
+
+def test_every_node_is_there(server: Server) -> None:
+    known = server.ask("/object_info")
+    for name, title in NODE_DISPLAY_NAME_MAPPINGS.items():
+        assert known[name]["display_name"] == title
+        assert known[name]["category"].startswith("PyTorch Custom")
+        assert known[name]["output"] == list(NODE_CLASS_MAPPINGS[name].RETURN_TYPES)  # type: ignore[attr-defined]
+
+
+def test_the_page_finds_the_workflows_and_the_script(server: Server) -> None:
+    names = server.ask("/workflow_templates")["anytorch_nodes"]
+    assert sorted(names) == sorted(path.stem for path in (PACK / "example_workflows").glob("*.json"))
+    assert "/extensions/anytorch_nodes/anytorch_text.js" in server.ask("/extensions")
+
+
+# save_weights comes before load_weights, which needs its file.
+ORDER = ["mlp", "loss", "tensor_operations", "save_weights", "load_weights", "devices", "text_embedding", "forecast"]
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_workflow(server: Server, name: str) -> None:
+    done = server.run(workflow(name))
+    assert done["status"]["status_str"] == "success", done["status"]
+    assert done["outputs"]
+    for output in done["outputs"].values():
+        for about in output.get("images", []):
+            pixels = server.picture(about)
+            assert pixels.ndim == 3 and pixels.std() > 0, "a picture of one colour"
+
+
+def test_the_second_run_is_cached(server: Server) -> None:
+    server.run(workflow("mlp"))
+    messages = dict(server.run(workflow("mlp"))["status"]["messages"])
+    assert sorted(messages["execution_cached"]["nodes"]) == [str(n) for n in range(1, 9)]
+
+
+def test_the_loss_is_right(server: Server) -> None:
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    with Image.open(server.base / "input" / "example.png") as picture:
+        pixels = torch.from_numpy(np.asarray(picture.convert("RGB"), dtype=np.float32) / 255.0)
+    given = pixels.movedim(-1, 0)[None]
+    blurred = torch.nn.functional.avg_pool2d(given, 3, 1, padding=1)
+    wanted = float(torch.nn.functional.mse_loss(blurred.clamp(0, 1), given))
+    told = server.run(workflow("loss"))["outputs"]["3"]["text"][0]
+    assert told.startswith("mse: ") and float(told[5:]) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_message_on_the_node(server: Server) -> None:
+    prompt = workflow("mlp")
+    prompt["2"]["inputs"]["in_channels"] = 4
+    status = server.run(prompt)["status"]
+    assert status["status_str"] == "error"
+    error = dict(status["messages"])["execution_error"]
+    assert error["node_id"] == "2" and error["exception_type"] == "anytorch.errors.InputError"
+    assert error["exception_message"].startswith("in_channels is 4, but the image has 3 channels")
+    assert "hint: set in_channels to 3" in error["exception_message"]
+
+
+def test_refused_before_it_runs(server: Server) -> None:
+    prompt = workflow("load_weights")
+    prompt["2"]["inputs"]["file"] = "gone.safetensors"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.ask("/prompt", {"prompt": prompt})
+    errors = json.loads(caught.value.read())["node_errors"]["2"]["errors"]
+    assert "gone.safetensors is not there" in errors[0]["details"]
