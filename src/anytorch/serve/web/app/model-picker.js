@@ -1,0 +1,78 @@
+// Which model a panel uses: a plain line where there is one, a choice where the service could load others.
+
+import { get, post } from "./api.js";
+import { el } from "./dom.js";
+import { selectField } from "./fields.js";
+import { duration, grouped } from "./format.js";
+import { problemBox, warningBox } from "./notices.js";
+import { refreshState } from "./service-state.js";
+
+/** {element, model(): id or undefined, refresh()}. `onChange(models)` is called when the list is known or has changed. */
+export function modelPicker(job, onChange = () => {}) {
+  const place = el("div", { class: "model" });
+  let current;
+
+  const show = (models) => {
+    const loaded = models.find((model) => model.loaded && model.default) ?? models.find((model) => model.loaded);
+    current = loaded?.id;
+    place.replaceChildren();
+    if (models.length > 1) place.append(choice(models, loaded));
+    if (loaded) place.append(line(loaded));
+    if (loaded?.device_warning) place.append(warningBox(el("p", { text: loaded.device_warning })));
+    onChange(models);
+  };
+
+  const choice = (models, loaded) => {
+    const options = models.map((model) => [model.id, `${model.id}${model.loaded ? "" : " (load)"}`]);
+    const field = selectField("Model", loaded ? options : [["", "Choose a model to load"], ...options], { value: loaded?.id ?? "" });
+    field.input.addEventListener("change", () => load(field.value(), models));
+    return field.element;
+  };
+
+  const load = async (id, models) => {
+    const wanted = models.find((model) => model.id === id);
+    if (!wanted) return;
+    if (wanted.loaded) {
+      current = id;
+      return;
+    }
+    place.replaceChildren(el("p", { class: "soft", role: "status" }, el("span", { class: "spinner" }), ` Loading ${id}…`));
+    try {
+      const answer = await post("api/load-model", { model: id, job });
+      await refreshState();
+      await refresh();
+      place.append(el("p", { class: "soft", role: "status", text: `Loaded in ${duration(answer.seconds)}.` }));
+    } catch (error) {
+      await refresh();
+      place.append(problemBox(error));
+    }
+  };
+
+  const refresh = async () => {
+    try {
+      const { models } = await get("api/models");
+      show(models.filter((model) => model.job === job));
+    } catch (error) {
+      place.replaceChildren(problemBox(error));
+    }
+  };
+
+  refresh();
+  return { element: place, model: () => current, refresh };
+}
+
+function line(model) {
+  const parts = [
+    model.device,
+    model.quantization ?? model.dtype,
+    model.parameters ? `${grouped(Math.round(model.parameters / 1e5) / 10)} M parameters` : null,
+    model.dim ? `${model.dim} dimensions` : null,
+    model.max_length ? `${grouped(model.max_length)} tokens` : null,
+  ];
+  return el(
+    "p",
+    { class: "model-line" },
+    el("b", { text: model.id }),
+    parts.filter(Boolean).map((text) => el("span", { text })),
+  );
+}

@@ -1,0 +1,165 @@
+// Generate: text as it comes, how fast it comes, and what share of the memory's bandwidth that speed uses.
+
+import { Problem, stream } from "../app/api.js";
+import { announce, el, icon, setStyle, uniqueId } from "../app/dom.js";
+import { numberField, segments } from "../app/fields.js";
+import { grouped, number, percent } from "../app/format.js";
+import { modelPicker } from "../app/model-picker.js";
+import { command, emptyState, heading, problemBox } from "../app/notices.js";
+
+const EXAMPLE = "Explain in two sentences why a GPU can be fast and still wait for memory.";
+
+export function generatePanel(section) {
+  const id = uniqueId("prompt");
+  const prompt = el("textarea", { id, rows: "4" });
+  prompt.value = EXAMPLE;
+  let mode = "chat";
+  const modes = segments("Kind", [["chat", "Answer"], ["plain", "Continue the text"]], mode, (key) => (mode = key));
+  const most = numberField("At most", { value: 128, min: 1, max: 4096, hint: "tokens" });
+  const temperature = numberField("Temperature", { value: 0.7, min: 0, max: 10, step: 0.1, hint: "0 is always the same" });
+  const start = el("button", { class: "button", type: "submit" }, icon("play"), "Generate");
+  const stop = el("button", { class: "button plain", type: "button", hidden: true }, icon("stop"), "Stop");
+  const problems = el("div");
+  const output = outputCard();
+  let aborter = null;
+
+  const form = el(
+    "form",
+    { class: "card" },
+    el("div", { class: "field" }, el("div", { class: "prompt-head" }, el("label", { for: id, text: "Prompt" }), modes), prompt),
+    el("div", { class: "fields" }, most.element, temperature.element),
+    el("div", { class: "actions" }, start, stop),
+  );
+  const body = el("div", { class: "stack" }, form, problems, output.element);
+  const empty = el("div", { hidden: true });
+
+  const picker = modelPicker("text", (models) => {
+    const loaded = models.some((model) => model.loaded);
+    body.hidden = !loaded;
+    empty.hidden = loaded;
+    if (!loaded) empty.replaceChildren(noModel(models));
+  });
+
+  const run = async () => {
+    aborter = new AbortController();
+    start.disabled = true;
+    stop.hidden = false;
+    problems.replaceChildren();
+    output.begin();
+    announce("Writing");
+    const request = { model: picker.model(), max_tokens: most.value() ?? 128, temperature: temperature.value() ?? 1, stream: true, stream_options: { include_usage: true } };
+    const [path, more] =
+      mode === "chat" ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt.value }] }] : ["v1/completions", { prompt: prompt.value }];
+    try {
+      for await (const { data } of stream(path, { ...request, ...more }, { signal: aborter.signal })) {
+        if (data === "[DONE]") break;
+        const chunk = JSON.parse(data);
+        if (chunk.error || chunk.title) throw new Problem({ title: chunk.title ?? chunk.error.message, detail: chunk.detail, hint: chunk.hint });
+        const choice = chunk.choices?.[0];
+        const text = choice?.delta?.content ?? choice?.text ?? "";
+        if (text) output.add(text);
+        if (chunk.usage) output.usage(chunk.usage);
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") problems.replaceChildren(problemBox(error));
+    }
+    output.end();
+    announce(output.summary());
+    start.disabled = false;
+    stop.hidden = true;
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    run();
+  });
+  // Enter alone is a line break; with Ctrl or Cmd it sends, as everywhere.
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !start.disabled) form.requestSubmit();
+  });
+  stop.addEventListener("click", () => aborter?.abort());
+
+  section.append(heading("Generate", "Text as it is written, and how much of the memory’s bandwidth that speed uses."), picker.element, empty, body);
+  return { show: () => picker.refresh() };
+}
+
+function noModel(models) {
+  return emptyState(
+    "generate",
+    "No text model is loaded",
+    el("p", {
+      text: models.length
+        ? "Choose one above; it is loaded while everything else goes on."
+        : "Start the service with a folder that holds a causal language model (config.json and safetensors):",
+    }),
+    models.length ? null : command("anytorch serve --text-model path/to/model"),
+  );
+}
+
+/** The text as it comes and its speed. The text is no live region: reading it out token by token would be unbearable. */
+function outputCard() {
+  const text = el("div", { class: "written", tabindex: "0", role: "region", "aria-label": "Generated text" });
+  const speed = el("dd", { text: "–" });
+  const amount = el("dd", { text: "–" });
+  const asked = el("dd", { text: "–" });
+  const share = el("dd", { text: "–" });
+  const fill = el("span", { class: "meter-fill" });
+  const meter = el("div", { class: "meter", role: "meter", "aria-label": "Share of bandwidth", "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": "0", hidden: true }, fill);
+  const element = el(
+    "section",
+    { class: "card", hidden: true },
+    text,
+    el(
+      "dl",
+      { class: "figures inner" },
+      el("div", {}, el("dt", { text: "tokens a second" }), speed),
+      el("div", {}, el("dt", { text: "tokens written" }), amount),
+      el("div", {}, el("dt", { text: "tokens of the prompt" }), asked),
+      el("div", {}, el("dt", { text: "of memory bandwidth" }), share),
+    ),
+    meter,
+  );
+  let pieces = 0;
+  let first = 0;
+  let told = null;
+  return {
+    element,
+    begin() {
+      element.hidden = false;
+      text.replaceChildren();
+      text.classList.add("writing");
+      pieces = 0;
+      told = null;
+      meter.hidden = true;
+      for (const place of [speed, amount, asked, share]) place.textContent = "–";
+    },
+    add(piece) {
+      if (!pieces) first = performance.now();
+      pieces += 1;
+      text.append(piece);
+      amount.textContent = grouped(pieces);
+      const seconds = (performance.now() - first) / 1000;
+      // Pieces are nearly tokens: good enough while it runs, replaced by the service's own count at the end.
+      if (pieces > 4 && seconds > 0.2) speed.textContent = `≈ ${number((pieces - 1) / seconds)}`;
+    },
+    usage(usage) {
+      told = usage;
+      amount.textContent = grouped(usage.completion_tokens);
+      asked.textContent = grouped(usage.prompt_tokens);
+      if (Number.isFinite(usage.tokens_per_second)) speed.textContent = number(usage.tokens_per_second);
+      const known = Number.isFinite(usage.bandwidth_share);
+      share.textContent = known ? percent(usage.bandwidth_share) : "not known here";
+      meter.hidden = !known;
+      if (known) {
+        meter.setAttribute("aria-valuenow", String(Math.round(usage.bandwidth_share * 100)));
+        setStyle(fill, { width: `${Math.min(1, usage.bandwidth_share) * 100}%` });
+      }
+    },
+    end() {
+      text.classList.remove("writing");
+    },
+    summary() {
+      const rate = told?.tokens_per_second;
+      return `${grouped(told?.completion_tokens ?? pieces)} tokens written${rate ? `, ${number(rate)} a second` : ""}`;
+    },
+  };
+}
