@@ -275,6 +275,110 @@ def test_adapters_stay_on_the_device_and_the_frozen_base_is_never_written(model:
     assert optimizer.states.blocks() == []
 
 
+HOST: dict[str, Any] = {"device_budget": int(3.5 * BLOCK), "host_budget": 60 * BLOCK, "host_reserve": 4 * BLOCK}
+
+
+@pytest.mark.parametrize("overlap", ["forward", "backward"])
+@pytest.mark.parametrize("way", ["checkpoint", "keep"])
+@pytest.mark.parametrize("fused", [None, True], ids=["torch's loop", "fused"])
+def test_updates_beside_the_device_change_no_bit(
+    model: Model, tmp_path: Path, overlap: Any, way: str, fused: bool | None
+) -> None:
+    """The schedule changes the rate while updates are still under way; the states are read in between."""
+    plain = copy.deepcopy(model)
+    options: dict[str, Any] = {"lr": 1e-2, "fused": fused}
+    reference = torch.optim.AdamW(plain.parameters(), **options)
+    want = train(plain, reference, scheduler=torch.optim.lr_scheduler.StepLR(reference, 1, 0.5))
+    anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", **HOST)
+    handle = anytorch.memory.fitted(model)
+    anytorch.memory.activations(model, way)
+    optimizer = TieredOptimizer(model, torch.optim.AdamW, overlap=overlap, **options)
+    early = []
+    real = optimizer._after_backward
+    handle.running.after_backward = lambda step: (early.append(step), real(step)) if overlap == "backward" else None
+    assert train(model, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)) == want
+    blocks = [name for name, home in handle.plan.homes.items() if home == "host" and name.startswith("blocks")]
+    assert blocks and len(early) == (len(blocks) * len(BATCHES) if (overlap, way) == ("backward", "checkpoint") else 0)
+    assert same(model, plain)  # waits for what is under way
+    expected = reference.state_dict()["state"]
+    for index, values in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, expected[index][key]) for key, value in values.items())
+    optimizer.close()
+    anytorch.memory.unfit(model)
+    assert same(model, plain)
+
+
+def test_accumulating_with_updates_during_backward(model: Model, tmp_path: Path) -> None:
+    plain = copy.deepcopy(model)
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", **HOST)
+    anytorch.memory.activations(model, "checkpoint")
+    optimizer = TieredOptimizer(model, torch.optim.AdamW, overlap="backward", lr=1e-2)
+    for network, updated in ((plain, reference), (model, optimizer)):
+        torch.manual_seed(1)
+        for _ in range(2):
+            with optimizer.accumulate():
+                loss_of(network, BATCHES[0]).backward()
+            loss_of(network, BATCHES[1]).backward()
+            updated.step()
+            updated.zero_grad()
+    assert same(model, plain)
+    loss_of(model, BATCHES[0]).backward()
+    with pytest.raises(UsageError, match="was updated when the last backward was through with it"):
+        loss_of(model, BATCHES[1]).backward()
+
+
+def test_a_layer_used_twice_is_updated_after_both(tmp_path: Path) -> None:
+    class Twice(Model):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.words(ids)
+            for block in (*self.blocks, *self.blocks):
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model = Twice()
+    plain = copy.deepcopy(model)
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", **HOST)
+    anytorch.memory.activations(model, "checkpoint")
+    optimizer = TieredOptimizer(model, torch.optim.AdamW, overlap="backward", lr=1e-2)
+    assert train(model, optimizer) == want and same(model, plain)
+
+
+def test_clipping_with_updates_during_the_next_forward(model: Model, tmp_path: Path) -> None:
+    plain = copy.deepcopy(model)
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, fused=True), 0.5)
+    anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", **HOST)
+    with pytest.raises(UsageError, match="known only after backward") as caught:
+        TieredOptimizer(model, torch.optim.AdamW, overlap="backward", clip_norm=0.5)
+    assert "overlap='forward'" in caught.value.hint
+    with pytest.raises(UsageError, match="overlap is 'both'"):
+        TieredOptimizer(model, torch.optim.AdamW, overlap="both")
+    optimizer = TieredOptimizer(model, torch.optim.AdamW, overlap="forward", clip_norm=0.5, lr=1e-2, fused=True)
+    assert train(model, optimizer) == want and same(model, plain)
+
+
+def test_an_update_that_fails_is_told_at_the_next_step(model: Model, tmp_path: Path) -> None:
+    from anytorch.errors import ModelError
+
+    anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", **HOST)
+    optimizer = TieredOptimizer(model, torch.optim.AdamW, overlap="forward", lr=1e-2)
+    train(model, optimizer)
+    optimizer.wait()
+
+    def fail(*_: Any) -> bool:
+        raise MemoryError("no room for a step")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer, "_update_natively", fail)
+        loss_of(model, BATCHES[0]).backward()
+        optimizer.step()
+        loss_of(model, BATCHES[0])  # nobody waits for ever
+        with pytest.raises(ModelError, match="some weights are updated and others are not: no room for a step"):
+            optimizer.step()
+
+
 def test_too_little_room_for_a_step_says_how_much_is_needed(model: Model, tmp_path: Path) -> None:
     anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", device_budget=int(3.5 * BLOCK))
     with pytest.raises(BudgetTooSmall, match="a step of the optimizer needs") as caught:

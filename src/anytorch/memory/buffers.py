@@ -94,3 +94,19 @@ def gather(pieces: list[torch.Tensor], target: torch.Tensor) -> None:
         part = min(piece.numel(), target.numel() - at)
         target[at : at + part].copy_(piece[:part])
         at += part
+
+
+def parts_of(pieces: list[torch.Tensor], start: int, nbytes: int) -> list[torch.Tensor]:
+    """A run of bytes of a piecewise store as views of its pieces, beginning at byte `start` of it."""
+    parts = []
+    for piece in pieces:
+        if start >= piece.numel():
+            start -= piece.numel()
+            continue
+        part = min(piece.numel() - start, nbytes)
+        parts.append(piece[start : start + part])
+        nbytes -= part
+        start = 0
+        if not nbytes:
+            break
+    return parts

@@ -7,6 +7,7 @@ comes next is what came next the last time, so the mover follows the program rat
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from anytorch.errors import BudgetTooSmall
 from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import Image
 from anytorch.memory.ledger import Ledger
+from anytorch.memory.order import FORWARD, Order
 from anytorch.memory.reader import CHUNK, Chunk, Reader, chunks_of, finish
 from anytorch.memory.ring import Space
 from anytorch.memory.sizes import words
@@ -45,6 +47,7 @@ class Held:
     done: Any = None  # event on the computing stream, after the last use
     users: int = 0
     fresh: bool = True  # fetched and not used yet
+    stale: bool = False  # what rests at home has changed since
 
 
 @dataclass
@@ -94,16 +97,11 @@ class Mover:
             for step in steps
         ]
         self._steps = {step.name: step for step in moving if step.blocks}
-        names = list(self._steps)
-        self._next = {
-            "forward": dict(zip(names, names[1:] + names[:1], strict=True)),
-            "backward": dict(zip(names, names[-1:] + names[:-1], strict=True)),
-        }
-        self._last: dict[str, str] = {}
-        self._now: tuple[str, str] | None = None
+        self._order = Order(list(self._steps))
         self._held: dict[str, Held] = {}
         self._space = Space(ring_nbytes)
         self._changed = threading.Condition(threading.RLock())
+        self._changing: set[str] = set()  # blocks whose image at home is being written: not to be fetched
         self.ring = self._allocate("device", "ring", ring_nbytes)
         self._staging: queue.SimpleQueue[tuple[torch.Tensor, memoryview, list[Any]]] = queue.SimpleQueue()
         self._staging_chunk = 0
@@ -152,17 +150,20 @@ class Mover:
 
     # --- use -------------------------------------------------------------------------------------------------------
 
-    def acquire(self, step: str, direction: str = "forward") -> dict[str, torch.Tensor]:
-        """The images of a step's blocks on the device, valid until `release`. Fetches what is missing, then looks ahead."""
+    def acquire(self, step: str, use: str = FORWARD) -> dict[str, torch.Tensor]:
+        """The images of a step's blocks on the device, valid until `release`. Fetches what is missing, then looks ahead.
+
+        `use` tells a step's uses apart (forward, backward, …): what comes next is remembered for each.
+        """
         names = self._steps[step].blocks
         with self._changed:
-            self._follow(step, direction)
+            self._order.follow(step, use)
             taken: list[str] = []
             try:
                 for name in names:
                     self._take(name)
                     taken.append(name)
-                self._look_ahead(step, direction)
+                self._look_ahead()
                 found = {name: self._arrived(name) for name in names}
             except BaseException:
                 for name in taken:
@@ -177,11 +178,16 @@ class Mover:
                 if name in self._held:
                     self._drop_user(name)
             self._changed.notify_all()
-            if self._now is not None and self._now[0] == step and not self._closed:
-                try:
-                    self._look_ahead(*self._now)  # there is room again, and a pause between passes is time, too
-                except Exception as exc:  # noqa: BLE001  (whoever needs the block is told; this step has ended well)
-                    log.info("fetching ahead failed, which will be tried again: %s", exc)
+            if self._order.at(step):
+                self._try_ahead()  # there is room again, and a pause between passes is time, too
+
+    def _try_ahead(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._look_ahead()
+        except Exception as exc:  # noqa: BLE001  (whoever needs the block is told; what was done has ended well)
+            log.info("fetching ahead failed, which will be tried again: %s", exc)
 
     def _take(self, name: str) -> None:
         held = self._held.get(name)
@@ -202,6 +208,8 @@ class Mover:
         held.users -= 1
         if held.users == 0:
             held.done = self.copies.computed()
+            if held.stale:
+                self._forget(name)
 
     def _arrived(self, name: str) -> torch.Tensor:
         held = self._held[name]
@@ -221,12 +229,16 @@ class Mover:
     def _fetch_now(self, name: str) -> Held:
         """Fetch a block that somebody waits for: whatever is in the way and not in use has to go."""
         while True:
-            held = self._fetch(name)
+            if name in self._changing:
+                self._changed.wait()
+                continue
+            held = self._held.get(name) or self._fetch(name)
             if held is not None:
                 return held
-            idle = [other for other in self._held.values() if other.users == 0]
+            idle = [other.name for other in self._held.values() if other.users == 0]
             if idle:
-                self._forget(max(idle, key=lambda other: self._distance(other.name)).name)
+                distances = self._distances(idle)
+                self._forget(max(idle, key=distances.__getitem__))
             elif not self._changed.wait(timeout=60.0) and all(held.users for held in self._held.values()):
                 raise BudgetTooSmall(
                     f"the ring of {words(self._space.nbytes)} is full of blocks in use, {name!r} needs "
@@ -234,55 +246,49 @@ class Mover:
                     hint="raise the device budget, or run fewer passes at the same time",
                 )
 
-    def _look_ahead(self, step: str, direction: str) -> None:
-        """Begin to fetch what comes next, as far as the ring has room that nothing sooner needs."""
-        current = step
-        for _ in range(len(self._steps)):
-            current = self._next[direction].get(current, step)
-            if current == step:
-                return
-            for name in self._steps[current].blocks:
+    def _look_ahead(self) -> None:
+        """Begin to fetch what comes next, as far as the ring has room that nothing sooner needs.
+
+        Room is made by giving up used blocks whose next use is later than the new one's (Belady). Nothing fresh is given up.
+        """
+        distances: dict[str, float] | None = None
+        for distance, step in self._order.ahead():
+            for name in self._steps[step].blocks:
                 if name in self._held:
                     continue
-                if not self._make_room(name) or self._fetch(name) is None:
+                if name in self._changing:
+                    return  # it will be looked for again when it is whole
+                if distances is None:
+                    distances = self._distances([held.name for held in self._held.values()])
+                if not self._make_room(name, distance, distances) or self._fetch(name) is None:
                     return
 
-    def _make_room(self, name: str) -> bool:
-        """Give up used blocks whose next use is later than this one's (Belady), until it fits. Nothing fresh is given up."""
-        distance = self._distance(name)
+    def _make_room(self, name: str, distance: int, distances: Mapping[str, float]) -> bool:
         while not self._fits(name):
-            idle = [held for held in self._held.values() if not held.users and not held.fresh]
-            farthest = max(idle, key=lambda held: self._distance(held.name), default=None)
-            if farthest is None or self._distance(farthest.name) <= distance:
+            idle = [held.name for held in self._held.values() if not held.users and not held.fresh]
+            farthest = max(idle, key=distances.__getitem__, default=None)
+            if farthest is None or distances[farthest] <= distance:
                 return False
-            self._forget(farthest.name)
+            self._forget(farthest)
         return True
+
+    def _distances(self, names: Sequence[str]) -> dict[str, float]:
+        """Uses until each block is needed again, counted along what came next the last time."""
+        left = set(names)
+        found: dict[str, float] = {}
+        for distance, step in self._order.ahead():
+            for name in left.intersection(self._steps[step].blocks):
+                found[name] = distance
+                left.discard(name)
+            if not left:
+                break
+        return found | dict.fromkeys(left, math.inf)
 
     def _fits(self, name: str) -> bool:
         if self._space.take(name, self.images[name].nbytes) is None:
             return False
         self._space.give_back(name)
         return True
-
-    # --- what comes next -------------------------------------------------------------------------------------------
-
-    def _follow(self, step: str, direction: str) -> None:
-        before = self._last.get(direction)
-        if before is not None and before != step:
-            self._next[direction][before] = step
-        self._last = {direction: step}
-        self._now = (step, direction)
-
-    def _distance(self, name: str) -> int:
-        """Steps until the block is needed again, counted along what came next the last time."""
-        if self._now is None:
-            return 0
-        current, direction = self._now
-        for distance in range(1, len(self._steps) + 1):
-            current = self._next[direction].get(current, current)
-            if name in self._steps[current].blocks:
-                return distance
-        return len(self._steps) + 1
 
     # --- fetching --------------------------------------------------------------------------------------------------
 
@@ -410,10 +416,44 @@ class Mover:
         return self._held[name].buffer
 
     def forget_all(self) -> None:
-        """Empty the ring: what rests at home has changed, or the ring is about to be freed."""
+        """Empty the ring: what rests at home has changed."""
         with self._changed:
-            for name in [name for name, held in self._held.items() if held.users == 0]:
-                self._forget(name)
+            for name in list(self._held):
+                self._give_up(name)
+
+    def fetch_ahead(self) -> None:
+        """Look for what comes next: a change at home is over."""
+        with self._changed:
+            self._try_ahead()
+
+    def _give_up(self, name: str) -> None:
+        """What the ring has of a block is old: it goes now, or when its user is done with it."""
+        held = self._held.get(name)
+        if held is not None and held.users:
+            held.stale = True
+        elif held is not None:
+            self._forget(name)
+
+    # --- changing what rests ---------------------------------------------------------------------------------------
+
+    def begin_change(self, name: str) -> None:
+        """A block's image at home is about to be written: it leaves the ring, and nobody fetches it before `end_change`."""
+        with self._changed:
+            self._changing.add(name)
+            self._give_up(name)
+
+    def end_change(self, name: str) -> None:
+        """It is whole again: who waited for it goes on, and it may be fetched ahead."""
+        with self._changed:
+            self._changing.discard(name)
+            self._changed.notify_all()
+            self._try_ahead()
+
+    def wait_unchanged(self, name: str) -> None:
+        """Return when nobody writes the block's image at home."""
+        with self._changed:
+            while name in self._changing:
+                self._changed.wait()
 
     def ring_offset(self, tensor: torch.Tensor) -> tuple[str, int] | None:
         """The block a tensor lies in and its byte offset there, if its memory is the ring's."""

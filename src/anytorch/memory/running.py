@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from anytorch.errors import ModelError
+from anytorch.memory.buffers import parts_of
 from anytorch.memory.formats import Packing, unpack_block, whole_tensors
 from anytorch.memory.images import Image, views_of
 from anytorch.memory.mover import Mover
+from anytorch.memory.order import AGAIN, BACKWARD, FORWARD, TRAINING
 from anytorch.memory.parked import Parked, park, wake
 from anytorch.memory.sums import sums_of
 from anytorch.memory.types import Home
@@ -78,18 +80,23 @@ class Running:
         self._backward: str | None = None  # the step whose blocks the running backward holds
         self.offload = False  # activations wait for backward in host memory
         self._backwards = 0  # how many steps backward has asked for so far
+        self._again: set[str] = set()  # steps computed again whose graph is not gone through
+        self.forwards: dict[str, int] = {}  # per step, since an optimizer's last step; counted for `after_backward`
+        self.after_backward: Callable[[str], None] | None = (
+            None  # told when a step that was used once will not come again
+        )
 
     # --- forward ---------------------------------------------------------------------------------------------------
 
     def enter(self, unit: Unit) -> None:
         """Before a unit's forward: its weights are on the device and its Parameters show them."""
-        if self._backward not in (None, unit.name) and torch._C._current_graph_task_id() != -1:
+        if self._backward not in (None, unit.name) and in_backward():
             self.finish()  # a block computed again within backward needs the room; what backward still needs comes again
         if self.live is not None:
             self._alone.acquire()
         entered: list[str] = []
         try:
-            buffers = self.mover.acquire(unit.name)
+            buffers = self.mover.acquire(unit.name, self._way(unit))
             try:
                 with self._lock:
                     self._wake(unit, buffers, entered)
@@ -101,6 +108,14 @@ class Running:
             if self.live is not None:
                 self._alone.release()
             raise
+
+    def _way(self, unit: Unit) -> str:
+        if in_backward():
+            self._again.add(unit.name)
+            return AGAIN
+        if self.after_backward is not None:
+            self.forwards[unit.name] = self.forwards.get(unit.name, 0) + 1
+        return TRAINING if unit.module.training else FORWARD
 
     def leave(self, unit: Unit) -> None:
         """After it, however it ended."""
@@ -180,17 +195,28 @@ class Running:
             return saved
         if self._backward != saved.step:
             self.finish()
-            self.mover.acquire(saved.step, "backward")
+            self.mover.acquire(saved.step, BACKWARD)
             self._backward = saved.step
             self._backwards += 1
             # Called when this backward ends, whichever step came last; dropped, and so finalized, when it fails.
-            ending = partial(self._finish_own, self._backwards)
+            ending = partial(self._ended, self._backwards)
             weakref.finalize(ending, self._finish_own, self._backwards).atexit = False
             torch.autograd.Variable._execution_engine.queue_callback(ending)
         buffer = self.mover.held(saved.block)
         whole = buffer[saved.offset :]
         whole = whole[: whole.numel() // saved.dtype.itemsize * saved.dtype.itemsize].view(saved.dtype)
         return whole.as_strided(saved.size, saved.stride)
+
+    def _ended(self, number: int) -> None:
+        """A graph has been gone through. What was computed again for it is not needed by the rest of this backward."""
+        self._finish_own(number)
+        if number != self._backwards:
+            return
+        over, self._again = self._again, set()
+        if self.after_backward is not None:
+            for step in over:
+                if self.forwards.get(step) == 1:
+                    self.after_backward(step)
 
     def _finish_own(self, number: int) -> None:
         if number == self._backwards:
@@ -209,6 +235,11 @@ class Running:
 
         Of a packed block, the weights its codes stand for.
         """
+        self.mover.wait_unchanged(name)
+        return self.at_home(name)
+
+    def at_home(self, name: str) -> dict[str, torch.Tensor]:
+        """The same for whoever is changing it: does not wait for a change to end."""
         if name in self.packings and self.homes[name] != "device":
             return whole_tensors(self.packings[name], self._stored(name))
         return self._stored(name)
@@ -260,6 +291,11 @@ class Running:
         return next(path for path, p in zip(group.paths, group.parameters, strict=True) if p is parameter)
 
 
+def in_backward() -> bool:
+    """Is the calling thread within backward (which computes a checkpointed block again)?"""
+    return torch._C._current_graph_task_id() != -1
+
+
 def map_file(path: str) -> torch.Tensor:
     """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file."""
     size = os.stat(path).st_size  # noqa: PTH116
@@ -274,15 +310,5 @@ def _typed(data: torch.Tensor, view: Any) -> torch.Tensor:
 
 
 def _from_pieces(pieces: list[torch.Tensor], view: Any) -> torch.Tensor:
-    start, parts, left = view.offset, [], view.nbytes
-    for piece in pieces:
-        if start >= piece.numel():
-            start -= piece.numel()
-            continue
-        part = min(piece.numel() - start, left)
-        parts.append(piece[start : start + part])
-        left -= part
-        start = 0
-        if not left:
-            break
+    parts = parts_of(pieces, view.offset, view.nbytes)
     return _typed(parts[0] if len(parts) == 1 else torch.cat(parts), view)

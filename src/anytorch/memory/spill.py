@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -63,10 +64,15 @@ class Spill:
             ) from exc
         self._bounce: torch.Tensor | None = None
         self._number = 0
+        self._writing = threading.Lock()  # the bounce buffer serves one file at a time
         self._closed = False
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Located]:
         """One complete file with these tensors; where each lies. Raises OutOfMemory on a full disk, leaving nothing."""
+        with self._writing:
+            return self._write_file(tensors)
+
+    def _write_file(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Located]:
         self._number += 1
         path = self.folder / f"{self._number:06d}.safetensors"
         partial = path.with_suffix(".partial")

@@ -13,23 +13,31 @@ device for those that do: losses are those of plain training, to the last bit wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from anytorch.errors import BudgetTooSmall, UsageError
-from anytorch.memory.buffers import scatter
+from anytorch.memory.buffers import parts_of, scatter
 from anytorch.memory.fitting import fitted
+from anytorch.memory.fused import MOMENTS, Update, can_do, kind_of
+from anytorch.memory.fused import step as step_natively
 from anytorch.memory.images import from_files
 from anytorch.memory.shelf import Shelf, Tensors, memory_level, spill_of
 from anytorch.memory.sizes import words
 from anytorch.memory.streams import Copies
+from anytorch.memory.updating import Updates
 
 Factory = Callable[..., torch.optim.Optimizer]
 OF = "::"  # between a parameter's path and the name of its state
 WORKING = "optimizer step"
+SPARED = 2  # threads left to the rest of the program by updates that run beside it
+Overlap = Literal["forward", "backward"] | None
 
 
 class TieredOptimizer(torch.optim.Optimizer):
@@ -38,6 +46,12 @@ class TieredOptimizer(torch.optim.Optimizer):
     `factory` is any optimizer that treats every parameter by itself (SGD, Adam, AdamW, RMSprop, …). `clip_norm` clips the
     norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` does; the gradients of parked weights are not in
     `parameter.grad`, so that function cannot. Call `backward` several times before `step` to accumulate gradients.
+
+    `overlap` lets blocks in host memory be updated beside the device's work, with the same result to the last bit:
+    None: a step is complete when it returns. "forward": `step` returns at once, and whoever needs a block next waits for
+    it. "backward": besides, a block that is computed again in backward (`activations(model, "checkpoint")`) is updated as
+    soon as backward is through with it. Then the first backward without `accumulate()` around it decides: a step can no
+    longer be left out, and clipping, which needs all gradients first, is refused.
     """
 
     def __init__(
@@ -47,10 +61,18 @@ class TieredOptimizer(torch.optim.Optimizer):
         params: Iterable[Any] | None = None,
         *,
         clip_norm: float | None = None,
+        overlap: Overlap = None,
         **options: Any,
     ) -> None:
         if clip_norm is not None and clip_norm <= 0:
             raise UsageError(f"clip_norm is {clip_norm}; it must be above 0")
+        if overlap not in (None, "forward", "backward"):
+            raise UsageError(f"overlap is {overlap!r}; it can be None, 'forward' or 'backward'")
+        if overlap == "backward" and clip_norm is not None:
+            raise UsageError(
+                "the norm of all gradients is known only after backward, so blocks cannot be updated during it",
+                hint="overlap='forward' works with clip_norm",
+            )
         self.fitted = fitted(model)
         self.factory = factory
         self.clip_norm = clip_norm
@@ -70,11 +92,28 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._blocks = {name: found for name, found in self._blocks.items() if found}
         self._refuse_packed()
         self._places = {id(p): (name, path) for name, found in self._blocks.items() for path, p in found}
+        self._groups = {
+            self._places[id(p)]: index
+            for index, group in enumerate(self.param_groups)
+            for p in group["params"]
+            if id(p) in self._places
+        }
+        uses = Counter(name for unit in self.fitted.found.units for name in unit.blocks)
+        self._alone = {u.name: [n for n in u.blocks if uses[n] == 1] for u in self.fitted.found.units}
         self.gradients = Shelf(self.fitted, "gradients")
         self.states = Shelf(self.fitted, "optimizer state")
         self.numbers: dict[str, dict[str, dict[str, Any]]] = {}  # state that is no tensor, by block and path
         self._pending: dict[str, Tensors] = {}  # of the block that backward is at
         self._down = Copies(self.fitted.device)
+        self.overlap = overlap
+        self._kind = kind_of(factory)
+        self._updates = Updates(self.fitted.mover, list(self.fitted.found.groups))
+        self._copied: dict[str, Any] = {}  # block → the event after which its gradients are in host memory
+        self._early: set[str] = set()  # blocks that were updated, or wait for it, before the step was asked for
+        self._accumulating = 0
+        if overlap == "backward":
+            running.forwards.clear()
+            running.after_backward = self._after_backward
         self._reserve_working_memory()
         self._resident = self._resident_optimizer()
         self._handles = [
@@ -127,6 +166,11 @@ class TieredOptimizer(torch.optim.Optimizer):
         gradient = parameter.grad
         assert gradient is not None
         parameter.grad = None
+        if block in self._early:
+            raise UsageError(
+                f"{path} was updated when the last backward was through with it, and now has another gradient",
+                hint="call every backward but the last of a step within `with optimizer.accumulate():`",
+            )
         if path in self._pending.get(block, ()):
             self._shelve(block)  # an earlier backward that some parameters of the block took no part in
         pending = self._pending.setdefault(block, {})
@@ -160,10 +204,22 @@ class TieredOptimizer(torch.optim.Optimizer):
             else:
                 there[path] = gradient
         self.gradients.put(block, there, before_disk=self._arrived)
+        self._copied[block] = self._down.copied()
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward within it only adds up gradients: with overlap="backward", for all backwards of a step but the last."""
+        self._accumulating += 1
+        try:
+            yield
+        finally:
+            self._accumulating -= 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._pending.clear()
-        self.gradients.clear()
+        for block in self.gradients.blocks():
+            if block not in self._updates:
+                self.gradients.drop(block)
         if self._resident is not None:
             self._resident.zero_grad(set_to_none)
 
@@ -175,10 +231,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._updates.failed():
+            self._updates.wait()
         with torch.no_grad():
             for block in list(self._pending):  # some of their parameters took no part in this pass
                 self._shelve(block)
-            self._arrived()
+            if self.clip_norm is not None:
+                self._arrived()
             scale = self._clipping()
             if self._resident is not None:
                 for group in self._resident.param_groups:
@@ -188,12 +247,47 @@ class TieredOptimizer(torch.optim.Optimizer):
                 for own, outer in zip(self._resident.param_groups, self.param_groups, strict=True):
                     own.update(options_of(outer))
                 self._resident.step()
-            try:
-                for block in self.gradients.blocks():
-                    self._update(block, scale)
-            finally:
-                self.fitted.mover.forget_all()  # the ring has the old weights, also of a step that was broken off
+            self._step_blocks(scale)
+        self._early.clear()
+        self._running.forwards.clear()
         return loss
+
+    def _step_blocks(self, scale: torch.Tensor | None) -> None:
+        waiting = [
+            block for block in self.fitted.found.groups if block in self.gradients and block not in self._updates
+        ]
+        options = self._options()
+        if self.overlap is not None:
+            for block in [block for block in waiting if block in self.fitted.mover.host]:
+                self._updates.add(block, partial(self._update_at_home, block, scale, options))
+                waiting.remove(block)
+            self._updates.hurry()
+        if waiting:
+            self._updates.wait()  # blocks on disk are written one at a time
+        try:
+            for block in waiting:
+                self._update_at_home(block, scale, options)
+        finally:
+            if waiting:
+                self.fitted.mover.forget_all()  # the ring has the old weights, also of a step that was broken off
+        self.fitted.mover.fetch_ahead()
+
+    def _after_backward(self, step: str) -> None:
+        """Backward needs this step's blocks no more: those with all their gradients are updated beside the rest of it."""
+        if self._accumulating:
+            return
+        for block in self._alone.get(step, ()):
+            if block in self.gradients and block not in self._pending and block in self.fitted.mover.host:
+                self._early.add(block)
+                self._updates.add(block, partial(self._update_at_home, block, None, self._options()))
+
+    def wait(self) -> None:
+        """Return when all weights and states are those of the last step. Raises ModelError if one could not be updated."""
+        self._updates.wait()
+
+    def _options(self) -> list[dict[str, Any]]:
+        """The groups' options as they are now: a schedule may change them before a block's turn comes."""
+        return [options_of(group) for group in self.param_groups]
 
     def _clipping(self) -> torch.Tensor | None:
         """The factor that torch.nn.utils.clip_grad_norm_ would multiply all gradients by, from the same norms."""
@@ -218,16 +312,56 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.last_norm = float(total)
         return torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
 
-    def _update(self, block: str, scale: torch.Tensor | None) -> None:
-        gradients = self.gradients.take(block)
-        resting = self.fitted.tensors(block)
+    def _update_at_home(self, block: str, scale: torch.Tensor | None, options: Sequence[Mapping[str, Any]]) -> None:
+        """One block's step on the CPU. Gradients that another thread works with are given up by it."""
+        event = self._copied.pop(block, None)
+        if event is not None:
+            event.synchronize()
+        with torch.no_grad():
+            gradients = self.gradients.take(block)
+            if not self._update_natively(block, gradients, scale, options):
+                self._update(block, gradients, scale, options)
+        if block in self._updates:
+            self.gradients.drop(block)
+
+    def _update_natively(
+        self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """By our own loop, where it gives the bits of torch's. False, with nothing changed, where it does not."""
+        if self._kind is None or block not in self.fitted.mover.host:
+            return False
+        states, pieces = self.states.take(block), self.fitted.mover.host[block]
+        views = {view.name: view for view in self.fitted.images[block].views}
+        updates = []
+        for path, gradient in gradients.items():
+            state = {key: states[name] for key in (*MOMENTS, "step") if (name := f"{path}{OF}{key}") in states}
+            view = views[path]
+            dtype: torch.dtype = getattr(torch, view.dtype)
+            weight = [part.view(dtype) for part in parts_of(pieces, view.offset, view.nbytes)]
+            update = Update(weight, gradient, state, options[self._groups[block, path]])
+            if not can_do(self._kind, update):
+                return False
+            updates.append(update)
+        step_natively(self._kind, updates, None if scale is None else float(scale), self._threads())
+        self.states.put(block, states)
+        return True
+
+    def _threads(self) -> int:
+        """What torch would take; beside a device's work, two are left for those who feed it."""
+        threads = torch.get_num_threads()
+        return threads - SPARED if self.overlap is not None and threads > 2 * SPARED else threads
+
+    def _update(
+        self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Sequence[Mapping[str, Any]]
+    ) -> None:
+        resting = self._running.at_home(block)
         home = self.fitted.mover.host.get(block, [])
         # Weights that lie in host memory in one piece are updated where they are; others in a copy that is written back.
         weights = {path: t if lies_in(t := resting[path], home) else t.clone() for path in gradients}
         shadows = {path: nn.Parameter(weight) for path, weight in weights.items()}
         for path, shadow in shadows.items():
             shadow.grad = gradients[path] if scale is None else gradients[path] * scale
-        inner = self._inner(block, shadows)
+        inner = self._inner(block, shadows, options)
         self._give_states(block, inner, shadows)
         inner.step()
         self._keep_states(block, inner, shadows)
@@ -235,16 +369,14 @@ class TieredOptimizer(torch.optim.Optimizer):
         if copies:
             self.write_back(block, copies)
 
-    def _inner(self, block: str, shadows: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    def _inner(
+        self, block: str, shadows: Mapping[str, nn.Parameter], options: Sequence[Mapping[str, Any]]
+    ) -> torch.optim.Optimizer:
         """The optimizer over one block's weights on the CPU, with the options of the groups they belong to."""
-        by_parameter = {id(parameter): path for path, parameter in self._blocks[block]}
-        groups = []
-        for group in self.param_groups:
-            paths = [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]
-            mine = [shadows[path] for path in paths if path in shadows]
-            if mine:
-                groups.append({**options_of(group), "params": mine})
-        return self.factory(groups)
+        members: dict[int, list[nn.Parameter]] = {}
+        for path, shadow in shadows.items():
+            members.setdefault(self._groups[block, path], []).append(shadow)
+        return self.factory([{**options[index], "params": mine} for index, mine in sorted(members.items())])
 
     def _give_states(self, block: str, inner: torch.optim.Optimizer, shadows: Mapping[str, nn.Parameter]) -> None:
         stored = self.states.take(block)
@@ -275,7 +407,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 if view.name in weights:
                     scatter(weights[view.name].contiguous().view(-1).view(torch.uint8), pieces, view.offset)
             return
-        everything = {path: weights.get(path, tensor) for path, tensor in fit.tensors(block).items()}
+        everything = {path: weights.get(path, tensor) for path, tensor in self._running.at_home(block).items()}
         nbytes = sum(tensor.nbytes for tensor in everything.values())
         spill = spill_of(fit)
         fit.ledger.reserve("disk", f"new block {block}", nbytes)
@@ -298,6 +430,7 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         """A parameter's optimizer state, on the CPU for one that does not live on the device."""
+        self.wait()
         if id(parameter) not in self._places:
             return dict(self._resident.state.get(parameter, {})) if self._resident is not None else {}
         block, path = self._places[id(parameter)]
@@ -335,12 +468,14 @@ class TieredOptimizer(torch.optim.Optimizer):
         """From `state_dict` of this class or of the plain optimizer over the same parameters."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         order = [p for group in self.param_groups for p in group["params"]]
+        self.wait()
         self.states.clear()
         self.numbers.clear()
         self.give_states((parameter, state_dict["state"].get(index, {})) for index, parameter in enumerate(order))
 
     def give_states(self, states: Iterable[tuple[nn.Parameter, Mapping[str, Any]]]) -> None:
         """Whole states of parameters, to where each of these rests now; other parameters keep theirs."""
+        self.wait()
         by_block: dict[str, Tensors] = {}
         for parameter, state in states:
             if id(parameter) not in self._places:
@@ -358,6 +493,14 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Give the memory and files of gradients and states back; the model stays fitted."""
+        try:
+            self.wait()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._running.after_backward == self._after_backward:
+            self._running.after_backward = None
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

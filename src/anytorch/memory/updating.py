@@ -1,0 +1,82 @@
+"""Updating blocks at their home beside what else the program does: one thread, in the order the blocks are needed next.
+
+A block that waits here or is being updated cannot be fetched to the device (`Mover.begin_change`), so nobody ever computes
+with half of an update: whoever needs the block waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from anytorch.errors import ModelError
+from anytorch.memory.mover import Mover
+
+THREAD_NAME = "anytorch-optimizer"
+Work = Callable[[], None]
+
+
+class Updates:
+    """`add` queues the update of a block, `wait` returns when all are done. A thread exists only while there is work."""
+
+    def __init__(self, mover: Mover, order: Sequence[str]) -> None:
+        self._mover = mover
+        self._rank = {name: rank for rank, name in enumerate(order)}
+        self._waiting: dict[str, Work] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._in_order = False
+        self._failure: BaseException | None = None
+
+    def add(self, name: str, work: Work) -> None:
+        """Queue a block's update; the block cannot be fetched from now on until it is done."""
+        self._mover.begin_change(name)
+        with self._changed:
+            self._waiting[name] = work
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                self._thread.start()
+
+    def hurry(self) -> None:
+        """Backward is over: what forward needs first comes first from now on, until the queue is empty."""
+        with self._changed:
+            self._in_order = bool(self._waiting)
+
+    def __contains__(self, name: str) -> bool:
+        with self._changed:
+            return name in self._waiting
+
+    def wait(self) -> None:
+        """Return when every update is done. Raises ModelError if one failed: the weights are then not to be trusted."""
+        with self._changed:
+            while self._thread is not None:
+                self._changed.wait()
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise ModelError(
+                f"a step of the optimizer failed, so some weights are updated and others are not: {failure}",
+                hint="go back to the last checkpoint (anytorch.memory.resume_training)",
+            ) from failure
+
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._in_order = False
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                name = min(self._waiting, key=self._rank.__getitem__) if self._in_order else next(iter(self._waiting))
+                work = self._waiting[name]
+            try:
+                if self._failure is None:
+                    work()
+            except BaseException as exc:  # noqa: BLE001  (raised by `wait`, in the thread that asked for the step)
+                self._failure = exc
+            finally:
+                with self._changed:
+                    del self._waiting[name]
+                self._mover.end_change(name)
