@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from anytorch.lite.autograd import Base, record
-from anytorch.lite.device import DEFAULT, CustomDevice
+from anytorch.lite.device import CustomDevice
 from anytorch.lite.dtypes import Array
 
 T = TypeVar("T", bound=Base)
@@ -35,19 +35,19 @@ def carried(x: T, device: CustomDevice) -> T:
     return out
 
 
-def through_host(function: Function) -> Function:
-    """For ops that have no kernels: tensors on the GPU are carried to the host, and the result back. It is counted."""
+def on_gpu(function: Function) -> Function:
+    """For a function of arrays that NumPy has no word for: arrays on the GPU go to its namesake in `gpu.functions`.
+
+    So do NumPy's own functions find their kernels (see `gpu.array`): an op is written once, and its arrays decide.
+    """
+    name = function.__name__
 
     @wraps(function)
-    def run(*args: Any, **options: Any) -> Any:
-        gpu = next((a.device for a in args if isinstance(a, Base) and a.device.is_gpu), None)
-        if gpu is None:
-            return function(*args, **options)
-        from anytorch.lite.gpu.array import fallbacks
+    def run(x: Array, *rest: Any) -> Any:
+        if isinstance(x, (np.ndarray, np.generic)):
+            return function(x, *rest)
+        from anytorch.lite.gpu import functions
 
-        fallbacks[function.__name__] += 1
-        here = (carried(a, DEFAULT) if isinstance(a, Base) and a.device.is_gpu else a for a in args)
-        result = function(*here, **options)
-        return tuple(carried(r, gpu) for r in result) if isinstance(result, tuple) else carried(result, gpu)
+        return getattr(functions, name)(x, *rest)
 
     return run  # type: ignore[return-value]

@@ -25,7 +25,8 @@ from anytorch.lite.create import wrap, zeros
 from anytorch.lite.dtypes import Array
 from anytorch.lite.nn.layers import CustomConv2d, CustomLinear
 from anytorch.lite.nn.module import Module, Sequential
-from anytorch.lite.ops.conv import Windows, pair, patches
+from anytorch.lite.ops.conv import patches
+from anytorch.lite.ops.windows import Windows, pair
 from anytorch.lite.tensors import CustomTensor
 
 EXACT = 512  # products of one piece

@@ -1,6 +1,12 @@
 """The same tensors on a GPU, through WebGPU: `CustomTensor(data, device="webgpu")`.
 
 memory      a piece of device memory, given back when nobody uses it
-kernels     elementwise ops, reductions and matrix products, launched
-array       an array that answers to NumPy's functions, so that every op of the library takes it as it is
+kernels     elementwise ops and matrix products, launched
+folds       reductions, rules for rows, running sums
+indexing    rows by number
+array       an array that answers to NumPy's functions, so that the ops of the library take it as it is
+answers     what it answers, function by function
+functions   what NumPy has no word for: convolution, pooling, normalising rows, recurrent steps
 """
+
+from anytorch.lite.gpu import answers as answers

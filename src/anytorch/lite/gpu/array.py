@@ -4,11 +4,12 @@ NumPy asks an operand's class before it computes (`__array_ufunc__`, `__array_fu
 written with NumPy's functions, need no second version: what has a kernel runs on the GPU, and what has none is brought to
 the host, computed there and brought back. `fallbacks` counts the latter by name.
 
-float32 lives on the GPU; whole numbers and booleans (class numbers, masks) stay on the host, where they are indices.
+float32 lives on the GPU, and so do the masks that comparisons give. Whole numbers (class numbers, indices) stay on the host.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from anytorch.errors import DeviceUnavailable, UsageError
-from anytorch.lite.dtypes import Array, float32
+from anytorch.lite.dtypes import Array, DType, boolean, float32
 
 try:
-    from anytorch.lite.gpu import kernels
-    from anytorch.lite.gpu.memory import Layout, dense_strides, new, read, write
+    from anytorch.lite.gpu import folds, indexing, kernels
+    from anytorch.lite.gpu.memory import Layout, dense_strides, read, write
 except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] != "wgpu":
         raise
@@ -48,7 +49,21 @@ EXPRESSIONS: dict[Any, str] = {
     np.sin: "sin_f32(x0)",
     np.cos: "cos_f32(x0)",
     np.tanh: "tanh_f32(x0)",
+    np.logaddexp: "logaddexp_f32(x0, x1)",
 }
+# What gives a mask: 0.0 or 1.0. Whether `x == x` holds for a NaN is not left to the compiler.
+COMPARISONS: dict[Any, str] = {
+    np.equal: "select(0.0, 1.0, equal_f32(x0, x1))",
+    np.not_equal: "select(1.0, 0.0, equal_f32(x0, x1))",
+    np.less: "select(0.0, 1.0, x0 < x1)",
+    np.less_equal: "select(0.0, 1.0, x0 < x1 || equal_f32(x0, x1))",
+    np.greater: "select(0.0, 1.0, x0 > x1)",
+    np.greater_equal: "select(0.0, 1.0, x0 > x1 || equal_f32(x0, x1))",
+}
+OF_MASKS: dict[Any, str] = {np.bitwise_and: "x0 * x1", np.bitwise_or: "max(x0, x1)", np.invert: "1.0 - x0"}
+
+# NumPy's functions that are not ufuncs: `answers` fills it in.
+FUNCTIONS: dict[Any, Any] = {}
 
 
 def upload(host: Array) -> Array:
@@ -60,14 +75,14 @@ def upload(host: Array) -> Array:
 
 
 class GpuArray(NDArrayOperatorsMixin):
-    """float32 numbers on the GPU. Transposing, broadcasting and slicing give views, as in NumPy."""
+    """float32 numbers on the GPU, or a mask. Transposing, broadcasting and slicing give views, as in NumPy."""
 
-    __slots__ = ("layout",)
-    dtype = float32
+    __slots__ = ("dtype", "layout")
     itemsize = 4
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, dtype: DType = float32) -> None:
         self.layout = layout
+        self.dtype = dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,11 +108,12 @@ class GpuArray(NDArrayOperatorsMixin):
         return self.layout.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        host = read(self.dense().layout)
+        host = read(self.dense().layout).astype(self.dtype, copy=False)
         return host if dtype is None else host.astype(dtype, copy=False)
 
-    def item(self) -> float:
-        return float(self.__array__().item())
+    def item(self) -> float | bool:
+        value: float | bool = self.__array__().item()
+        return value
 
     def tolist(self) -> Any:
         return self.__array__().tolist()
@@ -109,18 +125,19 @@ class GpuArray(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         check_devices(ufunc.__name__, inputs)
-        if method == "__call__" and not options and ufunc is np.matmul:
-            result: Any = matmul(*(as_gpu(x) for x in inputs))
-        elif method == "at":  # np.add.at(x, index, values) writes to x
-            host = inputs[0].__array__()
-            ufunc.at(host, *(to_host(x) for x in inputs[1:]))
-            inputs[0][...] = GpuArray(write(host))
-            fallbacks[f"{ufunc.__name__}.at"] += 1
-            return None
-        elif method == "__call__" and not options and ufunc in EXPRESSIONS:
-            result = compute(EXPRESSIONS[ufunc], inputs)
-        else:
+        masks = all(getattr(x, "dtype", None) == boolean for x in inputs)
+        if method == "at":  # np.add.at(x, index, values) writes to x
+            return add_at(ufunc, *inputs)
+        if method != "__call__" or options:
             result = on_host(ufunc.__name__, getattr(ufunc, method), inputs, options)
+        elif ufunc is np.matmul and not masks:
+            result = matmul(*(as_gpu(x) for x in inputs))
+        elif ufunc in EXPRESSIONS and not masks:
+            result = compute(EXPRESSIONS[ufunc], inputs)
+        elif ufunc in COMPARISONS or (ufunc in OF_MASKS and masks):
+            result = compute(COMPARISONS.get(ufunc) or OF_MASKS[ufunc], inputs, boolean)
+        else:
+            result = on_host(ufunc.__name__, ufunc, inputs, options)
         if out is None:
             return result
         (target,) = out
@@ -139,17 +156,19 @@ class GpuArray(NDArrayOperatorsMixin):
 
     def view(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int | None = None) -> GpuArray:
         at = self.layout.offset if offset is None else offset
-        return GpuArray(Layout(self.layout.memory, shape, strides, at))
+        return GpuArray(Layout(self.layout.memory, shape, strides, at), self.dtype)
 
     def dense(self) -> GpuArray:
         return self if self.layout.dense else self.copy()
 
     def copy(self) -> GpuArray:
-        return GpuArray(kernels.copied(self.layout))
+        return GpuArray(kernels.copied(self.layout), self.dtype)
 
     def astype(self, dtype: Any, copy: bool = True) -> Array:
-        if np.dtype(dtype) == float32:
+        if np.dtype(dtype) == self.dtype:
             return self.copy() if copy else self
+        if np.dtype(dtype) == float32:  # a mask, whose numbers are 0.0 and 1.0 already
+            return GpuArray(kernels.copied(self.layout))
         return self.__array__().astype(dtype)
 
     def reshape(self, *shape: Any) -> GpuArray:
@@ -173,7 +192,10 @@ class GpuArray(NDArrayOperatorsMixin):
         return self.view(tuple(shape), strides)
 
     def part(self, index: Any) -> GpuArray | None:
-        """The view that integers, slices, None and an ellipsis name; None if the index is of another kind."""
+        """The view that integers, slices, None and an ellipsis name; None if the index is of another kind.
+
+        Slices that run backwards have negative strides, which only `copied` takes.
+        """
         parts = list(index) if isinstance(index, tuple) else [index]
         if not all(is_basic(p) for p in parts):
             return None
@@ -198,8 +220,6 @@ class GpuArray(NDArrayOperatorsMixin):
                 offset += (p % n) * step
                 continue
             begin, end, by = p.indices(n)
-            if by < 0:
-                return None
             shape.append(len(range(begin, end, by)))
             strides.append(step * by)
             offset += begin * step if shape[-1] else 0
@@ -207,13 +227,18 @@ class GpuArray(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         found = self.part(index)
-        return found if found is not None else on_host("getitem", lambda x: x[index], (self,), {})
+        if found is not None:
+            return found if min(found.layout.strides, default=0) >= 0 else found.copy()
+        rows = row_numbers(index, self)
+        if rows is not None:
+            return GpuArray(indexing.take_rows(self.dense().layout, rows), self.dtype)
+        return on_host("getitem", lambda x: x[to_host(index)], (self,), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
         target = self.part(index)
         if target is None:
             host = self.__array__()
-            host[index] = np.asarray(value)
+            host[to_host(index)] = np.asarray(value)
             fallbacks["setitem"] += 1
             target, value = self, GpuArray(write(host))
         if isinstance(value, (int, float)):
@@ -230,14 +255,16 @@ class GpuArray(NDArrayOperatorsMixin):
         check_devices("dot", (self, other))
         return matmul(self, as_gpu(other))
 
-    def sum(self, axis: Any = None, keepdims: bool = False, dtype: Any = float32) -> GpuArray:
+    def sum(self, axis: Any = None, keepdims: bool = False, dtype: Any = float32) -> Array:
+        if self.dtype == boolean and np.dtype(dtype).kind != "f":  # counting: exact, and whole numbers live on the host
+            return on_host("sum", np.sum, (self, axis), {"keepdims": keepdims, "dtype": dtype})
         return reduced("sum", self, axis, keepdims)
 
     def max(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        return reduced("max", self, axis, keepdims)
+        return reduced("amax", self, axis, keepdims)
 
     def min(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        return reduced("min", self, axis, keepdims)
+        return reduced("amin", self, axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
         total = self.sum(axis, keepdims)
@@ -280,12 +307,39 @@ def check_devices(name: str, inputs: Any) -> None:
             )
 
 
-def compute(expression: str, inputs: Any) -> GpuArray:
+def row_numbers(index: Any, x: GpuArray) -> Array | None:
+    """The index as numbers of rows, each from 0 to n − 1, if that is what it is."""
+    alone = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if not isinstance(alone, (list, np.ndarray)) or not x.ndim:
+        return None
+    numbers = np.asarray(alone)
+    if numbers.dtype.kind not in "iu":
+        return None
+    n = x.shape[0]
+    if numbers.size and not (-n <= numbers.min() and numbers.max() < n):
+        raise IndexError(f"row numbers {numbers.min()} to {numbers.max()} of an array with {n} rows")
+    return np.where(numbers < 0, numbers + n, numbers)
+
+
+def add_at(ufunc: Any, target: GpuArray, index: Any, values: Any) -> None:
+    """np.add.at: an index may name one place twice."""
+    rows = row_numbers(index, target) if ufunc is np.add and target.layout.dense else None
+    if rows is not None:
+        shape = (*rows.shape, *target.shape[1:])
+        indexing.add_rows(target.layout, rows, as_gpu(values).broadcast(shape).dense().layout)
+        return
+    host = target.__array__()
+    ufunc.at(host, to_host(index), to_host(values))
+    target[...] = GpuArray(write(host))
+    fallbacks[f"{ufunc.__name__}.at"] += 1
+
+
+def compute(expression: str, inputs: Any, dtype: DType = float32) -> GpuArray:
     """An elementwise expression; numbers (and arrays of one) become parameters, masks are uploaded."""
     shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
     layouts: list[Layout] = []
     scalars: list[float] = []
-    text = expression.replace("x0", "{0}").replace("x1", "{1}")
+    text = re.sub(r"\bx(\d)", r"{\1}", expression)
     names = []
     for x in inputs:
         if isinstance(x, GpuArray) or np.ndim(x):
@@ -294,25 +348,34 @@ def compute(expression: str, inputs: Any) -> GpuArray:
         else:
             names.append(f"s{len(scalars)}()")
             scalars.append(float(x))
-    return GpuArray(kernels.elementwise(text.format(*names), layouts, scalars, shape))
+    return GpuArray(kernels.elementwise(text.format(*names), layouts, scalars, shape), dtype)
+
+
+def axes_of(x: GpuArray, axis: Any) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(x.ndim))
+    named = (axis,) if isinstance(axis, int) else tuple(axis)
+    return tuple(d % x.ndim for d in named) if x.ndim else ()
+
+
+def without(shape: tuple[int, ...], over: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """The shape that folding the axes `over` leaves."""
+    return tuple(1 if d in over else n for d, n in enumerate(shape) if keepdims or d not in over)
 
 
 def reduced(name: str, x: GpuArray, axis: Any = None, keepdims: bool = False) -> GpuArray:
-    over = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-    over = tuple(d % x.ndim for d in over) if x.ndim else ()
-    kept = [d for d in range(x.ndim) if d not in over]
-    n = 1
-    for d in over:
-        n *= x.shape[d]
-    if not n and name != "sum":
+    over = axes_of(x, axis)
+    if name != "sum" and not all(x.shape[d] for d in over):
         raise ValueError(f"{name} of no numbers")
-    rows = x.transpose((*kept, *over)).dense() if x.ndim else x  # (kept …, reduced …)
-    count = 1
-    for d in kept:
-        count *= x.shape[d]
-    out = kernels.reduce_rows(name, rows.layout, count, n)
-    shape = tuple(1 if d in over else x.shape[d] for d in range(x.ndim) if keepdims or d not in over)
-    return GpuArray(Layout(out.memory, shape, dense_strides(shape)))
+    (out,) = folds.folded(name, x.layout, over)
+    return GpuArray(folds.as_shape(out, without(x.shape, over, keepdims)))
+
+
+def place_of_extreme(name: str, x: GpuArray, axis: int | None, keepdims: bool) -> Array:
+    """argmax and argmin: whole numbers, so on the host."""
+    over = axes_of(x, axis)
+    _, places = folds.folded(name, x.layout, over, places=True)
+    return read(folds.as_shape(places, without(x.shape, over, keepdims)), np.int32).astype(np.int64)
 
 
 def matmul(a: GpuArray, b: GpuArray) -> GpuArray:
@@ -363,80 +426,3 @@ def back(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(back(each) for each in value)
     return value
-
-
-# --- NumPy's functions that are not ufuncs ---------------------------------------------------------------------------
-
-
-def _reduction(name: str) -> Any:
-    def run(x: Any, axis: Any = None, keepdims: bool = False, dtype: Any = None, **others: Any) -> Any:
-        if others or not isinstance(x, GpuArray) or (dtype is not None and np.dtype(dtype) != float32):
-            return NotImplemented
-        return getattr(x, name)(axis, keepdims)
-
-    return run
-
-
-def _full(value: float) -> Any:
-    def run(x: GpuArray, dtype: Any = None, shape: Any = None, **others: Any) -> Any:
-        if others or (dtype is not None and np.dtype(dtype) != float32):
-            return NotImplemented
-        wanted = x.shape if shape is None else tuple(shape)
-        return GpuArray(kernels.elementwise("s0()", [], [value], wanted))
-
-    return run
-
-
-def _swapaxes(x: GpuArray, a: int, b: int) -> GpuArray:
-    order = list(range(x.ndim))
-    order[a], order[b] = order[b], order[a]
-    return x.transpose(order)
-
-
-def _expand_dims(x: GpuArray, axis: int) -> GpuArray:
-    shape = list(x.shape)
-    shape.insert(axis if axis >= 0 else axis + x.ndim + 1, 1)
-    return x.reshape(tuple(shape))
-
-
-def _concatenate(arrays: Any, axis: int = 0) -> Any:
-    if not all(isinstance(a, GpuArray) for a in arrays):
-        return NotImplemented
-    axis %= arrays[0].ndim
-    shape = list(arrays[0].shape)
-    shape[axis] = sum(a.shape[axis] for a in arrays)
-    out, at = GpuArray(new(tuple(shape))), 0
-    for a in arrays:
-        place = (*(slice(None),) * axis, slice(at, at + a.shape[axis]))
-        out[place] = a
-        at += a.shape[axis]
-    return out
-
-
-def _split(x: GpuArray, ends: Any, axis: int = 0) -> Any:
-    before = (slice(None),) * (axis % x.ndim)
-    places = [(*before, slice(a, b)) for a, b in zip([0, *ends], [*ends, x.shape[axis]], strict=True)]
-    return [x[place] for place in places]
-
-
-def _may_share_memory(a: Any, b: Any) -> bool:
-    return isinstance(a, GpuArray) and isinstance(b, GpuArray) and a.layout.memory is b.layout.memory
-
-
-FUNCTIONS: dict[Any, Any] = {
-    np.sum: _reduction("sum"),
-    np.max: _reduction("max"),
-    np.min: _reduction("min"),
-    np.mean: _reduction("mean"),
-    np.zeros_like: _full(0.0),
-    np.ones_like: _full(1.0),
-    np.broadcast_to: lambda x, shape: x.broadcast((shape,) if isinstance(shape, int) else tuple(shape)),
-    np.swapaxes: _swapaxes,
-    np.expand_dims: _expand_dims,
-    np.concatenate: _concatenate,
-    np.split: _split,
-    np.ascontiguousarray: lambda x: x.dense(),
-    np.may_share_memory: _may_share_memory,
-    np.ndim: lambda x: x.ndim,
-    np.shape: lambda x: x.shape,
-}

@@ -26,7 +26,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Layout:
-    """float32 numbers in a memory: strides and offset count numbers, not bytes."""
+    """Numbers of four bytes in a memory: strides and offset count numbers, not bytes."""
 
     memory: Memory
     shape: tuple[int, ...]
@@ -60,17 +60,18 @@ def new(shape: tuple[int, ...]) -> Layout:
     return Layout(Memory(4 * size), shape, dense_strides(shape))
 
 
-def write(host: Array) -> Layout:
-    host = np.ascontiguousarray(host, np.float32).reshape(host.shape)
+def write(host: Array, dtype: type = np.float32) -> Layout:
+    """`host` on the device, as float32 (or int32, for kernels that take indices)."""
+    host = np.ascontiguousarray(host, dtype).reshape(host.shape)
     layout = new(host.shape)
     if host.size:
         layout.memory.runtime.write(layout.memory.buffer, 0, host.ctypes.data, host.nbytes)
     return layout
 
 
-def read(layout: Layout) -> Array:
+def read(layout: Layout, dtype: type = np.float32) -> Array:
     """A copy on the host; `layout` must be dense."""
-    host = np.empty(layout.shape, np.float32)
+    host: Array = np.empty(layout.shape, dtype)
     if host.size:
         layout.memory.runtime.read(layout.memory.buffer, 4 * layout.offset, host.ctypes.data, host.nbytes)
     return host

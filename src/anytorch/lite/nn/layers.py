@@ -11,7 +11,7 @@ from anytorch.lite import functional as F
 from anytorch.lite.create import generator, ones, wrap, zeros
 from anytorch.lite.dtypes import Array, float32
 from anytorch.lite.nn.module import Module, Parameter
-from anytorch.lite.ops.conv import Pair, pair
+from anytorch.lite.ops.windows import Pair, pair
 from anytorch.lite.tensors import CustomTensor
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, fit, make, record
 from anytorch.lite.dtypes import Array, Scalar, float32, is_floating, promoted, scalar_dtype
-from anytorch.lite.moving import on_device, through_host
+from anytorch.lite.moving import on_device, on_gpu
 from anytorch.lite.ops.special import erf
 
 T = TypeVar("T", bound=Base)
@@ -117,7 +117,6 @@ def power(a: T | Scalar, b: T | Scalar) -> T:
     return binary("pow", a, b, np.power, power_base, power_exponent)
 
 
-@through_host
 def maximum(a: T | Scalar, b: T | Scalar) -> T:
     """Where both are equal, each gets half of the gradient."""
 
@@ -127,7 +126,6 @@ def maximum(a: T | Scalar, b: T | Scalar) -> T:
     return binary("maximum", a, b, np.maximum, share, lambda g, x, y: share(g, y, x))
 
 
-@through_host
 def minimum(a: T | Scalar, b: T | Scalar) -> T:
     def share(g: Array, x: Any, y: Any) -> Array:
         return g * ((x < y) + 0.5 * (x == y)).astype(g.dtype)
@@ -232,15 +230,19 @@ def silu(x: T) -> T:
     return unary("silu", x, x.data * s, lambda: s * (1 + x.data * (1 - s)))
 
 
-@through_host
+@on_gpu
+def gelu_of(x: Array) -> tuple[Array, Callable[[], Array]]:
+    """x · Φ(x), and its derivative, to be called if it is wanted."""
+    phi = 0.5 * (1 + erf(x * 0.5**0.5))
+    return x * phi, lambda: phi + x * np.exp(-0.5 * x * x) * (2 * np.pi) ** -0.5
+
+
 def gelu(x: T) -> T:
     """x · Φ(x), with the exact normal distribution function (torch's default)."""
-    data = floats(x)
-    phi = 0.5 * (1 + erf(data * 0.5**0.5))
-    return unary("gelu", x, data * phi, lambda: phi + data * np.exp(-0.5 * data * data) * (2 * np.pi) ** -0.5)
+    y, derivative = gelu_of(floats(x))
+    return unary("gelu", x, y, derivative)
 
 
-@through_host
 def softplus(x: T) -> T:
     """log(1 + eˣ)"""
     return unary("softplus", x, np.logaddexp(x.data, like(x.data, 0)), lambda: logistic(x.data))

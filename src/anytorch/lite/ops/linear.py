@@ -9,7 +9,6 @@ import numpy as np
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, fit, record
 from anytorch.lite.dtypes import Array
-from anytorch.lite.moving import through_host
 
 T = TypeVar("T", bound=Base)
 
@@ -72,7 +71,6 @@ def linear(x: T, weight: T, bias: T | None = None) -> T:
     return record("linear", out.reshape(*leading, out_features), parents, backward, (x, weight))
 
 
-@through_host
 def embedding(indices: Base, weight: T) -> T:
     """Rows of `weight` (n, d) by number: (…) → (…, d)."""
     where = indices.data

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, record
 from anytorch.lite.dtypes import Array
-from anytorch.lite.moving import through_host
+from anytorch.lite.moving import on_gpu
 from anytorch.lite.ops.elementwise import logistic
 from anytorch.lite.ops.rows import shifted
 
@@ -60,7 +60,6 @@ def l1_loss(prediction: T, target: T, reduction: str = "mean") -> T:
     return record("l1_loss", loss, (prediction, target), backward)
 
 
-@through_host
 def bce_with_logits(logits: T, target: T, reduction: str = "mean") -> T:
     """−t·log σ(x) − (1−t)·log(1−σ(x)) = max(x, 0) − x·t + log(1 + e^−|x|), which never overflows."""
     same_shape("bce_with_logits", logits, target)
@@ -73,7 +72,30 @@ def bce_with_logits(logits: T, target: T, reduction: str = "mean") -> T:
     return record("bce_with_logits", loss, (logits, target), backward, (logits, target))
 
 
-@through_host
+@on_gpu
+def class_losses(logits: Array, named: Array, kept: Array, smoothing: float) -> tuple[Array, Any]:
+    """Logits (R, C) and classes (R,) → losses (R,), nothing for rows that are not kept; and what the gradient needs."""
+    z = shifted(logits, 1)
+    e = np.exp(z)  # (R, C)
+    total = np.sum(e, axis=1, keepdims=True)  # (R, 1)
+    log_total = np.log(total)[:, 0]
+    losses = log_total - z[np.arange(len(z)), named]
+    if smoothing:
+        losses = (1 - smoothing) * losses + smoothing * (log_total - np.mean(z, axis=1))
+    return losses * kept, (e, total)
+
+
+@on_gpu
+def of_class_losses(g: Array, state: Any, named: Array, kept: Array, smoothing: float) -> Array:
+    """The gradients of the losses (R,) → those of the logits (R, C): the softmax, less 1 at the right class."""
+    e, total = state
+    grad = e / total
+    grad[np.arange(len(grad)), named] -= 1 - smoothing
+    grad -= smoothing / grad.shape[1]
+    grad *= (g * kept)[:, None]
+    return grad
+
+
 def cross_entropy(
     logits: T, target: Base, reduction: str = "mean", ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> T:
@@ -84,27 +106,16 @@ def cross_entropy(
         raise UsageError(f"cross_entropy: targets are class numbers, got {target.data.dtype}")
     classes = logits.data.shape[1]
     moved = np.moveaxis(logits.data, 1, -1)  # (N, …, C)
-    z = shifted(moved.reshape(-1, classes), 1)  # (R, C)
-    e = np.exp(z)
-    total = np.sum(e, axis=1, keepdims=True)
-    where = target.data.reshape(-1)
-    kept = where != ignore_index
-    named = np.where(kept, where, 0)
+    kept = target.data.reshape(-1) != ignore_index  # (R,)
+    named = np.where(kept, target.data.reshape(-1), 0)
     if named.size and (named.min() < 0 or named.max() >= classes):
         raise UsageError(f"cross_entropy: a target lies outside 0 … {classes - 1}")
-    rows = np.arange(len(where))
-    log_total = np.log(total)[:, 0]  # (R,)
-    loss_of_row = log_total - z[rows, named]
-    if label_smoothing:
-        loss_of_row = (1 - label_smoothing) * loss_of_row + label_smoothing * (log_total - np.mean(z, axis=1))
-    loss_of_row = loss_of_row * kept
-    loss, share = reduced(loss_of_row.reshape(target.data.shape), reduction, int(np.sum(kept)))
+    losses, state = class_losses(moved.reshape(-1, classes), named, kept, label_smoothing)
+    loss, share = reduced(losses.reshape(target.data.shape), reduction, int(np.sum(kept)))
 
     def backward(g: Array) -> tuple[Array]:
-        grad = e / total  # the softmax
-        grad[rows, named] -= 1 - label_smoothing
-        grad -= label_smoothing / classes
-        grad *= (np.broadcast_to(g, target.data.shape).reshape(-1, 1) * kept[:, None]) * grad.dtype.type(share)
+        of_rows = np.broadcast_to(g, target.data.shape).reshape(-1) * g.dtype.type(share)
+        grad = of_class_losses(of_rows, state, named, kept, label_smoothing)
         return (np.moveaxis(grad.reshape(moved.shape), -1, 1),)
 
     return record("cross_entropy", loss, (logits,), backward)

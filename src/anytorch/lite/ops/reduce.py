@@ -10,7 +10,6 @@ import numpy as np
 from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, make, record
 from anytorch.lite.dtypes import Array, int64, is_floating
-from anytorch.lite.moving import through_host
 
 T = TypeVar("T", bound=Base)
 Dim = int | Sequence[int] | None
@@ -77,7 +76,6 @@ def var(x: T, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> T:
     return record("var", result, (x,), backward, (x,))
 
 
-@through_host
 def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
     """amax and amin: equal winners share the gradient."""
     over, shape = axes(x.data, dim), x.data.shape
@@ -92,7 +90,6 @@ def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
     return record(name, result, (x,), backward, (x,))
 
 
-@through_host
 def arg_extreme(x: T, dim: int | None, keepdim: bool, largest: bool) -> T:
     """Where the extreme number is; the first one if several are equal. No gradient."""
     if x.data.size == 0:
@@ -102,22 +99,21 @@ def arg_extreme(x: T, dim: int | None, keepdim: bool, largest: bool) -> T:
     return out
 
 
-@through_host
 def extreme_along(x: T, dim: int, keepdim: bool, largest: bool) -> tuple[T, T]:
     """The extreme numbers along one dimension and where they are; the gradient goes to that place alone."""
     (dim,) = axes(x.data, dim) or (0,)
     indices = arg_extreme(x, dim, True, largest)
     shape, places = x.data.shape, indices.data
-    values = np.take_along_axis(x.data, places, dim)
+    result = array((np.max if largest else np.min)(x.data, axis=dim, keepdims=keepdim))
 
     def backward(g: Array) -> tuple[Array]:
-        grad = np.zeros_like(g, shape=shape)
-        np.put_along_axis(grad, places, g.reshape(values.shape), dim)
-        return (grad,)
+        along = [1] * len(shape)
+        along[dim] = shape[dim]
+        won = np.arange(shape[dim]).reshape(along) == places
+        return (np.where(won, g.reshape(places.shape), g.dtype.type(0)),)
 
     if not keepdim:
         indices = make(x, np.squeeze(places, dim))
-    result = values if keepdim else np.squeeze(values, dim)
     return record("max" if largest else "min", result, (x,), backward), indices
 
 

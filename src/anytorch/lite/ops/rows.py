@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from anytorch.lite.autograd import Base, record
 from anytorch.lite.dtypes import Array
+from anytorch.lite.moving import on_gpu
 from anytorch.lite.ops.elementwise import floats
 
 T = TypeVar("T", bound=Base)
@@ -20,58 +21,79 @@ def shifted(x: Array, dim: int) -> Array:
     return x - x.max(axis=dim, keepdims=True)
 
 
+@on_gpu
+def soft(x: Array, dim: int) -> Array:
+    """eˣ / Σeˣ along one dimension."""
+    with np.errstate(invalid="ignore"):  # a row of -inf is nan, as it is in torch
+        e = np.exp(shifted(x, dim))
+    return e / e.sum(axis=dim, keepdims=True)
+
+
+@on_gpu
+def of_soft(g: Array, y: Array, dim: int) -> Array:
+    return y * (g - (g * y).sum(axis=dim, keepdims=True))
+
+
+@on_gpu
+def log_soft(x: Array, dim: int) -> Array:
+    z = shifted(x, dim)
+    with np.errstate(divide="ignore"):  # rows of no numbers
+        return z - np.log(np.sum(np.exp(z), axis=dim, keepdims=True))
+
+
+@on_gpu
+def of_log_soft(g: Array, y: Array, dim: int) -> Array:
+    return g - np.exp(y) * np.sum(g, axis=dim, keepdims=True)
+
+
 def softmax(x: T, dim: int = -1) -> T:
     data = floats(x)
-    with np.errstate(invalid="ignore"):  # a row of -inf is nan, as it is in torch
-        e = np.exp(shifted(data, dim))
-    y = e / e.sum(axis=dim, keepdims=True) if data.ndim else np.ones_like(e)
-
-    def backward(g: Array) -> tuple[Array]:
-        return (y * (g - (g * y).sum(axis=dim, keepdims=True)),)
-
-    return record("softmax", y, (x,), backward if data.ndim else lambda g: (g * 0,), saves_output=True)
+    if not data.ndim:  # one number alone
+        return record("softmax", np.ones_like(data), (x,), lambda g: (g * 0,))
+    y = soft(data, dim)
+    return record("softmax", y, (x,), lambda g: (of_soft(g, y, dim),), saves_output=True)
 
 
 def log_softmax(x: T, dim: int = -1) -> T:
-    z = shifted(floats(x), dim)
-    if z.ndim == 0:
-        return record("log_softmax", np.zeros_like(z), (x,), lambda g: (g * 0,))
-    with np.errstate(divide="ignore"):  # rows of no numbers
-        y = z - np.log(np.sum(np.exp(z), axis=dim, keepdims=True))
+    data = floats(x)
+    if not data.ndim:
+        return record("log_softmax", np.zeros_like(data), (x,), lambda g: (g * 0,))
+    y = log_soft(data, dim)
+    return record("log_softmax", y, (x,), lambda g: (of_log_soft(g, y, dim),), saves_output=True)
 
-    def backward(g: Array) -> tuple[Array]:
-        return (g - np.exp(y) * np.sum(g, axis=dim, keepdims=True),)
 
-    return record("log_softmax", y, (x,), backward, saves_output=True)
+@on_gpu
+def normed(rows: Array, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Any]:
+    """(R, n) → (R, n): every row gets mean 0 and variance 1, then a scale and a shift. And what the gradient needs."""
+    centred = rows - np.mean(rows, axis=1, keepdims=True)
+    inverse = 1 / np.sqrt(np.mean(centred * centred, axis=1, keepdims=True) + eps)  # (R, 1)
+    hat = centred * inverse
+    out = hat if weight is None else hat * weight
+    return (out if bias is None else out + bias), (hat, inverse)
+
+
+@on_gpu
+def of_normed(g: Array, kept: Any, weight: Array | None) -> tuple[Array, Array, Array]:
+    """The gradients of the rows (R, n), of the weight and of the bias (n,)."""
+    hat, inverse = kept
+    gw = g if weight is None else g * weight
+    inner = gw - np.mean(gw, axis=1, keepdims=True) - hat * np.mean(gw * hat, axis=1, keepdims=True)
+    return inner * inverse, np.sum(g * hat, axis=0), np.sum(g, axis=0)
 
 
 def layer_norm(x: T, weight: T | None, bias: T | None, n: int, eps: float) -> T:
-    """(x − mean) / √(variance + eps) · weight + bias, over the last axis of `x` seen as (rows, n)."""
-    rows = x.data.reshape(-1, n)  # (R, n)
-    mean = np.mean(rows, axis=1, keepdims=True)  # (R, 1)
-    centred = rows - mean
-    inverse = 1 / np.sqrt(np.mean(centred * centred, axis=1, keepdims=True) + eps)  # (R, 1)
-    hat = centred * inverse  # (R, n)
-    out = hat
-    if weight is not None:
-        out = out * weight.data.reshape(1, n)
-    if bias is not None:
-        out = out + bias.data.reshape(1, n)
+    """(x − mean) / √(variance + eps) · weight + bias, over the last axes of `x`, seen as (rows, n)."""
     shape = x.data.shape
+    scale, shift = (None if p is None else p.data.reshape(n) for p in (weight, bias))
+    out, kept = normed(x.data.reshape(-1, n), scale, shift, eps)
 
-    def backward(g: Array) -> list[Array | None]:
-        g = g.reshape(-1, n)
-        gradients: list[Array | None] = []
-        gw = g * weight.data.reshape(1, n) if weight is not None else g
-        if x.requires_grad:
-            inner = gw - np.mean(gw, axis=1, keepdims=True) - hat * np.mean(gw * hat, axis=1, keepdims=True)
-            gradients.append((inner * inverse).reshape(shape))
-        else:
-            gradients.append(None)
+    def backward(g: Array) -> list[Array]:
+        of_x, of_weight, of_bias = of_normed(g.reshape(-1, n), kept, scale)
+        gradients = [of_x.reshape(shape)]
         if weight is not None:
-            gradients.append(np.sum(g * hat, axis=0).reshape(weight.data.shape))
+            gradients.append(of_weight.reshape(weight.data.shape))
         if bias is not None:
-            gradients.append(np.sum(g, axis=0).reshape(bias.data.shape))
+            gradients.append(of_bias.reshape(bias.data.shape))
         return gradients
 
     parents = tuple(p for p in (x, weight, bias) if p is not None)

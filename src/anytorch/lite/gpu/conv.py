@@ -1,0 +1,140 @@
+"""Convolution and pooling on the GPU: the kernels of the torch device, which compute the windows' places as they load."""
+
+from __future__ import annotations
+
+import struct
+
+from anytorch.gpu.wgsl import conv as wgsl_conv
+from anytorch.gpu.wgsl import pool as wgsl_pool
+from anytorch.gpu.wgsl.matmul import Schedule, render
+from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
+from anytorch.lite.gpu.kernels import F32, TILED, product_grid, threads
+from anytorch.lite.gpu.memory import Layout, new
+from anytorch.lite.ops.windows import Windows
+
+# Loads are long functions here; on a software adapter fewer copies of them are faster.
+DIRECT = Schedule("direct", tm=4, tn=4)
+
+
+def correlated(x: GpuArray, weight: GpuArray, bias: GpuArray | None, windows: Windows, groups: int) -> GpuArray:
+    """(N, C, H, W), (O, C/G, kh, kw) → (N, O, oh, ow)"""
+    check_devices("conv2d", (weight, *(() if bias is None else (bias,))))
+    n, o = x.shape[0], weight.shape[0]
+    out = new((n, o, *windows.out))
+    oh, ow = windows.out
+    sizes = (o // groups, n * oh * ow, weight.size // o if o else 0)
+    multiply("gather", weight.dense(), x.dense(), bias, out, out, windows, groups, sizes)
+    return GpuArray(out)
+
+
+def of_image(g: GpuArray, weight: GpuArray, windows: Windows, groups: int) -> GpuArray:
+    """(N, O, oh, ow) → (N, C, H, W): what reached a place through each tap of the kernel, gathered."""
+    n, o = g.shape[:2]
+    channels = weight.shape[1] * groups
+    h, w = windows.image
+    out = new((n, channels, h, w))
+    kh, kw = windows.kernel
+    sizes = (weight.shape[1], n * h * w, o // groups * kh * kw)
+    multiply("scatter", weight.dense(), g.dense(), None, out, out, windows, groups, sizes)
+    return GpuArray(out)
+
+
+def of_weight(g: GpuArray, x: GpuArray, weight_shape: tuple[int, ...], windows: Windows, groups: int) -> GpuArray:
+    """(N, O, oh, ow), (N, C, H, W) → (O, C/G, kh, kw)"""
+    out = new(weight_shape)
+    o = weight_shape[0]
+    g = g.dense()
+    sizes = (o // groups, out.size // o, g.size // o)
+    multiply("weight", g, x.dense(), None, g.layout, out, windows, groups, sizes)
+    return GpuArray(out)
+
+
+def multiply(
+    kind: str,
+    a: GpuArray,
+    x: GpuArray,
+    bias: GpuArray | None,
+    other: Layout,
+    out: Layout,
+    windows: Windows,
+    groups: int,
+    sizes: tuple[int, int, int],
+) -> None:
+    """One matrix product per group into `out`. `other` is the side that is walked place by place: `out`, or the gradient."""
+    runtime = out.memory.runtime
+    if not all(sizes):
+        GpuArray(out)[...] = 0.0
+        return
+    schedule = DIRECT if runtime.adapter.software or sizes[0] <= 4 else TILED
+    kernel, stride, padding, dilation = windows.geometry
+    spec = wgsl_conv.Convolution(
+        kind, F32, F32, (1, *kernel), (1, *stride), (0, *padding), (1, *dilation), bias=bias is not None
+    )
+    bound = [a.layout, x.layout, *([] if bias is None else [bias.dense().layout]), out]
+    program = runtime.programs.make(
+        ("lite", spec, schedule),
+        lambda: render(wgsl_conv.convolution(spec), schedule),
+        buffers=len(bound),
+        writable=1 << (len(bound) - 1),
+        immediates=4 * len(wgsl_conv.CONVOLUTION_PARAMETERS),
+    )
+    numbers, launch = product_grid(schedule, groups, *sizes)
+    packed = struct.pack(
+        "<26I",
+        *(a.layout.offset, x.layout.offset, bound[2].offset if bias is not None else 0, out.offset),
+        *numbers,
+        x.shape[1] // groups,
+        *(1, *x.shape[2:], 1, *other.shape[2:]),
+        *(*x.layout.strides[:2], 1, *other.strides[:2], 1),
+    )
+    runtime.dispatch(program, tuple(layout.memory.buffer for layout in bound), packed, *launch)
+
+
+# --- pooling ---------------------------------------------------------------------------------------------------------
+
+
+def window_of(windows: Windows) -> wgsl_pool.Window:
+    (kh, kw), (sh, sw), (ph, pw), _ = windows.geometry
+    return wgsl_pool.Window(kernel=(1, kh, kw), stride=(1, sh, sw), padding=(0, ph, pw))
+
+
+def pool_numbers(x: Layout, y: Layout) -> dict[str, int | float]:
+    """Sizes and strides of (…, H, W) as the kernels want them: n, c, depth, height, width."""
+    values = [
+        x.shape[-3],
+        *(1, *x.shape[-2:], 1, *y.shape[-2:]),
+        *(n for layout in (x, y) for n in ([0, *layout.strides][-4], layout.strides[-3], 0, *layout.strides[-2:])),
+    ]
+    return dict(zip(("channels", *wgsl_pool.SIZES, *wgsl_pool.STRIDES), values, strict=True))
+
+
+def max_pooled(x: GpuArray, windows: Windows) -> tuple[GpuArray, Layout]:
+    """The largest number of each window, and its place in the image."""
+    shape = (*x.shape[:-2], *windows.out)
+    out, places = new(shape), new(shape)
+    body = wgsl_pool.maximum(window_of(windows), "f32", "i32")
+    numbers = pool_numbers(x.layout, out)
+    threads(body, {"x": x.layout}, {"y": out, "index": places}, numbers, out.size, whole=("index",))
+    return GpuArray(out), places
+
+
+def of_max_pooled(g: GpuArray, places: Layout, shape: tuple[int, ...], windows: Windows) -> GpuArray:
+    out, g = new(shape), g.dense()
+    body = wgsl_pool.maximum_backward(window_of(windows))
+    inputs = {"g": g.layout, "index": places}
+    threads(body, inputs, {"x": out}, pool_numbers(out, g.layout), out.size, whole=("index",))
+    return GpuArray(out)
+
+
+def mean_pooled(x: GpuArray, windows: Windows) -> GpuArray:
+    out = new((*x.shape[:-2], *windows.out))
+    body = wgsl_pool.average(window_of(windows))
+    threads(body, {"x": x.layout}, {"y": out}, pool_numbers(x.layout, out), out.size)
+    return GpuArray(out)
+
+
+def of_mean_pooled(g: GpuArray, shape: tuple[int, ...], windows: Windows) -> GpuArray:
+    out, g = new(shape), as_gpu(g).dense()
+    body = wgsl_pool.average_backward(window_of(windows))
+    threads(body, {"g": g.layout}, {"x": out}, pool_numbers(out, g.layout), out.size)
+    return GpuArray(out)
