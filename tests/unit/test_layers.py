@@ -55,6 +55,7 @@ LATE = {
     "anytorch.engines.embed.place": "the torch encoder imports torch, our own loads a library: only the one that is used",
     "anytorch.engines.embed.engine": "the queue, the pool and the bar are for those who use them",
     "anytorch.engines.embed.tokens": "the compiled tokenizer is a library of its own, for encoders faster than the Rust one",
+    "anytorch.serve.loaders": "forecasts and text need torch: it is loaded in a thread, after the page answers",
     "anytorch.cli.commands.*": "every `--help` builds a command's parser; what its work needs is loaded when it runs",
     "anytorch.cli.settings": "`anytorch --help` loads no device code; a back end is looked up only if one is configured",
     "anytorch.cli.describe": "choosing costs 3 ms that `anytorch info` pays only where a back end is configured",

@@ -9,24 +9,55 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from anytorch._version import __version__
+from anytorch.errors import AnytorchError
 from anytorch.serve import page
 from anytorch.serve.keys import read_keys
 from anytorch.serve.limits import Guard
 from anytorch.serve.metrics import Metrics
+from anytorch.serve.openapi import document
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.problems import Problem, validation_problem
-from anytorch.serve.routes import embeddings, health
+from anytorch.serve.problems import Problem, problem_of, unexpected, validation_problem
+from anytorch.serve.routes import (
+    benchmark,
+    compare,
+    devices,
+    docs,
+    embeddings,
+    forecast,
+    generate,
+    graphs,
+    health,
+    models,
+)
+from anytorch.serve.routes import metrics as metrics_route
 from anytorch.serve.state import State
 
-ROUTERS = (health.router,)
+ROUTERS = (
+    health.router,
+    models.router,
+    devices.router,
+    compare.router,
+    forecast.router,
+    generate.router,
+    benchmark.router,
+    graphs.router,
+    metrics_route.router,
+    docs.router,
+)
 
 
 class Service(FastAPI):
     """FastAPI behind our own guard, which also calls the hot end points without going through its routing."""
 
     guard: Guard
+
+    def openapi(self) -> dict[str, Any]:
+        if not self.openapi_schema:
+            self.openapi_schema = document(self, keys=self.guard.keys is not None)
+        return self.openapi_schema
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -48,6 +79,7 @@ def create_app(options: ServeOptions | None = None) -> Service:
     options = options or ServeOptions()
     metrics = Metrics()
     state = State(options, metrics)
+    metrics.watch(state.look)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,19 +97,20 @@ def create_app(options: ServeOptions | None = None) -> Service:
     app.state.page = page.read_page() if options.page else {}
     for router in (*ROUTERS, page.router):
         app.include_router(router)
-    for kind in (Problem, HTTPException, RequestValidationError):
+    for kind in (Problem, AnytorchError, HTTPException, RequestValidationError, TimeoutError, Exception):
         app.add_exception_handler(kind, passed_on)
     hot = embeddings.Embeddings(state.models, options, metrics)
-    routes = frozenset(route.path for route in app.routes if hasattr(route, "path")) | {embeddings.PATH}
+    listed = [route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)]
+    routes = frozenset({*listed, "/", "/openapi.json", embeddings.PATH})
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
     app.guard = Guard(app.unguarded, {("POST", embeddings.PATH): hot}, routes, options, keys, metrics)
-    hot.guard = app.guard
+    hot.guard = state.guard = app.guard
     return app
 
 
 async def passed_on(request: Request, exc: Exception) -> Response:
-    """FastAPI's own errors in our form."""
-    problem = exc if isinstance(exc, Problem) else None
+    """What an end point raised, as a problem document."""
+    problem = problem_of(exc)
     if isinstance(exc, RequestValidationError):
         problem = validation_problem(exc.errors())
     elif isinstance(exc, HTTPException):
@@ -86,7 +119,8 @@ async def passed_on(request: Request, exc: Exception) -> Response:
             str(exc.detail), headers=dict(exc.headers or {}),
             hint="GET /docs lists the end points" if exc.status_code in (404, 405) else "",
         )  # fmt: skip
-    assert problem is not None
+    elif problem is None:
+        problem = unexpected(exc, f"{request.method} {request.url.path}")
     body = problem.body(request.url.path)
     response = Response(body, problem.status, media_type="application/problem+json")
     for name, value in problem.headers.items():

@@ -11,15 +11,13 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from traceback import format_exception
 from typing import Any
-from uuid import uuid4
 
 from anytorch import logs
 from anytorch.serve.keys import Keys
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.problems import Problem, internal, problem_of, retry_after
+from anytorch.serve.problems import Problem, problem_of, retry_after, unexpected
 from anytorch.serve.rates import Rates
 
 log = logs.logger(__name__)
@@ -50,7 +48,7 @@ class ClientGone(Exception):
 class Call:
     """One request on its way through: what the headers said, and what became of it."""
 
-    __slots__ = ("body_nbytes", "client", "deadline", "headers", "method", "path", "receive", "route", "send", "started",
+    __slots__ = ("body_nbytes", "client", "ended", "headers", "method", "path", "receive", "route", "send", "started",
                  "status", "timeout_s")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +65,7 @@ class Call:
         self.status = 0
         self.timeout_s = 0.0
         self.body_nbytes = 0
+        self.ended = False
 
 
 class Guard:
@@ -298,6 +297,8 @@ class Guard:
                 if not any(name == b"content-security-policy" for name, _ in headers):
                     headers.append(NOT_A_PAGE)
                 message = {**message, "headers": headers}
+            elif not message.get("more_body", False):
+                call.ended = True
             await call.send(message)
 
         return sending
@@ -321,15 +322,13 @@ class Guard:
         await call.send({"type": "http.response.body", "body": b"" if call.method == "HEAD" else body})
 
     async def _fail(self, call: Call, exc: Exception) -> None:
+        if call.ended:
+            return  # FastAPI has answered with a problem, logged it, and raised it once more
         problem = problem_of(exc)
-        if problem is None:
-            reference = uuid4().hex[:12]
-            log.error("%s %s failed (%s): %s", call.method, call.path, reference, "".join(format_exception(exc)))
-            problem = internal(reference)
         if call.status:  # the answer has begun: all that is left is to end it
             log.warning("%s %s ended early: %s", call.method, call.path, exc)
             raise exc
-        await self.send_problem(call, problem)
+        await self.send_problem(call, problem or unexpected(exc, f"{call.method} {call.path}"))
 
 
 PREFLIGHT = [

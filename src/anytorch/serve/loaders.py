@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from anytorch.engines.embed.engine import ArrowEngine
 from anytorch.engines.embed.queue import BatchReport, EngineQueue
-from anytorch.errors import DeviceFallbackWarning
+from anytorch.errors import DeviceFallbackWarning, ModelError
+from anytorch.serve.forecasting import ForecastQueue
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.schemas import ModelInfo
 
@@ -84,3 +85,80 @@ class EmbeddingModel:
     def close(self) -> None:
         self.queue.close()
         self.engine.close()
+
+
+class ForecastModel:
+    """A KronosPredictor behind a queue. torch is imported here, in the loading thread, and not before."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        from anytorch.engines.forecast.checkpoints import load_predictor
+
+        source, tokenizer = wanted.source, None
+        if isinstance(source, Path):
+            tokenizer = tokenizer_of(source)
+        self.predictor, _ = caught(
+            lambda: load_predictor("tiny" if source is None else source, tokenizer, device=wanted.device)
+        )
+        self.queue = ForecastQueue(self.predictor)
+        self.info = ModelInfo(
+            id=wanted.id,
+            job="forecast",
+            device=self.predictor.resolution.chosen.id,
+            device_warning=self.predictor.device_warning or None,
+            dtype=str(next(self.predictor.model.parameters()).dtype).removeprefix("torch."),
+            quantization=self.predictor.quantization,
+            path=str(source) if isinstance(source, Path) else None,
+            parameters=sum(int(p.numel()) for p in self.predictor.model.parameters()),
+            max_length=self.predictor.max_context,
+            loaded=True,
+        )
+
+    def alive(self) -> str:
+        return self.queue.alive()
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The tokenizer that goes with a forecasting model's folder: inside it, or beside it."""
+    for place in (folder / "tokenizer", folder.parent / "tokenizer"):
+        if (place / "config.json").is_file():
+            return place
+    raise ModelError(
+        f"{folder}: there is no tokenizer with this forecasting model",
+        hint=f"put the folder of the tokenizer it was trained with at {folder / 'tokenizer'}",
+    )
+
+
+class TextModel:
+    """A TextGenerator, which has a queue of its own."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        from anytorch.engines.generate.generator import TextGenerator
+
+        source = wanted.source
+        if source is None:
+            raise ModelError("there is no embedded text model", hint="name a folder with --text-model")
+        self.generator, _ = caught(
+            lambda: TextGenerator(source, device=wanted.device, quantization=wanted.quantization)
+        )
+        self.generator.warmup()
+        self.info = ModelInfo(
+            id=wanted.id,
+            job="text",
+            device=self.generator.device,
+            device_warning=self.generator.device_warning,
+            dtype=self.generator.dtype,
+            quantization=self.generator.quantization,
+            path=str(self.generator.folder),
+            parameters=self.generator.parameters,
+            max_length=self.generator.max_length,
+            loaded=True,
+        )
+
+    def alive(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.generator.close()

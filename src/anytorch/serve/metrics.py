@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
 
@@ -22,6 +22,7 @@ class Metrics:
     """The counters of one process. Reading a queue's depth happens when somebody asks, not on every request."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for when each series began: twice the text for nobody
         self.registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self.registry}
         self._requests = Counter("anytorch_requests_total", "Requests by route and status", ("route", "status"), **make)

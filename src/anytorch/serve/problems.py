@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from traceback import format_exception
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
+from anytorch import logs
 from anytorch.errors import (
     AnytorchError,
     DeviceError,
@@ -17,6 +20,8 @@ from anytorch.errors import (
     TorchMissing,
     UsageError,
 )
+
+log = logs.logger(__name__)
 
 CONTENT_TYPE = b"application/problem+json"
 # Where OpenAI's client looks for its own shape of an error.
@@ -98,6 +103,13 @@ def problem_of(exc: BaseException) -> Problem | None:
 
 def retry_after(seconds: float = RETRY_AFTER_S) -> dict[str, str]:
     return {"Retry-After": str(max(1, round(seconds + 0.5)))}
+
+
+def unexpected(exc: BaseException, where: str) -> Problem:
+    """A failure of our own: its traceback goes to the log, its number to the client."""
+    reference = uuid4().hex[:12]
+    log.error("%s failed (%s): %s", where, reference, "".join(format_exception(exc)))
+    return internal(reference)
 
 
 def internal(reference: str) -> Problem:

@@ -158,6 +158,7 @@ class Choice(Answer):
 class Devices(Answer):
     devices: list[Device]
     choice: Choice
+    tried: bool = True  # False: only what files tell so far; they are being tried, so ask again in a moment
 
 
 class LiveDevice(Answer):
@@ -172,6 +173,7 @@ class LiveDevices(Answer):
 
 class Findings(Answer):
     findings: list[Reason]
+    tried: bool = True
 
 
 # --- embeddings --------------------------------------------------------------------------------------------------------

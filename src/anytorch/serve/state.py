@@ -6,7 +6,12 @@ import asyncio
 import time
 from typing import Any
 
-from anytorch.serve.loaders import EmbeddingModel, Model, Wanted
+from anytorch.devices.memory import memory
+from anytorch.probe.activity import Activity
+from anytorch.serve.limits import Guard
+from anytorch.serve.loaders import EmbeddingModel, ForecastModel, Model, TextModel, Wanted
+from anytorch.serve.looks import Looks
+from anytorch.serve.measuring import Measuring
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.models import JOBS, Registry, Slot
 from anytorch.serve.options import ServeOptions
@@ -18,14 +23,32 @@ class State:
         self.metrics = metrics
         self.models = Registry(options, self.build)
         self.started = time.monotonic()
+        self.created = int(time.time())
         self.draining = False
+        self.guard: Guard  # set by the app
+        self.looks = Looks()
+        self.activity = Activity()
+        self.measuring = Measuring()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def build(self, wanted: Wanted) -> Model:
         """Load a model; runs in the registry's thread."""
         if wanted.job == "embeddings":
             return EmbeddingModel(wanted, self.options, self.metrics.batch)
-        raise NotImplementedError(wanted.job)
+        return ForecastModel(wanted) if wanted.job == "forecast" else TextModel(wanted)
+
+    def look(self) -> dict[str, Any]:
+        """What the metrics read when they are asked for."""
+        found = [(job, model) for job in JOBS for model in self.models.loaded(job)]
+        queues = {model.info.id: model.queue.stats for _, model in found if isinstance(model, EmbeddingModel)}
+        devices = {model.info.device or "" for _, model in found} | {"cpu"}
+        uses = {device: memory(device).allocated for device in sorted(devices) if "," not in device}
+        return {
+            "queues": queues,
+            "memory": {device: nbytes for device, nbytes in uses.items() if nbytes is not None},
+            "models": [(job, model.info.id, model.info.device or "") for job, model in found],
+            "under_way": self.guard.under_way,
+        }
 
     def needed(self) -> list[Slot]:
         """The models without which the service is not ready: those of the first job that it was given."""
@@ -44,6 +67,9 @@ class State:
             for slot in self.models.slots(job):
                 if slot.model is None and slot.loading is None:
                     self.keep(asyncio.ensure_future(self.models.ready(slot)))
+
+    def tell_others(self) -> None:
+        """A model was loaded: the other workers load it, too."""
 
     def on_beat(self) -> None:
         """Called about every second in a worker."""

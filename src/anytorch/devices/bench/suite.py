@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,11 +59,13 @@ def benchmark(
     dtypes: Sequence[str] | str | None = None,
     iterations: int | None = None,
     progress: Progress | None = None,
+    found: Callable[[Candidate, Row], object] | None = None,
 ) -> BenchmarkReport:
     """Measure devices (all usable ones, or those named) for about `duration_s` seconds each.
 
     Every answer is compared with fp64 on the CPU before the clock starts: a wrong one is reported and not timed.
-    `iterations` fixes the number of timed runs of each case instead of the time. Ctrl-C ends the measuring early: the
+    `iterations` fixes the number of timed runs of each case instead of the time. `found` gets each row as soon as it is
+    there, with its limit as far as that is known then. Ctrl-C ends the measuring early: the
     report then holds what there was and is marked `partial`.
 
     >>> from anytorch.devices.bench import benchmark
@@ -96,6 +98,8 @@ def benchmark(
             for position, case in enumerate(cases):
                 progress(done + position, total, f"{device.id}: {case.workload}, {case.case}")
                 run.add(case, left=len(cases) - position)
+                if found is not None:
+                    found(device, with_limits(run.rows, caps)[-1])
         except KeyboardInterrupt:
             partial = True
         results.append(run.result())

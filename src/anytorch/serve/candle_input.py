@@ -1,0 +1,113 @@
+"""From what a client sends to a history that can be forecast: JSON columns, CSV text, an upload, or made-up candles."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from anytorch.engines.candles.generate import sample_candles
+from anytorch.engines.candles.read import CandleSeries, read_candles
+from anytorch.errors import InputError
+from anytorch.serve import schemas
+from anytorch.serve.options import ServeOptions
+from anytorch.serve.problems import Problem
+
+SAMPLE_ROWS = 600
+FEW_ROWS = 64  # fewer are forecast from, but not without saying so
+SHOWN_ROWS = 2000  # of the history, in the answer
+# Files that unpack to any size, or that a text cannot be: gzip, zip, Parquet, Arrow.
+PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"ARROW1")
+
+
+def check(asked: schemas.ForecastRequest, options: ServeOptions) -> None:
+    """Raise a Problem for what is too much or not said. Cheap: before anything is read."""
+    given = [name for name in ("candles", "csv", "sample") if getattr(asked, name)]
+    if len(given) != 1:
+        raise Problem(
+            422, "invalid-body", "The body does not fit",
+            f"give one of candles, csv and sample; given: {', '.join(given) or 'none'}", param="candles",
+        )  # fmt: skip
+    for name, value, most in (
+        ("horizon", asked.horizon, options.max_forecast_steps),
+        ("samples", asked.samples, options.max_forecast_samples),
+        ("lookback", asked.lookback or 0, options.max_forecast_rows),
+    ):
+        if value > most:
+            raise Problem(
+                422, "invalid-body", "The body does not fit", f"{name} is {value}, it may be {most}", param=name
+            )
+    rows = len(asked.candles.timestamps) if asked.candles else (asked.csv or "").count("\n")
+    if rows > options.max_forecast_rows:
+        raise Problem(
+            413, "too-many-rows", "Too many rows", f"{rows} rows of history, there may be {options.max_forecast_rows}",
+            hint="the model sees the last few hundred: send those",
+        )  # fmt: skip
+
+
+def decode_upload(body: bytes) -> str:
+    if body.startswith(PACKED):
+        raise Problem(
+            415, "not-text", "The file is not text", "the upload is packed or binary", hint="send plain CSV text"
+        )
+    for encoding in ("utf-8-sig", "latin-1"):
+        try:
+            return body.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise AssertionError("latin-1 decodes everything")
+
+
+def read(asked: schemas.ForecastRequest) -> CandleSeries:
+    """The one series to forecast. Takes a while: call it in a thread. Raises InputError that names line and column."""
+    if asked.sample:
+        table: Any = sample_candles(SAMPLE_ROWS, seed=(asked.seed or 0) % 2**31)
+        name = "sample"
+    elif asked.candles is not None:
+        table, name = table_of(asked.candles), "candles"
+    else:
+        text = asked.csv or ""
+        if text.lstrip("\ufeff").startswith(tuple(mark.decode("latin-1") for mark in PACKED)):
+            raise InputError("csv is not text", hint="send plain CSV text")
+        table, name = text.encode("utf-8", "replace"), "csv"
+    found = read_candles(table, timezone=asked.timezone, repair=asked.repair)
+    if asked.repair:  # where it was cut at a huge gap, what came before says little about what comes next
+        found = list({one.name.split("/")[0]: one for one in found}.values())
+    names = [one.name for one in found]
+    if asked.symbol is not None:
+        found = [one for one in found if one.name == asked.symbol]
+        if not found:
+            raise InputError(f"there is no symbol {asked.symbol[:100]!r}; there are {', '.join(names[:10])}")
+    elif len(found) > 1:
+        raise InputError(f"there are {len(found)} instruments: {', '.join(names[:10])}", hint="name one with `symbol`")
+    one = found[0]
+    return CandleSeries(
+        name if one.name in ("the table", "the data") else one.name, one.frame, one.rhythm, one.notes, one.where
+    )
+
+
+def table_of(candles: schemas.Candles) -> Any:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    columns: dict[str, Any] = {"timestamps": candles.timestamps}
+    for name in ("open", "high", "low", "close", "volume", "amount"):
+        values = getattr(candles, name)
+        if values is None:
+            continue
+        if len(values) != len(candles.timestamps):
+            raise InputError(f"candles.{name} has {len(values)} values and timestamps has {len(candles.timestamps)}")
+        columns[name] = values
+    # As text, the way a file would bring it: one reader decides about formats, and names the row that is wrong.
+    frame = pd.DataFrame(columns)
+    buffer = io.StringIO()
+    frame.to_csv(buffer, index=False)
+    return buffer.getvalue().encode()
+
+
+def column_lists(frame: Any, timestamps: Any = None) -> dict[str, Any]:
+    """A DataFrame as the lists of an answer."""
+    document: dict[str, Any] = {}
+    if timestamps is not None:
+        document["timestamps"] = [moment.isoformat() for moment in timestamps]
+    for name in ("open", "high", "low", "close", "volume", "amount"):
+        document[name] = frame[name].astype("float64").round(6).tolist() if name in frame else None
+    return document

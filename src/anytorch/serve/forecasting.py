@@ -1,0 +1,135 @@
+"""Forecasts for many clients: one worker computes those that wait together in one batch, if they ask alike.
+
+Requests with a seed are computed alone: the draws of a batch depend on who is in it, and the same seed must give the same
+forecast.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anytorch import logs
+from anytorch.errors import QueueClosed, QueueFull
+
+log = logs.logger(__name__)
+
+MOST_WAITING = 64  # requests
+MOST_PATHS = 512  # in one batch: series times samples
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What requests must share to be computed together."""
+
+    horizon: int
+    samples: int
+    quantiles: tuple[float, ...]
+    temperature: float
+    top_p: float
+    seed: int | None = None
+
+
+class Predictor(Protocol):
+    def predict_batch(self, df_list: Sequence[Any], **options: Any) -> list[Any]: ...
+
+
+@dataclass(eq=False)
+class Job:
+    history: Any  # a DataFrame
+    terms: Terms
+    future: Future[Any] = field(default_factory=Future)
+
+
+class ForecastQueue:
+    """A worker thread in front of a predictor. Cancelling a future takes the request out unless it is being computed."""
+
+    def __init__(self, predictor: Predictor, *, most_waiting: int = MOST_WAITING) -> None:
+        self._predictor = predictor
+        self._most = most_waiting
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._closing = False
+        self._worker = threading.Thread(target=self._work, name="anytorch-forecast", daemon=True)
+        self._worker.start()
+
+    def submit(self, history: Any, terms: Terms) -> Future[Any]:
+        job = Job(history, terms)
+        with self._changed:
+            if self._closing:
+                raise QueueClosed("the forecasting model is being closed")
+            if len(self._jobs) >= self._most:
+                raise QueueFull(f"{len(self._jobs)} forecasts are waiting, {self._most} may", hint="try again later")
+            self._jobs.append(job)
+            self._changed.notify()
+        return job.future
+
+    @property
+    def waiting(self) -> int:
+        with self._changed:
+            return len(self._jobs)
+
+    def alive(self) -> str:
+        return "" if self._worker.is_alive() or self._closing else "its worker has ended"
+
+    def close(self) -> None:
+        """Finish what waits."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._worker.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._closing:
+                    self._changed.wait()
+                if not self._jobs:
+                    return
+                taken = take(self._jobs)
+            running = [job for job in taken if job.future.set_running_or_notify_cancel()]
+            if running:
+                self._compute(running)
+
+    def _compute(self, jobs: list[Job]) -> None:
+        terms = jobs[0].terms
+        try:
+            found = self._predictor.predict_batch(
+                [job.history for job in jobs],
+                pred_len=terms.horizon,
+                T=terms.temperature,
+                top_p=terms.top_p,
+                sample_count=terms.samples,
+                seed=terms.seed,
+                quantiles=terms.quantiles,
+                return_samples=True,
+                non_negative_volume=True,
+                verbose=False,
+            )
+        except Exception as exc:  # noqa: BLE001  (whatever it is, it is the requests' answer)
+            if len(jobs) == 1:
+                jobs[0].future.set_exception(exc)
+                return
+            log.info("a batch of %d forecasts failed (%s); each is computed by itself", len(jobs), exc)
+            for job in jobs:
+                self._compute([job])
+            return
+        for job, forecast in zip(jobs, found, strict=True):
+            job.future.set_result(forecast)
+
+
+def take(waiting: deque[Job], most_paths: int = MOST_PATHS) -> list[Job]:
+    """The oldest job, and those behind it that ask alike, up to `most_paths`. The others keep their order."""
+    first = waiting.popleft()
+    taken = [first]
+    if first.terms.seed is not None:
+        return taken
+    for job in list(waiting):
+        if job.terms == first.terms and (len(taken) + 1) * first.terms.samples <= most_paths:
+            waiting.remove(job)
+            taken.append(job)
+    return taken

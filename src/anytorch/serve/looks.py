@@ -1,0 +1,42 @@
+"""The last look at the machine. Trying devices may take seconds, so that an answer need not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from anytorch.devices.choose import Survey
+from anytorch.serve import machine
+
+FRESH_S = 30.0
+PATIENCE_S = 1.0  # then files alone are told, and the trial goes on
+
+
+class Looks:
+    """Looks at the machine in a thread, one at a time."""
+
+    def __init__(self) -> None:
+        self._tried: tuple[float, Survey] | None = None
+        self._under_way: asyncio.Future[Survey] | None = None
+
+    async def survey(self, *, refresh: bool = False, fresh_s: float = FRESH_S) -> tuple[Survey, bool]:
+        """The devices, and whether they were tried. `refresh` waits for a trial that begins now."""
+        if self._tried is not None and not refresh and time.monotonic() - self._tried[0] <= fresh_s:
+            return self._tried[1], True
+        task = self._under_way
+        if task is None:
+            task = self._under_way = asyncio.ensure_future(self._try(refresh))
+        done, _ = await asyncio.wait({task}, timeout=None if refresh else PATIENCE_S)
+        if done:
+            return task.result(), True
+        if self._tried is not None:
+            return self._tried[1], True
+        return await asyncio.to_thread(machine.look, tried=False), False
+
+    async def _try(self, refresh: bool) -> Survey:
+        try:
+            found = await asyncio.to_thread(machine.look, tried=True, refresh=refresh)
+            self._tried = (time.monotonic(), found)
+            return found
+        finally:
+            self._under_way = None

@@ -1,0 +1,142 @@
+"""The devices and the doctor's findings as the page shows them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from anytorch.devices.choose import Survey, resolve, survey
+from anytorch.devices.doctor import DIAGNOSES
+from anytorch.devices.memory import memory
+from anytorch.devices.ranking import choice_words, parse
+from anytorch.devices.registry import registry
+from anytorch.devices.types import Candidate, Level, MemoryUse, Reason, State
+from anytorch.errors import AnytorchError
+from anytorch.probe.activity import Activity, CardActivity
+from anytorch.serve import schemas
+
+PAGED = frozenset(diagnosis.code for diagnosis in DIAGNOSES)
+
+
+def look(*, tried: bool, refresh: bool = False) -> Survey:
+    """One look at everything. `tried`: the devices are used in a child process, which may take seconds the first time."""
+    return survey("always" if tried else "never", refresh=refresh)
+
+
+def devices_of(found: Survey, activity: Activity, tried: bool = True) -> schemas.Devices:
+    chosen, why = choice_of(found, tried)
+    cards = activity.cards()
+    listed = [device_of(one, one.id == chosen, cards, activity) for one in found.devices]
+    present = {one.backend for one in found.devices}
+    for backend in registry().backends.values():
+        if backend.name not in present:
+            listed.append(absent(backend.name, backend.title, found.reasons))
+    return schemas.Devices(devices=listed, choice=schemas.Choice(device=chosen, why=why), tried=tried)
+
+
+def choice_of(found: Survey, tried: bool) -> tuple[str | None, str]:
+    """What a job without a device named would use, and why."""
+    if not tried:
+        return None, "the devices are being tried"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the text is in the answer
+            resolution = resolve()
+    except AnytorchError as exc:
+        return None, exc.message
+    if resolution.fell_back:
+        return resolution.chosen.id, resolution.warning
+    words = choice_words(parse(resolution.requested, registry()), resolution.chosen, found.devices)
+    return resolution.chosen.id, words
+
+
+def device_of(one: Candidate, best: bool, cards: Mapping[str, CardActivity], activity: Activity) -> schemas.Device:
+    live = live_of(one, cards, activity)
+    usable = one.state is State.USABLE or (one.backend == "cpu" and one.state is not State.UNUSABLE)
+    return schemas.Device(
+        id=one.id,
+        backend=one.backend,
+        title=one.name,
+        state=State.USABLE.value if usable else one.state.value,
+        best=best,
+        usable=usable,
+        facts=list(facts_of(one)),
+        memory=live.memory,
+        utilisation=live.utilisation,
+        reasons=[reason_of(reason) for reason in one.reasons],
+    )
+
+
+def absent(name: str, title: str, reasons: Sequence[Reason]) -> schemas.Device:
+    """A back end of which nothing is here. What keeps even the CPU from working is not why this hardware is absent."""
+    about = [r for r in reasons if name in r.backends and "cpu" not in r.backends and r.level is not Level.NOTE]
+    told = [reason_of(reason) for reason in about] or [
+        schemas.Reason(code="not-seen", severity="note", title=f"no {title} was seen here")
+    ]
+    return schemas.Device(id=name, backend=name, title=title, state="absent", reasons=told)
+
+
+def reason_of(reason: Reason) -> schemas.Reason:
+    return schemas.Reason(
+        code=reason.code,
+        severity=reason.level.value,
+        title=reason.text,
+        detail=reason.evidence,
+        fix=[line for line in reason.fix.splitlines() if line.strip()],
+        page=f"/v1/doctor/{reason.code}" if reason.code in PAGED else None,
+    )
+
+
+def facts_of(one: Candidate) -> Iterable[schemas.Fact]:
+    caps = one.caps
+    pairs: list[tuple[str, Any]] = [
+        ("UUID", one.uuid),
+        ("PCI address", one.pci),
+        ("memory", f"{one.total / 2**30:.1f} GiB" if one.total else None),
+        ("kind", "software" if one.software else "integrated" if one.integrated else None),
+    ]
+    if caps is not None:
+        pairs += [
+            ("fast types", ", ".join(caps.fast_dtypes)),
+            ("autocast", caps.autocast_dtype),
+            ("quantization", ", ".join(caps.quantizations)),
+            ("bandwidth", f"{caps.peak_gb_per_s:.0f} GB/s" if caps.peak_gb_per_s else None),
+            ("graphs", "yes" if caps.graphs else None),
+            ("Triton", "yes" if caps.triton else None),
+            ("shares the host's memory", "yes" if caps.unified_memory and one.backend != "cpu" else None),
+        ]
+    for label, value in pairs:
+        if value:
+            yield schemas.Fact(label=label, value=str(value))
+
+
+# --- live ----------------------------------------------------------------------------------------------------------------
+
+
+def live(found: Survey, activity: Activity) -> schemas.LiveDevices:
+    """Memory and utilisation of every device that is here."""
+    cards = activity.cards()
+    return schemas.LiveDevices(
+        devices=[live_of(one, cards, activity) for one in found.devices if one.state is not State.UNUSABLE]
+    )
+
+
+def live_of(one: Candidate, cards: Mapping[str, CardActivity], activity: Activity) -> schemas.LiveDevice:
+    if one.backend == "cpu":
+        return schemas.LiveDevice(id=one.id, memory=memory_of(memory(one.id)), utilisation=activity.cpu_share())
+    card = cards.get(one.uuid or "") or cards.get(one.pci or "")
+    if card is not None and card.total:
+        used = schemas.Memory(used=card.used, total=card.total, source=card.source)
+        return schemas.LiveDevice(id=one.id, memory=used, utilisation=card.utilisation)
+    share = None if card is None else card.utilisation
+    if one.state is State.UNUSABLE:
+        return schemas.LiveDevice(id=one.id, utilisation=share)
+    return schemas.LiveDevice(id=one.id, memory=memory_of(memory(one.id)), utilisation=share)
+
+
+def memory_of(use: MemoryUse) -> schemas.Memory | None:
+    if use.total is None and use.allocated is None:
+        return None
+    used = use.total - use.free if use.total is not None and use.free is not None else use.allocated
+    return schemas.Memory(used=used, total=use.total, source=use.source)

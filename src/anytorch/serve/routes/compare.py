@@ -1,0 +1,112 @@
+"""POST /v1/similarity and /v1/search: texts compared with texts, by the loaded embedding model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from anytorch.engines.embed.compare import nearest, prepared, scores
+from anytorch.engines.embed.plane import on_plane
+from anytorch.engines.embed.tokens import Tokens
+from anytorch.serve import schemas
+from anytorch.serve.answers import json_answer, problems
+from anytorch.serve.loaders import EmbeddingModel
+from anytorch.serve.problems import Problem
+from anytorch.serve.state import State
+
+router = APIRouter(tags=["embeddings"])
+CELLS = 4_000_000  # of a similarity matrix: 32 MB of JSON
+
+
+@router.post(
+    "/v1/similarity",
+    responses={200: {"model": schemas.SimilarityAnswer}, **problems(401, 404, 413, 422, 429, 503, 504)},
+)
+async def similarity(asked: schemas.SimilarityRequest, request: Request) -> Response:
+    """Similarity of each of `a` with each of `b` (`a` itself when left out), by the model's own measure."""
+    service: State = request.app.state.service
+    began = time.perf_counter()
+    if len(asked.a) * len(asked.b or asked.a) > CELLS:
+        raise too_many(f"the matrix would have {len(asked.a)} × {len(asked.b or asked.a)} numbers, it may have {CELLS}")
+    async with Encoding(service, asked.model) as encoding:
+        left = await encoding.vectors(asked.a)
+        right = None if asked.b is None else await encoding.vectors(asked.b)
+        kind = encoding.model.engine.recipe.similarity
+
+        def compute() -> dict[str, Any]:
+            ready = prepared(left, kind, "float32")
+            other = ready if right is None else prepared(right, kind, "float32")
+            document: dict[str, Any] = {"similarity": scores(ready, other, kind)}
+            if asked.map:
+                document["map"] = on_plane(left)
+            return document
+
+        document = await asyncio.to_thread(compute)
+        return json_answer({**document, **encoding.facts(), "seconds": round(time.perf_counter() - began, 4)})
+
+
+@router.post(
+    "/v1/search", responses={200: {"model": schemas.SearchAnswer}, **problems(401, 404, 413, 422, 429, 503, 504)}
+)
+async def search(asked: schemas.SearchRequest, request: Request) -> Response:
+    """The `k` texts of the corpus that are nearest in meaning to each query, best first."""
+    service: State = request.app.state.service
+    began = time.perf_counter()
+    async with Encoding(service, asked.model) as encoding:
+        queries = await encoding.vectors(asked.queries, "query")
+        corpus = await encoding.vectors(asked.corpus, "passage")
+        kind = encoding.model.engine.recipe.similarity
+
+        def compute() -> list[list[dict[str, Any]]]:
+            found = nearest(prepared(queries, kind, "float32"), prepared(corpus, kind, "float32"), asked.k, kind)
+            return [[{"index": int(n), "score": float(s), "text": asked.corpus[n]} for n, s in hits] for hits in found]
+
+        results = await asyncio.to_thread(compute)
+        return json_answer({"results": results, **encoding.facts(), "seconds": round(time.perf_counter() - began, 4)})
+
+
+class Encoding:
+    """The embedding model a request means, held while it is used, and the tokens it has cost so far."""
+
+    def __init__(self, service: State, name: str | None) -> None:
+        self._service = service
+        self._slot = service.models.slot("embeddings", name)
+        self.model: EmbeddingModel
+        self.tokens = 0
+
+    async def __aenter__(self) -> Encoding:
+        self._slot.users += 1
+        try:
+            model = await self._service.models.ready(self._slot)
+        except BaseException:
+            self._service.models.release(self._slot)
+            raise
+        assert isinstance(model, EmbeddingModel)
+        self.model = model
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._service.models.release(self._slot)
+
+    async def vectors(self, texts: list[str], prompt: str | None = None) -> Any:
+        options = self._service.options
+        if len(texts) > options.max_texts:
+            raise too_many(f"{len(texts)} texts, a request may have {options.max_texts}")
+        tokens: Tokens = await asyncio.to_thread(self.model.engine.tokenize, texts, prompt=prompt)
+        count = int(tokens.starts[-1])
+        self.tokens += count
+        if self.tokens > options.max_request_tokens:
+            raise too_many(f"{self.tokens} tokens, a request may have {options.max_request_tokens}")
+        found = await asyncio.wrap_future(self.model.queue.submit_tokens(tokens))
+        self._service.metrics.tokens("embeddings", count)
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        return {"model": self.model.info.id, "usage": {"prompt_tokens": self.tokens, "total_tokens": self.tokens}}
+
+
+def too_many(words: str) -> Problem:
+    return Problem(413, "too-much", "Too much at once", words, hint="send it in several requests")

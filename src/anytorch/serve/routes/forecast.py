@@ -1,0 +1,145 @@
+"""POST /v1/forecast: candles in as JSON or as a CSV upload, paths and quantiles of what may come out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from anytorch.serve import candle_input, schemas
+from anytorch.serve.answers import json_answer, problems
+from anytorch.serve.forecasting import Terms
+from anytorch.serve.loaders import ForecastModel
+from anytorch.serve.problems import Problem, validation_problem
+from anytorch.serve.state import State
+
+router = APIRouter(tags=["forecast"])
+COLUMNS = ("open", "high", "low", "close", "volume", "amount")
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/ForecastRequest"}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary", "description": "CSV text"},
+                        "horizon": {"type": "integer", "minimum": 1},
+                        "samples": {"type": "integer", "minimum": 1},
+                        "quantiles": {"type": "string", "description": "0.1,0.5,0.9"},
+                        "seed": {"type": "integer", "minimum": 0},
+                    },
+                }
+            },
+        },
+    }
+}
+
+
+@router.post(
+    "/v1/forecast",
+    openapi_extra=BODY,
+    response_class=Response,
+    responses={200: {"model": schemas.ForecastAnswer}, **problems(400, 401, 404, 413, 415, 422, 429, 503, 504)},
+)
+async def forecast(request: Request) -> Response:
+    """Forecast candles. JSON, or multipart/form-data with a CSV `file` and the other fields beside it."""
+    service: State = request.app.state.service
+    began = time.perf_counter()
+    asked = await read_body(request)
+    candle_input.check(asked, service.options)
+    slot = service.models.slot("forecast", asked.model)
+    with service.models.use(slot):
+        series = await asyncio.to_thread(candle_input.read, asked)
+        model = await service.models.ready(slot)
+        assert isinstance(model, ForecastModel)
+        context = model.predictor.max_context
+        lookback = min(asked.lookback or max(context // 2, context - asked.horizon), len(series))
+        terms = Terms(
+            asked.horizon,
+            asked.samples,
+            tuple(sorted(set(asked.quantiles))),
+            asked.temperature,
+            asked.top_p,
+            asked.seed,
+        )
+        found = await asyncio.wrap_future(model.queue.submit(series.frame.iloc[-lookback:], terms))
+        document = await asyncio.to_thread(answer_of, found, series, asked)
+        warnings = []
+        if lookback < candle_input.FEW_ROWS:
+            warnings.append(f"only {lookback} rows of history: too few to know the series' scale and rhythm by")
+        if model.info.id == "tiny" and not asked.sample:
+            warnings.append("this model has seen generated candles alone; load a Kronos model for real prices")
+        return json_answer(
+            {
+                **document,
+                "device": model.info.device,
+                "device_warning": model.info.device_warning,
+                "model": model.info.id,
+                "seconds": round(time.perf_counter() - began, 4),
+                "guessed": list(series.notes),
+                "warnings": warnings,
+            }
+        )
+
+
+def answer_of(found: Any, series: Any, asked: schemas.ForecastRequest) -> dict[str, Any]:
+    shown = series.frame.iloc[-candle_input.SHOWN_ROWS :]
+    document = {
+        "name": series.name,
+        "history": candle_input.column_lists(shown, shown["timestamps"]),
+        "forecast": candle_input.column_lists(found.mean, found.mean.index),
+        "quantiles": {f"{level:g}": candle_input.column_lists(frame) for level, frame in found.quantiles.items()},
+    }
+    if asked.return_samples and found.samples is not None:
+        document["samples"] = [
+            {name: path[:, place].astype("float64").round(6).tolist() for place, name in enumerate(COLUMNS)}
+            for path in found.samples
+        ]
+    return document
+
+
+async def read_body(request: Request) -> schemas.ForecastRequest:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind == "multipart/form-data":
+            return schemas.ForecastRequest.model_validate(await read_form(request))
+        if kind not in ("application/json", ""):
+            raise Problem(
+                415, "unknown-body", "This kind of body is not taken", "send application/json or multipart/form-data"
+            )
+        return schemas.ForecastRequest.model_validate(orjson.loads(await request.body()))
+    except orjson.JSONDecodeError as exc:
+        raise Problem(400, "not-json", "The body is not JSON", f"the body is not JSON: {exc}") from exc
+    except ValidationError as exc:
+        raise validation_problem(exc.errors(include_url=False, include_input=False, include_context=False)) from exc
+
+
+async def read_form(request: Request) -> dict[str, Any]:
+    """A form's fields as the JSON body would have them."""
+    values: dict[str, Any] = {}
+    try:
+        form = await request.form(
+            max_files=1, max_fields=40, max_part_size=request.app.state.service.options.max_body_nbytes
+        )
+    except Problem:
+        raise
+    except Exception as exc:  # several kinds; all mean a malformed form
+        raise Problem(400, "not-a-form", "The form cannot be read", "the multipart body is malformed") from exc
+    try:
+        for name, value in form.multi_items():
+            if not isinstance(value, str):
+                values["csv"] = candle_input.decode_upload(await value.read())
+            elif name == "quantiles":
+                values["quantiles"] = [part for part in value.split(",") if part.strip()]
+            elif value != "" and name not in ("candles", "csv"):
+                values[name] = value
+    finally:
+        await form.close()
+    return values

@@ -1,0 +1,173 @@
+"""POST /v1/completions and /v1/chat/completions, as OpenAI has them, streamed or whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+
+from anytorch.serve import schemas
+from anytorch.serve.answers import EVENT_STREAM, event, event_stream, json_answer, problems
+from anytorch.serve.loaders import TextModel
+from anytorch.serve.problems import Problem, clean, internal, problem_of
+from anytorch.serve.state import State
+
+router = APIRouter(tags=["text"])
+DEFAULT_TOKENS = 256
+STATUSES = problems(400, 401, 404, 422, 429, 503, 504)
+
+
+def described(model: Any) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "content": {EVENT_STREAM: {"schema": {"type": "string"}}}}, **STATUSES}
+
+
+@router.post("/v1/completions", response_class=Response, responses=described(schemas.CompletionAnswer))
+async def completions(asked: schemas.CompletionRequest, request: Request) -> Response:
+    """Go on with a text."""
+    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    if len(prompts) != 1:
+        raise Problem(422, "invalid-body", "The body does not fit", "`prompt` is one text", param="prompt")
+    return await Writing(request, asked, prompts[0], "text_completion").answer(asked.max_tokens)
+
+
+@router.post("/v1/chat/completions", response_class=Response, responses=described(schemas.ChatAnswer))
+async def chat(asked: schemas.ChatRequest, request: Request) -> Response:
+    """Answer the messages of a chat, put together by the model's own template."""
+    messages = [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "".join(part.text for part in message.content),
+        }
+        for message in asked.messages
+    ]
+    return await Writing(request, asked, messages, "chat.completion").answer(
+        asked.max_completion_tokens or asked.max_tokens
+    )
+
+
+class Writing:
+    """One request for text, and the shapes of its answer: both end points differ in the shape of a choice alone."""
+
+    def __init__(self, request: Request, asked: schemas.Sampling, prompt: Any, kind: str) -> None:
+        self._service: State = request.app.state.service
+        self._asked, self._prompt, self._kind = asked, prompt, kind
+        self._slot = self._service.models.slot("text", asked.model)
+        self._deadline_s = self._service.options.timeout_s
+        timeout = request.headers.get("x-request-timeout")
+        if timeout is not None:  # checked by the guard
+            self._deadline_s = min(self._deadline_s, float(timeout))
+        self._id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}"
+        self._created = int(time.time())
+
+    @property
+    def _chat(self) -> bool:
+        return self._kind == "chat.completion"
+
+    async def answer(self, max_tokens: int | None) -> Response:
+        asked, service = self._asked, self._service
+        most = service.options.max_new_tokens
+        if max_tokens is not None and max_tokens > most:
+            raise Problem(
+                422, "invalid-body", "The body does not fit", f"max_tokens is {max_tokens}, it may be {most}",
+                param="max_tokens",
+            )  # fmt: skip
+        self._slot.users += 1
+        try:
+            model = await service.models.ready(self._slot)
+            assert isinstance(model, TextModel)
+            self._model = model.info.id
+            stream = model.generator.stream(
+                self._prompt,
+                max_tokens or min(DEFAULT_TOKENS, most),
+                asked.temperature,
+                asked.top_p,
+                stop=asked.stop,
+                seed=asked.seed,
+                timeout_s=self._deadline_s,
+            )
+            if asked.stream:
+                return Held(event_stream(self._events(stream)), lambda: service.models.release(self._slot), stream)
+        except BaseException:
+            service.models.release(self._slot)
+            raise
+        try:
+            with stream:
+                text = "".join([piece async for piece in stream])
+                return json_answer(self._document([self._choice(text, finish(stream))], self._usage(stream)))
+        finally:
+            service.models.release(self._slot)
+
+    async def _events(self, stream: Any) -> AsyncIterator[bytes]:
+        with stream:
+            try:
+                if self._chat:
+                    yield event(
+                        self._chunk(
+                            [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+                        )
+                    )
+                async for piece in stream:
+                    yield event(self._chunk([self._piece(piece, None)]))
+                yield event(self._chunk([self._piece("", finish(stream))], self._usage(stream)))
+                yield event(b"[DONE]")
+            except Exception as exc:  # noqa: BLE001  (the status was sent long ago: the stream itself must say it)
+                problem = problem_of(exc) or internal(self._id)
+                kind = "server_error" if problem.status >= 500 else "invalid_request_error"
+                yield event({"error": {"message": clean(problem.detail), "type": kind, "code": problem.code}})
+
+    def _document(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "id": self._id, "object": self._kind, "created": self._created, "model": self._model, "choices": choices,
+            **({} if usage is None else {"usage": usage}),
+        }  # fmt: skip
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        document = self._document(choices, usage)
+        return {**document, "object": "chat.completion.chunk"} if self._chat else document
+
+    def _choice(self, text: str, reason: str) -> dict[str, Any]:
+        if self._chat:
+            return {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+        return {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
+
+    def _piece(self, text: str, reason: str | None) -> dict[str, Any]:
+        if self._chat:
+            return {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": reason}
+        return {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
+
+    def _usage(self, stream: Any) -> dict[str, Any]:
+        self._service.metrics.tokens("text", stream.completion_tokens)
+        rate, share = stream.tokens_per_second, stream.bandwidth_share
+        return {
+            "prompt_tokens": stream.prompt_tokens,
+            "completion_tokens": stream.completion_tokens,
+            "total_tokens": stream.prompt_tokens + stream.completion_tokens,
+            "tokens_per_second": None if rate is None else round(rate, 2),
+            "bandwidth_share": None if share is None else round(share, 4),
+        }
+
+
+class Held(Response):
+    """A streamed response that lets go of its model when it ends, however it ends."""
+
+    def __init__(self, inner: Response, release: Any, stream: Any) -> None:
+        self._inner, self._release, self._stream = inner, release, stream
+        self.background = None
+        self.status_code = 200
+        self.raw_headers = inner.raw_headers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._inner(scope, receive, send)
+        finally:
+            self._stream.close()
+            self._release()
+
+
+def finish(stream: Any) -> str:
+    return "stop" if stream.finish_reason == "stop" else "length"
