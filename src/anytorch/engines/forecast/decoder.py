@@ -24,6 +24,7 @@ class Decoder:
 
     def __init__(self, model: Kronos, make: Make = plain) -> None:
         self.model = model
+        self.unpacked = make is plain  # the layers' own weights are what computes
         self.blocks = [FusedBlock.of(block, make) for block in model.transformer]  # type: ignore[arg-type]
         self.heads, self.width = model.n_heads, model.d_model
         self.head_width = self.width // self.heads

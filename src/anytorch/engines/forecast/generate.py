@@ -38,6 +38,7 @@ class Plan:
     sampler: Sampler
     limit_rows: int  # rows whose temporary values may exist at once
     static: Literal["", "plain", "recorded"] = ""  # steps of fixed shapes while all windows grow; recorded or not
+    kernels: bool = False  # our own may compute these steps
 
     def cached_steps(self, shortest: int) -> int:
         """Generated rows that are ever added to the cache."""
@@ -95,7 +96,18 @@ class Run:
             return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict), None
         mixed = len(set(lengths)) > 1
         shape = Shape(
-            *(len(lengths), plan.samples, max(lengths), mixed, growing, capacity, evict, plan.max_context, plan.sampler)
+            *(
+                len(lengths),
+                plan.samples,
+                max(lengths),
+                mixed,
+                growing,
+                capacity,
+                evict,
+                plan.max_context,
+                plan.sampler,
+            ),
+            kernels=plan.kernels,
         )
         if decoder.kept is None or decoder.kept.shape != shape:
             decoder.kept = None  # its memory first

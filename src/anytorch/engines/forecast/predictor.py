@@ -99,7 +99,9 @@ class KronosPredictor:
         self._decoder: Decoder | None = None
         self._codec: Codec | None = None
         # Where steps can be recorded, they are; elsewhere fixed shapes would only mean more work.
-        self.static: Literal["", "plain", "recorded"] = "recorded" if capable(self.device).graphs else ""
+        caps = capable(self.device)
+        self.static: Literal["", "plain", "recorded"] = "recorded" if caps.graphs else ""
+        self.kernels = caps.triton
 
     # --- the published calls -----------------------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class KronosPredictor:
         keep = self.window(pred_len, rolling)
         values = [torch.from_numpy(np.clip(one.normal, -self.clip, self.clip)) for one in series]
         ids = codec.encode(values, keep, limit_rows)
-        plan = Plan(pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static)
+        plan = Plan(pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static, self.kernels)
         chunks = self.chunks([len(s1) for s1, _ in ids], plan, on_host)
         found: list[list[Paths]] = [[] for _ in series]
         with Progress(verbose, pred_len * len(chunks)) as progress:

@@ -2,7 +2,8 @@
 
 A step of one row per window is a few hundred tiny kernels; on a fast accelerator starting them takes several times as long
 as running them. Here the step's place is a tensor, ids go from one step to the next on the device, and the random numbers
-lie ready, so that a recording of one step is every step.
+lie ready, so that a recording of one step is every step. Where our own kernels can be used (`kernel_step`), they are
+compared with torch's on the first row and then take over.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anytorch import logs
+from anytorch.devices.oom import is_out_of_memory
 from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
+from anytorch.engines.forecast.kernel_step import KernelStep, why_not
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
 from anytorch.models.encoders.staging import can_stage
 from anytorch.models.kronos.fused import per_sample
 
+log = logs.logger(__name__)
+
 FEWEST_STEPS = 16  # a recording costs about four steps
 # The next steps' random numbers are made while the device computes these: few, so that the first ones are soon there.
 NOISE_STEPS = 8
+# Largest difference of a row's context (whose values are about 1) and logits between two ways of computing in float32.
+SAME_VALUES = 1e-3
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Shape:
     evict: bool
     max_context: int
     sampler: Sampler
+    kernels: bool = False  # our own may be used
 
 
 class StaticSteps:
@@ -47,8 +56,8 @@ class StaticSteps:
         self.cache, self.shape, self.sampler = cache, shape, shape.sampler
         decoder = cache.decoder
         rows, device = shape.series * shape.samples, decoder.device
-        self.at = torch.zeros(1, dtype=torch.long, device=device)
-        self.slot = torch.zeros(1, dtype=torch.long, device=device)
+        self.counters = torch.zeros(2, dtype=torch.long, device=device)
+        self.at, self.slot = self.counters[:1], self.counters[1:]
         self.s1 = torch.zeros(rows, shape.steps + 1, dtype=torch.long, device=device)
         self.s2 = torch.zeros_like(self.s1)
         self.future = torch.zeros(shape.series, shape.steps, decoder.width, device=device, dtype=decoder.dtype)
@@ -58,6 +67,9 @@ class StaticSteps:
             self.noise = (first, second)
         self.recorder = Recorder(device) if record else None
         self.pinned = can_stage(device)
+        self.kernel_step: KernelStep | None = None
+        self.no_kernels = why_not(decoder, rows) if shape.kernels else "not asked for"
+        self.tried_kernels = bool(self.no_kernels)
 
     def run(
         self, s1: Tensor, s2: Tensor, future: Tensor, ahead: Ahead | None, tick: Callable[[int], None]
@@ -66,6 +78,8 @@ class StaticSteps:
 
         `ahead` gives the draws in the blocks of `blocks(steps)`; None for the greedy choice.
         """
+        if not self.tried_kernels:
+            self._try_kernels(s1, s2, future)
         if self.recorder is not None and not self.recorder.recordings and not self.recorder.failed:
             self._start(s1, s2, future)
             self.recorder.record("step", self._step)  # runs it, too: what that wrote is written again
@@ -91,9 +105,43 @@ class StaticSteps:
         self.slot.zero_()
         self.s1[:, 0], self.s2[:, 0] = s1, s2
         self.future.copy_(future)
+        if self.kernel_step is not None:
+            self.kernel_step.start(s1, s2, per_sample(self.future[:, :1], self.shape.samples)[:, 0])
+
+    def _try_kernels(self, s1: Tensor, s2: Tensor, future: Tensor) -> None:
+        """Let our kernels compute the first row after torch has: they are used if they agree."""
+        self.tried_kernels = True
+        self._start(s1, s2, future)
+        wanted = [part.clone() for part in self._step_by_torch()]
+        try:
+            self.kernel_step = KernelStep(
+                self.cache, self.sampler, self.counters, (self.s1, self.s2), self.future, self.noise
+            )
+            self._start(s1, s2, future)
+            self.kernel_step()
+            found = (self.kernel_step.last, self.kernel_step.logits[1])
+            apart = max(float((one - other).abs().max()) for one, other in zip(found, wanted, strict=True))
+            if not apart <= SAME_VALUES:
+                self.no_kernels = f"they differ from torch's by {apart:.2g}"
+        except Exception as exc:
+            # A compiler or a driver may raise anything; torch's kernels are always there.
+            if is_out_of_memory(exc):
+                raise
+            self.no_kernels = f"{type(exc).__name__}: {exc}"
+        if self.no_kernels:
+            self.kernel_step = None
+            log.warning("%s: torch's kernels instead of ours: %s", self.cache.decoder.device, self.no_kernels)
 
     def _step(self) -> Tensor:
         """Add row `at`, generate row `at` + 1. No shape and no address depends on which step it is."""
+        if self.kernel_step is not None:
+            self.kernel_step()
+        else:
+            self._step_by_torch()
+        return self.counters
+
+    def _step_by_torch(self) -> tuple[Tensor, Tensor]:
+        """→ the row's context and its logits of s2."""
         decoder, cache = self.cache.decoder, self.cache
         time = self.future.index_select(1, self.at)
         time = per_sample(time, self.shape.samples)
@@ -103,12 +151,12 @@ class StaticSteps:
             (None, None) if self.noise is None else (part.index_select(0, self.slot)[0] for part in self.noise)
         )
         s1 = self.sampler.draw(decoder.s1_logits(last), noise_1)
-        s2 = self.sampler.draw(cache.s2_logits(last, s1, self.at), noise_2)
-        self.at += 1
-        self.slot += 1
+        s2_logits = cache.s2_logits(last, s1, self.at)
+        s2 = self.sampler.draw(s2_logits, noise_2)
+        self.counters += 1
         self.s1.index_copy_(1, self.at, s1[:, None])
         self.s2.index_copy_(1, self.at, s2[:, None])
-        return self.at
+        return last, s2_logits
 
 
 def blocks(steps: int) -> list[int]:
