@@ -5,7 +5,11 @@ forcing, gradients clipped at 3. Ours: windows gathered by the batch, the device
 ("published") and our own ("generation"). Random weights of published shapes; generated candles. First the answers: one
 float32 step of both must give the same loss. Then they take turns.
 
-    python bench/finetune.py --device auto --output OUT/finetune.json            (H200: about 2 minutes)
+Before that, whether training is right on this device: the losses of the first steps beside those of the CPU, in float32 and
+in the device's fast precision; a run that is killed (`kill -9`) and goes on, beside one that was not; and a forecast on the
+CPU with the weights that were trained here.
+
+    python bench/finetune.py --device auto --output OUT/finetune.json            (H200: about 90 seconds)
     python bench/finetune.py --device cpu --shapes tiny --steps 4 --output /tmp/finetune.json
 
 What the numbers do not show: reading files, several GPUs, evaluation and saving.
@@ -15,11 +19,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,6 +42,7 @@ import anytorch  # noqa: E402
 from anytorch.devices.memory import synchronize  # noqa: E402
 from anytorch.engines.candles.generate import sample_market  # noqa: E402
 from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer  # noqa: E402
+from anytorch.train import finetune_predictor, finetune_tokenizer  # noqa: E402
 from anytorch.train.kronos import PREDICTOR_PLAN, PredictorObjective  # noqa: E402
 from anytorch.train.loop import Plan, Run  # noqa: E402
 from anytorch.train.processes import World  # noqa: E402
@@ -108,8 +118,6 @@ def published_loop(
 def our_loop(
     shape: str, splits: dict[str, Windows], device: torch.device, batch: int, objective: str, mixed: bool
 ) -> Callable[[int], float]:
-    from dataclasses import replace
-
     tokenizer, model = (module.to(device) for module in pair(shape))
     plan: Plan = replace(PREDICTOR_PLAN, lookback=LOOKBACK, horizon=HORIZON, batch_size=batch, mixed_precision=mixed)
     run = Run(PredictorObjective(model, tokenizer, objective), splits, plan, World(device), RunFolder("unused"), {})
@@ -140,16 +148,104 @@ def same_answer(shape: str, windows: Windows, device: torch.device) -> float:
     return float((logits[0] - logits[1]).abs().median())
 
 
+# --- is it right? ----------------------------------------------------------------------------------------------------
+
+FIRST_STEPS = 6
+KILLED_AT, RUN_STEPS = 14, 24
+JOB = {"lookback": 30, "horizon": 6, "batch_size": 16, "epochs": 2, "steps_per_epoch": RUN_STEPS // 2, "save_every": 6}
+
+
+def first_losses(shape: str, splits: dict[str, Windows], device: torch.device, mixed: bool) -> list[float]:
+    tokenizer, model = (module.to(device) for module in pair(shape))
+    plan: Plan = replace(PREDICTOR_PLAN, lookback=LOOKBACK, horizon=HORIZON, batch_size=8, mixed_precision=mixed)
+    run = Run(PredictorObjective(model, tokenizer), splits, plan, World(device), RunFolder("unused"), {})
+    return [float(run.take_step()[0]) for _ in range(FIRST_STEPS)]
+
+
+def job(given: dict[str, Any]) -> None:
+    """In a process of its own: train the tokenizer a little, then the model; perhaps die on the way."""
+    folder = Path(given["folder"])
+    torch.manual_seed(0)
+    tokens, config = pair("tiny")
+    start: dict[str, Any] = {**JOB, "device": given["device"], "validation_windows": 64}
+    market = sample_market(2, 600, seed=4)
+    if not given["resume"]:
+        finetune_tokenizer(market, output=folder / "tokenizer", tokenizer=tokens, **start)
+
+    def progress(done: int, total: int, what: str) -> None:
+        if done == given["kill_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    done = finetune_predictor(
+        market, output=folder / given["name"], tokenizer=folder / "tokenizer" / "best_model", model=config.config,
+        progress=progress, **start,
+    )  # fmt: skip
+    print(json.dumps({"resumed_from": done.resumed_from, "best_loss": done.best_loss, "first_loss": done.first_loss}))
+
+
+def start_job(**given: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, __file__, "--output", "unused", "--job", json.dumps(given)],
+        stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+
+
+def killed_and_resumed(device: str) -> dict[str, Any]:
+    """The same training with and without a kill; and what the CPU makes of its weights."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        common = {"folder": name, "device": device}
+        cut = start_job(**common, name="cut", kill_at=KILLED_AT, resume=False)
+        assert cut.returncode == -signal.SIGKILL, cut.returncode
+        resumed = start_job(**common, name="cut", kill_at=-1, resume=True)
+        whole = start_job(**common, name="whole", kill_at=-1, resume=True)
+        assert resumed.returncode == whole.returncode == 0, (resumed.returncode, whole.returncode)
+        told = json.loads(resumed.stdout.splitlines()[-1])
+        assert 0 < told["resumed_from"] < KILLED_AT, told
+        models = [Kronos.from_pretrained(folder / part / "best_model") for part in ("cut", "whole")]
+        weights = [torch.cat([value.flatten() for value in model.parameters()]).detach() for model in models]
+        tokenizer = KronosTokenizer.from_pretrained(folder / "tokenizer" / "best_model")
+        predictor = anytorch.KronosPredictor(models[1], tokenizer, device="cpu", max_context=64)
+        forecast = predictor.predict(
+            anytorch.sample_candles(60, freq="5min", seed=1), pred_len=6, seed=1, verbose=False, sample_count=2
+        )
+        assert np.isfinite(forecast.to_numpy()).all()
+    return {
+        **told,
+        "undisturbed_best_loss": json.loads(whole.stdout.splitlines()[-1])["best_loss"],
+        "weights_equal": bool(torch.equal(*weights)),
+        "weights_apart": float((weights[0] - weights[1]).norm() / weights[1].norm()),
+        "forecast_on_the_cpu": [round(float(value), 4) for value in forecast["close"]],
+    }
+
+
+def checks(shape: str, splits: dict[str, Windows], device: torch.device, name: str) -> dict[str, Any]:
+    host = first_losses(shape, splits, torch.device("cpu"), mixed=False)
+    here = first_losses(shape, splits, device, mixed=False)
+    fast = first_losses(shape, splits, device, mixed=True)
+    apart = max(abs(a - b) for a, b in zip(host, here, strict=True))
+    assert apart < 0.02, f"the first losses differ from the CPU's by {apart}: {here} {host}"
+    found = {"shape": shape, "cpu": host, "device": here, "device_fast": fast, "apart": apart}
+    print(f"first losses: CPU {host[0]:.4f} … {host[-1]:.4f}, here {here[-1]:.4f}, fast precision {fast[-1]:.4f}")
+    resumed = killed_and_resumed(name)
+    print(f"killed and resumed: weights equal {resumed['weights_equal']}, apart {resumed['weights_apart']:.2g}")
+    return {"first_losses": found, "killed_and_resumed": resumed}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--shapes", nargs="+", default=["kronos-small", "kronos-base"])
     parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.job:
+        job(json.loads(options.job))
+        return
     found = anytorch.resolve(options.device)
     splits = split_windows(as_series(sample_market(8, 3000, seed=1)), lookback=LOOKBACK, horizon=HORIZON)
     report: dict[str, Any] = {
@@ -161,6 +257,8 @@ def main() -> None:
         "rows": LOOKBACK + HORIZON + 1,
         "results": [],
     }
+    report["checks"] = checks(options.shapes[0], splits, found.device, options.device)
+    options.output.write_text(json.dumps(report, indent=1))
     for shape in options.shapes:
         difference = same_answer(shape, splits["train"], found.device)
         assert difference < 1e-3, f"{shape}: both ways must compute the same; they differ by {difference}"
@@ -185,7 +283,7 @@ def main() -> None:
             print(
                 f"{shape:14} {name:36} {median * 1e3:9.2f} ms {options.batch / median:9.1f} windows/s {base / median:5.2f}×"
             )
-    options.output.write_text(json.dumps(report, indent=1))
+        options.output.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":
