@@ -17,6 +17,8 @@ SOURCES = COMPAT / "src"
 
 PATHS = {
     "ai_os_diffusion.inference": ["ArrowEngine", "get_best_device"],
+    "ai_os_diffusion.inference.device_utils": ["get_best_device"],
+    "ai_os_diffusion.inference.inference_core": ["ArrowEngine"],
     "yirage": [
         "BackendOptimizer",
         "BackendType",
@@ -110,20 +112,24 @@ def test_a_name_nobody_documented(ask: Callable[..., dict[str, Any]]) -> None:
     assert told["said"] == "module 'yirage' has no attribute 'nonsense'"
 
 
-def test_no_logic() -> None:
-    """Re-exports and the one sentence: no function, no class, no branch outside the helper both sentences come from.
+# Programs that a document names for trying things out: they call, check and print, as a user's own would.
+PROGRAMS = {"test_device_resolution.py", "test_npu_integration.py", "train.py", "pytorch_custom_demo.py"}
 
-    (What a file does when it is run as a program may loop over the lines it prints.)
+
+def test_no_logic() -> None:
+    """Re-exports and the one sentence: no function, no branch outside the helper both sentences come from.
+
+    (What a file does when it is run as a program may loop over the lines it prints; Kronos's settings are a class.)
     """
-    for path in SOURCES.rglob("*.py"):
-        if path.parent.name in ("anytorch_compat", "tests"):
+    for path in COMPAT.rglob("*.py"):
+        if path.parent.name in ("anytorch_compat", "tests", "build") or path.name in PROGRAMS:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         main = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
         tree.body = [node for node in tree.body if node not in main]
         for node in ast.walk(tree):
-            assert not isinstance(
-                node, (ast.FunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.Try, ast.Lambda)
+            assert not isinstance(node, (ast.FunctionDef, ast.If, ast.For, ast.While, ast.Try, ast.Lambda)) and (
+                path.name == "config.py" or not isinstance(node, ast.ClassDef)
             ), f"{path}:{getattr(node, 'lineno', 0)}"
 
 

@@ -48,6 +48,6 @@ def test_trying_the_installation(tmp_path: Path) -> None:
 
 def test_the_demo_draws_its_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    said = run(COMPAT / "demo" / "pytorch_custom_demo.py", tmp_path)
+    said = run(SOURCES / "pytorch_custom_demo.py", tmp_path)
     assert "500x500: custom" in said
     assert (tmp_path / "pytorch_custom_demo.png").read_bytes().startswith(b"\x89PNG")

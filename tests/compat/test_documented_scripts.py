@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,6 +30,28 @@ def test_device_resolution() -> None:
 
 def test_multi_backend() -> None:
     assert "backward" in run("tests/test_multi_backend.py", "cpu")
+
+
+def test_npu_integration() -> None:
+    """All six checks that the document lists, on the accelerator that is there."""
+    text = run("training/test_npu_integration.py")
+    assert [line[:4] for line in text.splitlines()] == [f"{n}. ✅" for n in range(1, 7)]
+
+
+def test_training_with_the_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_VIRTUAL_BLACKWELL", "1")
+    monkeypatch.setenv("VB_MODE", "balanced")
+    text = run("training/train.py")
+    assert "mode on: True" in text and "Epoch 10: Loss = " in text
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-cuda.txt"])
+def test_requirements_of_kronos(name: str) -> None:
+    """`pip install -r gitSource/requirements.txt`: the files exist, and the CPU one brings nothing of CUDA."""
+    path = ROOT / "compat" / "gitSource" / name
+    (line,) = [line for line in path.read_text().splitlines() if line.startswith("-r ")]
+    listed = (path.parent / line.removeprefix("-r ")).read_text()
+    assert ("+cu" in listed) == ("cuda" in name) and "nvidia-" not in listed
 
 
 def test_every_available_back_end() -> None:

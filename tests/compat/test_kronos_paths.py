@@ -35,9 +35,10 @@ def run(*arguments: str, folder: Path, path: tuple[Path, ...] = ()) -> Any:
 
 def test_the_names_are_anytorchs_own(tmp_path: Path) -> None:
     code = (
-        "import anytorch, model, model.device\n"
+        "import anytorch, model, model.device, model.kronos\n"
         "assert all(getattr(model, name) is getattr(anytorch, name) for name in model.__all__)\n"
         "assert model.device.resolve_device is anytorch.resolve_device\n"
+        "assert all(getattr(model.kronos, name) is getattr(anytorch, name) for name in model.kronos.__all__)\n"
         "print(sorted(model.__all__))"
     )
     done = run("-c", code, folder=tmp_path, path=(COMPAT / "gitSource",))

@@ -8,7 +8,8 @@ import sys
 
 from config import Config
 
+from anytorch.cli.kronos_scripts import command_line
 from anytorch.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(Config().command_line("tokenizer", sys.argv[1:])))
+    sys.exit(main(command_line(Config(), "tokenizer", sys.argv[1:])))
