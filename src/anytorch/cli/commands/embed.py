@@ -46,6 +46,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="of the CPU")
     parser.add_argument("--overwrite", action="store_true", help="replace an output file that is there already")
     parser.add_argument("--no-resume", action="store_true", help="forget what an interrupted run has finished")
+    parser.add_argument(
+        "--ray", nargs="?", const="local", metavar="ADDRESS",
+        help="as a Ray Data job, a worker per device: of this cluster (auto, ray://host:10001), or of one that is started "
+        "here; Parquet in and out",
+    )  # fmt: skip
     parser.add_argument("--explain", action="store_true", help="also say which device and kernels were used, and why")
 
 
@@ -68,6 +73,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--output {target}: the name must end in {', '.join(endings)}")
     if target is not None and target.exists() and target.suffix.lower() in ENDINGS and not options.overwrite:
         raise UsageError(f"--output {target}: is there already", hint="--overwrite, or name another file")
+    if options.ray is not None:
+        return on_ray(options, target, output)
     with ExitStack() as stack:
         source = Source(stdin_or_file(options, stack), options.column, format=options.format)
         stack.enter_context(output.fallbacks_told())
@@ -100,6 +107,50 @@ def run(options: argparse.Namespace, output: Output) -> int:
         if output.json:
             counted = {"texts": stats.texts, "truncated": stats.truncated, "seconds": round(seconds, 3)}
             output.data({"engine": engine.describe(), **counted, **answer})
+    return 0
+
+
+def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> int:
+    from anytorch.errors import UsageError
+    from anytorch.serve.ray.files import encode_file_on_ray
+
+    if target is None or options.file == "-" or options.search is not None or options.devices:
+        raise UsageError(
+            "--ray goes from one Parquet file to another", hint="anytorch embed a.parquet --output b.parquet --ray"
+        )
+    engine = {
+        "model_path": options.model,
+        "device": options.device,
+        "quantization": options.quantization,
+        "dtype": options.dtype,
+        "batch_tokens": options.batch_tokens or "auto",
+        "max_length": options.max_length,
+        "threads": options.threads,
+    }
+    from anytorch.engines.embed.bar import progress_bar
+
+    with ExitStack() as stack:
+        progress = stack.enter_context(progress_bar(options.file)) if decorated(sys.stderr) else None
+        report = encode_file_on_ray(
+            options.file,
+            target,
+            column=options.column,
+            engine=engine,
+            address=options.ray,
+            resume=not options.no_resume,
+            overwrite=options.overwrite,
+            progress=progress,
+            prompt=options.prompt,
+            dim=options.dim,
+            precision=options.precision,
+        )
+    if report.resumed:
+        output.note(f"{report.resumed:,} of {report.rows:,} rows were finished by an earlier run")
+    output.note(f"{report.rows:,} rows in {report.seconds:.1f} s; written to {target}")
+    if report.truncated:
+        output.warn(f"{report.truncated:,} texts had more tokens than the model takes and were cut there")
+    if output.json:
+        output.data({"output": str(target), "rows": report.rows, "resumed": report.resumed, "seconds": report.seconds})
     return 0
 
 

@@ -60,10 +60,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--drain-delay", type=float, default=0.0, metavar="SECONDS",
         help="say `draining` so long before the port closes, for a load balancer (default: 0)",
     )  # fmt: skip
+    out = parser.add_argument_group("scaling out")
+    out.add_argument(
+        "--ray", nargs="?", const="local", metavar="ADDRESS",
+        help="on Ray Serve: of this cluster (auto, ray://host:10001), or of one that is started here",
+    )  # fmt: skip
+    out.add_argument(
+        "--replicas", metavar="N|MIN:MAX", help="with --ray: how many (default: 1:, as many as there are devices)"
+    )
     parser.add_argument("--access-log", action="store_true", help="a line on standard error for every request")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    from anytorch.errors import UsageError
     from anytorch.serve.keys import add_key
 
     if options.new_key is not None:
@@ -81,8 +90,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
     def told(started: Any) -> None:
         show(started, options, output)
 
+    if options.replicas is not None and options.ray is None:
+        raise UsageError("--replicas needs --ray", hint="on one machine, --workers shares the port among processes")
     if not output.json:
         output.note(f"starting on {chosen.url if chosen.port else chosen.host} …")
+    if options.ray is not None:
+        from anytorch.serve.ray.deploy import parse_scale, serve_on_ray
+
+        return serve_on_ray(chosen, told, address=options.ray, scale=parse_scale(options.replicas))
     return serve(chosen, told)
 
 

@@ -124,7 +124,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("wb")
         try:
-            _hold(self._lock, self.target)
+            hold_lock(self._lock, self.target)
             self._open()
         except BaseException:
             self._lock.close()
@@ -200,7 +200,7 @@ def partial_folder(target: Path) -> Path:
     return target.parent / f".{target.name}.partial"
 
 
-def _hold(file: IO[bytes], target: Path) -> None:
+def hold_lock(file: IO[bytes], target: Path) -> None:
     try:
         if os.name == "nt":
             import msvcrt

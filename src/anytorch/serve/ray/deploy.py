@@ -1,0 +1,176 @@
+"""`anytorch serve --ray`: the same app on Ray Serve, with replicas that come and go with the load, one per device.
+
+Each replica builds the app of `create_app` itself: nothing but the options travels. Ray's proxy listens on the port and
+spreads the requests; keys, limits and problems are the app's own, as everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from anytorch import logs
+from anytorch.errors import ModelError, UsageError
+from anytorch.serve.app import create_app
+from anytorch.serve.keys import read_keys
+from anytorch.serve.options import ServeOptions, from_json, to_json
+from anytorch.serve.ray.cluster import Share, cluster, share_of
+from anytorch.serve.routes.health import status_of
+from anytorch.serve.start import Told, first_answer
+
+log = logs.logger(__name__)
+
+NAME = "anytorch"
+ONGOING = 32  # requests under way in a replica that call for another one: a batch needs company to be worth it
+MOST_ONGOING = 1024  # of one replica; its own queue refuses with 429 long before
+LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many replicas. `most` None: one per device of the cluster."""
+
+    least: int = 1
+    most: int | None = None
+    ongoing: int = ONGOING
+
+
+def parse_scale(text: str | None) -> Scale:
+    """ "2", "1:8" or "0:" (as many as there are devices) as a Scale.
+
+    >>> parse_scale("1:8")
+    Scale(least=1, most=8, ongoing=32)
+    """
+    if text is None:
+        return Scale()
+    first, colon, last = text.partition(":")
+    try:
+        least = int(first or 1)
+        most = (int(last) if last else None) if colon else least
+    except ValueError:
+        least, most = -1, None
+    if least < 0 or (most is not None and (most < 1 or most < least)):
+        raise UsageError(
+            f"--replicas {text}: use a number, or two as 1:8", hint="1: means as many as there are devices"
+        )
+    return Scale(least, most)
+
+
+def serve_on_ray(options: ServeOptions, told: Told, *, address: str | None = None, scale: Scale | None = None) -> int:
+    """Deploy the app and stay until a signal comes; then take it down again. The exit status."""
+    options.require_safe()
+    keys = None if options.api_key_file is None else read_keys(options.api_key_file)
+    options = replace(options, port=options.port or free_port(options.host), workers=1)
+    with cluster(address) as ray, stopped_by_signals() as stopped:
+        share = share_of(ray, options.device, whole_nodes=True)
+        with deployed(options, share, scale or Scale()):
+            started, problem = first_answer(options, key=keys.one if keys else None, stopped=stopped.is_set)
+            if started is None:
+                if stopped.is_set():
+                    return 0
+                raise ModelError(f"the service did not start on Ray: {problem}")
+            told(replace(started, workers=replicas_running()))
+            while not stopped.wait(LOOK_S):
+                pass
+    return 0
+
+
+@contextmanager
+def deployed(options: ServeOptions, share: Share, scale: Scale) -> Iterator[None]:
+    """The app on the cluster's Ray Serve, for as long as the block lasts."""
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    if share.threads is not None and options.threads is None:
+        options = replace(options, threads=share.threads)
+    serve.start(http_options={"host": options.host, "port": options.port})
+    most = max(scale.most or share.count, scale.least, 1)
+    made: Any = serve.deployment(
+        serve.ingress(app_builder(to_json(options)))(Replica),
+        name=NAME,
+        max_ongoing_requests=MOST_ONGOING,
+        ray_actor_options=dict(share.options),
+        graceful_shutdown_timeout_s=options.drain_s,
+        health_check_period_s=5,
+        autoscaling_config={
+            "min_replicas": scale.least,
+            "initial_replicas": max(1, scale.least),
+            "max_replicas": most,
+            "target_ongoing_requests": scale.ongoing,
+            "upscale_delay_s": 3,
+            "downscale_delay_s": 60,
+        },
+    )
+    try:
+        serve.run(made.bind(), name=NAME, route_prefix="/", blocking=False)
+        yield
+    finally:
+        serve.delete(NAME)  # drains; Ray Serve itself stays for others, or ends with a cluster of our own
+
+
+class Replica:
+    """What Ray asks a replica beside its requests."""
+
+    app: Any  # set by Ray's ingress: the app that the builder made
+
+    async def check_health(self) -> None:
+        """Ray starts another replica in place of one that raises. Asked for the first time, it loads what may wait."""
+        service = self.app.state.service
+        status, detail = status_of(service)
+        if status == "failed":
+            raise RuntimeError(detail or "an engine no longer answers")
+        if status == "ready":
+            service.load_rest()
+
+
+def app_builder(options: str) -> Callable[[], Any]:
+    """A function that makes the app, called in the replica's process."""
+
+    def build() -> Any:
+        return create_app(from_json(options))
+
+    return build
+
+
+def replicas_running() -> int:
+    from ray import serve
+
+    state: Any = serve.status().applications[NAME].deployments[NAME]
+    return int(state.replica_states.get("RUNNING", 0))
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def free_port(host: str) -> int:
+    """Ray's proxy wants a number: one that is free now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as one:
+        if os.name == "posix":
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((host.strip("[]"), 0))
+        return int(one.getsockname()[1])

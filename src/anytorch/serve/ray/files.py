@@ -1,0 +1,249 @@
+"""`anytorch embed big.parquet --ray`: a file of texts as a Ray Data job, resumable after anything.
+
+The file is cut into the same chunks as `encode_file` cuts; Ray Data hands their numbers to a pool of workers, one per
+device, and each worker reads its chunk, encodes it and writes it as a part beside the target. The driver notes finished
+parts in the journal as they come, in any order, and puts the target together at the end. On several machines the source
+and the target lie on storage that all of them see.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from anytorch import logs
+from anytorch.engines.embed.engine import ArrowEngine
+from anytorch.engines.embed.files import CPU_ROWS, DEVICE_ROWS, VECTOR, FileReport
+from anytorch.engines.embed.files_journal import (
+    Identity,
+    differences,
+    engine_identity,
+    file_identity,
+    partial_folder,
+    remove_leftovers,
+)
+from anytorch.engines.embed.files_read import Source
+from anytorch.engines.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
+from anytorch.errors import AnytorchError, InputError, UsageError
+from anytorch.serve.ray.cluster import Share, cluster, share_of
+from anytorch.serve.ray.journal import ScatteredJournal, part_path
+from anytorch.values import dataclass
+
+log = logs.logger(__name__)
+
+Progress = Callable[[int, "int | None"], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs to know; plain data, for it travels."""
+
+    source: str
+    column: str
+    folder: str  # of the parts
+    chunk_rows: int
+    vector_column: str
+    missing: str
+    engine: dict[str, Any]  # what ArrowEngine is made with
+    options: dict[str, Any]  # what encode is asked for
+
+
+def encode_file_on_ray(
+    source: str | Path,
+    target: str | Path,
+    *,
+    column: str | None = None,
+    engine: dict[str, Any] | None = None,
+    address: str | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+    chunk_rows: int | None = None,
+    progress: Progress | None = None,
+    prompt: str | None = None,
+    dim: int | None = None,
+    precision: str = "float32",
+    vector_column: str = VECTOR,
+    missing: str = "error",
+) -> FileReport:
+    """As `encode_file`, on a Ray cluster. `engine`: the arguments of ArrowEngine, by name. The source is Parquet.
+
+    Runs that were interrupted or killed go on where they were, also ones that `encode_file` began with as many rows per
+    chunk. Raises what `encode_file` raises.
+    """
+    began = time.monotonic()
+    source, target = Path(source).resolve(), Path(target).resolve()
+    if target.suffix.lower() not in (".parquet", ".pq") or target.is_dir():
+        raise UsageError(f"{target}: the target is a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
+    rows = Source(source, column, allow_missing=missing == "null")
+    if rows.format != "parquet":
+        raise UsageError(
+            f"{source.name}: with --ray the source is Parquet: workers begin to read anywhere in it",
+            hint="convert it first, or leave --ray out",
+        )
+    if target.exists() and target.samefile(source):
+        raise UsageError(f"{target} is both source and target")
+    if vector_column in rows.columns:
+        raise UsageError(f"{source.name} has a column {vector_column!r} already", hint="name another: vector_column=…")
+    made_with = dict(engine or {})
+    options = {"prompt": prompt, "dim": dim, "precision": precision}
+    with cluster(address) as ray:
+        share = share_of(ray, str(made_with.get("device") or "auto"), whole_nodes=False)
+        if share.threads is not None:
+            made_with["threads"] = made_with.get("threads") or share.threads
+        about, on_cpu = _looked(ray, share, made_with, options)
+        chunk_rows = chunk_rows or (CPU_ROWS if on_cpu else DEVICE_ROWS)
+        identity = {
+            "source": {**file_identity(source), "format": rows.format, "column": rows.column},
+            **about,
+            "dim": dim,
+            "precision": precision,
+            "vector_column": vector_column,
+            "missing": missing,
+            "chunk_rows": chunk_rows,
+        }
+        if (done := _complete(target, identity, resume=resume, overwrite=overwrite)) is not None:
+            return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
+        job = Job(
+            str(source),
+            rows.column,
+            str(partial_folder(target)),
+            chunk_rows,
+            vector_column,
+            missing,
+            made_with,
+            options,
+        )
+        with disk_errors(f"writing beside {target}", "nothing has been computed yet"):
+            journal = ScatteredJournal(target, identity, resume=resume)
+        with journal:
+            resumed = journal.rows
+            total = rows.total() or 0
+            truncated = _encode_rest(ray, job, share, journal, total, progress)
+            _assemble(journal, vector_column)
+        remove_leftovers(target)
+    return FileReport(target, journal.rows, resumed, journal.missing, truncated, round(time.monotonic() - began, 3))
+
+
+def _looked(ray: Any, share: Share, engine: dict[str, Any], options: dict[str, Any]) -> tuple[Identity, bool]:
+    """What the vectors depend on, found out where they are computed."""
+    look = ray.remote(**share.options)(_look)
+    found: dict[str, Any] = ray.get(look.remote(engine, options))
+    if "error" in found:
+        raise InputError(found["error"], hint=found["hint"])
+    return found["identity"], found["on_cpu"]
+
+
+def _look(engine: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        with ArrowEngine(**engine) as made:
+            made.check_request(options["dim"], options["precision"], "numpy")
+            identity = {"engine": engine_identity(made), "prompt": made.prompt_text(options["prompt"])}
+            return {"identity": identity, "on_cpu": made.on_cpu}
+    except AnytorchError as exc:
+        return {"error": exc.message, "hint": exc.hint}
+
+
+def _complete(target: Path, identity: Identity, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
+    """What a finished target says, if it is the one that is asked for. Raises UsageError if it is another."""
+    if not target.exists():
+        return None
+    done = read_facts(target)
+    if resume and done is not None and not differences(done.get("identity", {}), identity):
+        remove_leftovers(target)
+        return done
+    if overwrite:
+        return None
+    told = (
+        ""
+        if done is None
+        else ", made from something else: " + "; ".join(differences(done.get("identity", {}), identity))
+    )
+    raise UsageError(f"{target} is there already{told}", hint="overwrite=True, or name another target")
+
+
+def _encode_rest(
+    ray: Any, job: Job, share: Share, journal: ScatteredJournal, total: int, progress: Progress | None
+) -> int:
+    """Have Ray Data go through the chunks that are not finished. Texts that were cut, of this run."""
+    count = -(-total // job.chunk_rows)
+    left = [number for number in range(count) if number not in journal.parts]
+    if progress is not None:
+        progress(journal.rows, total)
+    truncated = 0
+    for row in _results(ray, job, share, left) if left else ():
+        if row["error"]:
+            raise InputError(row["error"], hint=row["hint"])
+        journal.add(int(row["number"]), int(row["rows"]), int(row["missing"]), int(row["nbytes"]))
+        truncated += int(row["truncated"])
+        if progress is not None:
+            progress(journal.rows, total)
+    return truncated
+
+
+def _results(ray: Any, job: Job, share: Share, numbers: list[int]) -> Iterator[dict[str, Any]]:
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.enable_operator_progress_bars = False
+    workers = min(share.count, len(numbers))
+    # A block per chunk: a block's results come when all of it is done, and each finished part is to be noted at once.
+    chunks = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
+    done = chunks.map_batches(
+        ChunkWorker,
+        fn_constructor_args=(job,),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=workers),
+        **share.options,
+    )
+    yield from done.iter_rows()
+
+
+class ChunkWorker:
+    """In a process of its own: one engine, one chunk at a time."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._engine = ArrowEngine(**job.engine)
+        self._source = Source(Path(job.source), job.column, allow_missing=job.missing == "null")
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        found = [self._encoded(int(number)) for number in batch["number"]]
+        return {name: [row[name] for row in found] for name in found[0]}
+
+    def _encoded(self, number: int) -> dict[str, Any]:
+        """Encode a chunk and write it. What is wrong with the texts comes back as data: it is nothing to try again."""
+        answer: dict[str, Any] = {"number": number, "rows": 0, "missing": 0, "nbytes": 0, "truncated": 0}
+        try:
+            return {**answer, **self._written(number), "error": "", "hint": ""}
+        except AnytorchError as exc:
+            return {**answer, "error": exc.message, "hint": exc.hint}
+
+    def _written(self, number: int) -> dict[str, int]:
+        job = self._job
+        chunk = next(self._source.chunks(job.chunk_rows, skip=number * job.chunk_rows))
+        places = [place for place, text in enumerate(chunk.texts) if text is not None]
+        before = self._engine.stats.truncated
+        vectors = self._engine.encode([text for text in chunk.texts if text is not None], **job.options)
+        whole = len(places) == len(chunk.texts)
+        table = with_vectors(chunk.table, vectors, None if whole else places, job.vector_column)
+        path = part_path(Path(job.folder), number)
+        with disk_errors(f"writing {path}", "the chunks before it are finished and kept"):
+            write_part(table, path, job.vector_column)
+        return {
+            "rows": len(table),
+            "missing": len(table) - len(places),
+            "nbytes": path.stat().st_size,
+            "truncated": self._engine.stats.truncated - before,
+        }
+
+
+def _assemble(journal: ScatteredJournal, vector: str) -> None:
+    parts = [part_path(journal.folder, number) for number in sorted(journal.parts)]
+    if not parts:
+        raise InputError(f"{journal.target.name}: the source has no rows", hint="leave --ray out for an empty file")
+    facts = {"identity": journal.identity, "rows": journal.rows, "missing": journal.missing}
+    with disk_errors(f"putting {journal.target} together", f"all {journal.rows:,} rows are finished and kept"):
+        assemble(parts, journal.target, vector, facts, None)
