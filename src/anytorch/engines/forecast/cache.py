@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anytorch.engines.forecast.decoder import Decoder
-from anytorch.models.kronos.fused import Tables, attend_step, attend_whole, make_tables, window_mask
+from anytorch.models.kronos.fused import Tables, attend_step, attend_whole, make_tables, rows_at_once, window_mask
 
 
 class Cache:
@@ -61,12 +61,12 @@ class Cache:
         """
         decoder, longest = self.decoder, prompt.shape[1]
         tables = make_tables(self.places[None], decoder.head_width, decoder.dtype)
-        rows_at_once = min(longest, max(1, limit_rows // 8))
+        at_once = rows_at_once(limit_rows)
         series_at_once = max(1, limit_rows // longest)
         for first in range(0, prompt.shape[0], series_at_once):
             series = slice(first, first + series_at_once)
-            for start in range(0, longest, rows_at_once):
-                rows = slice(start, min(start + rows_at_once, longest))
+            for start in range(0, longest, at_once):
+                rows = slice(start, min(start + at_once, longest))
                 self._prefill_rows(prompt[series, rows], series, rows, tables)
         last: Tensor = self.context[torch.arange(len(self.lengths), device=prompt.device), self.lengths - 1]
         return last
@@ -150,7 +150,7 @@ class Cache:
     @staticmethod
     def nbytes(decoder: Decoder, longest: int, samples: int, capacity: int) -> int:
         """Of one series."""
-        per_row = decoder.width * (2 * len(decoder.blocks) + 1) * decoder.s1_rows.element_size()
+        per_row = decoder.width * (2 * len(decoder.blocks) + 1) * decoder.norm.element_size()
         return per_row * (longest + samples * capacity)
 
 

@@ -1,7 +1,8 @@
 """One Kronos model, made ready to generate: fused weights, tables instead of products, and the s2 step without keys.
 
 Three products of the published step are not needed, and leaving them out is exact:
-- fusion_proj over both embeddings is a sum of two looked-up rows, if the tables are multiplied by it once;
+- fusion_proj over both embeddings is a sum of two looked-up rows, if the tables are multiplied by it once (where memory
+  counts more than a fiftieth of a step's arithmetic, they are not);
 - in the dependency layer a single query has no positions, so q·(W c + b) = (Wᵀq)·c + a constant that softmax ignores:
   the context itself serves as keys and values of all four heads, and no row of it is ever projected;
 - heads are applied to the last row only.
@@ -16,22 +17,24 @@ import torch
 from torch import Tensor, nn
 
 from anytorch.models.kronos import Kronos
-from anytorch.models.kronos.fused import FusedBlock, Make, attend_shared, plain, rms_norm
+from anytorch.models.kronos.fused import FusedBlock, Make, attend_shared, fused, plain, rms_norm
 
 
 class Decoder:
     """What generation needs of a model. Built per model and device; `fits` says whether the weights have changed."""
 
-    def __init__(self, model: Kronos, make: Make = plain) -> None:
+    def __init__(self, model: Kronos, make: Make = plain, tables: bool = True) -> None:
         self.model = model
         self.unpacked = make is plain  # the layers' own weights are what computes
-        self.blocks = [FusedBlock.of(block, make) for block in model.transformer]  # type: ignore[arg-type]
+        self.blocks = [FusedBlock.of(block, fused(make)) for block in model.transformer]  # type: ignore[arg-type]
         self.heads, self.width = model.n_heads, model.d_model
         self.head_width = self.width // self.heads
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.sizes = (2**model.s1_bits, 2**model.s2_bits)
-        with torch.no_grad():
-            self.s1_rows, self.s2_rows = self._fusion_tables()
+        self.tables: tuple[Tensor, Tensor] | None = None
+        if tables:
+            with torch.no_grad():
+                self.tables = self._fusion_tables()
         self.norm = model.norm.weight.data
         cross = model.dep_layer.cross_attn
         self.cross = cross
@@ -55,7 +58,11 @@ class Decoder:
 
     def embed(self, s1: Tensor, s2: Tensor, time: Tensor) -> Tensor:
         """Ids [rows, n] and their time embedding (broadcast to [rows, n, width]) → the first block's input."""
-        return self.s1_rows[s1] + self.s2_rows[s2] + time
+        if self.tables is None:
+            row: Tensor = self.model.embedding((s1, s2))
+            return row.add_(time)
+        first, second = self.tables
+        return first[s1] + second[s2] + time
 
     def time(self, stamp: Tensor) -> Tensor:
         embedded: Tensor = self.model.time_emb(stamp)

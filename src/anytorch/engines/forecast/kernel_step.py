@@ -32,6 +32,8 @@ def why_not(decoder: Decoder, rows: int) -> str:
         return f"the model is {decoder.dtype}"
     if not decoder.unpacked:
         return "the layers are quantized"
+    if decoder.tables is None:
+        return "the embeddings are not fused"
     if decoder.width % 64 or decoder.cross.head_width % SMALLEST_PRODUCT or decoder.head_width % 2:
         return f"a width of {decoder.width} does not fill the tiles"
     return "" if find_spec("triton") is not None else "triton is not installed"
@@ -110,6 +112,8 @@ class KernelStep:
         self.part = torch.empty(states, self.tile, **kind)
         self.part_most, self.part_sum = torch.empty(2, states, **kind)
         self.arrived = torch.zeros(self.groups * decoder.heads, dtype=torch.int32, device=decoder.device)
+        assert decoder.tables is not None
+        self.tables = decoder.tables
         self.queries = query_table(decoder)
         self.filter = {"GREEDY": sampler.greedy, "BY_RANK": sampler.top_k > 0, "BY_SUM": sampler.top_p < 1}
         self.draw = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
@@ -144,7 +148,7 @@ class KernelStep:
             self.attended, head.proj_s2.weight, second, bias=head.proj_s2.bias, norm=model.dep_layer.norm.weight
         )
         self.kernels.second_id[(self.rows,)](
-            second, noise_2, self.x, decoder.s1_rows, decoder.s2_rows, self.future, self.chosen, self.ids[1],
+            second, noise_2, self.x, *self.tables, self.future, self.chosen, self.ids[1],
             self.counters, self.rows, cache.samples, self.future.shape[1], self.ids[1].stride(0), *self.draw,
             WIDTH=decoder.width, TILE=tile, SIZE=decoder.sizes[1], **self.filter, num_warps=4,
         )  # fmt: skip

@@ -295,12 +295,13 @@ class KronosPredictor:
         """The model made ready; made again when its weights have changed."""
         if self._decoder is None or not self._decoder.fits(self.model):
             self.model.eval()
-            self._decoder = Decoder(self.model, layer_maker(self.quantization))
+            on_host = memory_is_host(self.device)
+            self._decoder = Decoder(self.model, layer_maker(self.quantization), tables=not on_host)
         return self._decoder
 
     def codec(self) -> Codec:
         if self._codec is None or not self._codec.fits(self.tokenizer):
-            self._codec = Codec(self.tokenizer.eval())
+            self._codec = Codec(self.tokenizer.eval(), fuse=not memory_is_host(self.device))
         return self._codec
 
     def window(self, pred_len: int, rolling: str) -> int:

@@ -9,16 +9,17 @@ from torch import Tensor
 
 from anytorch.engines.forecast.decoder import versions
 from anytorch.models.kronos import KronosTokenizer
-from anytorch.models.kronos.fused import FusedBlock, through_window
+from anytorch.models.kronos.fused import FusedBlock, fused, plain, side_by_side, through_window
 
 
 class Codec:
-    """A tokenizer with fused blocks."""
+    """A tokenizer with fused blocks. Without `fuse` its weights stay where they are: less memory, a little more work."""
 
-    def __init__(self, tokenizer: KronosTokenizer) -> None:
+    def __init__(self, tokenizer: KronosTokenizer, fuse: bool = True) -> None:
         self.tokenizer = tokenizer
-        self.encoder = [FusedBlock.of(block) for block in tokenizer.encoder]  # type: ignore[arg-type]
-        self.decoder = [FusedBlock.of(block) for block in tokenizer.decoder]  # type: ignore[arg-type]
+        join_layers = fused(plain) if fuse else side_by_side
+        self.encoder = [FusedBlock.of(block, join_layers) for block in tokenizer.encoder]  # type: ignore[arg-type]
+        self.decoder = [FusedBlock.of(block, join_layers) for block in tokenizer.decoder]  # type: ignore[arg-type]
         self.device = tokenizer.embed.weight.device
         self.dtype = tokenizer.embed.weight.dtype
         self.built_from = versions(tokenizer)

@@ -18,6 +18,7 @@ from anytorch.models.kronos.layers import EPS, Block, inverse_frequencies, rotar
 
 Apply = Callable[[Tensor], Tensor]
 Make = Callable[[Tensor, "Tensor | None"], Apply]
+Join = Callable[..., Apply]  # linear layers that read the same input → their outputs side by side
 Tables = tuple[Tensor, Tensor]  # cos and sin, each [rows or 1, 1, positions, head width]
 
 
@@ -71,6 +72,25 @@ def plain(weight: Tensor, bias: Tensor | None) -> Apply:
     return apply
 
 
+def fused(make: Make) -> Join:
+    """Layers that read the same input as one product."""
+
+    def join_layers(*layers: nn.Linear) -> Apply:
+        return make(*fuse(layers))
+
+    return join_layers
+
+
+def side_by_side(*layers: nn.Linear) -> Apply:
+    """The same values from one product each: for layers whose weights shall stay where they are."""
+
+    def apply(x: Tensor) -> Tensor:
+        found = [F.linear(x, layer.weight, layer.bias) for layer in layers]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    return apply
+
+
 @dataclass(frozen=True)
 class FusedBlock:
     """One block: what it needs, and nothing of how it was trained."""
@@ -84,17 +104,17 @@ class FusedBlock:
     down: Apply  # w2
 
     @classmethod
-    def of(cls, block: Block, make: Make = plain) -> FusedBlock:
-        """`make` turns a linear layer's weight and bias into what computes it: as it is, or quantized."""
-        attention, ffn = block.self_attn, block.ffn
+    def of(cls, block: Block, join_layers: Join | None = None) -> FusedBlock:
+        """`join_layers` says how the linear layers are computed: `fused(make)`, perhaps quantized, or `side_by_side`."""
+        attention, ffn, join_layers = block.self_attn, block.ffn, join_layers or fused(plain)
         return cls(
             heads=attention.heads,
             norm1=block.norm1.weight.data,
-            qkv=make(*fuse((attention.q_proj, attention.k_proj, attention.v_proj))),
-            out=make(*fuse((attention.out_proj,))),
+            qkv=join_layers(attention.q_proj, attention.k_proj, attention.v_proj),
+            out=join_layers(attention.out_proj),
             norm2=block.norm2.weight.data,
-            gate_and_value=make(*fuse((ffn.w1, ffn.w3))),
-            down=make(*fuse((ffn.w2,))),
+            gate_and_value=join_layers(ffn.w1, ffn.w3),
+            down=join_layers(ffn.w2),
         )
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,13 +280,14 @@ def through_window(
     cos, sin = make_tables(positions, head_width, given.dtype)
     first, second = (cos[:, :, :length], sin[:, :, :length]), (cos[:, :, length:], sin[:, :, length:])
     mask = window_mask(length, own.shape[1], own) if own is not None and shared is not None else None
+    at_once = rows_at_once(limit_rows)
     for block in blocks:
         if shared is None:
             assert own is not None
-            own = in_pieces(lambda x, b=block: whole_layer(b, x, second)[0], own, limit_rows)  # type: ignore[misc]
+            own = in_pieces(lambda x, b=block: whole_layer(b, x, second, at_once)[0], own, limit_rows)  # type: ignore[misc]
             continue
         if own is None:
-            shared = in_pieces(lambda x, b=block: whole_layer(b, x, first)[0], shared, limit_rows)  # type: ignore[misc]
+            shared = in_pieces(lambda x, b=block: whole_layer(b, x, first, at_once)[0], shared, limit_rows)  # type: ignore[misc]
             continue
         assert mask is not None
         samples = own.shape[0] // shared.shape[0]
@@ -274,7 +295,7 @@ def through_window(
         series_at_once = max(1, limit_rows // (length + samples * own.shape[1]))
         for start in range(0, shared.shape[0], series_at_once):
             end = min(start + series_at_once, shared.shape[0])
-            finished_shared[start:end], k, v = whole_layer(block, shared[start:end], first)
+            finished_shared[start:end], k, v = whole_layer(block, shared[start:end], first, at_once)
             # Many samples of one series may be too much by themselves: then a few of them at a time.
             step = samples if series_at_once > 1 else max(1, min(samples, limit_rows // own.shape[1]))
             for low in range(start * samples, end * samples, (end - start) * step):
@@ -286,10 +307,28 @@ def through_window(
     return shared, own
 
 
-def whole_layer(block: FusedBlock, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
-    """One block over whole windows; also the keys and values it made."""
-    q, k, v = block.project(x, tables)
-    return block.finish(x, attend_whole(q, k, v)), k, v
+def rows_at_once(limit_rows: int) -> int:
+    """Of one window: few enough that a block's temporary values take less memory than the window's keys and values."""
+    return max(1, limit_rows // 8)
+
+
+def whole_layer(block: FusedBlock, x: Tensor, tables: Tables, at_once: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One block over whole windows, `at_once` rows of each at a time; also the keys and values it made."""
+    batch, length, width = x.shape
+    if length <= at_once:
+        q, k, v = block.project(x, tables)
+        return block.finish(x, attend_whole(q, k, v)), k, v
+    keys, values = x.new_empty(2, batch, block.heads, length, width // block.heads)
+    finished = torch.empty_like(x)
+    for start in range(0, length, at_once):
+        rows = slice(start, min(start + at_once, length))
+        q, keys[:, :, rows], values[:, :, rows] = block.project(
+            x[:, rows], (tables[0][:, :, rows], tables[1][:, :, rows])
+        )
+        mask = window_mask(start, rows.stop - start, x) if start else None
+        attended = attend_whole(q, keys[:, :, : rows.stop], values[:, :, : rows.stop], mask)
+        finished[:, rows] = block.finish(x[:, rows], attended)
+    return finished, keys, values
 
 
 def in_pieces(function: Apply, x: Tensor, limit_rows: int) -> Tensor:
