@@ -163,3 +163,16 @@ def test_a_twin_that_differs_is_found_out(pair: tuple[Any, WordPiece]) -> None:
 def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYTORCH_CXX", "no-such-compiler")
     assert compile_wordpiece(build()) is None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_threads_change_nothing(pair: tuple[Any, WordPiece], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More texts than one thread is given, of lengths that share unevenly."""
+    reference, made = pair
+    texts = [" ".join(["hello world", "naïve"][number % 2] for number in range(n % 61)) for n in range(400)] * 3
+    monkeypatch.setattr(made, "threads", threads)
+    reference.enable_truncation(32)
+    ids, starts, truncated = encode_all(made, reference.encode_batch, texts, 32)
+    wanted = reference.encode_batch(texts)
+    assert [ids[a:b].tolist() for a, b in pairwise(starts)] == [encoding.ids for encoding in wanted]
+    assert truncated == sum(1 for encoding in wanted if encoding.overflowing) > 0

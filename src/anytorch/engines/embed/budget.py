@@ -43,16 +43,19 @@ class Budget:
     """The number of tokens per batch, and the search for it. Not thread-safe: its owner holds a lock.
 
     Starts at `start`, doubles while that pays, tries halving if doubling did not, then stays and is remembered under
-    `key`. Never goes below `smallest` by itself; `limit` is what memory has been seen not to allow.
+    `key`. Never goes below `smallest` by itself; `limit` is what memory has been seen not to allow. With `search=False`
+    it stays at `start`, but for what memory does not allow.
     """
 
-    def __init__(self, start: int, *, key: str = "", fixed: bool = False, smallest: int = SMALLEST) -> None:
+    def __init__(
+        self, start: int, *, key: str = "", fixed: bool = False, smallest: int = SMALLEST, search: bool = True
+    ) -> None:
         self.tokens = start
         self.smallest = smallest
         self.limit = LARGEST
         self.key = key
-        self.settled = fixed
-        self.source = "given" if fixed else "default"
+        self.settled = fixed or not search
+        self.source = "given" if fixed else "default" if search else "whole chunks of the encoder's"
         self._rates: dict[int, list[float]] = {}
         if not fixed and key and (known := _recall(key)) is not None:
             self.tokens, self.settled, self.source = known, True, "remembered"

@@ -25,10 +25,12 @@ from anytorch.engines.embed.protocol import AsyncEncoder, Encoder
 from anytorch.engines.embed.recipe import Recipe, chosen_pooling, read_recipe
 from anytorch.engines.embed.runner import Job, Runner
 from anytorch.engines.embed.tokens import TextTokenizer, Tokens, check_iterable
-from anytorch.engines.embed.windows import windows
+from anytorch.engines.embed.windows import full_chunks, windows
 from anytorch.errors import DeviceFallbackWarning, InputError, OutOfMemory, UsageError
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     import numpy.typing as npt
     import torch
 
@@ -42,6 +44,7 @@ PROMPT_NAMES = {"query": ("query",), "passage": ("passage", "document", "corpus"
 PROMPT_NAMES["document"] = PROMPT_NAMES["passage"]
 CPU_TOKENS, DEVICE_TOKENS = 4096, 65536  # where the search for the best batch starts
 WINDOW_BATCHES = 4  # batches in one window: more sorts better, less starts sooner
+BATCH_CHUNKS = 2  # chunks of an encoder that cuts its batches itself, which is then a window, too
 SMALLER = {None: "int8", "int8": "int4"}  # what is tried when memory runs out and quantizing is allowed
 
 
@@ -116,6 +119,7 @@ class ArrowEngine:
         self._stats_lock = threading.Lock()
         self._queue: Any = None
         self._queue_lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
         self._tokenizer = TextTokenizer(self.recipe, self.max_length)
         self._normalize = only_normalizes(self.recipe, normalize)
         self._devices = devices
@@ -379,6 +383,9 @@ class ArrowEngine:
         if queue is not None:
             queue.close()
         self._runner.close()
+        with self._queue_lock:
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> ArrowEngine:
         return self
@@ -437,13 +444,16 @@ class ArrowEngine:
         done = 0
 
         def jobs() -> Iterator[Job]:
-            for window in windows(
+            chunk = 0 if self.on_cpu else getattr(self._runner.encoder, "chunk_tokens", 0)
+            found = windows(
                 texts,
                 tokenize,
-                target_tokens=lambda: WINDOW_BATCHES * self._runner.budget.tokens,
-                workers=1 if self.on_cpu else 2,
+                target_tokens=lambda: (1 if chunk else WINDOW_BATCHES) * self._runner.budget.tokens,
+                workers=1 if self.on_cpu or self._tokenizer.parallel else 2,
                 known=known,
-            ):
+                early=self._early_threads() if chunk else None,
+            )
+            for window in full_chunks(found, chunk) if chunk else found:
                 if into is None:
                     rows = np.empty((window.count, columns), dtype)
                 else:
@@ -469,6 +479,16 @@ class ArrowEngine:
             self._count(job.tokens, now - began)
             yield first_of.pop(id(job))
             began = time.perf_counter()
+
+    def _early_threads(self) -> ThreadPoolExecutor:
+        """The threads that tokenize for a device. They stay: starting one takes as long as tokenizing a hundred texts."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._queue_lock:
+            if self._pool is None:
+                workers = 1 if self._tokenizer.parallel else 2
+                self._pool = ThreadPoolExecutor(workers, thread_name_prefix="anytorch-tokenize")
+            return self._pool
 
     def _count(self, tokens: Tokens, seconds: float = 0.0) -> None:
         with self._stats_lock:
@@ -538,6 +558,9 @@ class ArrowEngine:
     def _budget(self, encoder: Encoder, asked: int | str) -> Budget:
         if isinstance(asked, int):
             return Budget(asked, fixed=True)
+        chunk = getattr(encoder, "chunk_tokens", None)
+        if not self.on_cpu and chunk:  # it cuts its batches itself: a batch only has to be a few of its chunks
+            return Budget(BATCH_CHUNKS * chunk, key=f"{chunk}-{self._key()}", search=False)
         if not self.on_cpu:
             return Budget(DEVICE_TOKENS, key=self._key(), smallest=DEVICE_TOKENS // 16)
         # A batch is shared out among the threads: each needs enough to be busy for a while.

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from anytorch import logs
@@ -17,6 +18,7 @@ from anytorch.engines.embed.protocol import AsyncEncoder, Encoder, batches
 from anytorch.engines.embed.tokens import Tokens
 from anytorch.engines.embed.turns import Turns
 from anytorch.errors import OutOfMemory, UsageError
+from anytorch.models.encoders.moves import gather_by_index, gather_texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +123,7 @@ class Runner:
 
         Holds no lock: such an encoder takes batches from several threads itself.
         """
-        direct = "places" in inspect.signature(self.encoder.submit).parameters  # type: ignore[attr-defined]
+        direct = _takes_places(type(self.encoder))
         under_way: deque[_UnderWay] = deque()
         clock = [time.perf_counter()]
         for job in jobs:
@@ -131,7 +133,7 @@ class Runner:
             while at < len(order):
                 self._check_open()
                 places = order[at : at + self._next(lengths[at:])]
-                ids, starts = pack(job.tokens, places)
+                ids, starts = gather_texts(job.tokens.ids, job.tokens.starts, places)
                 at += len(places)
                 encoder: Any = self.encoder  # asked each time: a smaller one may have taken its place
                 pending = self._submitted(encoder, ids, starts, into, places)
@@ -158,6 +160,9 @@ class Runner:
         import numpy as np
 
         budget = self.budget.tokens
+        chunk = getattr(self.encoder, "chunk_tokens", 0)
+        if chunk and budget >= chunk:  # so many that its last chunk is full, too: see shapes.even_budget
+            budget = budget // chunk * max(chunk // 2, chunk - int(lengths[0]) + 1)
         if self.encoder.padded:
             count = budget // int(lengths[0])
         else:
@@ -264,6 +269,12 @@ class _UnderWay:
     last: bool  # of its job
 
 
+@lru_cache(maxsize=16)
+def _takes_places(kind: type) -> bool:
+    """Does an encoder write its vectors to the caller's rows itself?"""
+    return "places" in inspect.signature(kind.submit).parameters  # type: ignore[attr-defined]
+
+
 def longest_first(tokens: Tokens) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
     """The order in which texts are computed, and their lengths in it.
 
@@ -277,11 +288,4 @@ def longest_first(tokens: Tokens) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.
 
 def pack(tokens: Tokens, places: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """The ids of the texts at `places`, one after the other, and where each starts."""
-    import numpy as np
-
-    begins, lengths = tokens.starts[places], tokens.lengths[places]
-    starts = np.zeros(len(places) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    # For each token of the result: its place within its text plus where that text begins.
-    index = np.arange(int(starts[-1]), dtype=np.int32) + np.repeat(begins - starts[:-1], lengths)
-    return tokens.ids[index], starts
+    return gather_by_index(tokens.ids, tokens.starts, places)

@@ -61,6 +61,11 @@ class TextTokenizer:
         return self._twin is not None
 
     @property
+    def parallel(self) -> bool:
+        """Does one call use several cores by itself, and next to none of the GIL?"""
+        return self._twin is not None
+
+    @property
     def kind(self) -> str:
         return "compiled WordPiece" if self._twin is not None else "Rust"
 
@@ -68,7 +73,8 @@ class TextTokenizer:
         """Tokenize a list of texts. `first` is the number of the first one, for messages."""
         import numpy as np
 
-        if not all(isinstance(text, str) for text in texts):  # the tokenizer would take a pair for two sentences
+        # The Rust tokenizer would take a pair for two sentences; the compiled one says itself what is no str.
+        if self._twin is None and not all(isinstance(text, str) for text in texts):
             check_texts(texts, first)
         try:
             if self._twin is not None:

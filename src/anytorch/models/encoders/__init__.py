@@ -9,6 +9,7 @@ graphs      recording and replaying one shape's work where the device can
 strategy    which layout is fastest here, measured once and remembered
 encoder     TorchEncoder: batches in, vectors out, the next one sent before the last one is fetched
 wordpiece   BERT's tokenizer in C++, for devices that encode faster than the Rust one makes tokens (no torch)
+moves       tokens into batches and vectors into rows, in C++ (no torch)
 
-Importing this package imports nothing else; every module in it but `wordpiece` imports torch.
+Importing this package imports nothing else; every module in it but `wordpiece` and `moves` imports torch.
 """

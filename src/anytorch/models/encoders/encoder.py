@@ -48,9 +48,10 @@ from anytorch.models.spec import EncoderSpec
 log = logs.logger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-DEVICE_TOKENS = 16384  # of one chunk: enough to fill a large GPU, little enough that the first answer comes soon
+DEVICE_TOKENS = 32768  # of one chunk: enough to fill a large GPU, little enough that the first answer comes soon
 HOST_TOKENS = 2048  # of one chunk on the CPU: its activations stay in the cache
-IN_FLIGHT = 3
+IN_FLIGHT = 2
+SLOTS = 6  # chunks under way: three batches, so that a host that is away for a while finds the device still busy
 
 
 class TorchEncoder:
@@ -150,7 +151,7 @@ class TorchEncoder:
         rows = tokens if self.device.type == "cpu" else row_class(most_rows(tokens))
         self.numbers = tokens + rows + 1
         self._input = torch.zeros(self.numbers, dtype=torch.int32, device=self.device)
-        self._ring = Ring(self.in_flight + 1, self.numbers, rows, self.width, self.device, self.staged)
+        self._ring = Ring(SLOTS if self.staged else 2, self.numbers, rows, self.width, self.device, self.staged)
 
     def use(self, plan: Plan) -> None:
         """Compute by this plan from now on."""

@@ -82,16 +82,34 @@ def row_class(rows: int) -> int:
     return max(16, 1 << (rows - 1).bit_length())
 
 
+def even_budget(total: int, longest: int, budget: int) -> int:
+    """The least tokens per chunk with which `total` still takes no more chunks than with `budget`.
+
+    A chunk ends where the next text would not fit: up to `longest` - 1 tokens before its budget is full.
+
+    >>> even_budget(40_000, 25, 16_384), even_budget(16_000, 25, 16_384), even_budget(100, 500, 384)
+    (13358, 16024, 384)
+    """
+    sure = budget - longest + 1  # tokens that every chunk but the last holds at least
+    if sure < 1:
+        return budget
+    chunks = -(-total // sure)
+    return min(budget, -(-total // chunks) + longest - 1)
+
+
 def plan_packed(
     lengths: Sequence[int] | npt.NDArray[np.integer], budget: int, most: int, *, fixed: bool
 ) -> list[Chunk]:
     """Consecutive texts, at most `budget` tokens together. `fixed` rounds the shapes up; else they are exact.
 
-    One text longer than the budget is a chunk of its own. `most` is the longest text the model takes.
+    One text longer than the budget is a chunk of its own. `most` is the longest text the model takes. Fixed shapes share a
+    batch evenly: one cut off at the budget would leave a few texts for a chunk of their own, which takes as many kernels.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     ends = np.cumsum(sizes)
     rows_limit = most_rows(budget) if fixed else len(sizes)
+    if fixed and len(sizes):
+        budget = even_budget(int(ends[-1]), int(sizes.max()), budget)
     chunks: list[Chunk] = []
     begin = 0
     while begin < len(sizes):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from anytorch import logs
+from anytorch.models.encoders.moves import scatter_rows
 
 log = logs.logger(__name__)
 
@@ -93,9 +94,8 @@ class Part:
             if self.slot is None:
                 return
             vectors = self.slot.fetch(len(self.texts))
-            first = int(self.texts[0])
-            if (np.diff(self.texts) == 1).all():
-                self.out[first : first + len(vectors)] = vectors  # consecutive: one straight copy
+            if self.slot.staged:
+                scatter_rows(vectors, self.texts, self.out)
             else:
                 self.out[self.texts] = vectors
             self.slot.part = None

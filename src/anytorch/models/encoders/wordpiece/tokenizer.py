@@ -12,6 +12,7 @@ import ctypes
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from anytorch import logs, native
 from anytorch.errors import NativeUnavailable
+from anytorch.models.packed.encoder import available_cores
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,9 +29,9 @@ log = logs.logger(__name__)
 
 SOURCE = Path(__file__).with_name("wordpiece.cpp")
 CODES = 0x2500  # Latin, Greek, Cyrillic, Hebrew, Arabic, Indic scripts, punctuation, currency, arrows, mathematics
-BEYOND = chr(0x10FFFF)
 UNKNOWN, LETTERS, GAP, SIGN, NOTHING = range(5)
 DONE, TRUNCATED, LEFT = range(3)
+MOST_THREADS = 8  # a GPU is kept busy by fewer; the others are for whoever sends the batches
 LONGEST_CHARACTER = 13  # bytes one character may become
 TRICKY = (
     "", " ", "Hello, World!", "naïve Ångström café", "don't stop-me now... (really?)", "a\tb\nc\rd\x0be\x00", "x" * 101,
@@ -42,38 +44,43 @@ TRICKY = (
 class WordPiece:
     """`encode(texts, most)` → ids, starts, flags; texts flagged LEFT have no ids and are for the reference.
 
-    Thread-safe; the GIL is free while it works. `compile_wordpiece` makes it.
+    Thread-safe; the GIL is free while it works, on `threads` threads of its own. `compile_wordpiece` makes it.
     """
 
-    def __init__(self, library: ctypes.CDLL, handle: int, special: int) -> None:
-        self._library, self._handle, self._special = library, handle, special
+    def __init__(self, library: ctypes.CDLL, handle: int) -> None:
+        self._library, self._handle = library, handle
+        self.threads = max(1, min(MOST_THREADS, available_cores() // 2))
 
     def encode(
         self, texts: Sequence[str], most: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Packed ids of all texts, at most `most` for each, special ones included.
 
-        Raises UnicodeEncodeError for a lone surrogate.
+        Raises UnicodeEncodeError for a lone surrogate, TypeError for what is no str.
         """
-        count = len(texts)
-        data = "\0".join(texts).encode()
-        # A token takes a byte at least; a text's last word may spill over before it is cut.
-        ids = np.empty(len(data) + (self._special + 1) * count, np.int32)
+        held = list(texts)  # the bytes belong to the texts, which must stay while this works without the GIL
+        count = len(held)
+        begins, sizes = np.empty(count, np.uintp), np.empty(count, np.int64)
+        _gather(held, begins, sizes)
+        ids = np.empty(self._library.wordpiece_room(self._handle, sizes.ctypes.data, count, most), np.int32)
         starts = np.empty(count + 1, np.int32)
         flags = np.empty(count, np.uint8)
         total = self._library.wordpiece_encode(
-            self._handle, data, len(data), count, most, ids.ctypes.data, starts.ctypes.data, flags.ctypes.data
-        )
-        if (
-            total < 0
-        ):  # a text has a zero in it, the separator: it is left to the reference, as what is beyond the table
-            return self.encode([BEYOND if "\0" in text else text for text in texts], most)
+            self._handle, begins.ctypes.data, sizes.ctypes.data, count, most, self.threads, ids.ctypes.data,
+            starts.ctypes.data, flags.ctypes.data,
+        )  # fmt: skip
         return ids[:total], starts, flags
 
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", 0), 0
         if handle:
             self._library.wordpiece_delete(handle)
+
+
+def _gather(texts: list[str], begins: npt.NDArray[np.uintp], sizes: npt.NDArray[np.int64]) -> None:
+    """Address and size of each text's UTF-8. The one call here that holds the GIL: it reads Python objects."""
+    with_gil, item, utf8 = _python()
+    with_gil.wordpiece_gather(texts, len(texts), item, utf8, begins.ctypes.data, sizes.ctypes.data)
 
 
 def encode_all(
@@ -181,7 +188,7 @@ def _compile(reference: Any, layout: dict[str, Any]) -> WordPiece:
         len(entries), table.ctypes.data, CODES, added, len(added), before.ctypes.data, len(before), after.ctypes.data,
         len(after), vocabulary[str(model.get("unk_token") or "[UNK]")], int(model.get("max_input_chars_per_word") or 100),
     )  # fmt: skip
-    return WordPiece(library, handle, len(before) + len(after))
+    return WordPiece(library, handle)
 
 
 def character_table(reference: Any) -> npt.NDArray[np.void]:
@@ -210,6 +217,17 @@ def character_table(reference: Any) -> npt.NDArray[np.void]:
     return table
 
 
+@lru_cache(maxsize=1)
+def _python() -> tuple[ctypes.PyDLL, int | None, int | None]:
+    """The library as one whose calls keep the GIL and raise what Python's own functions raise, and those functions."""
+    with_gil = ctypes.PyDLL(None, handle=_library()._handle)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    with_gil.wordpiece_gather.argtypes = [ctypes.py_object, number, pointer, pointer, pointer, pointer]
+    with_gil.wordpiece_gather.restype = number
+    item, utf8 = ctypes.pythonapi.PyList_GetItem, ctypes.pythonapi.PyUnicode_AsUTF8AndSize
+    return with_gil, ctypes.cast(item, pointer).value, ctypes.cast(utf8, pointer).value
+
+
 def _library() -> ctypes.CDLL:
     library = native.load("wordpiece", [SOURCE])
     pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -220,8 +238,10 @@ def _library() -> ctypes.CDLL:
     library.wordpiece_new.restype = pointer
     library.wordpiece_delete.argtypes = [pointer]
     library.wordpiece_delete.restype = None
+    library.wordpiece_room.argtypes = [pointer, pointer, number, number]
+    library.wordpiece_room.restype = number
     library.wordpiece_encode.argtypes = [
-        pointer, ctypes.c_char_p, number, number, number, pointer, pointer, pointer,
+        pointer, pointer, pointer, number, number, number, pointer, pointer, pointer,
     ]  # fmt: skip
     library.wordpiece_encode.restype = number
     library.wordpiece_character_nbytes.restype = number

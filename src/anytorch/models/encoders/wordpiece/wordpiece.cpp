@@ -1,12 +1,16 @@
-// WordPiece over UTF-8: texts in one block of bytes, separated by zeros, to packed token ids.
+// WordPiece over UTF-8: texts by address and size, to packed token ids, on several threads.
 //
 // What a character becomes (letters, a gap, a sign of its own, nothing) is a table the caller makes by asking the
 // reference tokenizer, so that no rule about Unicode stands here. A text with a character the table does not know, or with
 // one of the tokenizer's added tokens in it, is left to the reference: its flag says so.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -180,6 +184,9 @@ EXPORT void* wordpiece_new(const uint8_t* pieces, const int64_t* offsets, const 
         made->trie.insert(roots[i], pieces + offsets[i], offsets[i + 1] - offsets[i], ids[i]);
     made->table.resize(codes);
     std::memcpy(made->table.data(), characters, codes * sizeof(Character));
+    // A text has no more tokens than bytes, which `wordpiece_room` relies on: what becomes more is for the reference.
+    for (int64_t code = 0; code < codes; code++)
+        if (made->table[code].count > (code < 0x80 ? 1 : code < 0x800 ? 2 : 3)) made->table[code].kind = UNKNOWN;
     for (int64_t begin = 0; begin < added_length;) {
         std::string one(added + begin);
         begin += static_cast<int64_t>(one.size()) + 1;
@@ -198,20 +205,79 @@ EXPORT void wordpiece_delete(void* tokenizer) { delete static_cast<Tokenizer*>(t
 
 EXPORT int64_t wordpiece_character_nbytes() { return sizeof(Character); }
 
-// Texts separated by zeros in `data`; `texts` of them. Fills ids, starts [texts + 1] and flags [texts]; gives the number of
-// ids, or -1 if the zeros do not make that many texts. ids must have room for length + texts × (special tokens + 1).
-EXPORT int64_t wordpiece_encode(const void* tokenizer, const uint8_t* data, int64_t length, int64_t texts, int64_t most,
-                                int32_t* ids, int32_t* starts, uint8_t* flags) {
-    const Tokenizer& it = *static_cast<const Tokenizer*>(tokenizer);
-    int64_t total = 0, begin = 0;
-    starts[0] = 0;
-    for (int64_t i = 0; i < texts; i++) {
-        if (begin > length) return -1;
-        const void* zero = std::memchr(data + begin, 0, length - begin);
-        const int64_t end = zero ? static_cast<const uint8_t*>(zero) - data : length;
-        total += it.encode(data + begin, end - begin, most, ids + total, flags + i);
-        starts[i + 1] = static_cast<int32_t>(total);
-        begin = end + 1;
+// Where the UTF-8 of each str of a Python list lies: no copy is made of ASCII, and Python keeps the others' beside the str.
+// The two functions are Python's own, PyList_GetItem and PyUnicode_AsUTF8AndSize, so that its headers are not needed here.
+// Called with the GIL. Gives the number of bytes, or -1 with Python's error set: an item is no str, or has no UTF-8.
+EXPORT int64_t wordpiece_gather(void* list, int64_t count, void* (*item)(void*, intptr_t),
+                                const char* (*utf8)(void*, intptr_t*), const char** texts, int64_t* sizes) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) {
+        void* one = item(list, static_cast<intptr_t>(i));
+        if (one == nullptr) return -1;
+        intptr_t size = 0;
+        texts[i] = utf8(one, &size);
+        if (texts[i] == nullptr) return -1;
+        sizes[i] = size;
+        total += size;
     }
-    return begin == length + 1 || texts == 0 ? total : -1;
+    return total;
+}
+
+// Room for the ids of texts of such sizes: a token takes a byte at least, and no text has more than `most`.
+EXPORT int64_t wordpiece_room(const void* tokenizer, const int64_t* sizes, int64_t count, int64_t most) {
+    const Tokenizer& it = *static_cast<const Tokenizer*>(tokenizer);
+    const int64_t special = static_cast<int64_t>(it.before.size() + it.after.size());
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += std::min(sizes[i] + special, std::max(most, special));
+    return total;
+}
+
+// `count` texts by at most `threads` threads. Fills ids (which must have the room asked for), starts [count + 1] and flags
+// [count]; gives the number of ids.
+EXPORT int64_t wordpiece_encode(const void* tokenizer, const char* const* texts, const int64_t* sizes, int64_t count,
+                                int64_t most, int64_t threads, int32_t* ids, int32_t* starts, uint8_t* flags) {
+    const Tokenizer& it = *static_cast<const Tokenizer*>(tokenizer);
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < count; i++) bytes += sizes[i];
+    // A thread may take a tenth of a millisecond to start: less than a few hundred texts' work is not worth one.
+    threads = std::max<int64_t>(1, std::min({threads, count, bytes / 24576 + 1}));
+    struct Share { int64_t first, last, room, made; };
+    std::vector<Share> shares;
+    for (int64_t first = 0, seen = 0, room = 0, part = 1; part <= threads; part++) {
+        int64_t last = first, own = 0;
+        while (last < count && (part == threads || seen * threads < bytes * part)) {
+            seen += sizes[last];
+            own += wordpiece_room(tokenizer, sizes + last, 1, most);
+            last++;
+        }
+        shares.push_back({first, last, room, 0});
+        room += own;
+        first = last;
+    }
+    auto work = [&](Share& share) {
+        int64_t made = 0;
+        for (int64_t i = share.first; i < share.last; i++) {
+            made += it.encode(reinterpret_cast<const uint8_t*>(texts[i]), sizes[i], most, ids + share.room + made, flags + i);
+            starts[i + 1] = static_cast<int32_t>(made);  // from the share's own beginning
+        }
+        share.made = made;
+    };
+    std::vector<std::thread> others;
+    for (size_t part = 1; part < shares.size(); part++) {
+        try {
+            others.emplace_back(work, std::ref(shares[part]));
+        } catch (const std::system_error&) {  // no more threads: this one does it
+            work(shares[part]);
+        }
+    }
+    work(shares[0]);
+    for (std::thread& other : others) other.join();
+    int64_t total = 0;
+    starts[0] = 0;
+    for (const Share& share : shares) {
+        if (total != share.room) std::memmove(ids + total, ids + share.room, share.made * sizeof(int32_t));
+        for (int64_t i = share.first; i < share.last; i++) starts[i + 1] += static_cast<int32_t>(total);
+        total += share.made;
+    }
+    return total;
 }
