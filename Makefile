@@ -13,7 +13,7 @@ NAME   ?= info_startup
 TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 2>/dev/null | grep -q find-links || echo '--extra-index-url https://download.pytorch.org/whl/cpu')
 
 # What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
-export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter
+export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all test-webgpu-full check lint types bench docs format clean debian

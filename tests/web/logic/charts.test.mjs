@@ -8,10 +8,11 @@ const scales = await import(`${web}charts/scales.js`);
 const { areaPath, linePath } = await import(`${web}charts/scene.js`);
 const { bandsOf, candleScene, readings } = await import(`${web}charts/candles.js`);
 const { luminance, ramp } = await import(`${web}charts/ramp.js`);
+const { cellText } = await import(`${web}charts/heat-map.js`);
 const { nearest, placeLabels } = await import(`${web}charts/text-map.js`);
 const { seriesOf, splitTest } = await import(`${web}charts/rate-series.js`);
 const { sparkPoints } = await import(`${web}charts/spark-line.js`);
-const { summaryOf } = await import(`${web}charts/tuned.js`);
+const { ordered, summaryOf } = await import(`${web}charts/tuned.js`);
 
 test("a scale and its inverse meet, and an empty domain is no division by zero", () => {
   const scale = scales.linear([10, 20], [0, 200]);
@@ -119,6 +120,10 @@ test("the ramp's lightness only falls on light pages and only rises on dark ones
   assert.deepEqual(ramp(Number.NaN, "light"), ramp(0, "light"));
 });
 
+test("cells of the heat map are short", () => {
+  assert.deepEqual([0.664, -0.031, 1, -0.001, 0].map(cellText), [".66", "−.03", "1.00", ".00", ".00"]);
+});
+
 test("neighbours are the most alike, without the text itself", () => {
   const similarity = [[1, 0.2, 0.9], [0.2, 1, 0.1], [0.9, 0.1, 1]];
   assert.deepEqual(nearest(similarity, 0, 1), [{ index: 2, value: 0.9 }]);
@@ -133,21 +138,37 @@ test("labels cover neither each other nor the edge", () => {
 test("runs become groups of bars; a device keeps its colour and pales with age", () => {
   const row = (device, test, rate, unit = "GB/s", share = 0.5) => ({ device, test, rate, unit, limit: share && rate / share, share });
   const runs = [
-    { run_id: "b", when: "2026-11-15T10:00:00Z", rows: [row("cpu", "copy 1 MiB", 4), row("webgpu:0", "copy 1 MiB", 2), row("cpu", "launch", 3, "µs", null)] },
-    { run_id: "a", when: "2026-11-14T10:00:00Z", rows: [row("cpu", "copy 1 MiB", 3), row("cpu", "launch", 6, "µs", null)] },
+    { run_id: "b", when: "2026-11-15T10:00:00Z", rows: [row("cpu", "copy, 1 MiB", 4), row("webgpu:0", "copy, 1 MiB", 2), row("cpu", "launch", 3, "µs", null)] },
+    { run_id: "a", when: "2026-11-14T10:00:00Z", rows: [row("cpu", "copy, 1 MiB", 3), row("cpu", "launch", 6, "µs", null)] },
   ];
   const { series, groups } = seriesOf(runs, new Date("2026-11-15T12:00:00Z"));
   assert.deepEqual(series.map((one) => [one.colour, one.strength]), [["--series-1", 1], ["--series-1", 0.55], ["--series-2", 1]]);
   assert.deepEqual(groups.map((group) => [group.kind, group.unit, group.lowerIsBetter]), [["copy", "GB/s", false], ["launch", "µs", true]]);
   assert.deepEqual(groups[0].tests[0].bars.map((bar) => bar.rate), [4, 3, 2]);
   assert.deepEqual(groups[1].tests[0].bars.map((bar) => bar.length), [0.5, 1]);
-  assert.deepEqual(splitTest("matmul float32 64×64"), { kind: "matmul", name: "float32 64×64" });
+  assert.deepEqual(splitTest("matmul, float32 64×64"), { kind: "matmul", name: "float32 64×64" });
   assert.equal(seriesOf([{ run_id: "x", when: "", rows: [row("cpu", "launch", 3, "µs", null)] }]).groups[0].tests[0].bars[0].length, null);
+});
+
+test("small rates are told in the smaller unit, unless a large one stands beside them", () => {
+  const run = (...rates) => [{ run_id: "x", when: "", rows: rates.map((rate, at) => ({ device: `d${at}`, test: "matmul, a", unit: "TFLOP/s", rate, limit: 2 * rate, share: 0.5 })) }];
+  const small = seriesOf(run(0.025, 0.5)).groups[0];
+  assert.equal(small.unit, "GFLOP/s");
+  assert.deepEqual(small.tests[0].bars.map((bar) => [bar.rate, bar.limit, bar.unit, bar.length]), [[25, 50, "GFLOP/s", 0.5], [500, 1000, "GFLOP/s", 0.5]]);
+  assert.equal(seriesOf(run(0.025, 40)).groups[0].unit, "TFLOP/s");
 });
 
 test("a spark line grows from the right", () => {
   const points = sparkPoints([0, 1], 59, 40);
   assert.deepEqual(points, [[58, 39], [59, 1]]);
+});
+
+test("candidates: fast first, those without a time as names", () => {
+  const one = (name, seconds, chosen = false, correct = true) => ({ name, seconds, chosen, correct });
+  const found = ordered([one("slow", 3), one("no", null, false, false), one("fast", 1, true), one("later", null)]);
+  assert.deepEqual(found.rows.map(({ name }) => name), ["fast", "slow"]);
+  assert.deepEqual([found.slowest, found.refused, found.untimed], [3, ["no"], ["later"]]);
+  assert.deepEqual(ordered([one("only", null, true)]).rows.length, 1);
 });
 
 test("figures over tuned choices", () => {

@@ -9,6 +9,7 @@ const { textsOf, textsOfFile } = await import(`${web}app/texts.js`);
 const { EventParser } = await import(`${web}app/sse.js`);
 const { problemOf } = await import(`${web}app/api.js`);
 const { commandsIn, isCommand } = await import(`${web}app/notices.js`);
+const { blocksOf, spansOf } = await import(`${web}app/markdown.js`);
 const format = await import(`${web}app/format.js`);
 
 test("csv: quotes, separators and line ends", () => {
@@ -90,6 +91,28 @@ test("commands are told from sentences", () => {
   assert.deepEqual(commandsIn("the field `model` is wrong"), []);
 });
 
+test("markdown of the doctor's pages", () => {
+  const blocks = blocksOf("# Title\n\none\ntwo\n\n## Part\n* a\n  b\n* c\n```\nx = 1\n```\nend");
+  assert.deepEqual(blocks, [
+    { kind: "heading", level: 1, text: "Title" },
+    { kind: "paragraph", text: "one two" },
+    { kind: "heading", level: 2, text: "Part" },
+    { kind: "list", items: ["a b", "c"] },
+    { kind: "code", text: "x = 1\n" },
+    { kind: "paragraph", text: "end" },
+  ]);
+  assert.deepEqual(spansOf("run `x`, see <https://a.b> or [this](https://c.d)."), [
+    { text: "run " },
+    { code: "x" },
+    { text: ", see " },
+    { link: "https://a.b", text: "https://a.b" },
+    { text: " or " },
+    { link: "https://c.d", text: "this" },
+    { text: "." },
+  ]);
+  assert.deepEqual(spansOf("[no](javascript:alert(1))"), [{ text: "[no](javascript:alert(1))" }]);
+});
+
 test("numbers read as people write them", () => {
   assert.equal(format.bytes(23 * 2 ** 30), "23.0 GiB");
   assert.equal(format.bytes(null), "–");
@@ -100,6 +123,7 @@ test("numbers read as people write them", () => {
   assert.equal(format.duration(3725), "1 h 2 min");
   assert.equal(format.price(91.23456, 0.05), "91.23");
   assert.equal(format.price(50000, 500), "50000");
+  assert.deepEqual([22713216, 31000, 1.7e9, 12].map(format.compact), ["22.7 M", "31 K", "1.7 B", "12"]);
   assert.equal(format.capitalised("the card"), "The card");
   assert.equal(format.capitalised("/dev/shm is small"), "/dev/shm is small");
   assert.equal(format.shorten("a  long\ntext here", 8), "a long…");

@@ -89,6 +89,10 @@ export async function get(path, options = {}) {
   return (await checked(path, options)).json();
 }
 
+export async function getText(path, options = {}) {
+  return (await checked(path, options)).text();
+}
+
 export async function post(path, json, options = {}) {
   return (await checked(path, { ...options, method: "POST", json })).json();
 }

@@ -52,6 +52,14 @@ export function price(value, step = 0.01) {
   return value.toFixed(decimals);
 }
 
+/** "22.7 M", "630 K": parameters of a model. */
+export function compact(value) {
+  for (const [size, name] of [[1e9, "B"], [1e6, "M"], [1e3, "K"]]) {
+    if (value >= size) return `${number(value / size)} ${name}`;
+  }
+  return String(value);
+}
+
 export function plural(count, one, many = `${one}s`) {
   return `${grouped(count)} ${count === 1 ? one : many}`;
 }

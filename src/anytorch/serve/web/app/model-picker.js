@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { el } from "./dom.js";
 import { selectField } from "./fields.js";
-import { duration, grouped } from "./format.js";
+import { compact, duration, grouped } from "./format.js";
 import { problemBox, warningBox } from "./notices.js";
 import { refreshState } from "./service-state.js";
 
@@ -16,7 +16,7 @@ export function modelPicker(job, onChange = () => {}) {
     const loaded = models.find((model) => model.loaded && model.default) ?? models.find((model) => model.loaded);
     current = loaded?.id;
     place.replaceChildren();
-    if (models.length > 1) place.append(choice(models, loaded));
+    if (models.length > 1 || (models.length && !loaded)) place.append(choice(models, loaded));
     if (loaded) place.append(line(loaded));
     if (loaded?.device_warning) place.append(warningBox(el("p", { text: loaded.device_warning })));
     onChange(models);
@@ -65,7 +65,7 @@ function line(model) {
   const parts = [
     model.device,
     model.quantization ?? model.dtype,
-    model.parameters ? `${grouped(Math.round(model.parameters / 1e5) / 10)} M parameters` : null,
+    model.parameters ? `${compact(model.parameters)} parameters` : null,
     model.dim ? `${model.dim} dimensions` : null,
     model.max_length ? `${grouped(model.max_length)} tokens` : null,
   ];

@@ -59,12 +59,12 @@ export function isCommand(text) {
 }
 
 export function fixes(texts) {
-  return texts.map((text) => (isCommand(text) ? command(text) : prose(text, { class: "fix" })));
+  return texts.map((text) => (isCommand(text) ? command(text) : prose(capitalised(text), { class: "fix" })));
 }
 
 /** A sentence whose `backticked` parts are shown as code. */
 export function prose(text, attributes = {}) {
-  const parts = capitalised(text).split(/`([^`]+)`/);
+  const parts = text.split(/`([^`]+)`/);
   return el("p", attributes, parts.map((part, at) => (at % 2 ? el("code", { text: part }) : part)));
 }
 
@@ -87,8 +87,8 @@ export function problemBox(error) {
       "div",
       {},
       el("p", { class: "notice-title", text: capitalised(problem.title) }),
-      problem.detail ? prose(problem.detail) : null,
-      problem.hint ? prose(problem.hint) : null,
+      problem.detail ? prose(capitalised(problem.detail)) : null,
+      problem.hint ? prose(capitalised(problem.hint)) : null,
       problem.hint ? commandsIn(problem.hint).map(command) : null,
     ),
   );

@@ -126,7 +126,10 @@ function timeAxis(bars, x, plot, width) {
     bars.map((bar) => bar.time),
     Math.max(2, Math.floor(width / 84)),
   );
-  return marks.flatMap(({ index, text, major }) => {
+  // After a night the first hours stand close together: a day's name wins over the clock beside it.
+  const days = marks.filter((mark) => mark.major).map((mark) => x(mark.index));
+  const free = ({ index, major }) => major || days.every((day) => Math.abs(x(index) - day) > 48);
+  return marks.filter(free).flatMap(({ index, text, major }) => {
     const at = round(x(index));
     const near = at < plot.left + 18 ? "start" : at > plot.right - 14 ? "end" : "middle";
     return [

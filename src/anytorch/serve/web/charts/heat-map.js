@@ -10,6 +10,13 @@ const GUTTER = 26; // room for the numbers at the left and on top
 /** What share of the ramp a similarity is: unlike texts lie near 0, and a negative value is not more unlike than that. Pure. */
 export const shareOf = (value) => Math.max(0, Math.min(1, value));
 
+/** Two digits in little room: ".66", "−.03", "1.00". Pure. */
+export function cellText(value) {
+  const text = Math.abs(value).toFixed(2);
+  const sign = value < 0 && Number(text) > 0 ? "−" : "";
+  return sign + text.replace(/^0/, "");
+}
+
 export function theme() {
   const chosen = document.documentElement.dataset.theme;
   return chosen ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
@@ -60,8 +67,7 @@ export function heatMap(values, texts, onPick) {
           context.font = `500 ${Math.min(12, pitch * 0.32)}px ${font}`;
           context.textAlign = "center";
           context.textBaseline = "middle";
-          const digits = values[row][column].toFixed(2).replace(/^-0?/, "−").replace(/^0/, "");
-          context.fillText(digits, gutter + (column + 0.5) * pitch - gap / 2, gutter + (row + 0.5) * pitch);
+          context.fillText(cellText(values[row][column]), gutter + (column + 0.5) * pitch - gap / 2, gutter + (row + 0.5) * pitch);
         }
       }
     }

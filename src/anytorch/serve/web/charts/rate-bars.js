@@ -48,7 +48,8 @@ function groupTable(group, several) {
 }
 
 function axis() {
-  return el("span", { class: "bar-axis", "aria-label": "Share of the limit" }, ["0", "25", "50", "75", "100 %"].map((text, at) => el("span", { text, style: { "--quarter": String(at) }, "aria-hidden": "true" })));
+  const marks = ["0", "25", "50", "75", "100 %"].map((text, at) => el("span", { text, style: { "--quarter": String(at) } }));
+  return [el("span", { class: "unseen", text: "Share of the limit" }), el("span", { class: "bar-axis", "aria-hidden": "true" }, marks)];
 }
 
 function rateRow(test, bar, at, several, limited) {

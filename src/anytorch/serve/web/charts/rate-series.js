@@ -5,10 +5,10 @@ import { when } from "../app/format.js";
 export const COLOURS = 6; // --series-1 … --series-6; after that they begin again
 const STRENGTHS = [1, 0.55, 0.32];
 
-/** "matmul float32 1024×1024" → its kind ("matmul") and the rest, which names the bar. */
+/** "matmul, float32 1024×1024" → its kind ("matmul") and the rest, which names the bar. */
 export function splitTest(test) {
-  const [kind, ...rest] = test.split(" ");
-  return { kind: kind.replace(/[:,]$/, ""), name: rest.join(" ") || kind };
+  const [kind, ...rest] = test.split(", ");
+  return { kind, name: rest.join(", ") || kind };
 }
 
 /**
@@ -44,7 +44,7 @@ export function seriesOf(runs, now = new Date()) {
   }
   return {
     series,
-    groups: [...groups.values()].map((group) => ({
+    groups: [...groups.values()].map(withReadableUnit).map((group) => ({
       ...group,
       tests: [...group.tests].map(([name, bars]) => ({
         name,
@@ -54,6 +54,15 @@ export function seriesOf(runs, now = new Date()) {
       })),
     })),
   };
+}
+
+/** A processor's 0.025 TFLOP/s reads better as 25 GFLOP/s; beside a device that reaches whole ones it stays as it is. */
+function withReadableUnit(group) {
+  const bars = [...group.tests.values()].flat();
+  if (group.unit !== "TFLOP/s" || bars.some((bar) => bar.rate >= 1)) return group;
+  const unit = "GFLOP/s";
+  const scaled = (bar) => ({ ...bar, unit, rate: bar.rate * 1000, limit: bar.limit && bar.limit * 1000 });
+  return { ...group, unit, tests: new Map([...group.tests].map(([name, list]) => [name, list.map(scaled)])) };
 }
 
 /** How long a bar is, from 0 to 1: the share of the limit; where none is known, against the longest of the same test. */

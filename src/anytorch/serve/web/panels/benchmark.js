@@ -101,8 +101,11 @@ export function benchmarkPanel(section) {
         else if (event === "result") {
           live.rows.push(value);
           draw();
+        } else if (event === "problem") {
+          live.problems.push([value.device, value.test, value.message].filter(Boolean).join(": "));
+          draw();
         } else if (event === "done") ended = value.run_id;
-        else if (event === "error") problems.replaceChildren(problemBox(new Problem(value)));
+        else if (event === "failed") throw new Problem({ title: "The benchmark failed", detail: value.message });
       }
     } catch (error) {
       if (error.name !== "AbortError") problems.replaceChildren(problemBox(error));

@@ -1,15 +1,18 @@
 // Devices: every one found, what it is, how full and how busy it is now; and for each missing one, why and what helps.
 
-import { get } from "../app/api.js";
+import { get, getText } from "../app/api.js";
 import { el, icon, setStyle } from "../app/dom.js";
 import { bytes, capitalised, percent } from "../app/format.js";
+import { readable } from "../app/markdown.js";
 import { emptyState, fixes, heading, problemBox, prose, skeleton } from "../app/notices.js";
 import { sparkLine } from "../charts/spark-line.js";
 
 const EVERY_MS = 2000;
+const TRIED_MS = 1000;
 
 export function devicesPanel(section) {
-  const body = el("div", { class: "stack" }, skeleton(4, "cards"));
+  const waiting = el("p", { class: "soft", role: "status" }, el("span", { class: "spinner" }), " The devices are tried in another process. The first time takes some seconds.");
+  const body = el("div", { class: "stack" }, waiting, skeleton(4, "cards"));
   section.append(heading("Devices", "What this machine has, what the service computes on, and what would have to change for the rest."), body);
 
   const meters = new Map();
@@ -18,9 +21,11 @@ export function devicesPanel(section) {
 
   const load = async () => {
     try {
-      const [{ devices, choice }, { findings }] = await Promise.all([get("v1/devices"), get("v1/doctor")]);
+      const [{ devices, choice, tried }, { findings }] = await Promise.all([get("v1/devices"), get("v1/doctor")]);
       meters.clear();
       body.replaceChildren(...pageOf(devices, choice, findings, meters));
+      // Right after the start the devices are still being tried in another process; what is seen is shown meanwhile.
+      if (tried === false) setTimeout(load, TRIED_MS);
     } catch (error) {
       body.replaceChildren(problemBox(error), el("button", { class: "button plain", type: "button", text: "Try again", on: { click: load } }));
     }
@@ -55,8 +60,9 @@ export function devicesPanel(section) {
 
 function pageOf(devices, choice, findings, meters) {
   const usable = devices.filter((device) => device.usable);
-  const missing = devices.filter((device) => !device.usable && device.reasons.length);
-  const absent = devices.filter((device) => !device.usable && !device.reasons.length);
+  const simplyAbsent = (device) => device.reasons.every((reason) => reason.code === "not-seen");
+  const missing = devices.filter((device) => !device.usable && !simplyAbsent(device));
+  const absent = devices.filter((device) => !device.usable && simplyAbsent(device));
   const told = new Set(devices.flatMap((device) => device.reasons.map((reason) => reason.code)));
   const others = findings.filter((finding) => !told.has(finding.code));
   return [
@@ -80,7 +86,7 @@ function choiceCard(devices, choice) {
     el(
       "div",
       {},
-      el("p", { class: "choice-title" }, "The service computes on ", el("b", { text: device?.title ?? choice.device ?? "nothing yet" })),
+      el("p", { class: "choice-title" }, device ? ["The service computes on ", el("b", { text: device.title })] : "No device is chosen yet"),
       prose(choice.why, { class: "soft" }),
     ),
   );
@@ -99,14 +105,14 @@ function deviceCard(device, meters) {
       el("span", { class: device.best ? "badge good" : "badge", text: device.best ? "Best here" : device.state }),
     ),
     meter.element,
-    factList(device.facts),
+    factList(device.facts.filter(({ label }) => label !== "memory" || !device.memory?.total)), // the meter tells it
     ...device.reasons.map((reason) => reasonCard(reason, "h3")),
   );
 }
 
 function factList(facts) {
   if (!facts.length) return null;
-  return el("dl", { class: "facts" }, facts.map(({ label, value }) => el("div", {}, el("dt", { text: label }), el("dd", { text: value }))));
+  return el("dl", { class: "facts" }, facts.map(({ label, value }) => el("div", {}, el("dt", { text: capitalised(label) }), el("dd", { text: value }))));
 }
 
 /** Memory is a level, so it is a bar; utilisation jumps about, so its last two minutes are drawn. */
@@ -174,18 +180,28 @@ function reasonCard(reason, level = "h3") {
       "div",
       {},
       el(level, { text: capitalised(reason.title) }),
-      reason.detail && reason.detail !== reason.title ? prose(reason.detail) : null,
+      reason.detail && reason.detail !== reason.title ? prose(capitalised(reason.detail)) : null,
       fixes(reason.fix),
-      el(
-        "p",
-        { class: "soft small" },
-        el("code", { text: reason.code }),
-        reason.page && /^https?:/.test(reason.page)
-          ? el("a", { href: reason.page, rel: "noreferrer", target: "_blank" }, " what it means", icon("outside"))
-          : null,
-      ),
+      reason.page ? explanation(reason) : null,
     ),
   );
+}
+
+/** The doctor's whole page about it, fetched when it is asked for. */
+function explanation({ code, page }) {
+  const body = el("div", { class: "explained" });
+  const details = el("details", { class: "explanation" }, el("summary", {}, "What it means ", el("code", { text: code })), body);
+  details.addEventListener("toggle", async () => {
+    if (!details.open || body.childElementCount) return;
+    body.replaceChildren(skeleton(3));
+    try {
+      // Relative, so that the service may live below a prefix.
+      body.replaceChildren(...readable(await getText(page.replace(/^\//, ""))));
+    } catch (error) {
+      body.replaceChildren(problemBox(error));
+    }
+  });
+  return details;
 }
 
 /** Kinds of device that are simply not in this machine: named, so that nobody wonders whether they were looked for. */
@@ -194,6 +210,6 @@ function absentList(devices) {
     "details",
     { class: "card absent" },
     el("summary", { text: `Also looked for, and not in this machine (${devices.length})` }),
-    el("ul", {}, devices.map((device) => el("li", {}, el("b", { text: device.title }), " ", el("span", { class: "soft", text: device.state })))),
+    el("ul", {}, devices.map((device) => el("li", { text: device.title }))),
   );
 }

@@ -6,7 +6,7 @@ import { selectField } from "../app/fields.js";
 import { duration, number, plural, when } from "../app/format.js";
 import { command, emptyState, heading, problemBox, skeleton } from "../app/notices.js";
 import { safePicture } from "../charts/safe-picture.js";
-import { summaryOf } from "../charts/tuned.js";
+import { ordered, summaryOf } from "../charts/tuned.js";
 
 export function graphsPanel(section) {
   const body = el("div", { class: "stack" }, skeleton(4, "cards"));
@@ -74,30 +74,33 @@ function graphCard(graph) {
   );
 }
 
+/** The timed ones (and whichever was chosen) as bars; those that were refused or never timed as one line of names. */
 function candidateTable({ candidates, title }) {
-  const timed = candidates.filter((candidate) => Number.isFinite(candidate.seconds));
-  const slowest = Math.max(...timed.map((candidate) => candidate.seconds));
-  const order = [...candidates].sort((a, b) => (a.seconds ?? Infinity) - (b.seconds ?? Infinity));
-  return el(
-    "table",
-    { class: "candidates" },
-    el("caption", { class: "unseen", text: `${plural(candidates.length, "candidate")} for ${title}` }),
-    el("thead", { class: "unseen" }, el("tr", {}, ["Candidate", "Time as a bar", "Time"].map((text) => el("th", { scope: "col", text })))),
+  const { rows, slowest, refused, untimed } = ordered(candidates);
+  return [
     el(
-      "tbody",
-      {},
-      order.map((candidate) => {
-        const fill = el("span", { class: `rate-fill${candidate.chosen ? "" : " lost"}` });
-        setStyle(fill, { width: Number.isFinite(candidate.seconds) ? `${Math.max(1, (candidate.seconds / slowest) * 100)}%` : "0%", "--bar": candidate.chosen ? "var(--accent)" : "var(--line-strong)" });
-        const state = candidate.chosen ? "chosen" : candidate.correct ? "" : "wrong answer";
-        return el(
-          "tr",
-          { class: candidate.chosen ? "chosen-row" : "" },
-          el("th", { scope: "row" }, candidate.name, state ? el("span", { class: candidate.chosen ? "badge good" : "badge bad", text: state }) : null),
-          el("td", { class: "bar-cell" }, el("span", { class: "rate-track" }, fill)),
-          el("td", { class: "amount", text: candidate.seconds === null ? "not timed" : duration(candidate.seconds) }),
-        );
-      }),
+      "table",
+      { class: "candidates" },
+      el("caption", { class: "unseen", text: `${plural(candidates.length, "candidate")} for ${title}` }),
+      el("thead", { class: "unseen" }, el("tr", {}, ["Candidate", "Time as a bar", "Time"].map((text) => el("th", { scope: "col", text })))),
+      el("tbody", {}, rows.map((candidate) => candidateRow(candidate, slowest))),
     ),
+    refused.length ? el("p", { class: "soft small", text: `Refused, not exact enough: ${refused.join(", ")}` }) : null,
+    untimed.length ? el("p", { class: "soft small", text: `Not timed: ${untimed.join(", ")}` }) : null,
+  ];
+}
+
+function candidateRow({ name, seconds, chosen, correct }, slowest) {
+  const timed = Number.isFinite(seconds);
+  const fill = el("span", { class: "rate-fill" });
+  const width = timed ? `${Math.max(1, (seconds / slowest) * 100)}%` : "0%";
+  setStyle(fill, { width, "--bar": chosen ? "var(--accent)" : "var(--line-strong)" });
+  const badge = chosen ? ["good", "chosen"] : correct ? null : ["bad", "wrong answer"];
+  return el(
+    "tr",
+    { class: chosen ? "chosen-row" : "" },
+    el("th", { scope: "row" }, name, badge ? el("span", { class: `badge ${badge[0]}`, text: badge[1] }) : null),
+    el("td", { class: "bar-cell" }, timed ? el("span", { class: "rate-track" }, fill) : null),
+    el("td", { class: "amount", text: timed ? duration(seconds) : "" }),
   );
 }

@@ -1,0 +1,285 @@
+"""Each panel used as a person would use it, in a real Chromium, against the running service."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+expect = pytest.importorskip("playwright.sync_api").expect
+Open = Callable[..., Any]
+
+
+def drop(page: Any, target: Any, name: str, content: str) -> None:
+    made = "([name, content]) => { const d = new DataTransfer(); d.items.add(new File([content], name)); return d; }"
+    data = page.evaluate_handle(made, [name, content])
+    for event in ("dragenter", "dragover", "drop"):
+        target.dispatch_event(event, {"dataTransfer": data})
+
+
+def test_devices(visit: Open, ask: Callable[[str], bytes]) -> None:
+    tab = visit()
+    panel = tab.open("devices")
+    while not (found := json.loads(ask("v1/devices")))["tried"]:  # a first run on this machine takes its time
+        tab.page.wait_for_timeout(500)
+    usable = [device for device in found["devices"] if device["usable"]]
+    cards = panel.locator(".device")
+    expect(cards).to_have_count(len(usable))
+    cpu = panel.locator(".device", has=tab.page.locator("code.id", has_text=re.compile("^cpu$")))
+    expect(cpu.get_by_role("meter", name="Memory")).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))
+    # Live: the spark line grows with every reading of /v1/devices/live.
+    drawn = cpu.locator(".spark-line").get_attribute("d")
+    expect(cpu.locator(".spark-line")).not_to_have_attribute("d", drawn)
+    expect(tab.page.locator("#service")).to_contain_text("Ready on cpu")
+
+
+def test_a_missing_device_says_why_and_what_helps(visit: Open, ask: Callable[[str], bytes]) -> None:
+    # No machine of ours lacks a driver on purpose: the answer is the real one with one broken card added.
+    found = json.loads(ask("v1/devices"))
+    fix = "pip install torch==2.13.0+cu130 --index-url https://download.pytorch.org/whl/cu130"
+    reason = {"code": "cpu-only-wheel", "severity": "error", "title": "torch was built without CUDA", "fix": [fix]}
+    reason |= {"detail": "torch 2.13.0+cpu is installed", "page": "/v1/doctor/cpu-only-wheel"}
+    broken = {"id": "cuda:0", "backend": "cuda", "title": "NVIDIA GeForce RTX 4090", "state": "unusable"}
+    broken |= {"best": False, "usable": False, "facts": [], "memory": None, "utilisation": None, "reasons": [reason]}
+    found["devices"].append(broken)
+    tab = visit()
+    tab.page.route("**/v1/devices", lambda route: route.fulfill(json=found))
+    panel = tab.open("devices")
+    card = panel.locator(".missing", has_text="NVIDIA GeForce RTX 4090")
+    expect(card).to_contain_text("Torch was built without CUDA")
+    card.get_by_role("button", name=f"Copy: {fix}").click()
+    assert tab.page.evaluate("navigator.clipboard.readText()") == fix
+    expect(tab.page.locator("#announcer")).to_have_text("Copied")
+    card.get_by_text("What it means").click()  # the doctor's own page, fetched from the real service
+    expect(card.locator(".explained h5").first).to_be_visible()
+    tab.shoot("devices-missing-light")
+
+
+def test_benchmark(visit: Open) -> None:
+    tab = visit()
+    panel = tab.open("benchmark")
+    expect(panel.get_by_role("checkbox", name=re.compile(r"\(cpu\)"))).to_be_checked()
+    panel.get_by_label("Length").select_option("2")
+    panel.get_by_role("button", name="Run the benchmark").click()
+    expect(panel.get_by_role("progressbar")).to_be_visible()
+    expect(panel.locator(".rate-table tbody tr").first).to_be_visible(timeout=30_000)
+    expect(panel.get_by_role("button", name="Stop")).to_be_hidden(timeout=60_000)
+    shares = panel.locator(".rate-table td.amount.soft").all_inner_texts()
+    assert any(re.fullmatch(r"\d+ %", share) for share in shares), shares
+    widths = panel.locator(".rate-fill").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().width)")
+    assert max(widths) > 50
+    tab.shoot("benchmark-measured-light")
+    # A second, stopped one: what was measured stays, and the first can be laid beside it.
+    panel.get_by_role("button", name="Run the benchmark").click()
+    panel.get_by_role("button", name="Stop").click()
+    expect(panel.get_by_role("button", name="Run the benchmark")).to_be_enabled()
+    expect(panel.get_by_role("button", name="Run the benchmark")).to_be_focused()
+
+
+def test_benchmark_runs_are_compared(visit: Open) -> None:
+    row = {"device": "cpu", "test": "matmul, float32 64×64", "unit": "TFLOP/s", "limit": 0.2}
+    rows = [{**row, "rate": 0.1, "share": 0.5}, {**row, "device": "webgpu:0", "rate": 0.02, "share": 0.1}]
+    runs = [{"run_id": str(n), "when": f"2026-11-1{n}T10:00:00Z", "seconds": 2.0, "rows": rows} for n in (4, 3)]
+    tab = visit()
+    tab.page.route("**/v1/benchmark/runs", lambda route: route.fulfill(json={"runs": runs}))
+    panel = tab.open("benchmark")
+    expect(panel.locator(".rate-fill")).to_have_count(2)
+    panel.get_by_role("group", name="Compare runs").get_by_role("checkbox").nth(1).check()
+    expect(panel.locator(".rate-fill")).to_have_count(4)
+    expect(panel.locator(".legend li")).to_have_count(4)
+    tab.shoot("benchmark-compared-light")
+
+
+def test_embeddings(visit: Open, tmp_path: Path) -> None:
+    tab = visit()
+    panel = tab.open("embeddings")
+    texts = ["a cat sleeps", "a kitten naps", "the stock market fell", "shares dropped today"]
+    panel.get_by_label("Texts, one on each line").fill("\n".join(texts))
+    panel.get_by_role("button", name="Compare the texts").click()
+    heat = panel.locator(".chart.heat")
+    heat.wait_for()
+    expect(panel.locator(".figures")).to_contain_text("texts a second")
+    # Read by keys: a text is the same as itself, and more like its neighbour than like the others.
+    heat.focus()
+    readout = panel.locator(".heat-view .readout")
+    tab.page.keyboard.press("ArrowDown")
+    similar = []
+    for _ in texts:
+        similar.append(float(readout.locator("strong").inner_text()))
+        tab.page.keyboard.press("ArrowRight")
+    assert similar[1] > 0.99 and similar[0] > max(similar[2:])
+    expect(panel.locator(".dot")).to_have_count(len(texts))
+    panel.locator(".dot").nth(2).focus()
+    expect(panel.locator(".map-view .readout")).to_contain_text("nearest: 4 (")
+    panel.get_by_label("Search by meaning").fill("falling prices on the exchange")
+    expect(panel.locator(".hit").first).to_contain_text(re.compile("market|shares"))
+    expect(panel.locator(".dot.hit")).not_to_have_count(0)
+    panel.get_by_text("Show as a table").first.click()
+    expect(panel.locator(".table-scroll table tbody tr").first.locator("td").first).to_have_text("1.00")
+
+    # Dropped on the texts, as from a file manager.
+    drop(tab.page, panel.get_by_label("Texts, one on each line"), "dropped.txt", "first\nsecond\n")
+    expect(panel.get_by_label("Texts, one on each line")).to_have_value("first\nsecond")
+
+    file = tmp_path / "more.csv"
+    file.write_text("id,text\n1,one\n2,two\n3,three\n")
+    panel.locator("input[type=file]").set_input_files(file)
+    expect(panel.get_by_label("Texts, one on each line")).to_have_value("one\ntwo\nthree")
+    expect(panel.get_by_text("3 texts", exact=True)).to_be_visible()
+
+
+def test_embeddings_shows_the_services_problem(visit: Open) -> None:
+    tab = visit()
+    panel = tab.open("embeddings")
+    panel.get_by_label("Texts, one on each line").fill("  \n ")
+    panel.get_by_role("button", name="Compare the texts").click()
+    expect(panel.locator(".notice")).to_contain_text("some texts first")
+    problem = {"title": "Too many requests are waiting", "detail": "the queue is full", "status": 429}
+    problem |= {"hint": "try again, or run `anytorch serve --workers 2`"}
+    body = json.dumps(problem)
+    answer = {"status": 429, "body": body, "content_type": "application/problem+json"}
+    tab.page.route("**/v1/similarity", lambda route: route.fulfill(**answer))
+    panel.get_by_label("Texts, one on each line").fill("a text")
+    panel.get_by_role("button", name="Compare the texts").click()
+    box = panel.get_by_role("alert")
+    expect(box).to_contain_text("Too many requests are waiting")
+    expect(box.get_by_role("button", name="Copy: anytorch serve --workers 2")).to_be_visible()
+    # The browser itself writes one line about the 429; nothing else may be there.
+    assert all("429" in line for line in tab.errors), tab.errors
+    tab.errors.clear()
+
+
+def test_forecast_of_the_sample(visit: Open) -> None:
+    tab = visit()
+    panel = tab.open("forecast")
+    panel.get_by_label("Bars ahead").fill("8")
+    panel.get_by_label("Paths").fill("4")
+    panel.get_by_role("button", name="Take the sample").click()
+    chart = panel.locator(".chart.candles")
+    chart.wait_for(timeout=60_000)
+    expect(panel.locator(".figures")).to_contain_text("cpu")
+    expect(panel.locator(".figures")).to_contain_text("8 × 4")
+    readout = panel.locator(".candle-view .readout")
+    expect(readout).to_contain_text("O")
+    chart.focus()
+    tab.page.keyboard.press("End")
+    expect(readout).to_contain_text("Median")
+    expect(readout).to_contain_text("90 %")
+    box = chart.bounding_box()
+    tab.page.mouse.move(box["x"] + 60, box["y"] + 60)
+    expect(readout).not_to_contain_text("Median")
+    shapes = chart.locator("svg > *").count()
+    panel.get_by_label("Every path").check()
+    expect(chart.locator("svg > *")).not_to_have_count(shapes)
+
+    with tab.page.expect_download() as waiting:
+        panel.get_by_role("button", name="CSV", exact=True).click()
+    rows = list(csv.reader(io.StringIO(waiting.value.path().read_text())))
+    assert len(rows) == 9 and "close_q0.5" in rows[0]
+    with tab.page.expect_download() as waiting:
+        panel.get_by_role("button", name="PNG", exact=True).click()
+    picture = waiting.value.path().read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
+    panel.get_by_text("Show as a table").click()
+    expect(panel.locator(".table-scroll tbody tr")).to_have_count(8)
+
+
+def test_forecast_of_a_file(visit: Open, tmp_path: Path) -> None:
+    lines = ["timestamps,open,high,low,close,volume"]
+    for minute in range(60):
+        price = 100 + minute % 7
+        lines.append(f"2026-01-01 00:{minute:02d}:00,{price},{price + 2},{price - 2},{price + 1},{1000 + minute}")
+    file = tmp_path / "my candles.csv"
+    file.write_text("\n".join(lines))
+    tab = visit()
+    panel = tab.open("forecast")
+    panel.locator("input[type=file]").set_input_files(file)
+    expect(panel.locator(".chosen")).to_contain_text("my candles.csv: 60 rows")
+    expect(panel.get_by_text("The history, as read")).to_be_visible()
+    panel.get_by_label("Bars ahead").fill("5")
+    panel.get_by_label("Paths").fill("3")
+    panel.get_by_role("button", name="Forecast", exact=True).click()
+    expect(panel.locator(".figures")).to_contain_text("5 × 3", timeout=60_000)
+
+    file.write_text("nothing,useful\n1,2\n")
+    panel.locator("input[type=file]").set_input_files(file)
+    panel.get_by_role("button", name="Forecast", exact=True).click()
+    expect(panel.get_by_role("alert")).to_be_visible()
+    assert all("422" in line for line in tab.errors), tab.errors
+    tab.errors.clear()
+
+
+def test_generate(visit: Open) -> None:
+    tab = visit()
+    panel = tab.open("generate")
+    # In the folder, but not loaded: it is offered, and loading it opens the panel. A later test finds it loaded.
+    panel.locator(".model").locator("select, .model-line").first.wait_for()
+    if not panel.get_by_role("button", name="Generate").is_visible():
+        expect(panel).to_contain_text("No text model is loaded")
+        panel.get_by_label("Model").select_option(label="tiny-llama (load)")
+    panel.get_by_label("Prompt").fill("one word after")
+    panel.get_by_label("At most").fill("24")
+    panel.get_by_role("button", name="Generate").click()
+    expect(panel.locator(".written")).not_to_be_empty(timeout=30_000)
+    expect(panel.locator(".written")).not_to_have_class(re.compile("writing"), timeout=30_000)
+    figures = panel.locator(".figures")
+    expect(figures.locator("dd").nth(0)).to_have_text(re.compile(r"^[\d.\u202f]+$"))
+    expect(figures.locator("dd").nth(1)).to_have_text(re.compile(r"^\d+$"))
+    panel.get_by_text("Continue the text").click()
+    panel.get_by_label("At most").fill("300")
+    panel.get_by_role("button", name="Generate").click()
+    expect(panel.get_by_role("button", name="Generate")).to_be_enabled(timeout=30_000)
+
+
+def test_generate_without_any_model(visit: Open) -> None:
+    tab = visit()
+    tab.page.route("**/api/models", lambda route: route.fulfill(json={"models": []}))
+    panel = tab.open("generate")
+    expect(panel).to_contain_text("No text model is loaded")
+    expect(panel.get_by_role("button", name=re.compile("^Copy: anytorch serve --text-model"))).to_be_visible()
+    expect(panel.get_by_label("Prompt")).to_be_hidden()
+    tab.shoot("generate-empty-light")
+
+
+def test_graphs(visit: Open, ask: Callable[[str], bytes]) -> None:
+    tab = visit()
+    panel = tab.open("graphs")
+    graphs = json.loads(ask("v1/graphs"))["graphs"]
+    expect(panel.locator(".graph")).to_have_count(len(graphs))
+    card = panel.locator(".graph", has_text="int8 weights 1536x512, 1 rows")
+    expect(card.locator("tr").nth(1)).to_contain_text("cpp dot")
+    expect(card.locator("tr").nth(1).locator(".badge")).to_have_text("chosen")
+    expect(card).to_contain_text("3.06×")
+    expect(card).to_contain_text("Refused, not exact enough: torch int8pack")
+
+
+def test_graphs_with_pictures_and_without_any(visit: Open) -> None:
+    shapes = '<script>alert(1)</script><rect width="9" onclick="x()" height="9"/>'
+    bad = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9">{shapes}</svg>'
+    candidates = [{"name": "a", "seconds": 2e-3, "chosen": True, "correct": True}]
+    candidates += [{"name": "b", "seconds": 1e-3, "chosen": False, "correct": False}]
+    candidates += [{"name": "c", "seconds": None, "chosen": False, "correct": True}]
+    graph = {"id": "1", "title": "matmul", "device": "cpu", "kind": "tiles", "picture_svg": bad, "speedup": 1.5}
+    graph |= {"candidates": candidates, "when": "2026-11-15T10:00:00Z"}
+    answer: dict[str, Any] = {"graphs": [graph]}
+    tab = visit()
+    tab.page.route("**/v1/graphs", lambda route: route.fulfill(json=answer))
+    panel = tab.open("graphs")
+    expect(panel.get_by_role("img", name="Picture of matmul")).to_be_visible()
+    assert panel.locator(".picture script").count() == 0
+    assert panel.locator(".picture rect").get_attribute("onclick") is None
+    expect(panel.locator(".candidates")).to_contain_text("wrong answer")
+    expect(panel).to_contain_text("Not timed: c")
+    # The browser itself says that it would not have run them either.
+    assert all("Content Security Policy" in line for line in tab.errors), tab.errors
+    tab.errors.clear()
+    answer["graphs"] = []
+    tab.page.locator("#tab-devices").click()
+    tab.page.locator("#tab-graphs").click()
+    expect(panel).to_contain_text("Nothing has been tuned yet")
