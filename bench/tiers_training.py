@@ -209,7 +209,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     model = make(options, device)
     nbytes, parameters = sum(p.nbytes for p in model.parameters()), sum(p.numel() for p in model.parameters())
     budgets: dict[str, Any] = {"device_budget": options.device_budget, "host_budget": options.host_budget}
-    fit(model, device, host_reserve=nbytes, disk=options.disk, **budgets)
+    fit(model, device, host_reserve=nbytes, disk=options.disk, training=True, **budgets)
     homes, groups = fitted(model).plan.homes, fitted(model).found.groups
     moving = {path for name, group in groups.items() if homes[name] != "device" for path in group.paths}
     expected, resident_s = plain_losses(options, device, moving)
@@ -220,7 +220,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ways: dict[str, Any] = {}
     for overlap in (None, "forward", "backward"):
         model = make(options, device)
-        fit(model, device, host_reserve=nbytes, disk=options.disk, **budgets)
+        fit(model, device, host_reserve=nbytes, disk=options.disk, training=True, **budgets)
         ways[str(overlap)] = run_way(options, device, model, overlap, expected, begun)
         levels, plan = fitted(model).stats()["levels"], fitted(model).plan
         streamed = sum(fitted(model).images[name].nbytes for name, home in homes.items() if home != "device")

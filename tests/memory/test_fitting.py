@@ -330,3 +330,26 @@ def test_a_copy_of_an_unfitted_model_is_plain(models: Any, given: dict[str, Any]
     anytorch.memory.unfit(model)
     twin = copy.deepcopy(model)
     assert torch.equal(twin(models.IDS), model(models.IDS))
+
+
+def test_leaves_move_by_themselves_and_more_of_them_stay(models: Any, given: dict[str, Any]) -> None:
+    model = models.made()
+    want = model(models.IDS)
+    layer = sum(p.nbytes for p in model.layers[0].parameters())
+    resident = {}
+    for blocks in (None, "leaves", "layers.*"):
+        anytorch.memory.fit(model, "cpu", device_budget=round(2.4 * layer), blocks=blocks, **given)
+        plan = anytorch.memory.fitted(model).plan
+        resident[blocks] = plan.nbytes_at("device")
+        assert torch.equal(model(models.IDS), want) and torch.equal(model(models.IDS), want)
+        assert ("layers.0.up" in plan.blocks) == (blocks == "leaves")
+        anytorch.memory.unfit(model)
+    assert resident["leaves"] > resident[None]
+
+
+def test_large_buffers_are_made_of_huge_pages_where_there_are_some() -> None:
+    from anytorch.memory import buffers
+
+    buffer = buffers.host_buffer(5 * 2**20)
+    assert buffer.numel() == 5 * 2**20 and buffer.data_ptr() % buffers.HUGE == 0 and not buffer.any()
+    assert buffers.host_buffer(2**20).data_ptr() % 4096 == 0

@@ -54,12 +54,13 @@ def test_nobody_knows_how_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measurements_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "DISK_NBYTES", 2**20)
     monkeypatch.setattr(measure, "LINK_NBYTES", 2**20)
-    read, write = measure.disk_speed(tmp_path / "new" / "folder")
-    assert read and write and read > 0 and write > 0
+    found = measure.disk_speed(tmp_path / "new" / "folder")
+    assert found.read_gb_per_s and found.write_gb_per_s
+    assert found.read_gb_per_s > 0 and found.write_gb_per_s > 0
     assert measure.link_speed(torch.device("cpu"))
     assert len(Store("tiers").entries()) == 2
     monkeypatch.setattr(measure, "_disk", lambda folder: pytest.fail("measured again"))
-    assert measure.disk_speed(tmp_path) == (read, write)
+    assert measure.disk_speed(tmp_path) == found
     assert not list((tmp_path / "new" / "folder").iterdir()), "nothing is left behind"
 
 
@@ -73,8 +74,42 @@ def test_nothing_is_written_beside_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 def test_a_disk_that_cannot_be_measured(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert measure.disk_speed(tmp_path / "file" / "x") == (None, None)
-    assert measure.file_speed(tmp_path / "absent") is None
+    assert measure.disk_speed(tmp_path / "file" / "x") == measure.DiskSpeed(None, None)
+    assert measure.file_speed(tmp_path / "absent") == measure.DiskSpeed(None, None)
+
+
+@pytest.mark.parametrize(("direct", "buffered", "chosen"), [(3.0, 3.5, True), (3.0, 4.0, False), (8.0, 4.0, True)])
+def test_a_disk_is_read_the_way_that_measured_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: float, buffered: float, chosen: bool
+) -> None:
+    monkeypatch.setattr(measure, "read_rates", lambda pieces, buffer: [direct, buffered])
+    monkeypatch.setattr(measure, "DISK_NBYTES", 2**20)
+    monkeypatch.setattr(levels, "LARGE", 2**20)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": torch.zeros(10**6)}, folder / "model.safetensors")
+    for place in (tmp_path / "disk", folder):
+        disk = create_tiers("cpu", device_budget="1GB", disk=place).levels[1]
+        assert disk.direct is chosen and disk.read_gb_per_s == (direct if chosen else buffered)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+    x = torch.randn(2, 64)
+    want = model(x)
+    anytorch.memory.fit(model, "cpu", device_budget="40KB", disk=tmp_path / "disk")
+    handle = anytorch.memory.fitted(model)
+    assert handle.reader.direct is chosen and torch.equal(model(x), want)
+    assert all(file.direct is chosen for (_, asked), file in handle.reader._files.items() if asked is chosen)
+
+
+def test_both_ways_of_reading_are_measured(tmp_path: Path) -> None:
+    from anytorch.memory.buffers import host_buffer
+    from anytorch.memory.images import Piece
+
+    (tmp_path / "data").write_bytes(bytes(range(256)) * 8192)
+    buffer = host_buffer(2**21)
+    rates = measure.read_rates([Piece(str(tmp_path / "data"), 0, 2**21, 0)], buffer)
+    assert len(rates) == 2 and min(rates) > 0
+    assert buffer[:256].tolist() == list(range(256))
 
 
 def test_tiers_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:

@@ -37,6 +37,14 @@ def test_half_is_resident_and_spread_out() -> None:
     assert max(b - a for a, b in itertools.pairwise(resident)) <= 3, "resident blocks stand together"
 
 
+def test_for_training_the_first_blocks_stay() -> None:
+    """Backward ends with them and forward begins with them: updates on the host have that long to be done."""
+    blocks, steps = chain([10] * 20)
+    plan = make_plan(blocks, steps, Budgets(120, 1000), Speeds(10, 1), training=True)
+    resident = [i for i in range(20) if plan.homes[f"b{i}"] == "device"]
+    assert len(resident) >= 10 and resident == list(range(len(resident)))
+
+
 def test_double_buffering_is_not_given_up_where_computing_time_is_unknown() -> None:
     blocks, steps = chain([10] * 10)
     assert make_plan(blocks, steps, Budgets(35, 1000), Speeds(10, 1)).ring_nbytes >= 20

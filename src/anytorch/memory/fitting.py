@@ -31,6 +31,7 @@ from anytorch.memory.units import Found, find_units
 
 log = logs.logger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
+LEAVES = "leaves"
 HANDLE = "_anytorch_fitted"  # in the model's __dict__: the handle lives exactly as long as the model
 
 
@@ -42,7 +43,7 @@ def fit(
     host_budget: Size | None = None,
     disk: str | Path | bool | None = None,
     disk_budget: Size | None = None,
-    blocks: Sequence[str] | None = None,
+    blocks: Sequence[str] | str | None = None,
     resident: Sequence[str] = (),
     reserve: Size = 0,
     host_reserve: Size = 0,
@@ -50,13 +51,16 @@ def fit(
     compute_s: float = 0.0,
     verify: bool = True,
     rest_format: str | None = None,
+    training: bool = False,
 ) -> Model:
     """Make a model run on a device within memory budgets; returns the same object.
 
     What does not fit on the device rests in host memory, then on disk, and is brought up block by block while the device
     computes. Budgets that are not given come from what is free. `reserve` is kept free of the device budget for
     activations, `host_reserve` of the host's (an optimizer works there); `compute_s` is how long one pass computes, for a
-    better plan. `blocks` and `resident` name modules (patterns allowed) that move as one and that stay on the device.
+    better plan. `blocks` and `resident` name modules (patterns allowed) that move as one and that stay on the device;
+    blocks="leaves" moves every leaf module by itself: less memory passes weights on, and more of them stay, in a model
+    whose layers only call their children. `training` plans for forward and backward.
     `rest_format` ("int8", "int4", "fp4", …: the names of `anytorch.quant`) lets the linear layers of blocks that are not
     resident rest in fewer bits, which is lossy. The model is left as it was if anything fails.
 
@@ -87,6 +91,7 @@ def fit(
         host_reserve=parse_nbytes(host_reserve, "host_reserve"),
         compute_s=compute_s,
         rest_format=rest_format,
+        training=training,
     )
     handle = Fitted(model, tiers, found, plan, verify=verify, rest_format=rest_format)
     handle.place()
@@ -111,7 +116,7 @@ def plan_for(
     model: nn.Module,
     tiers: Tiers,
     *,
-    blocks: Sequence[str] | None = None,
+    blocks: Sequence[str] | str | None = None,
     resident: Sequence[str] = (),
     reserve: int = 0,
     host_reserve: int = 0,
@@ -119,9 +124,13 @@ def plan_for(
     on_disk: bool = False,
     sizes: Callable[[Found], dict[str, Block]] | None = None,
     rest_format: str | None = None,
+    training: bool = False,
 ) -> tuple[Found, Plan]:
     """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own."""
-    for finest in (False, True):
+    if isinstance(blocks, str) and blocks != LEAVES:
+        blocks = (blocks,)
+    for finest in (True,) if blocks == LEAVES else (False, True):
+        blocks = None if isinstance(blocks, str) else blocks
         found = find_units(model, blocks=blocks, resident=resident, finest=finest)
         try:
             chosen, kept = (sizes or packed_sizes)(found), reserve
@@ -129,7 +138,7 @@ def plan_for(
                 whole = sum(block.nbytes for block in chosen.values()) + extras_nbytes(model, found) + reserve
                 if whole > tiers.device.capacity:
                     chosen, kept = resting_sizes(found, rest_format), reserve + live_nbytes(found, rest_format)
-            return found, _plan(model, found, tiers, (kept, host_reserve), compute_s, on_disk, chosen)
+            return found, _plan(model, found, tiers, (kept, host_reserve), compute_s, on_disk, chosen, training)
         except BudgetTooSmall:
             if finest or blocks is not None:
                 raise
@@ -173,6 +182,7 @@ def _plan(
     compute_s: float,
     on_disk: bool,
     blocks: Mapping[str, Block],
+    training: bool,
 ) -> Plan:
     extras = extras_nbytes(model, found)
     kept = extras + reserved[0]
@@ -190,7 +200,7 @@ def _plan(
         for unit in found.units
     ]
     try:
-        return make_plan(list(blocks.values()), steps, budgets, speeds_of(tiers), on_disk=on_disk)
+        return make_plan(list(blocks.values()), steps, budgets, speeds_of(tiers), on_disk=on_disk, training=training)
     except BudgetTooSmall as exc:
         least = least_device_nbytes(blocks, steps)
         if not kept or budgets.device >= least:
@@ -225,7 +235,8 @@ class Fitted:
         self.plan = plan
         self.device = torch.device(tiers.device.place)
         self.ledger = Ledger({level.kind: level.capacity for level in tiers.levels})
-        self.reader = Reader(verify=verify)
+        disk = tiers.find("disk")
+        self.reader = Reader(verify=verify, direct=disk is None or disk.direct)
         self.spill: Spill | None = None
         self.images: dict[str, Image] = {}
         self.origins = {id(p): p.device for group in found.groups.values() for p in group.parameters}

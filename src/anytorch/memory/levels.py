@@ -12,7 +12,7 @@ from anytorch.devices.locate import require
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import capabilities
 from anytorch.errors import UsageError
-from anytorch.memory.measure import disk_speed, file_speed, link_speed
+from anytorch.memory.measure import DiskSpeed, disk_speed, file_speed, link_speed
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.memory.types import Level, Speeds, Tiers
 
@@ -69,16 +69,18 @@ def _disk_level(folder: Path, budget: Size | None, speeds: Speeds | None, measur
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     capacity, source = _budget(budget, "disk_budget", shutil.disk_usage(existing).free, DISK_SHARE)
-    read = write = None
+    found = DiskSpeed()
     if speeds is not None:
-        read = speeds.disk_gb_per_s
+        found = DiskSpeed(speeds.disk_gb_per_s)
     elif measure:
         large = [path for path in sorted(folder.glob("*.safetensors")) if path.stat().st_size >= LARGE]
         if large:  # a checkpoint's folder, where nothing is to be written
-            read = file_speed(large[0])
+            found = file_speed(large[0])
         elif not any(folder.glob("*.safetensors")):
-            read, write = disk_speed(folder)
-    return Level(2, "disk", str(folder), capacity, read, write, source=source)
+            found = disk_speed(folder)
+    return Level(
+        2, "disk", str(folder), capacity, found.read_gb_per_s, found.write_gb_per_s, source=source, direct=found.direct
+    )
 
 
 def _budget(given: Size | None, what: str, free: int | None, share: float) -> tuple[int, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ MIB = 2**20
 DISK_NBYTES = 128 * MIB
 LINK_NBYTES = 128 * MIB
 REPEATS = 3
+CLEARLY = 1.2
 CACHE = "tiers"
 
 
@@ -34,44 +36,72 @@ def link_speed(device: torch.device, *, refresh: bool = False) -> float | None:
     return found[0] if found else None
 
 
-def disk_speed(folder: Path, *, refresh: bool = False) -> tuple[float | None, float | None]:
-    """GB/s of direct reads from and writes to the file system of a folder, with a file of 128 MiB."""
+@dataclass(frozen=True)
+class DiskSpeed:
+    """GB/s of a file system, None where it could not be measured, and which way of reading reached it."""
+
+    read_gb_per_s: float | None = None
+    write_gb_per_s: float | None = None
+    direct: bool = True  # past the page cache, or through it
+
+
+def disk_speed(folder: Path, *, refresh: bool = False) -> DiskSpeed:
+    """How fast a folder's file system is read (directly or through the page cache) and written, by a file of 128 MiB."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     try:
-        key = f"disk {os.stat(existing).st_dev} {os.uname().nodename if hasattr(os, 'uname') else ''}"  # noqa: PTH116
-        found = _cached(key, refresh, lambda: list(_disk(folder)))
+        found = _cached(_disk_key("disk", existing), refresh, lambda: _disk(folder))
     except (OSError, AnytorchError) as exc:
         log.warning("the disk of %s could not be measured: %s", folder, exc)
-        return None, None
-    return (found[0], found[1]) if found else (None, None)
+        return DiskSpeed()
+    return _chosen(*found) if found and len(found) == 3 else DiskSpeed()
 
 
-def file_speed(path: Path, *, refresh: bool = False) -> float | None:
-    """GB/s of direct reads of a file that is there already, by its first 128 MiB: nothing is written beside a checkpoint."""
+def file_speed(path: Path, *, refresh: bool = False) -> DiskSpeed:
+    """The same for reading a file that is there already, by its first 128 MiB: nothing is written beside a checkpoint."""
     try:
-        key = f"file {path.stat().st_dev} {os.uname().nodename if hasattr(os, 'uname') else ''}"
-        found = _cached(key, refresh, lambda: [_file(path)])
+        found = _cached(_disk_key("file", path), refresh, lambda: _file(path))
     except (OSError, AnytorchError) as exc:
         log.warning("reading %s could not be measured: %s", path, exc)
-        return None
-    return found[0] if found else None
+        return DiskSpeed()
+    return _chosen(found[0], None, found[1]) if found and len(found) == 2 else DiskSpeed()
 
 
-def _file(path: Path) -> float:
+def _disk_key(kind: str, path: Path) -> str:
+    """2: reads into huge pages."""
+    return f"{kind} 2 {path.stat().st_dev} {os.uname().nodename if hasattr(os, 'uname') else ''}"
+
+
+def _chosen(direct: float, write: float | None, buffered: float) -> DiskSpeed:
+    """Direct reads cost no second copy and leave the page cache alone: the other way has to be clearly faster."""
+    if buffered > CLEARLY * direct:
+        return DiskSpeed(buffered, write, direct=False)
+    return DiskSpeed(direct, write)
+
+
+def _file(path: Path) -> list[float]:
     nbytes = min(DISK_NBYTES, path.stat().st_size // MIB * MIB)
-    buffer = host_buffer(nbytes)
-    reader = Reader(verify=False)
+    return read_rates([Piece(str(path), 0, nbytes, 0)], host_buffer(nbytes))
+
+
+def read_rates(pieces: Sequence[Piece], buffer: torch.Tensor) -> list[float]:
+    """GB/s of reading these pieces directly, and through a page cache that has nothing of them; taken in turns."""
+    readers = [Reader(verify=False, direct=direct) for direct in (True, False)]
+    rates: tuple[list[float], list[float]] = ([], [])
+    nbytes = sum(piece.nbytes for piece in pieces)
     try:
-        rates = []
         for _ in range(REPEATS):
-            begin = time.perf_counter()
-            reader.read([Piece(str(path), 0, nbytes, 0)], buffer)
-            rates.append(nbytes / (time.perf_counter() - begin) / 1e9)
-        return statistics.median(rates)
+            for reader, found in zip(readers, rates, strict=True):
+                for piece in pieces:
+                    reader.file(piece.path, direct=False).drop_cache()
+                begin = time.perf_counter()
+                reader.read(pieces, buffer)
+                found.append(nbytes / (time.perf_counter() - begin) / 1e9)
+        return [statistics.median(found) for found in rates]
     finally:
-        reader.close()
+        for reader in readers:
+            reader.close()
 
 
 def device_name(device: torch.device) -> str:
@@ -115,9 +145,8 @@ def _link(device: torch.device) -> float:
     return statistics.median(once() for _ in range(REPEATS))
 
 
-def _disk(folder: Path) -> tuple[float, float]:
+def _disk(folder: Path) -> list[float]:
     spill = Spill(folder)
-    reader = Reader(verify=False)
     try:
         data = host_buffer(DISK_NBYTES)
         data.view(torch.int64).copy_(torch.arange(DISK_NBYTES // 8))  # not zeros: some disks are too clever about those
@@ -125,12 +154,7 @@ def _disk(folder: Path) -> tuple[float, float]:
         located = spill.write({"measure": data})
         write = DISK_NBYTES / (time.perf_counter() - begin) / 1e9
         image = from_files("measure", located.values(), in_place=True)
-        rates = []
-        for _ in range(REPEATS):
-            begin = time.perf_counter()
-            reader.read(image.pieces, data[: image.nbytes])
-            rates.append(DISK_NBYTES / (time.perf_counter() - begin) / 1e9)
-        return statistics.median(rates), write
+        direct, buffered = read_rates(image.pieces, data[: image.nbytes])
+        return [direct, write, buffered]
     finally:
-        reader.close()
         spill.close()

@@ -33,10 +33,14 @@ def make_plan(
     *,
     on_disk: bool = False,
     home: Mapping[str, Home] | None = None,
+    training: bool = False,
 ) -> Plan:
     """The fastest plan within the budgets. `on_disk`: the blocks lie in a checkpoint already, so a disk home costs nothing.
 
-    `home` fixes the home of some blocks. Raises BudgetTooSmall, with the smallest budget that works, when there is none.
+    `home` fixes the home of some blocks. `training`: the first blocks stay on the device rather than some all along the
+    pass: backward ends with them and forward begins with them, so no update on the host has to be waited for.
+
+    Raises BudgetTooSmall, with the smallest budget that works, when there is none.
     """
     speeds = speeds or Speeds()
     by_name = {block.name: block for block in blocks}
@@ -56,7 +60,7 @@ def make_plan(
     failure: BudgetTooSmall | None = None
     for ring in ring_sizes(by_name, steps, budgets.device):
         try:
-            plan = with_ring(by_name, steps, budgets, speeds, ring, fixed, on_disk)
+            plan = with_ring(by_name, steps, budgets, speeds, ring, fixed, on_disk, training)
         except BudgetTooSmall as exc:
             failure = failure or exc
             continue
@@ -113,6 +117,7 @@ def with_ring(
     ring: int,
     fixed: Mapping[str, Home],
     on_disk: bool,
+    training: bool = False,
 ) -> Plan | None:
     """The plan for one size of ring, or None if a step cannot pass through it."""
     order = first_uses(steps)
@@ -127,7 +132,8 @@ def with_ring(
     uses = {name: sum(step.blocks.count(name) for step in steps) for name in blocks}
     for count in sorted(set(uses.values()), reverse=True):  # what is used twice per pass saves twice
         group = [name for name in order if name not in homes and uses[name] == count]
-        for name in spread(group, {n: blocks[n].nbytes for n in group}, room):
+        choose = first if training else spread
+        for name in choose(group, {n: blocks[n].nbytes for n in group}, room):
             homes[name] = "device"
             room -= blocks[name].nbytes
     streamed = [name for name in order if homes.get(name) != "device"]
@@ -202,6 +208,16 @@ def spread(names: Sequence[str], nbytes: Mapping[str, int], room: int) -> list[s
             taken += nbytes[name]
     for name in names:  # what the even spacing left over
         if name not in chosen and taken + nbytes[name] <= room:
+            chosen.append(name)
+            taken += nbytes[name]
+    return chosen
+
+
+def first(names: Sequence[str], nbytes: Mapping[str, int], room: int) -> list[str]:
+    """As many of the first of `names` as fit into `room`, and what fits of the others."""
+    chosen, taken = [], 0
+    for name in names:
+        if taken + nbytes[name] <= room:
             chosen.append(name)
             taken += nbytes[name]
     return chosen

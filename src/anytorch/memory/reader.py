@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 log = logs.logger(__name__)
-THREADS = 4  # 4 x 4 MiB in flight reached the disk's rate on every disk we measured
-CHUNK = 4 * 2**20
+THREADS = 4  # 4 x 8 MiB in flight reached the disk's rate on every disk we measured
+CHUNK = 8 * 2**20
 THREAD_NAME = "anytorch-reader"
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -101,6 +101,11 @@ class File:
                 )
         if not self.direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset, wanted, os.POSIX_FADV_DONTNEED)
+
+    def drop_cache(self) -> None:
+        """Let the page cache forget the whole file, as far as it does so."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _fall_back(self) -> None:
         """Some file systems accept the flag and refuse the read."""

@@ -253,15 +253,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_blocks(self, scale: torch.Tensor | None) -> None:
-        waiting = [
-            block for block in self.fitted.found.groups if block in self.gradients and block not in self._updates
-        ]
+        # In the order that backward made them: the first ones have arrived while the device is still at the last ones.
+        waiting = [block for block in self.gradients.blocks() if block not in self._updates]
         options = self._options()
         if self.overlap is not None:
             for block in [block for block in waiting if block in self.fitted.mover.host]:
-                self._updates.add(block, partial(self._update_at_home, block, scale, options))
+                self._queue(block, scale, options)
                 waiting.remove(block)
-            self._updates.hurry()
         if waiting:
             self._updates.wait()  # blocks on disk are written one at a time
         try:
@@ -279,7 +277,12 @@ class TieredOptimizer(torch.optim.Optimizer):
         for block in self._alone.get(step, ()):
             if block in self.gradients and block not in self._pending and block in self.fitted.mover.host:
                 self._early.add(block)
-                self._updates.add(block, partial(self._update_at_home, block, None, self._options()))
+                self._queue(block, None, self._options())
+
+    def _queue(self, block: str, scale: torch.Tensor | None, options: Sequence[Mapping[str, Any]]) -> None:
+        event = self._copied.get(block)
+        ready = event.query if event is not None else _at_once
+        self._updates.add(block, partial(self._update_at_home, block, scale, options), ready)
 
     def wait(self) -> None:
         """Return when all weights and states are those of the last step. Raises ModelError if one could not be updated."""
@@ -518,6 +521,10 @@ def tried(factory: Factory, options: Mapping[str, Any]) -> tuple[dict[str, Any],
     optimizer.step()
     kept = optimizer.state[parameter].values()
     return optimizer.defaults, sum(isinstance(value, torch.Tensor) and value.dim() > 0 for value in kept)
+
+
+def _at_once() -> bool:
+    return True
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Level:
     write_gb_per_s: float | None = None
     pinned: bool = False  # host memory the device reads at full speed
     source: str = ""  # where the numbers come from
+    direct: bool = True  # a disk is read past the page cache, which measured faster (or was not measured)
 
 
 @dataclass(frozen=True)

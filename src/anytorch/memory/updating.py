@@ -1,4 +1,4 @@
-"""Updating blocks at their home beside what else the program does: one thread, in the order the blocks are needed next.
+"""Updating blocks at their home beside what else the program does: one thread, of what is ready what is needed first.
 
 A block that waits here or is being updated cannot be fetched to the device (`Mover.begin_change`), so nobody ever computes
 with half of an update: whoever needs the block waits for it.
@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from anytorch.errors import ModelError
 from anytorch.memory.mover import Mover
 
 THREAD_NAME = "anytorch-optimizer"
-Work = Callable[[], None]
+POLL_S = 0.0003
+
+
+@dataclass(frozen=True)
+class Work:
+    do: Callable[[], None]
+    ready: Callable[[], bool]  # are its gradients there? The device sends them in its own time
 
 
 class Updates:
@@ -25,22 +32,16 @@ class Updates:
         self._waiting: dict[str, Work] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._in_order = False
         self._failure: BaseException | None = None
 
-    def add(self, name: str, work: Work) -> None:
+    def add(self, name: str, do: Callable[[], None], ready: Callable[[], bool]) -> None:
         """Queue a block's update; the block cannot be fetched from now on until it is done."""
         self._mover.begin_change(name)
         with self._changed:
-            self._waiting[name] = work
+            self._waiting[name] = Work(do, ready)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
                 self._thread.start()
-
-    def hurry(self) -> None:
-        """Backward is over: what forward needs first comes first from now on, until the queue is empty."""
-        with self._changed:
-            self._in_order = bool(self._waiting)
 
     def __contains__(self, name: str) -> bool:
         with self._changed:
@@ -65,18 +66,24 @@ class Updates:
         while True:
             with self._changed:
                 if not self._waiting:
-                    self._in_order = False
                     self._thread = None
                     self._changed.notify_all()
                     return
-                name = min(self._waiting, key=self._rank.__getitem__) if self._in_order else next(iter(self._waiting))
+                name = self._next()
+                if name is None:
+                    self._changed.wait(POLL_S)
+                    continue
                 work = self._waiting[name]
             try:
                 if self._failure is None:
-                    work()
+                    work.do()
             except BaseException as exc:  # noqa: BLE001  (raised by `wait`, in the thread that asked for the step)
                 self._failure = exc
             finally:
                 with self._changed:
                     del self._waiting[name]
                 self._mover.end_change(name)
+
+    def _next(self) -> str | None:
+        ready = [name for name, work in self._waiting.items() if work.ready()]
+        return min(ready, key=self._rank.__getitem__, default=None)
