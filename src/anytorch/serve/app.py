@@ -77,7 +77,7 @@ def create_app(options: ServeOptions | None = None) -> Service:
     'anytorch'
     """
     options = options or ServeOptions()
-    metrics = Metrics()
+    metrics = Metrics(None if options.run_folder is None else options.run_folder / "metrics")
     state = State(options, metrics)
     metrics.watch(state.look)
 

@@ -144,7 +144,7 @@ class Guard:
                 )
             )  # fmt: skip
         call.client = self._client(call, scope)
-        if self._rates is not None and (wait_s := self._rates.wait_s(call.client)) > 0 and call.path not in OPEN_PATHS:
+        if self._rates is not None and not is_open(call.path) and (wait_s := self._rates.wait_s(call.client)) > 0:
             raise self._refused(
                 call, "rate", Problem(
                     429, "rate-limit", "Too many requests",
@@ -168,7 +168,7 @@ class Guard:
         given = call.headers.get(b"authorization", b"")
         given = given[7:].strip() if given[:7].lower() == b"bearer " else call.headers.get(b"x-api-key", b"")
         name = self.keys.name_of(given) if given else None
-        if name is None and not (call.path in OPEN_PATHS or call.path.startswith(OPEN_PREFIX)):
+        if name is None and not is_open(call.path):
             if call.method == "OPTIONS" and self._origins:
                 return ""  # a preflight never carries the key
             raise self._refused(
@@ -336,6 +336,11 @@ PREFLIGHT = [
     (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-timeout"),
     (b"access-control-max-age", b"600"),
 ]
+
+
+def is_open(path: str) -> bool:
+    """The page's files and the health checks: no key is asked for, and nobody asks too often."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 def allowed_hosts(options: ServeOptions) -> frozenset[str] | None:

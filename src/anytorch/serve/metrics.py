@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from anytorch.engines.embed.queue import BatchReport, QueueStats
 
@@ -15,13 +17,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-__all__ = ["CONTENT_TYPE", "OPEN_METRICS", "Metrics"]
 
 
 class Metrics:
     """The counters of one process. Reading a queue's depth happens when somebody asks, not on every request."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: where several workers count together (prometheus_client's multiprocess mode)."""
+        self._folder = folder
+        self._look: Callable[[], Look] | None = None
+        self._gauges: dict[str, Gauge] = {}
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for when each series began: twice the text for nobody
         self.registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self.registry}
@@ -72,43 +77,76 @@ class Metrics:
         if report.failed:
             self._batch_failed.inc()
 
-    def watch(self, look: Callable[[], dict[str, Any]]) -> None:
-        """Read queues and memory whenever the metrics are: `look` gives {"queues": {model: QueueStats}, "memory": …}."""
-        self.registry.register(_Depth(look))
+    def watch(self, look: Callable[[], Look]) -> None:
+        """Read queues and memory with `look` whenever the metrics are asked for."""
+        self._look = look
+        if self._folder is None:
+            self.registry.register(_Gauges(look))
+
+    def refresh(self) -> None:
+        """Among several workers: put this one's gauges where the others can add them up. Called about every second."""
+        if self._look is None or self._folder is None:
+            return
+        for name, labels, value in self._look().gauges():
+            if name not in self._gauges:
+                words, names = GAUGES[name]
+                self._gauges[name] = Gauge(name, words, names, registry=self.registry, multiprocess_mode="livesum")
+            gauge = self._gauges[name]
+            (gauge.labels(*labels) if labels else gauge).set(value)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        if self._folder is None:
+            return generate_latest(self.registry)
+        self.refresh()
+        together = CollectorRegistry()
+        collect: Any = MultiProcessCollector  # has no annotations
+        collect(together, path=str(self._folder))
+        return generate_latest(together)
 
 
-class _Depth:
+@dataclass(frozen=True)
+class Look:
+    """What is read when somebody asks: of the loaded models, and of this process."""
+
+    queues: Mapping[str, QueueStats] = field(default_factory=dict)  # by model
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by device
+    models: Sequence[tuple[str, str, str]] = ()  # job, model, device
+    under_way: int = 0
+
+    def gauges(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        for model, stats in self.queues.items():
+            yield "anytorch_queue_requests", (model,), stats.waiting_requests
+            yield "anytorch_queue_tokens", (model,), stats.waiting_tokens
+            for cause in ("cancelled", "rejected", "timed_out", "failed"):
+                yield "anytorch_queue_ended", (model, cause), getattr(stats, cause)
+        for device, nbytes in self.memory.items():
+            yield "anytorch_memory_bytes", (device,), nbytes
+        for loaded in self.models:
+            yield "anytorch_model_loaded", loaded, 1
+        yield "anytorch_requests_under_way", (), self.under_way
+
+
+GAUGES = {
+    "anytorch_queue_requests": ("Requests that wait for a batch", ("model",)),
+    "anytorch_queue_tokens": ("Tokens that wait for a batch", ("model",)),
+    "anytorch_queue_ended": ("Requests that ended without an answer, by cause", ("model", "cause")),
+    "anytorch_memory_bytes": ("Memory in use, by device", ("device",)),
+    "anytorch_model_loaded": ("How many processes have this model loaded", ("job", "model", "device")),
+    "anytorch_requests_under_way": ("Requests being answered", ()),
+}
+
+
+class _Gauges:
     """A collector: gauges that are read, not kept."""
 
-    def __init__(self, look: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, look: Callable[[], Look]) -> None:
         self._look = look
 
     def describe(self) -> list[Any]:
         return []  # asking `collect` for the names would read everything at start
 
     def collect(self) -> list[GaugeMetricFamily]:
-        seen = self._look()
-        waiting = GaugeMetricFamily("anytorch_queue_requests", "Requests that wait for a batch", labels=["model"])
-        tokens = GaugeMetricFamily("anytorch_queue_tokens", "Tokens that wait for a batch", labels=["model"])
-        lost = GaugeMetricFamily(
-            "anytorch_queue_ended", "Requests that ended without an answer, by cause", labels=["model", "cause"]
-        )
-        for model, stats in seen["queues"].items():
-            assert isinstance(stats, QueueStats)
-            waiting.add_metric([model], stats.waiting_requests)
-            tokens.add_metric([model], stats.waiting_tokens)
-            for cause in ("cancelled", "rejected", "timed_out", "failed"):
-                lost.add_metric([model, cause], getattr(stats, cause))
-        memory = GaugeMetricFamily("anytorch_memory_bytes", "Memory in use, by device", labels=["device"])
-        for device, nbytes in seen["memory"].items():
-            memory.add_metric([device], nbytes)
-        loaded = GaugeMetricFamily(
-            "anytorch_model_loaded", "1 for each loaded model", labels=["job", "model", "device"]
-        )
-        for job, model, device in seen["models"]:
-            loaded.add_metric([job, model, device], 1)
-        under_way = GaugeMetricFamily("anytorch_requests_under_way", "Requests being answered", value=seen["under_way"])
-        return [waiting, tokens, lost, memory, loaded, under_way]
+        families = {name: GaugeMetricFamily(name, words, labels=names) for name, (words, names) in GAUGES.items()}
+        for name, labels, value in self._look().gauges():
+            families[name].add_metric(labels, value)
+        return list(families.values())

@@ -6,15 +6,21 @@ import asyncio
 import time
 from typing import Any
 
+from anytorch import logs
 from anytorch.devices.memory import memory
+from anytorch.errors import AnytorchError
 from anytorch.probe.activity import Activity
 from anytorch.serve.limits import Guard
 from anytorch.serve.loaders import EmbeddingModel, ForecastModel, Model, TextModel, Wanted
 from anytorch.serve.looks import Looks
 from anytorch.serve.measuring import Measuring
-from anytorch.serve.metrics import Metrics
+from anytorch.serve.metrics import Look, Metrics
 from anytorch.serve.models import JOBS, Registry, Slot
 from anytorch.serve.options import ServeOptions
+from anytorch.serve.problems import Problem
+from anytorch.serve.shared import Load, Shared
+
+log = logs.logger(__name__)
 
 
 class State:
@@ -29,7 +35,9 @@ class State:
         self.looks = Looks()
         self.activity = Activity()
         self.measuring = Measuring()
+        self.shared = None if options.run_folder is None else Shared(options.run_folder)
         self._tasks: set[asyncio.Future[Any]] = set()
+        self._refreshing: asyncio.Future[None] | None = None
 
     def build(self, wanted: Wanted) -> Model:
         """Load a model; runs in the registry's thread."""
@@ -37,18 +45,18 @@ class State:
             return EmbeddingModel(wanted, self.options, self.metrics.batch)
         return ForecastModel(wanted) if wanted.job == "forecast" else TextModel(wanted)
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> Look:
         """What the metrics read when they are asked for."""
         found = [(job, model) for job in JOBS for model in self.models.loaded(job)]
         queues = {model.info.id: model.queue.stats for _, model in found if isinstance(model, EmbeddingModel)}
         devices = {model.info.device or "" for _, model in found} | {"cpu"}
         uses = {device: memory(device).allocated for device in sorted(devices) if "," not in device}
-        return {
-            "queues": queues,
-            "memory": {device: nbytes for device, nbytes in uses.items() if nbytes is not None},
-            "models": [(job, model.info.id, model.info.device or "") for job, model in found],
-            "under_way": self.guard.under_way,
-        }
+        return Look(
+            queues,
+            {device: nbytes for device, nbytes in uses.items() if nbytes is not None},
+            [(job, model.info.id, model.info.device or "") for job, model in found],
+            self.guard.under_way,
+        )
 
     def needed(self) -> list[Slot]:
         """The models without which the service is not ready: those of the first job that it was given."""
@@ -65,14 +73,31 @@ class State:
         """Load in the background what nobody has waited for so far."""
         for job in JOBS:
             for slot in self.models.slots(job):
-                if slot.model is None and slot.loading is None:
+                if slot.model is None and slot.loading is None and slot.error is None:
                     self.keep(asyncio.ensure_future(self.models.ready(slot)))
 
-    def tell_others(self) -> None:
-        """A model was loaded: the other workers load it, too."""
+    def tell_others(self, slot: Slot) -> None:
+        """A model was loaded here: the other workers, and those that are started later, load it, too."""
+        if self.shared is not None:
+            wanted = slot.wanted
+            self.shared.tell(Load(wanted.id, wanted.job, wanted.device, wanted.quantization))
 
     def on_beat(self) -> None:
-        """Called about every second in a worker."""
+        """Called about every second in a worker, on the event loop."""
+        if self.shared is not None and (loads := self.shared.news()):
+            self.keep(asyncio.ensure_future(self._follow(loads)))
+        if all(slot.model is not None for slot in self.needed()):
+            self.load_rest()
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.ensure_future(asyncio.to_thread(self.metrics.refresh))
+            self.keep(self._refreshing)
+
+    async def _follow(self, loads: list[Load]) -> None:
+        for load in loads:
+            try:
+                await self.models.load(load.model, load.job, load.device, load.quantization)
+            except (Problem, AnytorchError) as exc:
+                log.warning("%s, which another worker has loaded, cannot be loaded here: %s", load.model, exc)
 
     def keep(self, task: asyncio.Future[Any]) -> None:
         self._tasks.add(task)

@@ -41,7 +41,10 @@ def quant_kernels(key: str, value: Any) -> Iterator[schemas.Graph]:
     """Kernels for one product with packed weights: the case in words, and each kernel's time."""
     # Words after the version and the machine: "cpu 2 threads avx512vnni int8 1536x384 m1 float32 own 0.001".
     words = key.split()[2:]
-    size = next(place for place, word in enumerate(words) if SIZE.fullmatch(word))
+    sizes = [place for place, word in enumerate(words) if SIZE.fullmatch(word)]
+    if not sizes:
+        raise ValueError("no size is named")
+    size = sizes[0]
     candidates = [
         schemas.Candidate(name=one["name"], seconds=one["seconds"], correct=one.get("refused") in (None, ""))
         for one in value

@@ -50,7 +50,7 @@ async def load(asked: schemas.LoadModelRequest, request: Request) -> schemas.Loa
     service: State = request.app.state.service
     began = time.perf_counter()
     slot = await service.models.load(asked.model, asked.job, asked.device, asked.quantization)
-    service.tell_others()
+    service.tell_others(slot)
     info = slot.info(default=True)
     facts = await asyncio.to_thread(get_device_info)
     return schemas.LoadModelAnswer(

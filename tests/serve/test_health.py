@@ -1,0 +1,168 @@
+"""Health, metrics, devices, the doctor, the page, the API's own documentation."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from anytorch import __version__
+from anytorch.serve.app import create_app
+from anytorch.serve.options import ServeOptions
+
+
+def test_readyz_is_red_until_the_model_is_loaded() -> None:
+    async def run() -> None:
+        app = create_app(ServeOptions(forecast=False, threads=1))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            before = await client.get("/v1/readyz")
+            assert before.status_code == 503 and before.json()["status"] == "starting"
+            assert (await client.get("/v1/healthz")).status_code == 503
+            async with app.router.lifespan_context(app):
+                # A request that comes before the model is there waits for it.
+                assert (await client.post("/v1/embeddings", json={"input": "x"})).status_code == 200
+                after = await client.get("/v1/readyz")
+                assert after.status_code == 200 and after.json()["status"] == "ready"
+
+    asyncio.run(run())
+
+
+def test_what_health_says(service: Any) -> None:
+    health = service.client.get("/v1/readyz").json()
+    assert health["device"] == "cpu" and health["device_warning"] is None
+    assert health["versions"]["anytorch"] == __version__ and health["versions"]["python"]
+    (model,) = health["models"]["embeddings"]
+    assert model["id"] == "all-MiniLM-L6-v2" and model["loaded"] and model["default"]
+    assert model["dim"] == 384 and model["max_length"] == 256
+    assert health["models"]["text"] == [] and health["uptime_seconds"] > 0
+
+
+def test_a_model_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        app = create_app(ServeOptions(forecast=False))
+
+        def broken(_: Any) -> Any:
+            raise RuntimeError("the disk is on fire")
+
+        app.state.service.models._build = broken
+        async with (
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
+            app.router.lifespan_context(app),
+        ):
+            for _ in range(200):
+                health = (await client.get("/v1/readyz")).json()
+                if health["status"] != "starting":
+                    break
+                await asyncio.sleep(0.01)
+            assert health["status"] == "failed" and "the disk is on fire" in health["detail"]
+
+    asyncio.run(run())
+
+
+def test_metrics_count_what_happened(serve: Callable[..., Any]) -> None:
+    service = serve()
+    for _ in range(3):
+        service.client.post("/v1/embeddings", json={"input": ["one", "two"]})
+    service.client.post("/v1/embeddings", content=b"{")
+    service.client.get("/no/such/path/1")
+    service.client.get("/no/such/path/2")
+    answer = service.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    def value(name: str, **labels: str) -> float:
+        told = ",".join(f'{key}="{word}"' for key, word in sorted(labels.items()))
+        found = re.search(rf"^{name}{re.escape('{' + told + '}') if told else ''} (\S+)$", answer.text, re.M)
+        assert found, f"{name} {labels} is not in\n{answer.text}"
+        return float(found[1])
+
+    assert value("anytorch_requests_total", route="/v1/embeddings", status="200") == 3
+    assert value("anytorch_requests_total", route="/v1/embeddings", status="400") == 1
+    assert value("anytorch_requests_total", route="other", status="404") == 2  # one series for all that is not ours
+    assert value("anytorch_request_seconds_count", route="/v1/embeddings") == 4
+    assert value("anytorch_tokens_total", job="embeddings") == 3 * 6
+    assert value("anytorch_batch_texts_sum") == 6 and value("anytorch_batch_tokens_sum") == 18
+    assert value("anytorch_compute_seconds_count") == 3 and value("anytorch_queue_seconds_count") == 3
+    assert value("anytorch_tokenize_seconds_count") == 3
+    assert value("anytorch_queue_requests", model="all-MiniLM-L6-v2") == 0
+    assert value("anytorch_memory_bytes", device="cpu") > 10_000_000
+    assert value("anytorch_model_loaded", device="cpu", job="embeddings", model="all-MiniLM-L6-v2") == 1
+
+
+def test_devices_are_listed_with_their_reasons(service: Any) -> None:
+    document = service.client.get("/v1/devices").json()
+    cpu = next(device for device in document["devices"] if device["id"] == "cpu")
+    assert cpu["usable"] and cpu["memory"]["total"] > cpu["memory"]["used"] > 0
+    absent = [device for device in document["devices"] if device["state"] == "absent"]
+    assert absent and all(device["reasons"] for device in absent)
+    live = service.client.get("/v1/devices/live").json()["devices"]
+    assert next(one for one in live if one["id"] == "cpu")["memory"]["total"] == cpu["memory"]["total"]
+
+
+def test_the_doctor_s_pages(service: Any) -> None:
+    for finding in service.client.get("/v1/doctor").json()["findings"]:
+        assert finding["severity"] in ("error", "warning", "note") and finding["title"]
+    page = service.client.get("/v1/doctor/cpu-only-wheel")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/markdown")
+    assert service.client.get("/v1/doctor/no-such-thing").status_code == 404
+
+
+def test_the_page_s_files(service: Any) -> None:
+    page = service.client.get("/")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    again = service.client.get("/", headers={"If-None-Match": page.headers["etag"]})
+    assert again.status_code == 304 and not again.content
+    assert service.client.head("/").status_code == 200
+    for name in re.findall(r'(?:src|href)="(web/[^"#]+)', page.text):
+        assert service.client.get(f"/{name}").status_code == 200, name
+    assert not re.search(r'(?:src|href)="(?:https?:)?//', page.text), "the page loads something from elsewhere"
+
+
+def test_a_service_without_its_page(serve: Callable[..., Any]) -> None:
+    assert serve(page=False).client.get("/").status_code == 404
+
+
+def test_the_api_documents_itself(service: Any) -> None:
+    document = service.client.get("/openapi.json").json()
+    wanted = {
+        "/v1/readyz", "/v1/healthz", "/v1/devices", "/v1/devices/live", "/v1/doctor", "/v1/embeddings", "/v1/similarity",
+        "/v1/search", "/v1/forecast", "/v1/completions", "/v1/chat/completions", "/v1/benchmark", "/v1/benchmark/runs",
+        "/v1/graphs", "/v1/models", "/api/models", "/api/load-model", "/metrics",
+    }  # fmt: skip
+    assert wanted <= document["paths"].keys()
+    names = set(re.findall(r"#/components/schemas/(\w+)", service.client.get("/openapi.json").text))
+    assert names <= document["components"]["schemas"].keys(), "a schema is named and not there"
+    page = service.client.get("/docs")
+    assert all(path in page.text for path in wanted) and "<script" not in page.text and "http" not in page.text
+
+
+def test_graphs_may_be_none(service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
+    assert service.client.get("/v1/graphs").json() == {"graphs": []}
+    (tmp_path / "quant-kernels.json").write_text("{")
+    assert service.client.get("/v1/graphs").json() == {"graphs": []}
+
+
+def test_graphs_show_what_was_measured(service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from anytorch.cache import Store
+
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
+    measured = [
+        {"name": "slow", "seconds": 0.004, "refused": ""},
+        {"name": "quick", "seconds": 0.001, "refused": ""},
+        {"name": "wrong", "seconds": 0.0005, "refused": "rounds its inputs"},
+    ]
+    Store("quant-kernels").put("0.1.0 machine cpu 2 threads avx2 int8 1536x384 m1 float32 own 0.001", measured)
+    Store("quant-kernels").put("0.1.0 odd", measured)
+    why = "the fastest for 235 mixed tokens: rows 88.91 ms, one-by-one 65.38 ms"
+    Store("encoders").put("abc", {"dtype": "float32", "layout": "one-by-one", "graphs": False, "why": why})
+    Store("webgpu-matmul").put("Card", {"float32 k 1x64x64x64": {"schedule": {"tile_m": 8}, "splits": 2}})
+    product, encoder, matmul = service.client.get("/v1/graphs").json()["graphs"]
+    assert product["speedup"] == 4 and product["device"] == "cpu" and "int8" in product["title"]
+    assert [one["name"] for one in product["candidates"] if one["chosen"]] == ["quick"]
+    assert encoder["speedup"] == 1.36 and [c["name"] for c in encoder["candidates"]] == ["rows", "one-by-one"]
+    assert "tile_m 8, 2 splits" in matmul["candidates"][0]["name"]

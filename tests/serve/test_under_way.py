@@ -1,0 +1,177 @@
+"""Requests on their way: deadlines, clients that leave, a full queue, draining, swapping models under traffic."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+
+def ask(service: Any, text: str = "x", **options: Any) -> httpx.Response:
+    response: httpx.Response = service.client.post("/v1/embeddings", json={"input": text}, **options)
+    return response
+
+
+def until(happens: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, f"waited for {what}"
+        time.sleep(0.005)
+
+
+def post(service: Any, body: bytes, path: str = "/v1/embeddings") -> socket.socket:
+    """A request on a connection of its own, whose answer nobody reads."""
+    made = socket.create_connection(("127.0.0.1", service.port), timeout=20)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/json\r\n\r\n"
+    made.sendall(head.encode() + body)
+    return made
+
+
+@pytest.fixture
+def held(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> Any:
+    """A service whose engine is busy with a first request until the gate is opened."""
+    service = serve(max_waiting_tokens=40)
+    service.gate = gate(service)
+    service.pool = ThreadPoolExecutor(16)
+    service.first = service.pool.submit(ask, service, "first")
+    assert service.gate.waiting.wait(10)
+    yield service
+    service.gate.open.set()
+    service.pool.shutdown()
+
+
+def test_a_deadline_is_kept_while_the_engine_is_busy(held: Any) -> None:
+    began = time.monotonic()
+    answer = ask(held, "late", headers={"X-Request-Timeout": "0.2"})
+    assert answer.status_code == 504 and answer.json()["type"].endswith(":deadline")
+    assert time.monotonic() - began < 5
+    similar = held.client.post("/v1/similarity", json={"a": ["x"]}, headers={"X-Request-Timeout": "0.2"})
+    assert similar.status_code == 504
+    held.gate.open.set()
+    assert held.first.result().status_code == 200
+    until(lambda: held.embedding.queue.stats.waiting_requests == 0, "the late ones to be taken out")
+    assert held.gate.batches == 1, "a request whose time was up was computed all the same"
+
+
+def test_a_full_queue_says_when_to_come_again(held: Any) -> None:
+    waiting = [held.pool.submit(ask, held, "one two three four five six") for _ in range(5)]
+    until(lambda: held.embedding.queue.stats.waiting_tokens > 30, "the queue to fill")
+    answer = ask(held, "one two three four five six seven eight")
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["type"].endswith(":queue-full") and answer.json()["error"]["type"] == "rate_limit_error"
+    held.gate.open.set()
+    assert {one.result().status_code for one in waiting} == {200}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/embeddings", b'{"input":"gone"}'), ("/v1/similarity", b'{"a":["gone"]}')]
+)
+def test_a_client_that_leaves_is_not_computed_for(held: Any, path: str, body: bytes) -> None:
+    connection = post(held, body, path)
+    until(lambda: held.embedding.queue.stats.waiting_requests == 1, "the request to wait")
+    connection.close()
+    until(lambda: held.app.guard.under_way == 1, "the service to notice")
+    held.gate.open.set()
+    assert held.first.result().status_code == 200
+    until(lambda: held.embedding.queue.stats.cancelled == 1, "the queue to let it go")
+    assert held.gate.batches == 1
+    assert (
+        held.state.metrics.registry.get_sample_value("anytorch_requests_total", {"route": path, "status": "499"}) == 1
+    )
+
+
+def test_draining_finishes_what_is_under_way(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> None:
+    service = serve(drain_s=10, drain_delay_s=0.3)
+    closed = gate(service)
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(ask, service, f"text {n}") for n in range(3)]
+        assert closed.waiting.wait(10)
+        until(lambda: service.app.guard.under_way == 3, "three requests")
+        service.drain()
+        with httpx.Client(base_url=service.url) as other:
+            unready = other.get("/v1/readyz")
+            assert unready.status_code == 503 and unready.json()["status"] == "draining"
+            assert other.get("/v1/healthz").status_code == 200
+        until(lambda: service.server.should_exit, "the delay to pass")
+        time.sleep(0.3)
+        assert service.thread.is_alive(), "it ended with requests under way"
+        closed.open.set()
+        assert {one.result().status_code for one in waiting} == {200}
+    service.thread.join(10)
+    assert not service.thread.is_alive()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", service.port), timeout=2)
+
+
+def test_a_model_is_swapped_without_a_lost_request(serve: Callable[..., Any]) -> None:
+    service = serve()
+    stop = threading.Event()
+    statuses: list[int] = []
+
+    def hammer(number: int) -> None:
+        with httpx.Client(base_url=service.url, timeout=30) as client:
+            while not stop.is_set():
+                answer = client.post("/v1/embeddings", json={"input": f"text {number}"})
+                statuses.append(answer.status_code)
+
+    first = service.embedding
+    threads = [threading.Thread(target=hammer, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for quantization in ("int8", None, "int8"):
+            body = {"model": "all-MiniLM-L6-v2", "quantization": quantization, "device": "cpu"}
+            answer = service.client.post("/api/load-model", json=body)
+            assert answer.status_code == 200, answer.text
+            document = answer.json()
+            assert document["model"]["quantization"] == quantization and document["device"] == "cpu"
+            assert document["device_info"]["device_type"] == "cpu" and document["model"]["default"]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+    assert set(statuses) == {200} and len(statuses) > 4
+    assert service.embedding is not first
+    until(lambda: first.queue._closing, "the first engine to be closed")
+    assert [info["id"] for info in service.client.get("/v1/readyz").json()["models"]["embeddings"]] == [
+        "all-MiniLM-L6-v2"
+    ]
+
+
+def test_a_swap_lets_the_old_engine_finish(held: Any) -> None:
+    old = held.embedding
+    assert held.client.post("/api/load-model", json={"model": "all-MiniLM-L6-v2"}).status_code == 200
+    assert held.embedding is not old
+    assert ask(held, "on the new engine").status_code == 200  # the old one is still held
+    assert not old.queue._closing, "closed with a request under way"
+    held.gate.open.set()
+    assert held.first.result().status_code == 200
+    until(lambda: old.queue._closing, "the old engine to be closed")
+
+
+def test_healthz_is_red_when_an_engine_hangs(held: Any) -> None:
+    assert held.client.get("/v1/healthz").status_code == 200
+    held.embedding.queue.stuck = lambda: "a batch has not come back for 121 s"
+    for path in ("/v1/healthz", "/v1/readyz"):
+        answer = held.client.get(path)
+        assert answer.status_code == 503 and answer.json()["status"] == "failed"
+        assert "121 s" in answer.json()["detail"]
+
+
+def test_more_requests_than_may_be_under_way(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> None:
+    service = serve(max_connections=2)
+    closed = gate(service)
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(ask, service) for _ in range(2)]
+        until(lambda: service.app.guard.under_way == 2, "two requests")
+        answer = ask(service)
+        assert answer.status_code == 503 and answer.json()["type"].endswith(":busy")
+        closed.open.set()
+        assert {one.result().status_code for one in waiting} == {200}
