@@ -27,6 +27,7 @@ from typing import Any
 import malformed
 import numpy as np
 from load import Run, Server, client_program, free_port, request_bytes, run_client, write_requests
+from serve_report import bad_day, write_docs
 
 from serve import commit, machine, mixed_texts, say
 
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument(
         "--text-model", type=Path, help="a causal language model, so that completions are attacked, too"
     )
+    parser.add_argument("--docs", action="store_true", help="also write the paragraph in docs/benchmarks.md")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     port = free_port()
@@ -174,6 +176,8 @@ def main() -> None:
         report["log_tail"] = server.log.read_text()[-2000:]
     options.output.write_text(json.dumps(report, indent=1) + "\n")
     show(report)
+    if options.docs:
+        write_docs("bench/serve_load.py", bad_day(report))
 
 
 def show(report: dict[str, Any]) -> None:

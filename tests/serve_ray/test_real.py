@@ -138,7 +138,7 @@ def test_a_job_and_the_service_on_a_local_cluster(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_that_was_killed_goes_on(tmp_path: Path) -> None:
     """kill -9 of the driver of `anytorch embed --ray`, then the same command again."""
-    write_source(tmp_path / "in.parquet", 60_000)
+    write_source(tmp_path / "in.parquet", 14_000)
     import pyarrow.compute as pc
 
     table = pq.read_table(tmp_path / "in.parquet")
@@ -187,23 +187,22 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         "--no-forecast",
         "--json",
     ]
-    server = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        text = ""
-        while not text.endswith("}\n"):
-            line = server.stdout.readline()
-            assert line, server.stderr.read() if server.stderr else ""
-            text += line
-        started = json.loads(text)
-        assert started["workers"] == 1 and started["models"]["embeddings"]
-        assert ask(started["url"] + "/v1/readyz")["status"] == "ready"
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as server:
+        try:
+            text = ""
+            while not text.endswith("}\n"):
+                line = server.stdout.readline()
+                assert line, "it ended before it was ready"
+                text += line
+            started = json.loads(text)
+            assert started["workers"] == 1 and started["models"]["embeddings"]
+            assert ask(started["url"] + "/v1/readyz")["status"] == "ready"
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        finally:
+            if server.poll() is None:
+                server.kill()
 
 
 def ask(url: str) -> Any:

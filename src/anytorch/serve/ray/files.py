@@ -184,8 +184,8 @@ def _encode_rest(
 
 
 def _results(ray: Any, job: Job, share: Share, numbers: list[int]) -> Iterator[dict[str, Any]]:
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # after the import, which sets it
     context.enable_progress_bars = False
     context.enable_operator_progress_bars = False
     workers = min(share.count, len(numbers))
