@@ -101,6 +101,16 @@ test("the candle scene draws a history alone, and only the part asked for", () =
   assert.ok(!scene.shapes.some((shape) => shape.fill === "--forecast"));
 });
 
+test("the tags of the last close and of the median never cover each other or a number of the axis", () => {
+  const near = { ...QUANTILES, 0.5: { close: [2.5, 2.5] } };
+  const { shapes } = candleScene({ history: HISTORY, forecast: AHEAD, quantiles: near }, { width: 600, height: 400 });
+  const tags = shapes.filter((shape) => shape.rect && shape.radius === 4).map((shape) => shape.rect[1]);
+  assert.equal(tags.length, 2);
+  assert.ok(Math.abs(tags[0] - tags[1]) >= 18);
+  const numbers = shapes.filter((shape) => shape.text && shape.at[0] > 540 && !shape.weight).map((shape) => shape.at[1] - 4);
+  assert.ok(numbers.length > 1 && numbers.every((y) => tags.every((tag) => y < tag - 5 || y > tag + 23)));
+});
+
 test("rising and falling candles differ in more than colour", () => {
   const { shapes } = candleScene({ history: HISTORY }, { width: 600, height: 400 });
   const bodies = shapes.filter((shape) => shape.rect && shape.stroke);

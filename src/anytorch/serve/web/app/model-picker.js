@@ -7,7 +7,10 @@ import { compact, duration, grouped } from "./format.js";
 import { problemBox, warningBox } from "./notices.js";
 import { refreshState } from "./service-state.js";
 
-/** {element, model(): id or undefined, refresh()}. `onChange(models)` is called when the list is known or has changed. */
+/**
+ * {element, model(): id or undefined, refresh()}. `onChange(models)` is called when the list is known or has changed.
+ * Embedding and forecasting models load by themselves at the first request; a text model only when somebody says so.
+ */
 export function modelPicker(job, onChange = () => {}) {
   const place = el("div", { class: "model" });
   let current;
@@ -16,8 +19,9 @@ export function modelPicker(job, onChange = () => {}) {
     const loaded = models.find((model) => model.loaded && model.default) ?? models.find((model) => model.loaded);
     current = loaded?.id;
     place.replaceChildren();
-    if (models.length > 1 || (models.length && !loaded)) place.append(choice(models, loaded));
-    if (loaded) place.append(line(loaded));
+    const waits = !loaded && models.length === 1 && job !== "text" ? models[0] : null;
+    if (models.length > 1 || (models.length && !loaded && !waits)) place.append(choice(models, loaded));
+    if (loaded ?? waits) place.append(line(loaded ?? waits));
     if (loaded?.device_warning) place.append(warningBox(el("p", { text: loaded.device_warning })));
     onChange(models);
   };
@@ -63,11 +67,12 @@ export function modelPicker(job, onChange = () => {}) {
 
 function line(model) {
   const parts = [
+    model.loaded ? null : "is loaded at the first request",
     model.device,
     model.quantization ?? model.dtype,
     model.parameters ? `${compact(model.parameters)} parameters` : null,
     model.dim ? `${model.dim} dimensions` : null,
-    model.max_length ? `${grouped(model.max_length)} tokens` : null,
+    model.max_length ? `${grouped(model.max_length)} ${model.job === "forecast" ? "bars" : "tokens"} at once` : null,
   ];
   return el(
     "p",

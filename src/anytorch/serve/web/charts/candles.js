@@ -56,8 +56,11 @@ export function candleScene(answer, { width, height, shown = Infinity, paths = f
   const y = linear(extent(seen, 0.04), [plot.bottom, plot.top]);
   const axis = ticks(y.domain[0], y.domain[1], Math.max(3, Math.round((plot.bottom - plot.top) / 56)));
 
+  // The last close and the end of the median are tagged on the axis, one above the other if they are close.
+  const tags = tagsOf(last(past)?.close, ahead.length ? last(median) : undefined, y);
+
   const shapes = [
-    ...priceAxis(axis, y, plot),
+    ...priceAxis(axis, y, plot, tags),
     ...timeAxis(bars, x, plot, width),
     ...(hasVolume ? volumeBars(bars, x, pitch, plot) : []),
     ...(ahead.length ? todayLine(x(past.length - 1) + pitch / 2, plot) : []),
@@ -79,13 +82,8 @@ export function candleScene(answer, { width, height, shown = Infinity, paths = f
     shapes.push({ path: linePath(joined(median)), stroke: "--forecast", width: 2.2 });
     const end = [x(bars.length - 1), y(last(median))];
     shapes.push({ circle: [...end, 3.2], fill: "--forecast", stroke: "--surface", width: 1.5 });
-    shapes.push(...priceTag(last(median), y, plot, axis.step, "--forecast", "--on-forecast"));
   }
-  if (past.length) {
-    const now = last(past).close;
-    const far = !ahead.length || Math.abs(y(now) - y(last(median))) > 18;
-    if (far) shapes.push(...priceTag(now, y, plot, axis.step, "--ink-soft", "--surface"));
-  }
+  for (const tag of tags) shapes.push(...priceTag(tag, plot, axis.step));
 
   return {
     shapes,
@@ -114,11 +112,13 @@ function barsOf(series, first) {
   }));
 }
 
-function priceAxis({ marks, step }, y, plot) {
-  return marks.flatMap((value) => [
-    { line: [plot.left, round(y(value)), plot.right, round(y(value))], stroke: "--grid" },
-    { text: price(value, step), at: [plot.right + 8, round(y(value)) + 4], fill: "--ink-soft", size: 11 },
-  ]);
+function priceAxis({ marks, step }, y, plot, tags) {
+  return marks.flatMap((value) => {
+    const at = round(y(value));
+    const line = { line: [plot.left, at, plot.right, at], stroke: "--grid" };
+    if (tags.some((tag) => Math.abs(tag.at - at) < 15)) return [line]; // the tag would stand on it
+    return [line, { text: price(value, step), at: [plot.right + 8, at + 4], fill: "--ink-soft", size: 11 }];
+  });
 }
 
 function timeAxis(bars, x, plot, width) {
@@ -188,11 +188,26 @@ function candleShapes(bars, x, y, pitch) {
   });
 }
 
-function priceTag(value, y, plot, step, fill, ink) {
+const TAG = 18; // its height
+
+function tagsOf(now, then, y) {
+  const tags = [];
+  if (now !== undefined) tags.push({ value: now, at: y(now), fill: "--ink-soft", ink: "--surface" });
+  if (then !== undefined) tags.push({ value: then, at: y(then), fill: "--forecast", ink: "--on-forecast" });
+  if (tags.length === 2 && Math.abs(tags[0].at - tags[1].at) < TAG + 1) {
+    const [upper, lower] = tags[0].at <= tags[1].at ? tags : [tags[1], tags[0]];
+    const middle = (upper.at + lower.at) / 2;
+    upper.at = middle - (TAG + 1) / 2;
+    lower.at = middle + (TAG + 1) / 2;
+  }
+  return tags;
+}
+
+function priceTag({ value, at, fill, ink }, plot, step) {
   const text = price(value, step / 10);
-  const at = round(y(value));
+  at = round(at);
   return [
-    { rect: [plot.right + 2, at - 9, 54, 18], fill, radius: 4 },
+    { rect: [plot.right + 2, at - TAG / 2, 54, TAG], fill, radius: 4 },
     { text, at: [plot.right + 8, at + 4], fill: ink, size: 11, weight: 600 },
   ];
 }

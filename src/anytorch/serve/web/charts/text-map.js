@@ -35,8 +35,19 @@ export function placeLabels(points, widths, { width, height = 15 }) {
 
 /** `onPick(index | null)` hears which text is pointed at. Gives {element, highlight(index), found(hits)}. */
 export function textMap(points, similarity, texts, onPick) {
-  const drawing = svg("svg", { class: "drawing", role: "presentation" });
-  const frame = el("div", { class: "chart map" }, drawing);
+  const drawing = svg("svg", { class: "drawing", "aria-hidden": "true" });
+  // One stop for the Tab key, arrows inside: two hundred texts must not be two hundred stops.
+  const frame = el(
+    "div",
+    {
+      class: "chart map",
+      tabindex: "0",
+      role: "group",
+      "aria-roledescription": "map",
+      "aria-label": `${texts.length} texts on a plane. Arrow keys read one text after another.`,
+    },
+    drawing,
+  );
   const readout = el("p", { class: "readout two", role: "status" });
   let places = [];
   let dots = [];
@@ -62,7 +73,7 @@ export function textMap(points, similarity, texts, onPick) {
     drawing.setAttribute("height", height);
     lines = svg("g");
     dots = places.map(([px, py], at) => {
-      const group = svg("g", { class: "dot", tabindex: "0", role: "img", "aria-label": `Text ${at + 1}: ${shorten(texts[at], 120)}` });
+      const group = svg("g", { class: "dot" });
       group.append(svg("circle", { class: "reach", cx: px, cy: py, r: 14 }), svg("circle", { cx: px, cy: py, r: 5.5 }));
       if (sides[at]) {
         const right = sides[at] === "right";
@@ -70,8 +81,6 @@ export function textMap(points, similarity, texts, onPick) {
       }
       group.addEventListener("pointerenter", () => onPick(at));
       group.addEventListener("pointerleave", () => onPick(null));
-      group.addEventListener("focus", () => onPick(at));
-      group.addEventListener("blur", () => onPick(null));
       return group;
     });
     drawing.replaceChildren(...grid(width, height), lines, ...dots);
@@ -100,6 +109,14 @@ export function textMap(points, similarity, texts, onPick) {
     );
   };
 
+  frame.addEventListener("blur", () => onPick(null));
+  frame.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const from = lit ?? (step > 0 ? -1 : 0);
+    onPick((from + step + texts.length) % texts.length);
+  });
   onWidth(frame, draw);
   return {
     element: el("div", { class: "map-view" }, frame, readout),

@@ -48,7 +48,7 @@ export function forecastPanel(section) {
     else results.replaceChildren();
   };
   useSample.addEventListener("click", () => {
-    choose({ sample: true }, "sample", "The sample: candles made by a random walk, no market’s");
+    choose({ sample: true }, "sample", "The sample: made-up candles, of no real market");
     form.requestSubmit();
   });
 
@@ -60,7 +60,7 @@ export function forecastPanel(section) {
     el("div", { class: "fields" }, horizon.element, samples.element, seed.element, temperature.element, topP.element),
     el("div", { class: "actions" }, start, picker.element),
   );
-  choose({ sample: true }, "sample", "The sample: candles made by a random walk, no market’s");
+  choose({ sample: true }, "sample", "The sample: made-up candles, of no real market");
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const body = {
@@ -77,6 +77,7 @@ export function forecastPanel(section) {
     const answer = await busyWith(start, problems, () => post("v1/forecast", body));
     if (!answer) return;
     results.replaceChildren(...views(answer, sourceName));
+    picker.refresh(); // the first request may have loaded the model
     announce(`Forecast of ${plural(answer.forecast.close.length, "bar")} on ${answer.device} in ${duration(answer.seconds)}`);
   });
 
