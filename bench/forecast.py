@@ -241,6 +241,7 @@ def ours_side(case: dict[str, Any]) -> dict[str, Any]:
         kept = predictor.decoder().kept
         found["recorded"] = kept is not None and kept.recorder is not None and bool(kept.recorder.recordings)
         found["recording_failed"] = "" if kept is None or kept.recorder is None else kept.recorder.failed
+        found["no_kernels"] = "nothing is recorded" if kept is None else kept.no_kernels
         found["parts_s"] = parts_of(
             predictor, lambda: predictor.paths([series], sampler, case["samples"], rolling=rolling, seed=SEED)
         )
@@ -265,6 +266,7 @@ def parts_of(predictor: Any, work: Any) -> dict[str, float]:
     import anytorch
     from anytorch.engines.forecast.cache import Cache
     from anytorch.engines.forecast.generate import Run
+    from anytorch.engines.forecast.rolled import RolledSteps
     from anytorch.engines.forecast.static import StaticSteps
     from anytorch.engines.forecast.tokens import Codec
 
@@ -293,7 +295,10 @@ def parts_of(predictor: Any, work: Any) -> dict[str, float]:
             (Codec, "decode"),
             (Cache, "prefill"),
             (StaticSteps, "run"),
+            (RolledSteps, "prepare"),
+            (RolledSteps, "run"),
             (Run, "__init__"),
+            (Run, "first"),
             (Run, "recomputed"),
             (Run, "next"),
         )

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
-from anytorch.engines.forecast import chunks, static
+from anytorch.engines.forecast import chunks, rolled, static
 from anytorch.engines.forecast import predictor as predictor_module
 from anytorch.engines.forecast.chunks import Chunk, split
 from anytorch.engines.forecast.inputs import read_series
 from anytorch.engines.forecast.predictor import decode_windows
-from anytorch.engines.forecast.sampling import Sampler
+from anytorch.engines.forecast.sampling import Noise, Sampler, exponential, exponential_from_uniform
 from anytorch.errors import InputError
 
 SAMPLER = Sampler(0.9, 0, 0.9)
@@ -81,6 +81,63 @@ def test_steps_of_fixed_shapes(minutes: Any, mixed: Any, predictor: Any, rolling
         same(made.paths(several, sampler, 2, rolling=rolling, seed=9), wanted)
 
 
+@pytest.mark.parametrize("own_rows", [64, 8])
+def test_full_windows_prepared_together(
+    minutes: Any, predictor: Any, own_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several rolled steps' histories in one pass, then steps of fixed shapes; also when they need several recordings."""
+    monkeypatch.setattr(rolled, "OWN_ROWS", own_rows)
+    prepared: list[int] = []
+    prepare = rolled.RolledSteps.prepare
+
+    def spy(self: Any, history: Any, lengths: Any, step: int, count: int) -> None:
+        prepared.append(count)
+        prepare(self, history, lengths, step, count)
+
+    monkeypatch.setattr(rolled.RolledSteps, "prepare", spy)
+    made = predictor("b", max_context=40)
+    for lengths, samples, sampler, most in (
+        ((20,), 3, SAMPLER, 16),
+        ((20, 13), 2, SAMPLER, 12),
+        ((50,), 1, SAMPLER, 16),
+        ((38, 38), 1, Sampler(1.0, 1, 1.0), 13),  # 1024 rows at once
+    ):
+        several = [series_of(minutes, slice(at, at + length), 44) for at, length in enumerate(lengths)]
+        made.static = ""
+        wanted = made.paths(several, sampler, samples, seed=5)
+        assert not prepared
+        made.static = "plain"
+        for _ in range(2):  # the second time with the memory of the first
+            same(made.paths(several, sampler, samples, seed=5), wanted)
+        assert max(prepared) == min(most, own_rows)
+        prepared.clear()
+
+
+def test_windows_that_are_too_much_are_not_prepared(predictor: Any) -> None:
+    decoder = predictor("b").decoder()
+
+    def planned(lengths: list[int], step: int, limit: int = 32768, pred_len: int = 120) -> Any:
+        return rolled.plan_rolled(decoder, lengths, 20, 512, pred_len, step, limit, SAMPLER)
+
+    shape = planned([400], 113)
+    assert (shape.windows, shape.shared_rows, shape.own_rows) == (7, 399, 119)
+    assert planned([400], 114) == shape, "one recording for all of them"
+    assert planned([400], 118) is None, "two steps are left"
+    assert planned([400] * 20, 113) is None, "47,600 own rows"
+    assert planned([400], 113, limit=2500) is not None and planned([400], 113, limit=2000) is None
+    assert planned([400], 505, pred_len=600).own_rows == 511 and planned([400], 511, pred_len=600) is None
+
+
+def test_noise_from_uniform_numbers() -> None:
+    """What a device makes of them are the numbers the host would have drawn."""
+    assert exponential_from_uniform()
+    wanted, found = (Noise.seeded(3, 4, (64, 32)).steps(torch.tensor([0, 2]), uniform) for uniform in (False, True))
+    for _, one, other in zip(range(3), wanted, found, strict=False):
+        for a, b in zip(one, other, strict=True):
+            assert b.dtype == torch.float64
+            torch.testing.assert_close(exponential(b), a, rtol=0, atol=0)
+
+
 class FakeRecorder:
     """Runs the work as a recorder does: twice to warm up, once for the recording, then with every replay."""
 
@@ -108,10 +165,12 @@ def test_recording_leaves_no_trace(minutes: Any, predictor: Any, monkeypatch: py
     histories = [[series_of(minutes, slice(start, start + 36), 40)] for start in (0, 9)]
     wanted = [made.paths(one, SAMPLER, 3, seed=9) for one in histories]
     monkeypatch.setattr(static, "Recorder", FakeRecorder)
+    monkeypatch.setattr(rolled, "Recorder", FakeRecorder)
     made.static = "recorded"
     for one, answer in zip(histories, wanted, strict=True):
         same(made.paths(one, SAMPLER, 3, seed=9), answer)
     assert made.decoder().kept.recorder.replays == 1 + 2 * 28
+    assert made.decoder().kept_rolled.recorder.replays == 1 + 2 * 11
 
 
 @pytest.mark.slow

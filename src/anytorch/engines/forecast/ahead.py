@@ -10,6 +10,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from anytorch.engines.forecast.sampling import exponential
+
 Draws = Iterator[tuple[Tensor, Tensor]]
 WAITING = 3  # blocks that are made ahead
 
@@ -41,7 +43,8 @@ class Ahead:
     def take(self) -> tuple[Tensor, Tensor]:
         first, second = self.waiting.popleft().result()
         self._order()
-        return first.to(self.device, non_blocking=True), second.to(self.device, non_blocking=True)
+        first, second = (part.to(self.device, non_blocking=True) for part in (first, second))
+        return exponential(first), exponential(second)
 
     def __enter__(self) -> Ahead:
         return self

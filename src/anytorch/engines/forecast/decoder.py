@@ -42,7 +42,9 @@ class Decoder:
         self.v_weight = cross.v_proj.weight.data.view(cross.heads, cross.head_width, self.width)
         self.cross_scale = 1 / math.sqrt(cross.head_width)
         self.built_from = versions(model)
-        self.kept: Any = None  # what the next forecast of the same shape can use again (see generate.py)
+        # What the next forecast of the same shape can use again (see generate.py).
+        self.kept: Any = None
+        self.kept_rolled: Any = None
 
     def fits(self, model: Kronos) -> bool:
         """Is this still a picture of `model`? Training, loading and moving it make it none."""

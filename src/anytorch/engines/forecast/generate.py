@@ -19,7 +19,8 @@ from torch import Tensor
 from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.decoder import Decoder
-from anytorch.engines.forecast.sampling import Sampler
+from anytorch.engines.forecast.rolled import RolledSteps, plan_rolled
+from anytorch.engines.forecast.sampling import Sampler, exponential
 from anytorch.engines.forecast.static import FEWEST_STEPS, Shape, StaticSteps, blocks
 from anytorch.models.kronos.fused import per_sample, through_window
 
@@ -63,9 +64,10 @@ def generate(decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None
     with run.ahead or nullcontext():
         run.first()
         tick(1)
-        for step in range(1 + run.replayed(tick), plan.pred_len):
-            run.next(step)
-            tick(step + 1)
+        done = 1 + run.replayed(tick)
+        while done < plan.pred_len:
+            done += run.prepared(done) or run.next(done)
+            tick(done)
     return run.s1, run.s2
 
 
@@ -130,6 +132,30 @@ class Run:
         self.generated[:, :kept] = self.decoder.embed(s1[:, :kept], s2[:, :kept], time)
         return count
 
+    def prepared(self, step: int) -> int:
+        """The steps from this one on whose windows can be prepared together, if they can; → how many they were."""
+        plan, prompts, decoder = self.plan, self.prompts, self.decoder
+        series = len(prompts.lengths)
+        if not plan.static or step >= plan.max_context or self.rolled(step) < series:
+            return 0
+        shape = plan_rolled(
+            decoder, prompts.lengths, plan.samples, plan.max_context, plan.pred_len, step, plan.limit_rows, plan.sampler
+        )
+        if shape is None:
+            return 0
+        self.cache = None
+        if decoder.kept_rolled is None or decoder.kept_rolled.shape != shape:
+            decoder.kept_rolled = None  # its memory first
+            decoder.kept_rolled = RolledSteps(decoder, shape, plan.static == "recorded")
+        steps: RolledSteps = decoder.kept_rolled
+        count = steps.count(step)
+        steps.start(self.generated, step, prompts.future)
+        s1, s2 = steps.run(self.history, prompts.lengths, step, count, self.noise)
+        end = min(step + count, plan.pred_len - 1)
+        self.s1[:, step : step + count], self.s2[:, step : step + count] = s1, s2
+        self.generated[:, step:end] = steps.own[:, step:end]
+        return count
+
     def first(self) -> None:
         """The step after the prompts: all samples of a series have the same logits of s1."""
         assert self.cache is not None
@@ -140,7 +166,8 @@ class Run:
         s2_logits = self.cache.s2_logits(per_sample(last, self.plan.samples), s1, None)
         self.keep(0, s1, self.plan.sampler.draw(s2_logits, noise_2))
 
-    def next(self, step: int) -> None:
+    def next(self, step: int) -> int:
+        """One step of windows that grow, roll, or do both; → 1."""
         rolled = self.rolled(step)
         if rolled == len(self.prompts.lengths):
             self.cache = None  # nothing grows any more: its memory is free for the windows
@@ -164,6 +191,7 @@ class Run:
             logits.append(self.cache.s2_logits(last[of_rolled:], s1[of_rolled:], step - 1, rolled))
         s2_logits = torch.cat(logits) if len(logits) > 1 else logits[0]
         self.keep(step, s1, self.plan.sampler.draw(s2_logits, noise_2))
+        return 1
 
     def rolled(self, step: int) -> int:
         """How many series, from the first (the longest), have outgrown the window at this step."""
@@ -200,9 +228,8 @@ class Run:
         if self.ahead is not None:
             first, second = self.ahead.take()
             return first[0], second[0]
-        s1, s2 = next(self.draws)
-        device = self.decoder.device
-        return s1.to(device, non_blocking=True), s2.to(device, non_blocking=True)
+        s1, s2 = (part.to(self.decoder.device, non_blocking=True) for part in next(self.draws))
+        return exponential(s1), exponential(s2)
 
     def keep(self, step: int, s1: Tensor, s2: Tensor) -> None:
         self.s1[:, step], self.s2[:, step] = s1, s2

@@ -102,6 +102,7 @@ class KronosPredictor:
         caps = capable(self.device)
         self.static: Literal["", "plain", "recorded"] = "recorded" if caps.graphs else ""
         self.kernels = caps.triton
+        self.uniform_noise = "float64" in caps.dtypes and not memory_is_host(self.device)
 
     # --- the published calls -----------------------------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class KronosPredictor:
         with Progress(verbose, pred_len * len(chunks)) as progress:
             for number, chunk in enumerate(chunks):
                 prompts, rows = self._prompts(chunk, series, ids, samples)
-                draws = None if noise is None else noise.steps(rows)
+                draws = None if noise is None else noise.steps(rows, self.uniform_noise)
                 part = replace(plan, samples=chunk.last - chunk.first)
                 s1, s2 = generate(
                     decoder,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -85,13 +86,32 @@ class Noise:
             raise InputError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed!r}")
         return cls(torch.Generator().manual_seed(seed), rows, sizes)
 
-    def steps(self, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def steps(self, wanted: Tensor, uniform: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Noise for s1 and s2 of the rows `wanted` (int64), step by step, always from the first step.
 
         Every array is drawn whole: a part of the rows sees the same numbers whichever rows are computed with it.
+        `uniform` leaves the logarithm to the device: the arrays are float64, for `exponential`.
         """
+        uniform = uniform and exponential_from_uniform()
+        dtype = torch.float64 if uniform else torch.float32
         self.generator.set_state(self.start)
         everything = len(wanted) == self.rows and bool((wanted == torch.arange(self.rows)).all())
         while True:
-            s1, s2 = (torch.empty(self.rows, size).exponential_(1, generator=self.generator) for size in self.sizes)
+            s1, s2 = (torch.empty(self.rows, size, dtype=dtype) for size in self.sizes)
+            for part in (s1, s2):
+                part.uniform_(generator=self.generator) if uniform else part.exponential_(generator=self.generator)
             yield (s1, s2) if everything else (s1[wanted], s2[wanted])
+
+
+def exponential(noise: Tensor) -> Tensor:
+    """Noise as the sampler takes it, from what `Noise.steps` gave."""
+    return noise if noise.dtype == torch.float32 else (-torch.log1p(-noise)).float()
+
+
+@lru_cache(maxsize=1)
+def exponential_from_uniform() -> bool:
+    """Does this torch make an exponential number from one uniform double? Then the costly half need not be the host's."""
+    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
+    wanted = torch.empty(1000).exponential_(generator=first)
+    found = exponential(torch.empty(1000, dtype=torch.float64).uniform_(generator=second))
+    return torch.equal(found, wanted) and torch.equal(first.get_state(), second.get_state())

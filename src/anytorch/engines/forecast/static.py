@@ -2,8 +2,8 @@
 
 A step of one row per window is a few hundred tiny kernels; on a fast accelerator starting them takes several times as long
 as running them. Here the step's place is a tensor, ids go from one step to the next on the device, and the random numbers
-lie ready, so that a recording of one step is every step. Where our own kernels can be used (`kernel_step`), they are
-compared with torch's on the first row and then take over.
+lie ready, so that a recording of one step is every step. Where our own kernels can be used (`kernel_step`), the second
+forecast of a shape has them compiled and compares them with torch's on its first row; if they agree, they take over.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class StaticSteps:
         self.kernel_step: KernelStep | None = None
         self.no_kernels = why_not(decoder, rows) if shape.kernels else "not asked for"
         self.tried_kernels = bool(self.no_kernels)
+        self.runs = 0
 
     def run(
         self, s1: Tensor, s2: Tensor, future: Tensor, ahead: Ahead | None, tick: Callable[[int], None]
@@ -78,8 +79,10 @@ class StaticSteps:
 
         `ahead` gives the draws in the blocks of `blocks(steps)`; None for the greedy choice.
         """
-        if not self.tried_kernels:
+        # Compiling takes longer than a forecast: it pays where forecasts of this shape are made again.
+        if self.runs and not self.tried_kernels:
             self._try_kernels(s1, s2, future)
+        self.runs += 1
         if self.recorder is not None and not self.recorder.recordings and not self.recorder.failed:
             self._start(s1, s2, future)
             self.recorder.record("step", self._step)  # runs it, too: what that wrote is written again
@@ -131,6 +134,8 @@ class StaticSteps:
         if self.no_kernels:
             self.kernel_step = None
             log.warning("%s: torch's kernels instead of ours: %s", self.cache.decoder.device, self.no_kernels)
+        elif self.recorder is not None:
+            self.recorder.clear()  # of torch's kernels
 
     def _step(self) -> Tensor:
         """Add row `at`, generate row `at` + 1. No shape and no address depends on which step it is."""

@@ -1,0 +1,176 @@
+"""Steps of full windows, several prepared at once and recorded: for devices on which starting a kernel is what costs.
+
+A rolled step computes its window anew (see `generate`). The history's part of it does not depend on what is drawn, so
+that of many coming steps is known and goes through the model in one pass, which leaves its keys and values. A step then
+has only the own rows to compute. They are given fixed shapes: rows that are not there yet stand at the end, where causal
+attention does not look, and what is missing of the history is hidden by a bias; so one recording serves all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytorch.engines.forecast.cache import hidden
+from anytorch.engines.forecast.decoder import Decoder
+from anytorch.engines.forecast.sampling import Sampler
+from anytorch.models.encoders.graphs import Recorder
+from anytorch.models.kronos.fused import attend_masked, attend_whole, make_tables, per_sample, window_mask
+
+Draws = Callable[[], tuple[Any, Any]]  # the next step's noise for s1 and s2, if there is any
+
+FEWEST_STEPS = 3  # fewer are not worth preparing
+OWN_ROWS = 64  # own rows are rounded up to a multiple of these: so many steps share a recording
+MOST_WINDOWS = 16  # of each series, prepared at once
+MOST_NBYTES = 2**28  # for their keys and values
+
+
+@dataclass(frozen=True)
+class RolledShape:
+    """What a recording is good for."""
+
+    series: int
+    samples: int
+    max_context: int
+    pred_len: int
+    windows: int  # prepared at once
+    shared_rows: int  # of history, at most
+    own_rows: int
+    sampler: Sampler
+
+
+def plan_rolled(
+    decoder: Decoder, lengths: Sequence[int], samples: int, max_context: int, pred_len: int, step: int, limit_rows: int,
+    sampler: Sampler,
+) -> RolledShape | None:  # fmt: skip
+    """How the steps around `step` are prepared; None where that does not pay or does not fit.
+
+    The answer is the same for all steps that share a recording.
+    """
+    series, whole = len(lengths), step // OWN_ROWS * OWN_ROWS
+    own_rows = min(pred_len - 1, whole + OWN_ROWS - 1)
+    first = max(whole, max_context - min(lengths) + 1)  # the first of these steps at which all windows are full
+    last = min(own_rows, max_context - 1)  # the last at which there is a row of history
+    shared_rows = max_context - first
+    if last - step + 1 < FEWEST_STEPS or series * samples * own_rows > limit_rows:
+        return None
+    nbytes = series * shared_rows * decoder.width * (2 * len(decoder.blocks) + 1) * decoder.norm.element_size()
+    windows = min(MOST_WINDOWS, last - first + 1, limit_rows // (series * shared_rows), MOST_NBYTES // nbytes)
+    if windows < 2:
+        return None
+    return RolledShape(series, samples, max_context, pred_len, windows, shared_rows, own_rows, sampler)
+
+
+class RolledSteps:
+    """Prepared windows of all series, and the step over their own rows."""
+
+    def __init__(self, decoder: Decoder, shape: RolledShape, record: bool) -> None:
+        self.decoder, self.shape = decoder, shape
+        rows, device = shape.series * shape.samples, decoder.device
+        kind: Any = {"device": device, "dtype": decoder.dtype}
+        layers, heads, head_width, width = len(decoder.blocks), decoder.heads, decoder.head_width, decoder.width
+        places = (shape.windows, shape.series, heads, shape.shared_rows, head_width)
+        # Zeros, not rubbish: what is hidden is multiplied by a weight of zero.
+        self.keys, self.values = torch.zeros(2, layers, *places, **kind)
+        self.context = torch.zeros(shape.windows, shape.series, shape.shared_rows, width, **kind)
+        # One row more than is computed: the last step writes there.
+        self.own = torch.zeros(rows, shape.own_rows + 1, width, **kind)
+        self.future = torch.zeros(shape.series, shape.pred_len, width, **kind)
+        self.counters = torch.zeros(2, dtype=torch.long, device=device)
+        self.window, self.step = self.counters[:1], self.counters[1:]
+        self.ids = torch.zeros(2, rows, shape.windows, dtype=torch.long, device=device)
+        self.noise: tuple[Tensor, Tensor] | None = None
+        if not shape.sampler.greedy:
+            first, second = (torch.ones(shape.windows, rows, size, device=device) for size in decoder.sizes)
+            self.noise = (first, second)
+        every = torch.arange(shape.max_context + shape.own_rows, device=device)
+        self.tables = make_tables(every[None], head_width, decoder.dtype)
+        self.own_places, self.shared_places = every[: shape.own_rows], every[: shape.shared_rows]
+        self.causal = window_mask(0, shape.own_rows, self.own)
+        self.recorder = Recorder(device) if record else None
+
+    def count(self, step: int) -> int:
+        """How many steps from `step` on can be prepared together."""
+        last = min(self.shape.own_rows, self.shape.pred_len - 1, self.shape.max_context - 1)
+        return min(self.shape.windows, last - step + 1)
+
+    def start(self, generated: Tensor, step: int, future: Tensor) -> None:
+        """The own rows so far, [rows, at least `step`, width], and the embedded times of all steps."""
+        self.own[:, :step] = generated[:, :step]
+        self.future.copy_(future)
+
+    def run(self, history: Tensor, lengths: Sequence[int], step: int, count: int, draws: Draws) -> Tensor:
+        """`count` steps from `step` on; → ids of s1 and s2, [2, rows, count]. `history` are the first block's inputs."""
+        self.prepare(history, lengths, step, count)
+        recording = None
+        if self.recorder is not None and not self.recorder.failed:
+            if not self.recorder.recordings:
+                self._go_to(step)
+                self.recorder.record("step", self._step)  # runs it, too: what that wrote is written again
+            recording = self.recorder.recordings.get("step")
+        self._go_to(step)
+        for place in range(count):
+            numbers = draws()
+            if self.noise is not None:
+                for buffer, drawn in zip(self.noise, numbers, strict=True):
+                    buffer[place].copy_(drawn)
+            if recording is not None:
+                recording.replay()
+            else:
+                self._step()
+        return self.ids[:, :, :count]
+
+    def _go_to(self, step: int) -> None:
+        self.window.zero_()
+        self.step.fill_(step)
+
+    def prepare(self, history: Tensor, lengths: Sequence[int], step: int, count: int) -> None:
+        """The history's part of the windows of `count` steps through all blocks: keys, values and context."""
+        most = self.shape.max_context - step  # rows of history that the first of these windows has
+        windows = history.new_zeros(count, self.shape.series, most, history.shape[-1])
+        for place in range(count):
+            rows = most - place
+            for series, length in enumerate(lengths):
+                windows[place, series, :rows] = history[series, length - rows : length]
+        x = windows.flatten(0, 1)
+        tables = (self.tables[0][:, :, :most], self.tables[1][:, :, :most])
+        for layer, block in enumerate(self.decoder.blocks):
+            q, k, v = block.project(x, tables)
+            self.keys[layer, :count, :, :, :most] = k.unflatten(0, (count, -1))
+            self.values[layer, :count, :, :, :most] = v.unflatten(0, (count, -1))
+            x = block.finish(x, attend_whole(q, k, v))
+        self.context[:count, :, :most] = self.decoder.context(x).unflatten(0, (count, -1))
+
+    def _step(self) -> Tensor:
+        """Generate the pair of ids of `step`. No shape and no address depends on which step it is."""
+        decoder, shape = self.decoder, self.shape
+        before = shape.max_context - self.step  # rows of history in this window
+        cos, sin = (table.index_select(2, self.own_places + before) for table in self.tables)
+        shared_bias = hidden(self.shared_places >= before, decoder.dtype)
+        mask = torch.cat((shared_bias.expand(shape.own_rows, -1), self.causal), dim=1)
+        x = self.own[:, : shape.own_rows]
+        for layer, block in enumerate(decoder.blocks):
+            q, k, v = block.project(x, (cos, sin))
+            prefix = (
+                self.keys[layer].index_select(0, self.window)[0],
+                self.values[layer].index_select(0, self.window)[0],
+            )
+            x = block.finish(x, attend_masked(q, prefix, (k, v), mask))
+        context = decoder.context(x)
+        last = context.index_select(1, self.step - 1)[:, 0]
+        noise_1, noise_2 = (
+            (None, None) if self.noise is None else (part.index_select(0, self.window)[0] for part in self.noise)
+        )
+        s1 = shape.sampler.draw(decoder.s1_logits(last), noise_1)
+        shared = self.context.index_select(0, self.window)[0]
+        own_bias = hidden(self.own_places >= self.step, decoder.dtype)
+        s2 = shape.sampler.draw(decoder.s2_logits(last, s1, shared, context, shared_bias, own_bias), noise_2)
+        self.ids.index_copy_(2, self.window, torch.stack((s1, s2))[:, :, None])
+        time = per_sample(self.future.index_select(1, self.step), shape.samples)
+        self.own.index_copy_(1, self.step, decoder.embed(s1[:, None], s2[:, None], time))
+        self.counters += 1
+        return self.counters

@@ -1,0 +1,144 @@
+"""Our Triton kernels for a step, by Triton's own interpreter on the CPU: the same ids as torch's, not how fast.
+
+Triton comes with torch's GPU wheels alone: elsewhere the test is skipped, or fails where ANYTORCH_TEST_REQUIRE names triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from anytorch.engines.forecast import kernel_step
+from anytorch.engines.forecast.decoder import Decoder
+from anytorch.engines.forecast.kernel_step import Tiles, power_of_two, query_table, why_not
+from anytorch.models.kronos import PUBLISHED, Kronos
+from anytorch.models.kronos.fused import attend_shared
+
+SCRIPT = """
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+torch.set_num_threads(1)
+
+
+@triton.jit
+def count(until, out):
+    total = 0
+    for _ in tl.range(0, tl.load(until), 1):
+        total += 1
+    tl.store(out, total)
+
+
+until, out = torch.tensor([3]), torch.zeros(1, dtype=torch.int32)
+try:
+    count[(1,)](until, out)
+except Exception as exc:  # the interpreter of Triton 3.6 cannot loop to a loaded number with NumPy 2.4
+    answer(unusable=f"{type(exc).__name__}: {exc}")
+    raise SystemExit
+
+from anytorch.engines.forecast import KronosPredictor, generate, kernel_step
+from anytorch.engines.forecast.inputs import Series
+from anytorch.engines.forecast.sampling import Sampler
+from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer
+
+generate.FEWEST_STEPS = 2
+torch.manual_seed(0)
+shape = {"s1_bits": 6, "s2_bits": 6}
+none = {f"{name}_dropout_p": 0.0 for name in ("ffn", "attn", "resid", "token")}
+model = Kronos(**shape, n_layers=1, d_model=64, n_heads=4, ff_dim=96, learn_te=True, **none).eval()
+config = {**PUBLISHED["kronos-small"].tokenizer_config, **shape, "d_model": 32, "n_heads": 2, "ff_dim": 48}
+tokenizer = KronosTokenizer(**config).eval()
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    for head in (model.head.proj_s1, model.head.proj_s2):
+        head.weight.mul_(3)
+HORIZON = 5
+
+
+def series(length, seed):
+    walk = np.random.default_rng(seed).standard_normal((length, 6)).cumsum(0)
+    normal = ((walk - walk.mean(0)) / walk.std(0)).astype(np.float32)
+    minutes = 570 + 5 * np.arange(length + HORIZON)
+    stamp = np.stack((minutes % 60, minutes // 60 % 24, minutes // 1440, 4 + minutes // 1440, minutes * 0 + 3), axis=1)
+    one = np.ones(6, np.float32)
+    return Series("made up", normal, 0 * one, one, stamp[:length], stamp[length:], None)
+
+
+predictor = KronosPredictor(model, tokenizer, "cpu", 40, threads=1)
+decoder = predictor.decoder()
+decoder.tables = decoder._fusion_tables()
+found = []
+for tiles, sampler, rolling, lengths, samples in (
+    (dict(dot=False, block_n=32, block_k=32, block=8, splits=3, group=2), Sampler(0.8, 5, 0.9), "exact", [20, 13], 2),
+    (dict(dot=True, block_n=32, block_k=64, block=16, splits=2, group=2), Sampler(1.0, 0, 0.5), "evict", [40, 30], 1),
+    (dict(dot=False, block_n=32, block_k=64, block=32, splits=1, group=1), Sampler(1.0, 1, 1.0), "exact", [20], 1),
+):
+    kernel_step.Tiles.of = classmethod(lambda cls, rows: cls(**tiles))
+    histories = [series(length, seed) for seed, length in enumerate(lengths)]
+    ids = []
+    for static, forecasts in (("", 1), ("plain", 2)):  # the second of a shape uses the kernels
+        predictor.static, predictor.kernels = static, True
+        for _ in range(forecasts):
+            paths = predictor.paths(histories, sampler, samples, rolling=rolling, seed=3)
+        ids.append([[path.s1.tolist(), path.s2.tolist()] for path in paths])
+    found.append([decoder.kept.kernel_step is not None, decoder.kept.no_kernels, ids[0] == ids[1], len(str(ids[0]))])
+answer(found=found, unusable="")
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_draw_the_same_ids(run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]) -> None:
+    if find_spec("triton") is None:
+        missing("triton", "it is not installed")
+    found = run_script(SCRIPT, {"TRITON_INTERPRET": "1"})
+    if found["unusable"]:
+        missing("triton", f"its interpreter does not work here: {found['unusable']}")
+    for used, why, same, _ in found["found"]:
+        assert used and not why and same
+
+
+def small(**changes: Any) -> Kronos:
+    return Kronos(**{**PUBLISHED["kronos-mini"].config, "n_layers": 1, "ff_dim": 64, **changes}).eval()
+
+
+def test_where_the_kernels_are_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_step, "find_spec", lambda name: object())
+    assert why_not(Decoder(small()), 20) == ""
+    assert "100 rows" in why_not(Decoder(small()), 100)
+    assert "bfloat16" in why_not(Decoder(small().to(torch.bfloat16)), 1)
+    assert "not fused" in why_not(Decoder(small(), tables=False), 1)
+    assert "a width of 48" in why_not(Decoder(small(d_model=48, n_heads=4)), 1)
+    monkeypatch.setattr(kernel_step, "find_spec", lambda name: None)
+    assert "not installed" in why_not(Decoder(small()), 20)
+
+
+def test_tiles_fit_the_rows() -> None:
+    assert [power_of_two(count) for count in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+    for rows in (1, 5, 8, 9, 64):
+        tiles = Tiles.of(rows)
+        assert tiles.dot == (rows > 8), "matrix units have tiles of 16 rows"
+        assert all(power_of_two(size) == size for size in (tiles.block_n, tiles.block_k, tiles.group, tiles.block))
+
+
+@torch.no_grad()
+def test_what_an_id_asks_is_its_query_in_the_space_of_the_context() -> None:
+    torch.manual_seed(0)
+    model = small()
+    decoder = Decoder(model)
+    context = torch.randn(1, 9, decoder.width)
+    ids = torch.tensor([3, 1000])
+    table = query_table(decoder)[ids]
+    rows = context.unsqueeze(1)
+    attended = attend_shared(table[:, None], (rows, rows), None, scale=1.0)[:, 0]  # as the kernels do
+    values = torch.stack([attended[:, h] @ decoder.v_weight[h].T for h in range(4)], dim=1).flatten(1)
+    cross = model.dep_layer.cross_attn
+    found = cross.out_proj(values + cross.v_proj.bias)
+    wanted = cross(model.embedding.emb_s1(ids)[:, None], context.expand(2, -1, -1), causal=False)[:, 0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
