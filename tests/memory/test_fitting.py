@@ -353,3 +353,13 @@ def test_large_buffers_are_made_of_huge_pages_where_there_are_some() -> None:
     buffer = buffers.host_buffer(5 * 2**20)
     assert buffer.numel() == 5 * 2**20 and buffer.data_ptr() % buffers.HUGE == 0 and not buffer.any()
     assert buffers.host_buffer(2**20).data_ptr() % 4096 == 0
+
+
+def test_a_forward_without_its_backward_keeps_nothing_alive(models: Any, given: dict[str, Any]) -> None:
+    model = models.made().train()
+    anytorch.memory.fit(model, "cpu", device_budget="700KB", **given)
+    assert model(models.IDS).requires_grad
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

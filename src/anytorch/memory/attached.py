@@ -14,6 +14,7 @@ from anytorch.errors import UsageError
 from anytorch.memory.units import Unit
 
 if TYPE_CHECKING:
+    from anytorch.memory.rewriting import Loading
     from anytorch.memory.running import Running
 
 RECORD = "_anytorch_doors"
@@ -21,7 +22,7 @@ COMPILER = "torch._dynamo"
 Undo = Callable[[], None]
 
 
-def attach(model: nn.Module, running: Running) -> None:
+def attach(model: nn.Module, running: Running, loading: Loading) -> None:
     undo: list[Undo] = []
     model.__dict__[RECORD] = undo
     for unit in running.units:
@@ -30,6 +31,10 @@ def attach(model: nn.Module, running: Running) -> None:
         before = owner.register_state_dict_pre_hook(_shower(running, names))
         after = owner.register_state_dict_post_hook(_hider(running, names))
         undo += [before.remove, after.remove]
+    slots = running.parked_slots()
+    for module in model.modules():
+        undo.append(module.register_load_state_dict_pre_hook(_filler(loading, slots.get(module, {}))).remove)
+        undo.append(module.register_load_state_dict_post_hook(_keeper(loading)).remove)
     undo.append(_replace(model, "_apply", _apply(model, running)))
 
 
@@ -110,6 +115,20 @@ def _hider(running: Running, names: Mapping[str, str]) -> Callable[..., None]:
         running.hide(module, names)
 
     return hide
+
+
+def _filler(loading: Loading, names: Mapping[str, str]) -> Callable[..., None]:
+    def fill(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any) -> None:
+        loading.before(module, names, state, prefix, metadata)
+
+    return fill
+
+
+def _keeper(loading: Loading) -> Callable[..., None]:
+    def keep(module: nn.Module, keys: Any) -> None:
+        loading.after(module)
+
+    return keep
 
 
 def _apply(model: nn.Module, running: Running) -> Callable[..., nn.Module]:

@@ -22,6 +22,7 @@ from anytorch.memory.mover import Mover
 from anytorch.memory.parked import park, wake
 from anytorch.memory.plan import least_device_nbytes, make_plan
 from anytorch.memory.reader import Reader
+from anytorch.memory.rewriting import Loading
 from anytorch.memory.running import Running
 from anytorch.memory.saving import save_state
 from anytorch.memory.sizes import parse_nbytes, words
@@ -373,7 +374,7 @@ class Fitted:
 
     def _start(self, mover: Mover) -> None:
         self.running = self._reading(mover)
-        attach(self.model, self.running)
+        attach(self.model, self.running, Loading(self))
         self.model.__dict__[HANDLE] = self
         # A model that is dropped, and the end of the process, leave no thread and no file behind.
         self._finalizer = weakref.finalize(self.model, _give_back, self.reader, self.spill)

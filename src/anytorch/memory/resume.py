@@ -25,6 +25,7 @@ from anytorch.errors import ModelError
 from anytorch.memory.buffers import host_buffer
 from anytorch.memory.images import Located, from_files, views_of
 from anytorch.memory.reader import Reader
+from anytorch.memory.rewriting import write_back
 from anytorch.memory.saving import write_shard
 from anytorch.memory.shards import locate_tensors, read_header
 from anytorch.memory.training import OF, TieredOptimizer
@@ -150,7 +151,7 @@ def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> N
             for path, parameter in zip(group.paths, group.parameters, strict=True):
                 parameter.data.copy_(values[path])
         else:
-            optimizer.write_back(name, values)
+            write_back(fit, name, values)
     for parameter in fit.found.rest:
         path = fit.found.slots[id(parameter)][0].path
         parameter.data.copy_(_read({path: located[path]}, reader)[path])

@@ -183,7 +183,8 @@ class Running:
             return tensor.clone()  # the next unit's weights are unpacked over it
         place = self.mover.ring_offset(tensor)
         if place is None:
-            return Offloaded.of(tensor) if self.offload else tensor
+            # An operation's own output, kept as it is, would keep its graph and with it the model alive for ever.
+            return Offloaded.of(tensor) if self.offload else tensor.detach()
         block, offset = place
         return Reference(unit.name, block, offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
 

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from anytorch.errors import BudgetTooSmall, UsageError
-from anytorch.memory.buffers import parts_of, scatter
+from anytorch.memory.buffers import parts_of
 from anytorch.memory.fitting import fitted
 from anytorch.memory.fused import MOMENTS, Update, can_do, kind_of
 from anytorch.memory.fused import step as step_natively
-from anytorch.memory.images import from_files
-from anytorch.memory.shelf import Shelf, Tensors, memory_level, spill_of
+from anytorch.memory.rewriting import write_back
+from anytorch.memory.shelf import Shelf, Tensors, memory_level
 from anytorch.memory.sizes import words
 from anytorch.memory.streams import Copies
 from anytorch.memory.updating import Updates
@@ -370,7 +370,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._keep_states(block, inner, shadows)
         copies = {path: shadow.detach() for path, shadow in shadows.items() if not lies_in(shadow, home)}
         if copies:
-            self.write_back(block, copies)
+            write_back(self.fitted, block, copies)
 
     def _inner(
         self, block: str, shadows: Mapping[str, nn.Parameter], options: Sequence[Mapping[str, Any]]
@@ -400,34 +400,6 @@ class TieredOptimizer(torch.optim.Optimizer):
                     self.numbers.setdefault(block, {}).setdefault(path, {})[key] = value
         if tensors:
             self.states.put(block, tensors)
-
-    def write_back(self, block: str, weights: Tensors) -> None:
-        """New values take the place of a block's old ones at its home."""
-        fit, image = self.fitted, self.fitted.images[block]
-        if block in fit.mover.host:
-            pieces = fit.mover.host[block]
-            for view in image.views:
-                if view.name in weights:
-                    scatter(weights[view.name].contiguous().view(-1).view(torch.uint8), pieces, view.offset)
-            return
-        everything = {path: weights.get(path, tensor) for path, tensor in self._running.at_home(block).items()}
-        nbytes = sum(tensor.nbytes for tensor in everything.values())
-        spill = spill_of(fit)
-        fit.ledger.reserve("disk", f"new block {block}", nbytes)
-        try:
-            located = spill.write({path: tensor.detach() for path, tensor in everything.items()})
-        except BaseException:
-            fit.ledger.release("disk", f"new block {block}")
-            raise
-        # From here on the new file is the truth; the old one goes if it is ours, never if it is the checkpoint's.
-        fit.images[block] = fit.mover.images[block] = from_files(block, located.values(), in_place=fit.tiers.shared)
-        self._running.forget_views(block)
-        for path in {piece.path for piece in image.pieces}:
-            if path.startswith(str(spill.folder)):
-                spill.remove(path)
-        fit.ledger.release("disk", f"block {block}")
-        fit.ledger.release("disk", f"new block {block}")
-        fit.ledger.reserve("disk", f"block {block}", nbytes)
 
     # --- state -----------------------------------------------------------------------------------------------------
 
