@@ -30,6 +30,7 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -389,6 +390,8 @@ def run_all(options: argparse.Namespace) -> list[Result]:
         for one in asked:
             results.append(one.result())
             show(results[-1])
+            if options.json and not options.again:
+                save(options, results)  # what there is, should the rest be cut off
     for (document, block), why in samples.LATER.items():
         title = f"{document}_{block:02}"
         known = [*results, *(earlier or ())]
@@ -399,6 +402,11 @@ def run_all(options: argparse.Namespace) -> list[Result]:
         return results
     anew = {(result.document, result.name): result for result in results}
     return [anew.pop((result.document, result.name), result) for result in earlier] + list(anew.values())
+
+
+def save(options: argparse.Namespace, results: Sequence[Result]) -> None:
+    document = {"machine": machine(), "quick": options.quick, "results": [asdict(result) for result in results]}
+    options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def stored(path: Path) -> list[Result]:
@@ -457,6 +465,7 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
 def machine() -> str:
     from anytorch import devices
 
@@ -485,8 +494,7 @@ def main() -> int:
     counts = {kind: sum(result.outcome == kind for result in results) for kind in OUTCOMES}
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     if options.json:
-        document = {"machine": machine(), "quick": options.quick, "results": [asdict(result) for result in results]}
-        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        save(options, results)
     return 1 if failed else 0
 
 

@@ -1,0 +1,76 @@
+"""The nodes on a real accelerator, through the Device node's "auto": what ComfyUI users with a GPU get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from anytorch.devices.choose import resolve
+
+pytestmark = pytest.mark.device
+
+
+@pytest.fixture(scope="module")
+def accelerator() -> str:
+    chosen = resolve("auto").chosen
+    if chosen.backend == "cpu":
+        pytest.skip("no accelerator")
+    return chosen.torch_name
+
+
+def on(prompt: dict[str, Any], backend: str) -> dict[str, Any]:
+    """The workflow with a Device node connected to every node that takes one."""
+    takes = ("CustomPyTorchConv2D", "CustomPyTorchActivation", "CustomPyTorchLinear", "CustomPyTorchLoss")
+    for node in prompt.values():
+        if node["class_type"] in takes:
+            node["inputs"]["device"] = ["99", 0]
+    return {**prompt, "99": {"class_type": "AnytorchDevice", "inputs": {"backend": backend, "index": -1}}}
+
+
+@pytest.mark.parametrize(("name", "node", "output"), [("mlp", "5", 0), ("loss", "3", 0)])
+def test_workflow(
+    comfy: Any, accelerator: str, prompt_of: Callable[[str], dict[str, Any]], name: str, node: str, output: int
+) -> None:
+    wanted, found = (comfy.run(on(prompt_of(name), backend)) for backend in ("cpu", "auto"))
+    assert wanted.succeeded and found.succeeded, found
+    assert found.value("99", 1) == accelerator
+    ours, theirs = (torch.as_tensor(made.value(node, output)) for made in (found, wanted))
+    assert ours.device.type == "cpu"
+    torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)  # convolutions there may round to TF32
+
+
+def test_engines(comfy: Any, accelerator: str, prompt_of: Callable[[str], dict[str, Any]]) -> None:
+    for name in ("text_embedding", "forecast"):
+        made = comfy.run(prompt_of(name))
+        assert made.succeeded, made
+    cleaned = comfy.run(
+        {"1": {"class_type": "AnytorchMemoryCleanup", "inputs": {"unload_models": True, "unload_engines": True}}}
+    )
+    assert "2 engines closed" in cleaned.ui["1"]["text"][0]
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts(comfy: Any, accelerator: str) -> None:
+    """A convolution that needs more at once than the device has free."""
+    from anytorch.comfy import layers, places
+    from anytorch.comfy.values import DeviceChoice
+    from anytorch.devices.memory import memory
+
+    free = memory(accelerator).free
+    if free is None:
+        pytest.skip("nobody knows how much memory is free")
+    side, channels = 1024, 64
+    count = 8
+    each = places.nbytes_of((3, side, side), (channels, side, side))
+    kept = torch.empty(max(0, free - 4 * each), dtype=torch.uint8, device=accelerator)  # leaves room for about three
+    conv = layers.CustomPyTorchConv2D()
+    image = torch.rand(count, side, side, 3)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(places, "AT_ONCE_NBYTES", count * each)  # all of them at once, to begin with
+            _, tensor, _ = conv.run(image, 3, channels, 3, 1, 1, True, device=DeviceChoice("auto"))
+    finally:
+        del kept
+    assert tensor.shape == (count, side, side, channels) and bool(torch.isfinite(tensor).all())
