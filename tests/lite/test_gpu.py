@@ -339,3 +339,24 @@ def test_memory_comes_back(gpu: Any) -> None:
     assert open_runtime().pool.statistics.allocated >= before + 120_000
     del tensors
     assert open_runtime().pool.statistics.allocated == before
+
+
+def test_a_small_op_stays_cheap(gpu: Any) -> None:
+    """Functions called per op, the second time that shapes are seen: what a launch costs on the host is mostly these."""
+    import sys
+
+    a, b = lite.ones(8, 8, device=gpu), lite.ones(8, 8, device=gpu)
+    found = {}
+    for name, op in {"add": lambda: a + b, "matmul": lambda: a @ b, "softmax": lambda: a.softmax(0)}.items():
+        for _ in range(3):
+            op()
+        calls: list[str] = []
+        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)  # noqa: B023
+        try:
+            op()
+        finally:
+            sys.setprofile(None)
+        found[name] = len(calls) - 1
+    assert found["add"] <= 20, found
+    assert found["matmul"] <= 40, found
+    assert found["softmax"] <= 45, found

@@ -8,11 +8,14 @@ import numpy as np
 
 from anytorch.lite.autograd import Base
 from anytorch.lite.device import CustomDevice, as_device
-from anytorch.lite.dtypes import Array, float32
+from anytorch.lite.dtypes import Array, DType, float32, int64
 from anytorch.lite.moving import on_device
 from anytorch.lite.tensors import CustomTensor, Result
 
 Device = CustomDevice | str | None
+
+# What becomes of Python's own numbers. NumPy's int is of 32 bits where pointers are: in WebAssembly.
+PYTHONS: dict[DType, DType] = {np.dtype(np.float64): float32, np.dtype(np.intp): int64}
 
 _random = np.random.default_rng()
 
@@ -39,8 +42,8 @@ def wrap(data: Array, device: Device = None, requires_grad: bool = False) -> Cus
 def tensor(data: Any, dtype: Any = None, device: Device = None, requires_grad: bool = False) -> CustomTensor:
     """Like `torch.tensor`: keeps the type of arrays; Python's floats become float32, its integers int64."""
     host = np.array(data.data if isinstance(data, Base) else data, dtype=dtype)
-    if dtype is None and host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic, Base)):
-        host = host.astype(float32)
+    if dtype is None and not isinstance(data, (np.ndarray, np.generic, Base)):
+        host = host.astype(PYTHONS.get(host.dtype, host.dtype), copy=False)
     return wrap(host, device, requires_grad)
 
 
@@ -67,7 +70,7 @@ def full(shape: tuple[int, ...], value: float, dtype: Any = float32, device: Dev
 
 
 def arange(*bounds: int, dtype: Any = None, device: Device = None) -> CustomTensor:
-    return wrap(np.arange(*bounds, dtype=dtype), device)
+    return wrap(np.arange(*bounds, dtype=int64 if dtype is None else dtype), device)
 
 
 def randn(*shape: int, dtype: Any = float32, device: Device = None, requires_grad: bool = False) -> CustomTensor:

@@ -10,6 +10,7 @@ import numpy as np
 
 from anytorch.errors import UsageError
 from anytorch.lite.dtypes import Array
+from anytorch.lite.moving import on_gpu
 from anytorch.lite.tensors import CustomTensor
 
 
@@ -102,17 +103,26 @@ class Adam(Optimizer):
             g = g + self.weight_decay * p
         if not state:
             state["m"], state["v"] = np.zeros_like(p), np.zeros_like(p)
-        m, v = state["m"], state["v"]
-        m *= b1
-        m += (1 - b1) * g
-        v *= b2
-        v += (1 - b2) * (g * g)
-        root = np.sqrt(v)
-        root *= 1 / math.sqrt(1 - b2**self.steps)
-        root += self.eps
-        np.divide(m, root, out=root)
-        root *= self.lr / (1 - b1**self.steps)
-        p -= root
+        # The means begin at 0 and are too small at first: what is missing is made up for.
+        step, scale = self.lr / (1 - b1**self.steps), 1 / math.sqrt(1 - b2**self.steps)
+        adam_step(p, g, state["m"], state["v"], b1, b2, step, scale, self.eps)
+
+
+@on_gpu
+def adam_step(
+    p: Array, g: Array, m: Array, v: Array, b1: float, b2: float, step: float, scale: float, eps: float
+) -> None:
+    """m ← b1·m + (1 − b1)·g;  v ← b2·v + (1 − b2)·g²;  p ← p − step · m / (scale·√v + eps). In place."""
+    m *= b1
+    m += (1 - b1) * g
+    v *= b2
+    v += (1 - b2) * (g * g)
+    root = np.sqrt(v)
+    root *= scale
+    root += eps
+    np.divide(m, root, out=root)
+    root *= step
+    p -= root
 
 
 class AdamW(Adam):

@@ -1,6 +1,7 @@
 """The same tensors on a GPU, through WebGPU: `CustomTensor(data, device="webgpu")`.
 
 memory      a piece of device memory, given back when nobody uses it
+launch      a kernel with its parameters, prepared once
 kernels     elementwise ops and matrix products, launched
 folds       reductions, rules for rows, running sums
 indexing    rows by number
@@ -9,4 +10,13 @@ answers     what it answers, function by function
 functions   what NumPy has no word for: convolution, pooling, normalising rows, recurrent steps
 """
 
-from anytorch.lite.gpu import answers as answers
+from anytorch.errors import DeviceUnavailable
+
+try:
+    from anytorch.lite.gpu import answers as answers
+except ImportError as exc:
+    if "wgpu" not in str(exc):
+        raise
+    raise DeviceUnavailable(
+        f"tensors on the GPU need the package wgpu: {exc}", hint="pip install 'anytorch[webgpu]'"
+    ) from exc

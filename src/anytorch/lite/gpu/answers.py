@@ -32,7 +32,7 @@ def _full(value: float) -> Any:
         if others or (dtype is not None and np.dtype(dtype) != float32):
             return NotImplemented
         wanted = x.shape if shape is None else tuple(shape)
-        return GpuArray(kernels.elementwise("s0()", [], [value], wanted))
+        return GpuArray(kernels.elementwise("x0", [value], wanted))
 
     return run
 

@@ -9,25 +9,16 @@ float32 lives on the GPU, and so do the masks that comparisons give. Whole numbe
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from anytorch.errors import DeviceUnavailable, UsageError
+from anytorch.errors import UsageError
 from anytorch.lite.dtypes import Array, DType, boolean, float32
-
-try:
-    from anytorch.lite.gpu import folds, indexing, kernels
-    from anytorch.lite.gpu.memory import Layout, dense_strides, read, write
-except ModuleNotFoundError as exc:
-    if (exc.name or "").partition(".")[0] != "wgpu":
-        raise
-    raise DeviceUnavailable(
-        "tensors on the GPU need the package wgpu, which is not installed", hint="pip install 'anytorch[webgpu]'"
-    ) from exc
+from anytorch.lite.gpu import folds, indexing, kernels
+from anytorch.lite.gpu.memory import Layout, dense_strides, read, write
 
 fallbacks: Counter[str] = Counter()
 
@@ -125,22 +116,25 @@ class GpuArray(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         check_devices(ufunc.__name__, inputs)
-        masks = all(getattr(x, "dtype", None) == boolean for x in inputs)
         if method == "at":  # np.add.at(x, index, values) writes to x
             return add_at(ufunc, *inputs)
+        masks = self.dtype == boolean and all(getattr(x, "dtype", None) == boolean for x in inputs)
+        target = None if out is None else out[0]
         if method != "__call__" or options:
             result = on_host(ufunc.__name__, getattr(ufunc, method), inputs, options)
+        elif ufunc in EXPRESSIONS and not masks:
+            if type(target) is GpuArray and target.dtype is float32:
+                compute(EXPRESSIONS[ufunc], inputs, out=target.layout)
+                return target
+            result = compute(EXPRESSIONS[ufunc], inputs)
         elif ufunc is np.matmul and not masks:
             result = matmul(*(as_gpu(x) for x in inputs))
-        elif ufunc in EXPRESSIONS and not masks:
-            result = compute(EXPRESSIONS[ufunc], inputs)
         elif ufunc in COMPARISONS or (ufunc in OF_MASKS and masks):
             result = compute(COMPARISONS.get(ufunc) or OF_MASKS[ufunc], inputs, boolean)
         else:
             result = on_host(ufunc.__name__, ufunc, inputs, options)
-        if out is None:
+        if target is None:
             return result
-        (target,) = out
         target[...] = result
         return target
 
@@ -183,13 +177,7 @@ class GpuArray(NDArrayOperatorsMixin):
         return self.view(tuple(layout.shape[i] for i in axes), tuple(layout.strides[i] for i in axes))
 
     def broadcast(self, shape: tuple[int, ...]) -> GpuArray:
-        if np.broadcast_shapes(self.shape, shape) != tuple(shape):
-            raise ValueError(f"{self.shape} cannot be broadcast to {shape}")
-        extra = len(shape) - self.ndim
-        strides = tuple(
-            0 if i < extra or self.shape[i - extra] == 1 else self.layout.strides[i - extra] for i in range(len(shape))
-        )
-        return self.view(tuple(shape), strides)
+        return self.view(tuple(shape), kernels.broadcast_strides(self.layout, shape))
 
     def part(self, index: Any) -> GpuArray | None:
         """The view that integers, slices, None and an ellipsis name; None if the index is of another kind.
@@ -242,7 +230,7 @@ class GpuArray(NDArrayOperatorsMixin):
             fallbacks["setitem"] += 1
             target, value = self, GpuArray(write(host))
         if isinstance(value, (int, float)):
-            kernels.elementwise("s0()", [], [value], target.shape, target.layout)
+            kernels.elementwise("x0", [float(value)], out=target.layout)
             return
         source = as_gpu(value)
         if source.layout.memory is target.layout.memory:
@@ -267,12 +255,10 @@ class GpuArray(NDArrayOperatorsMixin):
         return reduced("amin", self, axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        total = self.sum(axis, keepdims)
-        return compute("x0 * x1", (total, total.size / max(self.size, 1)))
+        return reduced("mean", self, axis, keepdims)
 
     def var(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        centred = self - self.mean(axis, keepdims=True)
-        return GpuArray.mean(centred * centred, axis, keepdims)
+        return reduced("var", self, axis, keepdims)
 
 
 def is_basic(part: Any) -> bool:
@@ -334,21 +320,10 @@ def add_at(ufunc: Any, target: GpuArray, index: Any, values: Any) -> None:
     fallbacks[f"{ufunc.__name__}.at"] += 1
 
 
-def compute(expression: str, inputs: Any, dtype: DType = float32) -> GpuArray:
-    """An elementwise expression; numbers (and arrays of one) become parameters, masks are uploaded."""
-    shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
-    layouts: list[Layout] = []
-    scalars: list[float] = []
-    text = re.sub(r"\bx(\d)", r"{\1}", expression)
-    names = []
-    for x in inputs:
-        if isinstance(x, GpuArray) or np.ndim(x):
-            names.append(f"x{len(layouts)}")
-            layouts.append(as_gpu(x).broadcast(shape).layout)
-        else:
-            names.append(f"s{len(scalars)}()")
-            scalars.append(float(x))
-    return GpuArray(kernels.elementwise(text.format(*names), layouts, scalars, shape), dtype)
+def compute(expression: str, inputs: Any, dtype: DType = float32, out: Layout | None = None) -> GpuArray:
+    """An elementwise expression of x0, x1, …; numbers (and arrays of one) become parameters, masks are uploaded."""
+    operands = [x.layout if type(x) is GpuArray else as_gpu(x).layout if np.ndim(x) else float(x) for x in inputs]
+    return GpuArray(kernels.elementwise(expression, operands, out=out), dtype)
 
 
 def axes_of(x: GpuArray, axis: Any) -> tuple[int, ...]:
@@ -365,7 +340,7 @@ def without(shape: tuple[int, ...], over: tuple[int, ...], keepdims: bool) -> tu
 
 def reduced(name: str, x: GpuArray, axis: Any = None, keepdims: bool = False) -> GpuArray:
     over = axes_of(x, axis)
-    if name != "sum" and not all(x.shape[d] for d in over):
+    if name in ("amax", "amin") and not all(x.shape[d] for d in over):
         raise ValueError(f"{name} of no numbers")
     (out,) = folds.folded(name, x.layout, over)
     return GpuArray(folds.as_shape(out, without(x.shape, over, keepdims)))
@@ -380,26 +355,22 @@ def place_of_extreme(name: str, x: GpuArray, axis: int | None, keepdims: bool) -
 
 def matmul(a: GpuArray, b: GpuArray) -> GpuArray:
     """NumPy's rules: vectors, matrices, and batches that broadcast."""
-    left = a.reshape(1, -1) if a.ndim == 1 else a
-    right = b.reshape(-1, 1) if b.ndim == 1 else b
+    left = a if a.ndim > 1 else a.reshape(1, -1)
+    right = b if b.ndim > 1 else b.reshape(-1, 1)
     (m, k), n = left.shape[-2:], right.shape[-1]
     if k != right.shape[-2]:
         raise ValueError(f"shapes {a.shape} and {b.shape} do not fit")
-    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    count = int(np.prod(batch, dtype=int))
+    batch = () if left.ndim == right.ndim == 2 else np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    count = folds.size_of(batch)
     shape = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
     if not (count and m and n and k):
         return as_gpu(np.zeros(shape, np.float32))
-    operands = [as_batch(x, batch, count) for x in (left, right)]
-    out = kernels.batches(operands[0].layout, operands[1].layout, count, m, n, k)
-    return GpuArray(Layout(out.memory, shape, dense_strides(shape)))
+    x, y = (each if each.ndim == 2 else as_batch(each, batch, count) for each in (left, right))
+    return GpuArray(kernels.product(x.layout, y.layout, shape, count, m, n, k))
 
 
 def as_batch(x: GpuArray, batch: tuple[int, ...], count: int) -> GpuArray:
     """(…, r, c) → (count, r, c) as a view where the leading dimensions are one step apart, else as a copy."""
-    rows, columns = x.layout.strides[-2:]
-    if x.ndim == 2:
-        return x.view((count, *x.shape), (0, rows, columns))
     if x.shape[:-2] == batch and len(batch) == 1:
         return x
     whole = x.broadcast((*batch, *x.shape[-2:])).dense()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import struct
+from typing import Any
 
+from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl_conv
 from anytorch.gpu.wgsl import pool as wgsl_pool
 from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
 from anytorch.lite.gpu.kernels import F32, TILED, product_grid, threads
+from anytorch.lite.gpu.launch import Launch, device_memory
 from anytorch.lite.gpu.memory import Layout, new
 from anytorch.lite.ops.windows import Windows
 
 # Loads are long functions here; on a software adapter fewer copies of them are faster.
 DIRECT = Schedule("direct", tm=4, tn=4)
+
+_convolutions: dict[Any, Launch] = device_memory()
 
 
 def correlated(x: GpuArray, weight: GpuArray, bias: GpuArray | None, windows: Windows, groups: int) -> GpuArray:
@@ -61,33 +65,32 @@ def multiply(
     sizes: tuple[int, int, int],
 ) -> None:
     """One matrix product per group into `out`. `other` is the side that is walked place by place: `out`, or the gradient."""
-    runtime = out.memory.runtime
     if not all(sizes):
         GpuArray(out)[...] = 0.0
         return
-    schedule = DIRECT if runtime.adapter.software or sizes[0] <= 4 else TILED
-    kernel, stride, padding, dilation = windows.geometry
-    spec = wgsl_conv.Convolution(
-        kind, F32, F32, (1, *kernel), (1, *stride), (0, *padding), (1, *dilation), bias=bias is not None
-    )
     bound = [a.layout, x.layout, *([] if bias is None else [bias.dense().layout]), out]
-    program = runtime.programs.make(
-        ("lite", spec, schedule),
-        lambda: render(wgsl_conv.convolution(spec), schedule),
-        buffers=len(bound),
-        writable=1 << (len(bound) - 1),
-        immediates=4 * len(wgsl_conv.CONVOLUTION_PARAMETERS),
-    )
-    numbers, launch = product_grid(schedule, groups, *sizes)
-    packed = struct.pack(
-        "<26I",
-        *(a.layout.offset, x.layout.offset, bound[2].offset if bias is not None else 0, out.offset),
-        *numbers,
-        x.shape[1] // groups,
-        *(1, *x.shape[2:], 1, *other.shape[2:]),
-        *(*x.layout.strides[:2], 1, *other.strides[:2], 1),
-    )
-    runtime.dispatch(program, tuple(layout.memory.buffer for layout in bound), packed, *launch)
+    key = (kind, windows, groups, sizes, x.shape, other.shape, bias is None)
+    launch = _convolutions.get(key)
+    if launch is None:
+        schedule = DIRECT if open_runtime().adapter.software or sizes[0] <= 4 else TILED
+        kernel, stride, padding, dilation = windows.geometry
+        spec = wgsl_conv.Convolution(
+            kind, F32, F32, (1, *kernel), (1, *stride), (0, *padding), (1, *dilation), bias=bias is not None
+        )
+        numbers, launched = product_grid(schedule, groups, *sizes)
+        geometry = (
+            *(x.shape[1] // groups, 1, *x.shape[2:], 1, *other.shape[2:]),
+            *(*x.layout.strides[:2], 1, *other.strides[:2], 1),
+        )
+        parameters = ((), "4I", (*numbers, *geometry))
+        launch = Launch((spec, schedule), render_convolution, len(bound), 1 << (len(bound) - 1), parameters, launched)
+        _convolutions[key] = launch
+    shift = 0 if bias is None else bound[2].offset
+    launch(bound, a.layout.offset, x.layout.offset, shift, out.offset)
+
+
+def render_convolution(key: tuple[wgsl_conv.Convolution, Schedule]) -> str:
+    return render(wgsl_conv.convolution(key[0]), key[1])
 
 
 # --- pooling ---------------------------------------------------------------------------------------------------------

@@ -2,73 +2,103 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from typing import Any
 
-from anytorch.gpu.runtime import Runtime
+from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import reduce as wgsl_reduce
 from anytorch.gpu.wgsl import rows as wgsl_rows
 from anytorch.gpu.wgsl import scan as wgsl_scan
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
 from anytorch.gpu.wgsl.softmax import RowRule
-from anytorch.lite.gpu.kernels import F32, I32, copied, grid
+from anytorch.lite.gpu.kernels import F32, I32, copied
+from anytorch.lite.gpu.launch import Launch, device_memory, grid
 from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 PART, MOST_PARTS, FEW_ROWS = 4096, 256, 64  # few long rows are cut into parts, whose states a second launch folds
 LONG = 32  # from here on a workgroup takes a row; below, and on software adapters, a thread does
 
 
-def by_group(runtime: Runtime, length: int) -> bool:
-    return length > LONG and not runtime.adapter.software
+_folds: dict[Any, Fold] = device_memory()
+_rows: dict[Any, Launch] = device_memory()
+
+
+def by_group(length: int) -> bool:
+    return length > LONG and not open_runtime().adapter.software
+
+
+class Fold:
+    """How the axes `over` of arrays of one geometry are folded: in one launch, or in two where few rows are long."""
+
+    __slots__ = ("launches", "rows", "state_words")
+
+    def __init__(self, name: str, x: Layout, over: Sequence[int], places: bool) -> None:
+        kept = [d for d in range(len(x.shape)) if d not in over]
+        outer, (outer_steps,) = collapse([x.shape[d] for d in kept], [[x.strides[d] for d in kept]])
+        inner, (inner_steps,) = collapse([x.shape[d] for d in over], [[x.strides[d] for d in over]])
+        self.rows, length = size_of(outer), size_of(inner)
+        rows, group = self.rows, by_group(length)
+        parts = min(-(-length // PART), MOST_PARTS) if group and rows < FEW_ROWS else 1
+        reducer, outputs = wgsl_reduce.REDUCERS[name], (F32, I32) if places else (F32,)
+        first = wgsl_reduce.Reduce(
+            reducer,
+            (F32,),
+            outputs,
+            "f32",
+            *(len(outer), len(inner)),
+            "whole" if parts == 1 else "first",
+            group=group,
+            scalars=1,
+        )
+        if first.words > MOST_WORDS:
+            raise TooManyAxes
+        before = (rows, length, parts, -(-length // parts), length, *outer, *inner)
+        after = (*outer_steps, *inner_steps, *[0] * len(outputs), 0.0)
+        self.launches = [stage(first, (before, "I", after), rows * parts)]
+        self.state_words = 0
+        if parts > 1:
+            self.state_words = parts * len(reducer.fields)
+            second = wgsl_reduce.Reduce(reducer, (F32,), outputs, "f32", 0, 0, "second", group=True, scalars=1)
+            numbers = (rows, parts, 1, parts, length, *[0] * len(outputs), 0.0)
+            self.launches.append(stage(second, (numbers, "", ()), rows))
+
+
+class TooManyAxes(Exception):
+    """More than the parameters of a launch hold."""
+
+
+def stage(kernel: wgsl_reduce.Reduce, parameters: Any, workers: int) -> Launch:
+    groups = grid(workers if kernel.group else -(-workers // kernel.threads))
+    return Launch(kernel, wgsl_reduce.render, kernel.buffers, kernel.writable, parameters, groups)
 
 
 def folded(name: str, x: Layout, over: Sequence[int], places: bool = False) -> tuple[Layout, ...]:
-    """Fold the axes `over` of `x`, any strides: one dense row of results, and for extremes the places (int32) if asked."""
+    """Fold the axes `over` of `x`, any strides: one dense row of results, and for extremes the places (int32) if asked.
+
+    A variance is of all numbers, not of a sample.
+    """
     kept = [d for d in range(len(x.shape)) if d not in over]
-    outer, (outer_steps,) = collapse([x.shape[d] for d in kept], [[x.strides[d] for d in kept]])
-    inner, (inner_steps,) = collapse([x.shape[d] for d in over], [[x.strides[d] for d in over]])
-    rows, length = size_of(outer), size_of(inner)
+    rows = size_of([x.shape[d] for d in kept])
     results = tuple(new((rows,)) for _ in range(1 + places))
     if not rows:
         return results
-    runtime = x.memory.runtime
-    group = by_group(runtime, length)
-    parts = min(-(-length // PART), MOST_PARTS) if group and rows < FEW_ROWS else 1
-    chunk = -(-length // parts)
-    reducer, outputs = wgsl_reduce.REDUCERS[name], (F32, I32) if places else (F32,)
-    stage = "whole" if parts == 1 else "first"
-    kernel = wgsl_reduce.Reduce(reducer, (F32,), outputs, "f32", len(outer), len(inner), stage, group=group)
-    if kernel.words > MOST_WORDS:  # more axes than parameters: bring the folded ones together
-        order = (*kept, *over)
-        shape, strides = (tuple(each[d] for d in order) for each in (x.shape, x.strides))
-        moved = copied(Layout(x.memory, shape, strides, x.offset))
-        return folded(name, moved, range(len(kept), len(order)), places)
-    geometry = [*outer, *inner, x.offset, *outer_steps, *inner_steps]
-    if parts == 1:
-        fold(kernel, x, results, (rows, length, 1, length, length, *geometry))
-        return results
-    states = new((rows, parts, len(reducer.fields)))
-    fold(kernel, x, (states,), (rows, length, parts, chunk, length, *geometry))
-    second = wgsl_reduce.Reduce(reducer, (F32,), outputs, "f32", 0, 0, "second", group=True)
-    fold(second, states, results, (rows, parts, 1, parts, length))
+    key = (name, x.shape, x.strides, tuple(over), places)
+    plan = _folds.get(key)
+    if plan is None:
+        try:
+            plan = _folds[key] = Fold(name, x, over, places)
+        except TooManyAxes:
+            order = (*kept, *over)
+            shape, strides = (tuple(each[d] for d in order) for each in (x.shape, x.strides))
+            together = copied(Layout(x.memory, shape, strides, x.offset))
+            return folded(name, together, range(len(kept), len(order)), places)
+    if plan.state_words:
+        states = new((rows, plan.state_words))
+        plan.launches[0]((x, states), x.offset)
+        plan.launches[1]((states, *results))
+    else:
+        plan.launches[0]((x, *results), x.offset)
     return results
-
-
-def fold(kernel: wgsl_reduce.Reduce, x: Layout, results: Sequence[Layout], numbers: Sequence[int]) -> None:
-    """Launch one stage; `numbers` are its parameters but for the places where results begin, which are 0."""
-    runtime = x.memory.runtime
-    program = runtime.programs.make(
-        ("lite", kernel),
-        lambda: wgsl_reduce.render(kernel),
-        buffers=kernel.buffers,
-        writable=kernel.writable,
-        immediates=4 * kernel.words,
-    )
-    packed = struct.pack(f"<{len(numbers)}I", *(n % 2**32 for n in numbers)).ljust(4 * kernel.words, b"\0")
-    workers = numbers[0] * numbers[2]
-    launch = grid(workers if kernel.group else -(-workers // kernel.threads))
-    buffers = (x.memory.buffer, *(result.memory.buffer for result in results))
-    runtime.dispatch(program, buffers, packed, *launch)
 
 
 def size_of(sizes: Sequence[int]) -> int:
@@ -90,40 +120,35 @@ def by_rows(
 
     Inputs come with what they are indexed by: "element", "column" or "row".
     """
-    length, inner = shape[dim], size_of(shape[dim + 1 :])
     out = new(shape)
-    rows = out.size // length if length else 0
+    rows = out.size // shape[dim] if shape[dim] else 0
     per_row = tuple(new((rows,)) for _ in row_outputs)
     if not out.size:
         return out, *per_row
-    runtime = out.memory.runtime
-    group = by_group(runtime, length)
-    kernel = wgsl_rows.Rows(
-        rule.reducer,
-        tuple(wgsl_rows.Input(F32, per) for _, per in inputs),
-        rule.enter,
-        rule.prepare,
-        rule.output,
-        F32,
-        row_outputs,
-        scalars=len(scalars),
-        strided=inner != 1,
-        group=group,
-        threads=256 if group and length > 256 else 64,
-    )
-    program = runtime.programs.make(
-        ("lite", kernel),
-        lambda: wgsl_rows.render(kernel),
-        buffers=kernel.buffers,
-        writable=kernel.writable,
-        immediates=4 * kernel.words,
-    )
-    packed = struct.pack(
-        f"<{3 + len(inputs)}I{len(scalars)}f", rows, length, inner, *(layout.offset for layout, _ in inputs), *scalars
-    )
-    layouts = (*(layout for layout, _ in inputs), out, *per_row)
-    launch = grid(rows if group else -(-rows // kernel.threads))
-    runtime.dispatch(program, tuple(layout.memory.buffer for layout in layouts), packed, *launch)
+    key = (rule, shape, dim, tuple([per for _, per in inputs]))
+    launch = _rows.get(key)
+    if launch is None:
+        length, inner = shape[dim], size_of(shape[dim + 1 :])
+        group = by_group(length)
+        kernel = wgsl_rows.Rows(
+            rule.reducer,
+            tuple(wgsl_rows.Input(F32, per) for _, per in inputs),
+            rule.enter,
+            rule.prepare,
+            rule.output,
+            F32,
+            row_outputs,
+            scalars=len(scalars),
+            strided=inner != 1,
+            group=group,
+            threads=256 if group and length > 256 else 64,
+        )
+        groups = grid(rows if group else -(-rows // kernel.threads))
+        parameters = ((rows, length, inner), f"{len(inputs)}I{len(scalars)}f", ())
+        launch = Launch(kernel, wgsl_rows.render, kernel.buffers, kernel.writable, parameters, groups)
+        _rows[key] = launch
+    given = [layout for layout, _ in inputs]
+    launch((*given, out, *per_row), *[layout.offset for layout in given], *scalars)
     return out, *per_row
 
 
@@ -132,21 +157,12 @@ def running(name: str, x: Layout, dim: int) -> Layout:
     out = new(x.shape)
     if not x.size:
         return out
-    runtime = x.memory.runtime
     length, inner = x.shape[dim], size_of(x.shape[dim + 1 :])
-    rows = x.size // length
-    group = by_group(runtime, length)
+    rows, group = x.size // length, by_group(length)
     kernel = wgsl_scan.Scan(wgsl_scan.SCANS[name], F32, (F32,), "f32", group)
-    program = runtime.programs.make(
-        ("lite", kernel),
-        lambda: wgsl_scan.render(kernel),
-        buffers=kernel.buffers,
-        writable=kernel.writable,
-        immediates=4 * wgsl_scan.WORDS,
-    )
-    packed = struct.pack(f"<{wgsl_scan.WORDS}I", rows, length, inner, 1, length, x.offset)
-    launch = grid(rows if group else -(-rows // wgsl_scan.THREADS))
-    runtime.dispatch(program, (x.memory.buffer, out.memory.buffer), packed, *launch)
+    groups = grid(rows if group else -(-rows // wgsl_scan.THREADS))
+    parameters = ((rows, length, inner, 1, length), "I", ())
+    Launch(kernel, wgsl_scan.render, kernel.buffers, kernel.writable, parameters, groups)((x, out), x.offset)
     return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import numpy as np
 from anytorch.gpu.wgsl import indexing as wgsl
 from anytorch.lite.dtypes import Array
 from anytorch.lite.gpu.folds import size_of
-from anytorch.lite.gpu.kernels import F32, I32, grid
+from anytorch.lite.gpu.kernels import F32, I32
+from anytorch.lite.gpu.launch import Launch, grid
 from anytorch.lite.gpu.memory import Layout, new, write
 
 
@@ -47,20 +47,8 @@ def launch(
     if not rows * width:
         return
     where = write(numbers.reshape(-1), np.int32)
-    runtime = out.memory.runtime
-    program = runtime.programs.make(
-        ("lite", kernel),
-        lambda: render(kernel),
-        buffers=kernel.buffers,
-        writable=kernel.writable,
-        immediates=4 * kernel.walk.words,
-    )
     x, y = grid(-(-rows * width // wgsl.WORKGROUP))
-    offsets = [layout.offset for layout in walked]
-    packed = struct.pack(
-        f"<{kernel.walk.words}I",
-        *(rows * width, x * wgsl.WORKGROUP, *offsets, 0, rows, width),
-        *(step for each in steps for step in each),
-        *indexed,
-    )
-    runtime.dispatch(program, (walked[0].memory.buffer, where.memory.buffer, out.memory.buffer), packed, x, y)
+    geometry = (rows, width, *(step for each in steps for step in each), *indexed)
+    parameters = ((rows * width, x * wgsl.WORKGROUP), f"{len(walked) + 1}I", geometry)
+    prepared = Launch(kernel, render, kernel.buffers, kernel.writable, parameters, (x, y))
+    prepared((walked[0], where, out), *(layout.offset for layout in walked), 0)

@@ -1,84 +1,167 @@
 """Kernels, launched: elementwise expressions, matrix products, and bodies that one thread runs per element.
 
 The WGSL is that of the torch device (`anytorch.gpu.wgsl`); here are the launches alone. Everything is float32; masks are 0.0
-and 1.0, indices that a kernel reads or writes are int32.
+and 1.0, indices that a kernel reads or writes are int32. What is known of a geometry is kept: the second time is cheap.
 """
 
 from __future__ import annotations
 
-import struct
+import re
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import matmul as wgsl_matmul
 from anytorch.gpu.wgsl import threads as wgsl_threads
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
-from anytorch.lite.gpu.memory import Layout, new
+from anytorch.lite.gpu.launch import Launch, device_memory, grid
+from anytorch.lite.gpu.memory import Layout, Memory, dense_strides, new
 
-MOST_GROUPS = 65_535  # in one dimension of a launch
 F32, I32 = "float32", "int32"
+Number = int | float
 
 # Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
 TILED = wgsl_matmul.Schedule("tiled", 64, 64, 16, 4, 4)
 DIRECT = wgsl_matmul.Schedule("direct", tm=4, tn=8)
 DIRECT_ROW = wgsl_matmul.Schedule("direct", tm=1, tn=4)
 
+_elementwise: dict[Any, Elements] = device_memory()
+_threads: dict[Any, Launch] = device_memory()
+_products: dict[Any, Launch] = device_memory()
 
-def grid(groups: int) -> tuple[int, int]:
-    x = min(groups, MOST_GROUPS)
-    return x, -(-groups // x)
+
+# --- element by element ----------------------------------------------------------------------------------------------
+
+
+class Elements:
+    """An elementwise expression for operands of one geometry: the shape of its result, and how it is launched."""
+
+    __slots__ = ("launch", "nbytes", "shape", "strides")
+
+    def __init__(
+        self,
+        expression: str,
+        inputs: Sequence[Layout],
+        names: Sequence[str],
+        shape: tuple[int, ...],
+        out: Layout | None,
+        shared: bool,
+        aligned: bool,
+    ) -> None:
+        self.shape, self.strides = shape, dense_strides(shape)
+        size = int(np.prod(shape, dtype=int))
+        self.nbytes = 4 * size
+        self.launch: Launch | None = None
+        if not size:
+            return
+        written = self.strides if out is None else out.strides
+        sizes, strides = collapse(shape, [*(broadcast_strides(each, shape) for each in inputs), written])
+        plain = not sizes or (len(sizes) == 1 and all(steps == [1] for steps in strides))
+        text = re.sub(r"\bx(\d)", lambda found: names[int(found[1])], expression)
+        scalars = len(names) - len(inputs)
+        kernel = Elementwise(
+            text,
+            (F32,) * len(inputs),
+            F32,
+            ("f32",) * scalars,
+            0 if plain else len(sizes),
+            vector=plain and aligned and size % 4 == 0 and bool(inputs),
+            in_place=shared,
+        )
+        geometry = [*sizes, *(step for steps in strides for step in steps)] if kernel.rank else []
+        if kernel.words > MOST_WORDS:  # too many for parameters: written into the shader
+            steps = tuple(tuple(step % 2**32 for step in each) for each in strides)
+            kernel = Elementwise(
+                text,
+                kernel.inputs,
+                F32,
+                kernel.scalars,
+                len(sizes),
+                in_place=shared,
+                shape=tuple(sizes),
+                strides=steps,
+            )
+            geometry = []
+        x, y = grid(-(-size // (WORKGROUP * kernel.per_thread)))
+        changing = f"{scalars}f{len(inputs) + 1}I"
+        parameters = ((size, x * WORKGROUP), changing, geometry)
+        self.launch = Launch(kernel, render, len(inputs) + 1, kernel.writable, parameters, (x, y))
 
 
 def elementwise(
-    expression: str,
-    inputs: Sequence[Layout],
-    scalars: Sequence[float],
-    shape: tuple[int, ...],
-    out: Layout | None = None,
+    expression: str, operands: Sequence[Layout | float], shape: tuple[int, ...] | None = None, out: Layout | None = None
 ) -> Layout:
-    """`expression` of x0, x1, … (already broadcast to `shape`) and s0(), s1(), …, into `out` or into new memory."""
-    out = out or new(shape)
-    operands = [*inputs, out]
-    size = out.size
-    if not size:
-        return out
-    sizes, strides = collapse(shape, [layout.strides for layout in operands])
-    plain = not sizes or (len(sizes) == 1 and all(steps == [1] for steps in strides))
-    kernel = Elementwise(expression, (F32,) * len(inputs), F32, ("f32",) * len(scalars), 0 if plain else len(sizes))
-    if kernel.words > MOST_WORDS:  # too many for parameters: written into the shader
-        steps = tuple(tuple(step % 2**32 for step in each) for each in strides)
-        kernel = Elementwise(
-            expression, kernel.inputs, F32, kernel.scalars, len(sizes), shape=tuple(sizes), strides=steps
-        )
-    runtime = out.memory.runtime
-    program = runtime.programs.make(
-        ("lite", kernel),
-        lambda: render(kernel),
-        buffers=len(operands),
-        writable=kernel.writable,
-        immediates=4 * kernel.words,
-    )
-    x, y = grid(-(-size // WORKGROUP))
-    packed = struct.pack(
-        f"<2I{len(scalars)}f{len(operands)}I", size, x * WORKGROUP, *scalars, *(layout.offset for layout in operands)
-    )
-    if kernel.rank and not kernel.shape:
-        # Steps may be negative: in 32 bits, adding 2³² − 1 is taking one away.
-        numbers = [*sizes, *(step % 2**32 for steps in strides for step in steps)]
-        packed += struct.pack(f"<{len(numbers)}I", *numbers)
-    runtime.dispatch(program, tuple(layout.memory.buffer for layout in operands), packed, x, y)
+    """`expression` of x0, x1, …, which are arrays (broadcast to each other) or numbers, into `out` or into new memory."""
+    inputs: list[Layout] = []
+    changing: list[Number] = []
+    key: list[Any] = [expression, shape]
+    alignment, shared = 0, False
+    for operand in operands:
+        if isinstance(operand, Layout):
+            inputs.append(operand)
+            key.append((operand.shape, operand.strides))
+            alignment |= operand.offset & 3
+            if out is not None and operand.memory is out.memory:
+                if operand.strides != out.strides or operand.shape != out.shape or operand.offset != out.offset:
+                    return copied(elementwise(expression, operands, shape), out)  # they overlap, and not exactly
+                shared = True
+        else:
+            changing.append(operand)
+            key.append(None)
+    if out is not None:
+        key.append((out.shape, out.strides, shared))
+        alignment |= out.offset & 3
+    key.append(alignment == 0)
+    plan = _elementwise.get(whole := tuple(key))
+    if plan is None:
+        full = shape or (out.shape if out is not None else np.broadcast_shapes(*(each.shape for each in inputs)))
+        plan = Elements(expression, inputs, operand_names(operands), full, out, shared, alignment == 0)
+        _elementwise[whole] = plan
+    if out is None:
+        out = Layout(Memory(plan.nbytes), plan.shape, plan.strides)
+    if plan.launch is not None:
+        inputs.append(out)
+        changing += [layout.offset for layout in inputs]
+        plan.launch(inputs, *changing)
     return out
+
+
+def operand_names(operands: Sequence[Layout | float]) -> list[str]:
+    """What the kernel calls each operand: arrays x0, x1, …, numbers s0(), s1(), …"""
+    names, arrays, numbers = [], 0, 0
+    for operand in operands:
+        if isinstance(operand, Layout):
+            names.append(f"x{arrays}")
+            arrays += 1
+        else:
+            names.append(f"s{numbers}()")
+            numbers += 1
+    return names
+
+
+def broadcast_strides(x: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of `x` seen as `shape`: 0 along what is repeated."""
+    if np.broadcast_shapes(x.shape, shape) != tuple(shape):
+        raise ValueError(f"{x.shape} cannot be broadcast to {shape}")
+    extra = len(shape) - len(x.shape)
+    return (0,) * extra + tuple(0 if n == 1 else step for n, step in zip(x.shape, x.strides, strict=True))
 
 
 def copied(source: Layout, out: Layout | None = None) -> Layout:
     """The same numbers in dense memory of their own, or in `out`."""
-    return elementwise("x0", [source], [], source.shape, out)
+    return elementwise("x0", [source], source.shape if out is None else out.shape, out)
+
+
+# --- a body per thread -----------------------------------------------------------------------------------------------
 
 
 def threads(
     body: str,
     inputs: dict[str, Layout],
     outputs: dict[str, Layout],
-    numbers: dict[str, int | float],
+    numbers: dict[str, Number],
     count: int,
     functions: str = "",
     whole: Sequence[str] = (),
@@ -86,26 +169,24 @@ def threads(
     """Run `body` for i in range(count): see `gpu.wgsl.threads`. Names in `whole` are int32, all others float32."""
     if not count:
         return
-    typed = [tuple((name, I32 if name in whole else F32) for name in named) for named in (inputs, outputs)]
-    parameters = tuple(f"{name}: {'f32' if isinstance(value, float) else 'u32'}" for name, value in numbers.items())
-    kernel = wgsl_threads.Threads(typed[0], typed[1], parameters, body, functions)
-    operands = [*inputs.values(), *outputs.values()]
-    runtime = operands[0].memory.runtime
-    program = runtime.programs.make(
-        ("lite", kernel),
-        lambda: wgsl_threads.render(kernel),
-        buffers=len(operands),
-        writable=kernel.writable,
-        immediates=4 * kernel.words,
-    )
-    x, y = grid(-(-count // wgsl_threads.WORKGROUP))
-    packed = struct.pack(
-        f"<{2 + len(operands)}I{''.join('f' if isinstance(value, float) else 'I' for value in numbers.values())}",
-        *(count, x * wgsl_threads.WORKGROUP),
-        *(layout.offset for layout in operands),
-        *numbers.values(),
-    )
-    runtime.dispatch(program, tuple(layout.memory.buffer for layout in operands), packed, x, y)
+    key = (body, count, *inputs, *outputs)
+    launch = _threads.get(key)
+    if launch is None:
+        typed = [tuple((name, I32 if name in whole else F32) for name in named) for named in (inputs, outputs)]
+        kinds = ["f" if isinstance(value, float) else "I" for value in numbers.values()]
+        names = tuple(f"{name}: {'f32' if kind == 'f' else 'u32'}" for name, kind in zip(numbers, kinds, strict=True))
+        kernel = wgsl_threads.Threads(typed[0], typed[1], names, body, functions)
+        x, y = grid(-(-count // wgsl_threads.WORKGROUP))
+        changing = f"{len(inputs) + len(outputs)}I{''.join(kinds)}"
+        parameters = ((count, x * wgsl_threads.WORKGROUP), changing, ())
+        buffers = len(inputs) + len(outputs)
+        launch = Launch(kernel, wgsl_threads.render, buffers, kernel.writable, parameters, (x, y))
+        _threads[key] = launch
+    layouts = [*inputs.values(), *outputs.values()]
+    launch(layouts, *[layout.offset for layout in layouts], *numbers.values())
+
+
+# --- products of matrices --------------------------------------------------------------------------------------------
 
 
 def product_grid(
@@ -118,25 +199,24 @@ def product_grid(
     return (m, n, k, -(-k // step) * step, 1, tiles_m, tiles_n, x, batch), (x, y)
 
 
-def batches(a: Layout, b: Layout, batch: int, m: int, n: int, k: int) -> Layout:
-    """(batch, m, k) @ (batch, k, n), strided → (batch, m, n), dense."""
-    out = new((batch, m, n))
-    runtime = out.memory.runtime
-    schedule = (DIRECT_ROW if m == 1 else DIRECT) if runtime.adapter.software or m <= 4 else TILED
-    spec = wgsl_matmul.Matrices(F32, F32, F32, "", "k" if a.strides[2] == 1 else "m", "n" if b.strides[2] == 1 else "k")
-    program = runtime.programs.make(
-        ("lite", spec, schedule),
-        lambda: wgsl_matmul.render(wgsl_matmul.matrices(spec), schedule),
-        buffers=3,
-        writable=0b100,
-        immediates=4 * len(wgsl_matmul.MATRIX_PARAMETERS),
-    )
-    numbers, launch = product_grid(schedule, batch, m, n, k)
-    packed = struct.pack(
-        "<4I2f9I12I",
-        *(a.offset, b.offset, 0, 0, 1.0, 0.0),
-        *numbers,
-        *(*a.strides, *b.strides, 0, 0, 0, *out.strides),
-    )
-    runtime.dispatch(program, (a.memory.buffer, b.memory.buffer, out.memory.buffer), packed, *launch)
+def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n: int, k: int) -> Layout:
+    """(batch, m, k) @ (batch, k, n), strided → (batch, m, n), dense, called `shape`. A matrix serves the whole batch."""
+    out = new(shape)
+    key = (a.strides, b.strides, batch, m, n, k)
+    launch = _products.get(key)
+    if launch is None:
+        software = open_runtime().adapter.software
+        schedule = (DIRECT_ROW if m == 1 else DIRECT) if software or m <= 4 else TILED
+        along = "k" if a.strides[-1] == 1 else "m", "n" if b.strides[-1] == 1 else "k"
+        spec = wgsl_matmul.Matrices(F32, F32, F32, "", *along)
+        numbers, groups = product_grid(schedule, batch, m, n, k)
+        steps = [each.strides if len(each.strides) == 3 else (0, *each.strides) for each in (a, b)]
+        rest = (0, 0, 1.0, 0.0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
+        launch = Launch((spec, schedule), render_product, 3, 0b100, ((), "2I", rest), groups)
+        _products[key] = launch
+    launch((a, b, out), a.offset, b.offset)
     return out
+
+
+def render_product(key: tuple[wgsl_matmul.Matrices, wgsl_matmul.Schedule]) -> str:
+    return wgsl_matmul.render(wgsl_matmul.matrices(key[0]), key[1])

@@ -24,9 +24,9 @@ class Memory:
             self.runtime.give(self.buffer)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Layout:
-    """Numbers of four bytes in a memory: strides and offset count numbers, not bytes."""
+    """Numbers of four bytes in a memory: strides and offset count numbers, not bytes. Never changed once made."""
 
     memory: Memory
     shape: tuple[int, ...]

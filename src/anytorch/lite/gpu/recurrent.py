@@ -14,6 +14,8 @@ from anytorch.lite.gpu.array import GpuArray, check_devices
 from anytorch.lite.gpu.kernels import threads
 from anytorch.lite.gpu.memory import new
 
+LSTM, LSTM_BACKWARD, GRU = wgsl.lstm(True), wgsl.lstm_backward(True, True), wgsl.gru(True)
+
 
 def empty(*shape: int) -> GpuArray:
     return GpuArray(new(shape))
@@ -41,7 +43,7 @@ def lstm_forward(
         cells.append(empty(batch, hidden))
         inputs = {"x": from_x[t], "h": outs[t].dot(w_hh.T), "c": cells[t], "xb": b_ih, "hb": b_hh}
         outputs = {"hy": outs[t + 1], "cy": cells[t + 1], "gates": gates[t]}
-        cell(wgsl.lstm(True), inputs, outputs, batch, hidden)
+        cell(LSTM, inputs, outputs, batch, hidden)
     outs[length + 1] = cells[-1]
     return outs[1:], (gates, cells, outs)
 
@@ -56,7 +58,7 @@ def lstm_backward(
     for t in reversed(range(length)):
         inputs = {"gates": gates[t], "c": cells[t], "cy": cells[t + 1], "gh": dh + grad[t], "gc": dc}
         dc = empty(batch, hidden)
-        cell(wgsl.lstm_backward(True, True), inputs, {"to_gates": of_gates[t], "to_c": dc}, batch, hidden)
+        cell(LSTM_BACKWARD, inputs, {"to_gates": of_gates[t], "to_c": dc}, batch, hidden)
         dh = of_gates[t].dot(w_hh)
     flat = of_gates.reshape(length * batch, 4 * hidden)
     of_bias = flat.sum(0)
@@ -84,7 +86,7 @@ def gru_forward(
     for t in range(length):
         fresh = empty(batch, hidden)
         inputs = {"x": from_x[t], "h": state.dot(w_hh.T), "state": state, "xb": b_ih, "hb": b_hh}
-        cell(wgsl.gru(True), inputs, {"hy": fresh, "kept": kept[t]}, batch, hidden)
+        cell(GRU, inputs, {"hy": fresh, "kept": kept[t]}, batch, hidden)
         outs[t + 1] = state = fresh
     return outs[1:], (kept, outs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from anytorch.gpu.wgsl.norm import normalise, normalise_backward
@@ -36,6 +38,8 @@ def of_log_soft(g: GpuArray, y: GpuArray, dim: int) -> GpuArray:
 
 # --- layer norm ------------------------------------------------------------------------------------------------------
 
+NORMALISE = lru_cache(normalise)  # a rule is known again by its identity
+NORMALISE_BACKWARD = lru_cache(normalise_backward)
 Kept = tuple[GpuArray, Layout, Layout]  # the rows, and the mean and 1 / deviation of each
 
 
@@ -44,7 +48,7 @@ def normed(rows: GpuArray, weight: GpuArray | None, bias: GpuArray | None, eps: 
     scale = [(each.dense().layout, "column") for each in (weight, bias) if each is not None]
     check_devices("layer_norm", [each for each in (weight, bias) if each is not None])
     rows = rows.dense()
-    rule = normalise(weight is not None, bias is not None)
+    rule = NORMALISE(weight is not None, bias is not None)
     inputs = [(rows.layout, "element"), *scale]
     out, mean, inverse = by_rows(rule, inputs, rows.shape, 1, ("mean", "rstd"), (eps,))
     return GpuArray(out), (rows, mean, inverse)
@@ -57,7 +61,7 @@ def of_normed(g: GpuArray, kept: Kept, weight: GpuArray | None) -> tuple[GpuArra
     inputs = [(g.layout, "element"), (rows.layout, "element"), (mean, "row"), (inverse, "row")]
     if weight is not None:
         inputs.append((weight.dense().layout, "column"))
-    (of_x,) = by_rows(normalise_backward(weight is not None), inputs, rows.shape, 1)
+    (of_x,) = by_rows(NORMALISE_BACKWARD(weight is not None), inputs, rows.shape, 1)
     column = (rows.shape[0], 1)
     statistics = [GpuArray(Layout(each.memory, column, (1, 1))) for each in (mean, inverse)]
     hat = compute("x0 * (x1 - x2) * x3", (g, rows, *statistics))  # g times the normalised rows
