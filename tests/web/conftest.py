@@ -153,7 +153,7 @@ def ask(service: str) -> Callable[[str], bytes]:
     return ask
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not the session: while it is open, asyncio.run() is refused in this thread
 def browser(missing: Callable[[str, str], NoReturn]) -> Iterator[Any]:
     found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
     if found is None:

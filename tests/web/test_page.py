@@ -179,8 +179,7 @@ def test_the_policy_of_the_page_forbids_everything_else(visit: Open) -> None:
     answer = tab.page.goto(tab.address)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
-    said: list[str] = []
-    tab.page.on("console", lambda message: said.append(message.text))
+    assert tab.page.request.get(f"{tab.address}favicon.ico").headers["content-type"] == "image/svg+xml"
     tab.page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'hacked = 1'}))"
     )
@@ -196,3 +195,18 @@ def test_readiness_is_told_before_the_models_are_there(visit: Open) -> None:
     tab.open("graphs")
     expect(tab.page.locator("#service")).to_have_text(re.compile("Starting"))
     tab.errors.clear()  # the browser writes a line about every 503
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_of_the_api(visit: Open, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    tab = visit(width=360, height=740, theme=theme)
+    tab.page.set_extra_http_headers({"Authorization": f"Bearer {KEY}"})
+    tab.page.goto(f"{tab.address}docs")
+    expect(tab.page.get_by_role("heading", name="POST /v1/similarity")).to_be_visible()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+    serious = [v["id"] for v in Axe().run(tab.page).response["violations"] if v["impact"] in ("serious", "critical")]
+    assert not serious
+    tab.page.set_viewport_size({"width": 1280, "height": 900})
+    tab.shoot(f"docs-{theme}")
