@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import anytorch
 from anytorch.memory.fitting import live_nbytes, packed_sizes, resting_sizes
@@ -81,3 +83,27 @@ def test_sizes_are_known_before_anything_is_packed(models: Any) -> None:
         assert packed(name, stored).nbytes == resting_nbytes(packing)
     assert live_nbytes(found, "int4") == max(b.nbytes for n, b in packed_sizes(found).items() if n.startswith("layers"))
     assert resting_sizes(found, "int4")["layers.0"].resting < 0.2 * packed_sizes(found)["layers.0"].nbytes
+
+
+@pytest.mark.parametrize("budgets", SHAPES, ids=["disk", "host"])
+def test_a_checkpoint_is_packed_as_the_model_would_be(
+    models: Any, given: dict[str, Any], budgets: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    model = models.made()
+    folder.mkdir()
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "head.weight"}
+    save_file(state, folder / "model.safetensors")
+    before = sorted(path.name for path in folder.iterdir())
+    anytorch.memory.fit(model, "cpu", rest_format="int4", **budgets, **given)
+    loaded = anytorch.memory.load(models.made, "cpu", weights=folder, rest_format="int4", **budgets, **given)
+    handle = anytorch.memory.fitted(loaded)
+    assert handle.packings and handle.plan.homes == anytorch.memory.fitted(model).plan.homes
+    with torch.no_grad():
+        assert torch.equal(loaded(models.IDS), model(models.IDS))
+    for use in handle.stats()["levels"].values():
+        assert use["peak"] <= use["capacity"]
+    assert sorted(path.name for path in folder.iterdir()) == before
+    anytorch.memory.unfit(loaded)
+    anytorch.memory.unfit(model)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))

@@ -135,3 +135,20 @@ def test_an_index_that_names_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{")
     with pytest.raises(ModelError, match="index"):
         locate_tensors(tmp_path)
+
+
+def test_opening_a_folder_says_nothing_about_other_libraries(tmp_path: Path) -> None:
+    """In a process of its own: the libraries speak when they are first imported."""
+    import subprocess
+    import sys
+
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    command = [sys.executable, "-m", "anytorch", "fit", str(tmp_path / "model"), "--device", "cpu"]
+    said = subprocess.run(
+        [*command, "--device-budget", "200KB"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert said.stderr == "" and "device:" in said.stdout

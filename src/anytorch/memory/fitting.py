@@ -260,9 +260,7 @@ class Fitted:
             self.ledger.reserve("device", "buffers", extras_nbytes(self.model, self.found))
             self._move_extras(self.device)
             mover = self._make_mover({name: packed_image(self.found, name) for name in self.found.groups})
-            if self.packings:
-                assert self.rest_format is not None
-                self._make_live(live_nbytes(self.found, self.rest_format))
+            self._make_live()
             for name in self.found.groups:
                 self._place_block(name, mover)
             self._start(mover)
@@ -276,8 +274,12 @@ class Fitted:
             self.ledger.reserve("device", "buffers", extras_nbytes(self.model, self.found))
             self._move_extras(self.device)
             mover = self._make_mover(images)
+            self._make_live()
             for name, group in self.found.groups.items():
                 home = self.plan.homes[name]
+                if name in self.packings:
+                    self._put(name, pack_block(self.packings[name], self._read_live(name, mover)), mover)
+                    continue
                 if home == "device":
                     buffer = mover.add_resident(name)
                     mover.load(name, buffer)
@@ -330,7 +332,11 @@ class Fitted:
         }
         if name in self.packings:
             stored = pack_block(self.packings[name], stored)
-        if home == "host":
+        self._put(name, stored, mover)
+
+    def _put(self, name: str, stored: dict[str, torch.Tensor], mover: Mover) -> None:
+        """Store a block at its home below the device, and park its parameters."""
+        if self.plan.homes[name] == "host":
             self.images[name] = mover.images[name] = packed(name, stored)
             pieces = mover.add_host(name)
             for view in self.images[name].views:
@@ -340,10 +346,28 @@ class Fitted:
             self.write_block(name, stored)
         # Only now is there a second, complete copy: the first one may go.
         self._moved.append(name)
-        for parameter in group.parameters:
+        for parameter in self.found.groups[name].parameters:
             park(parameter, self.device)
 
-    def _make_live(self, nbytes: int) -> None:
+    def _read_live(self, name: str, mover: Mover) -> dict[str, torch.Tensor]:
+        """A block's whole tensors from its files, in the memory that it will be unpacked to later."""
+        assert self.live is not None
+        live = self.packings[name].live
+        target = {view.name: self.live[view.offset : view.offset + view.nbytes] for view in live.views}
+        for chunk, wanted in mover.chunks(name):
+            for view in self.images[name].views:
+                begin = max(view.offset, chunk.image_offset)
+                end = min(view.offset + view.nbytes, chunk.image_offset + chunk.nbytes)
+                if begin < end:
+                    part = wanted[begin - chunk.image_offset : end - chunk.image_offset]
+                    target[view.name][begin - view.offset : end - view.offset].copy_(part)
+        return views_of(live, self.live[: live.nbytes])
+
+    def _make_live(self) -> None:
+        if not self.packings:
+            return
+        assert self.rest_format is not None
+        nbytes = live_nbytes(self.found, self.rest_format)
         self.ledger.reserve("device", "unpacked block", nbytes)
         self.live = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 

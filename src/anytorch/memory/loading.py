@@ -38,17 +38,19 @@ def load(
     reserve: Size = 0,
     speeds: Speeds | None = None,
     compute_s: float = 0.0,
+    rest_format: str | None = None,
 ) -> nn.Module:
     """A model straight from its safetensors files, within budgets; never as a whole in memory unless it fits.
 
     `source` is a Hugging Face model folder (needs transformers), or a class or function that makes the module, with
     `weights` naming its checkpoint. Blocks that fit no memory budget are read from those files in every pass; nothing is
-    written. The other arguments are those of `fit`. Raises ModelError, which names the file or the tensor that is missing.
+    written, unless `rest_format` asks for fewer bits: then the checkpoint is gone through once, a block at a time, and what
+    rests on disk is written to `disk` (a folder in the cache by default) until the model goes. The other arguments are those
+    of `fit`. Raises ModelError, which names the file or the tensor that is missing.
     """
     model, checkpoint = build(source, weights)
-    tiers = create_tiers(
-        device, device_budget=device_budget, host_budget=host_budget, disk=disk or _folder(checkpoint), speeds=speeds
-    )
+    place = disk if disk or rest_format is not None else _folder(checkpoint)
+    tiers = create_tiers(device, device_budget=device_budget, host_budget=host_budget, disk=place, speeds=speeds)
     handle = prepare(
         model,
         checkpoint,
@@ -57,6 +59,7 @@ def load(
         resident=resident,
         reserve=parse_nbytes(reserve, "reserve"),
         compute_s=compute_s,
+        rest_format=rest_format,
     )
     handle.place_from(handle.images)
     return model
@@ -96,6 +99,7 @@ def prepare(
     resident: Sequence[str] = (),
     reserve: int = 0,
     compute_s: float = 0.0,
+    rest_format: str | None = None,
 ) -> Fitted:
     located = locate_tensors(checkpoint)
     where = match(model, located, checkpoint)
@@ -116,12 +120,13 @@ def prepare(
         resident=resident,
         reserve=reserve,
         compute_s=compute_s,
-        on_disk=True,
+        on_disk=rest_format is None,
         sizes=sizes,
+        rest_format=rest_format,
     )
     for parameter in found.rest:
         parameter.data = read_located(by_id[id(parameter)]).to(tiers.device.place, copy=True)
-    handle = Fitted(model, tiers, found, plan)
+    handle = Fitted(model, tiers, found, plan, rest_format=rest_format)
     handle.images = images(found)
     return handle
 
@@ -163,16 +168,34 @@ def from_folder(folder: Path) -> nn.Module:
         raise ModelError(
             f"opening {folder} needs transformers, which is not installed", hint="pip install transformers"
         ) from exc
-    config = transformers.AutoConfig.from_pretrained(folder)
-    names = config.architectures or []
-    made: Any = getattr(transformers, names[0], None) if names else None
-    if made is None:
-        raise ModelError(f"{folder}/config.json names the architecture {names}, which transformers does not have")
-    model: Any = made(config)
+    with others_asides_unheard():
+        config = transformers.AutoConfig.from_pretrained(folder)
+        names = config.architectures or []
+        made: Any = getattr(transformers, names[0], None) if names else None
+        if made is None:
+            raise ModelError(f"{folder}/config.json names the architecture {names}, which transformers does not have")
+        model: Any = made(config)
     model.tie_weights()
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return model  # type: ignore[no-any-return]
+
+
+@contextmanager
+def others_asides_unheard() -> Iterator[None]:
+    """transformers imports every quantization library it finds, whatever the model. What torchao then says about kernels for
+    other machines, and torch about torchao, is no news to somebody who opens a model."""
+    import logging
+
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def match(model: nn.Module, located: Mapping[str, Located], checkpoint: Path) -> dict[str, Located]:

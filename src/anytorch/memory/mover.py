@@ -378,16 +378,16 @@ class Mover:
         if self.shared:
             self.reader.read(self.images[name].pieces, target)
             return
-        for chunk, wanted in self._chunks(name):
+        for chunk, wanted in self.chunks(name):
             target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)
 
     def load_host(self, name: str) -> None:
         """Read an image from its files into the host memory of its own."""
         pieces = self.add_host(name)
-        for chunk, wanted in self._chunks(name):
+        for chunk, wanted in self.chunks(name):
             scatter(wanted, pieces, chunk.image_offset)
 
-    def _chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
+    def chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
         if self._load_buffer is None:
             self._load_buffer = host_buffer(LOAD_CHUNK)
