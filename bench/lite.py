@@ -198,27 +198,53 @@ def epochs(seconds: float) -> dict[str, Any]:
 
 
 def peers(seconds: float) -> dict[str, Any]:
-    """Small peers, where they are installed and run; CPU microseconds per call."""
-    found: dict[str, Any] = {}
-    if not importlib.util.find_spec("tinygrad"):
-        found["tinygrad"] = "not installed"
-    else:
-        from tinygrad import Tensor
+    """tinygrad, where it is installed and runs, as it comes and with its TinyJit; CPU microseconds per call.
 
-        found["tinygrad"] = importlib.metadata.version("tinygrad")
-        try:
-            (Tensor([1.0]) + 1).realize()
-        except (RuntimeError, OSError) as exc:  # its CPU back end wants clang
-            return found | {"tinygrad": f"{found['tinygrad']} does not run here: {type(exc).__name__}: {exc}"}
-        for n in (10, 100):
-            x = np.ones((n, n), "float32")
-            a, b = Tensor(x).realize(), Tensor(x).realize()
-            for name, run in (
-                ("add", lambda: (a + b).realize()),  # noqa: B023
-                ("matmul", lambda: (a @ b).realize()),  # noqa: B023
-            ):
-                calls = calls_for(Called(run), seconds)
-                found[f"tinygrad {name} {n}x{n}"] = {"us": round(Called(run).seconds(calls) / calls * 1e6, 2)}
+    Its CPU back end wants clang (CC names another). `digits epoch, mlp` is that of lite and torch, but full batches only.
+    """
+    if not importlib.util.find_spec("tinygrad"):
+        return {"tinygrad": "not installed"}
+    from tinygrad import Context, Tensor, TinyJit, nn
+
+    version = importlib.metadata.version("tinygrad")
+    try:
+        (Tensor([1.0]) + 1).realize()
+    except (RuntimeError, OSError) as exc:
+        return {"tinygrad": f"{version} does not run here: {type(exc).__name__}: {exc}"}
+    found: dict[str, Any] = {"tinygrad": version}
+
+    def timed(name: str, run: Run) -> None:
+        for _ in range(3):  # TinyJit records the second call
+            run()
+        calls = calls_for(Called(run), seconds)
+        found[f"tinygrad {name}"] = {"us": round(Called(run).seconds(calls) / calls * 1e6, 2)}
+
+    for n in (10, 100):
+        x = np.ones((n, n), "float32")
+        a, b = Tensor(x).realize(), Tensor(x).realize()
+        for name, op in (("add", lambda a, b: (a + b).realize()), ("matmul", lambda a, b: (a @ b).realize())):
+            np.testing.assert_allclose(op(a, b).numpy(), x + x if name == "add" else x @ x)
+            timed(f"{name} {n}x{n}", lambda: op(a, b))  # noqa: B023
+            jitted = TinyJit(op)
+            timed(f"{name} {n}x{n}, TinyJit", lambda: jitted(a, b))  # noqa: B023
+    if importlib.util.find_spec("sklearn"):
+        images, labels = digits()
+        full = len(images) // 64 * 64
+        batches = [
+            (Tensor(images[i : i + 64].reshape(64, 64)).realize(), Tensor(labels[i : i + 64].astype("int32")).realize())
+            for i in range(0, full, 64)
+        ]
+        first, last = nn.Linear(64, 64), nn.Linear(64, 10)
+        optimizer = nn.optim.Adam([*nn.state.get_parameters(first), *nn.state.get_parameters(last)], lr=1e-3)
+
+        @TinyJit
+        def step(x: Any, y: Any) -> Any:
+            with Context(TRAINING=1):
+                optimizer.zero_grad()
+                loss = last(first(x).relu()).sparse_categorical_crossentropy(y).backward()
+                return loss.realize(*optimizer.schedule_step())
+
+        timed("digits epoch, mlp, TinyJit", lambda: [step(x, y) for x, y in batches])
     return found
 
 

@@ -35,6 +35,22 @@ def patches(x: Array, windows: Windows) -> Array:
     return columns.reshape(n, c * kh * kw, oh * ow)
 
 
+def stretches(x: Array, windows: Windows) -> tuple[Array, int]:
+    """The same for a stride of 1, as a view that nothing was copied for: (N, C, kh, kw, oh·width), and the width.
+
+    A row of windows is taken as wide as the padded image, so that all rows that a place of the kernel meets are one stretch
+    of memory, which is quick to copy. The last few columns of each row reach into the next and mean nothing.
+    """
+    (n, c, h, w), (kh, kw), (up, left), (dh, dw) = x.shape, windows.kernel, windows.padding, windows.dilation
+    height, width = h + 2 * up, w + 2 * left
+    memory = np.zeros(n * c * height * width + dw * (kw - 1), x.dtype)
+    image = memory[: n * c * height * width].reshape(n, c, height, width)
+    image[:, :, up : up + h, left : left + w] = x
+    one, row = x.itemsize, width * x.itemsize
+    shape = (n, c, kh, kw, windows.out[0] * width)
+    return np.ndarray(shape, x.dtype, memory, 0, (c * height * row, height * row, dh * row, dw * one, one)), width
+
+
 def unpatch(columns: Array, channels: int, windows: Windows) -> Array:
     """(N, C·kh·kw, oh·ow) → (N, C, H, W): every number goes back to where it came from, and those that meet are added."""
     n = columns.shape[0]
@@ -58,13 +74,16 @@ def correlated(x: Array, weight: Array, bias: Array | None, windows: Windows, gr
     n, o, (oh, ow) = x.shape[0], weight.shape[0], windows.out
     matrix = weight.reshape(groups, o // groups, -1)  # (G, O/G, C/G·k·k)
     depth = matrix.shape[2]
-    out = np.empty((n, groups, o // groups, oh * ow), x.dtype)
-    for some in batches(n, groups * depth * oh * ow):
-        columns = patches(x[some], windows).reshape(-1, groups, depth, oh * ow)
-        np.matmul(matrix, columns, out=out[some])
+    out = np.empty((n, o, oh, ow), x.dtype)
+    quick = windows.stride == (1, 1) and not windows.trivial
+    view, width = stretches(x, windows) if quick else (None, ow)
+    for some in batches(n, groups * depth * oh * width):
+        columns = patches(x[some], windows) if view is None else view[some]
+        product = np.matmul(matrix, columns.reshape(-1, groups, depth, oh * width))  # (n, G, O/G, oh·width)
+        out[some] = product.reshape(-1, o, oh, width)[..., :ow]
     if bias is not None:
-        out += bias.reshape(1, groups, o // groups, 1)
-    return out.reshape(n, o, oh, ow)
+        out += bias.reshape(1, o, 1, 1)
+    return out
 
 
 @on_gpu

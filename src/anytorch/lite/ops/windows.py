@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Windows:
     def geometry(self) -> tuple[tuple[int, int], ...]:
         return self.kernel, self.stride, self.padding, self.dilation
 
-    @property
+    @cached_property
     def out(self) -> tuple[int, int]:
         sizes = [
             (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(self.image, *self.geometry, strict=True)
