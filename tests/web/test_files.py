@@ -36,6 +36,13 @@ def test_every_file_the_page_names_is_there() -> None:
             assert (script.parent / target).is_file(), f"{script.name} imports {target}"
 
 
+def test_every_module_is_asked_for_at_once() -> None:
+    named = re.findall(
+        r'<(?:link rel="modulepreload" href|script [^>]*src)="web/([^"]+)', (WEB / "index.html").read_text()
+    )
+    assert sorted(named) == sorted(path.relative_to(WEB).as_posix() for path in page_files(".js"))
+
+
 def test_every_icon_is_in_the_sprite() -> None:
     sprite = set(re.findall(r'<symbol id="([^"]+)"', (WEB / "icons" / "sprite.svg").read_text()))
     scripts = "\n".join(path.read_text() for path in page_files(".js", ".html"))

@@ -114,6 +114,12 @@ def test_embeddings(visit: Open, tmp_path: Path) -> None:
         similar.append(float(readout.locator("strong").inner_text()))
         tab.page.keyboard.press("ArrowRight")
     assert similar[1] > 0.99 and similar[0] > max(similar[2:])
+    # Another theme is drawn anew, on the canvas too.
+    picture = "canvas => canvas.toDataURL()"
+    before = heat.locator("canvas").evaluate(picture)
+    for name in ("as the system", "light"):
+        tab.page.get_by_role("button", name=f"Theme: {name}").click()
+    assert heat.locator("canvas").evaluate(picture) != before
     expect(panel.locator(".dot")).to_have_count(len(texts))
     panel.locator(".chart.map").focus()
     for _ in range(3):

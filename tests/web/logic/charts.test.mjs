@@ -101,6 +101,15 @@ test("the candle scene draws a history alone, and only the part asked for", () =
   assert.ok(!scene.shapes.some((shape) => shape.fill === "--forecast"));
 });
 
+test("a long history stays a handful of shapes", () => {
+  const many = 20_000;
+  const column = (value) => Array.from({ length: many }, (_, at) => value + Math.sin(at));
+  const timestamps = Array.from({ length: many }, (_, at) => new Date(Date.UTC(2020, 0, 1, at)).toISOString());
+  const history = { timestamps, open: column(10), high: column(12), low: column(8), close: column(11), volume: column(5) };
+  const { shapes } = candleScene({ history }, { width: 1000, height: 400 });
+  assert.ok(shapes.length < 60, `${shapes.length} shapes`);
+});
+
 test("the tags of the last close and of the median never cover each other or a number of the axis", () => {
   const near = { ...QUANTILES, 0.5: { close: [2.5, 2.5] } };
   const { shapes } = candleScene({ history: HISTORY, forecast: AHEAD, quantiles: near }, { width: 600, height: 400 });

@@ -23,6 +23,11 @@ const PANELS = {
 };
 const built = {};
 
+// A plain jump to #content would take the panel's name out of the address.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("content").focus();
+});
 startTheme(document.getElementById("theme"));
 onKeyNeeded(askForKey);
 watchService(document.getElementById("service"));

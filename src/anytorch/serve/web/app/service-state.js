@@ -38,7 +38,8 @@ export function watchService(place) {
         const { anytorch, torch, python } = body.versions;
         const title = `anytorch ${anytorch}, Python ${python}, ${torch ? `torch ${torch}` : "no torch"}`;
         const state = body.device_warning && body.status === "ready" ? "warning" : body.status;
-        show(state, `${WORDS[body.status] ?? body.status}${body.device ? ` on ${body.device}` : ""}`, body.device_warning ?? title);
+        const place = body.device ? ` on ${body.device}` : "";
+        show(state, (WORDS[body.status] ?? body.status) + place, body.detail ?? body.device_warning ?? title);
         if (body.status === "ready") wait = EVERY.ready;
       } else {
         show("failed", body.title ?? "Not reachable");

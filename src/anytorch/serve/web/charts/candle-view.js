@@ -2,7 +2,7 @@
 
 import { el, onWidth, svg } from "../app/dom.js";
 import { candleScene, readings } from "./candles.js";
-import { longTime } from "./scales.js";
+import { longTime, wallTime } from "./scales.js";
 import { drawCanvas, drawSvg, svgShape } from "./scene.js";
 import { colourOf } from "../app/theme.js";
 
@@ -36,7 +36,7 @@ export function candleView(answer, options) {
     rest();
   };
 
-  const daily = intervalOf(answer.history.timestamps.map(Date.parse)) >= 86400e3;
+  const daily = intervalOf(answer.history.timestamps.map(wallTime)) >= 86400e3;
   const read = (index) => {
     readout.replaceChildren(
       el("span", { class: "readout-time", text: longTime(scene.bars[index].time, !daily) }),

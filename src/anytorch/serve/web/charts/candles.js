@@ -6,6 +6,7 @@ import { extent, linear, ticks, timeMarks, wallTime } from "./scales.js";
 
 const MARGIN = { top: 10, right: 58, bottom: 26, left: 6 };
 const GAP = 14; // between prices and volume
+const NARROW = 1.6; // pixels of a bar's body, below which areas are drawn instead
 
 /** [[low level, high level], …] from the widest to the narrowest, of levels that stand symmetrically around the median. */
 export function bandsOf(quantiles) {
@@ -142,12 +143,15 @@ function timeAxis(bars, x, plot, width) {
 function volumeBars(bars, x, pitch, plot) {
   const [, most] = extent([0, ...bars.map((bar) => bar.volume)]);
   const y = linear([0, most], [plot.foot, plot.bottom + GAP]);
-  const wide = Math.max(0.6, Math.min(12, pitch * 0.66));
-  const shapes = bars.map((bar, at) => ({
-    rect: [round(x(at) - wide / 2), round(y(bar.volume)), round(wide), round(Math.max(0, plot.foot - y(bar.volume)))],
-    fill: bar.ahead ? "--forecast" : bar.close >= bar.open ? "--up" : "--down",
-    opacity: 0.4,
-  }));
+  const wide = Math.min(12, pitch * 0.66);
+  const shapes =
+    wide < NARROW
+      ? [{ path: areaPath(bars.map((bar, at) => [x(at), y(bar.volume)]), [[x(0), plot.foot], [x(bars.length - 1), plot.foot]]), fill: "--up", opacity: 0.4 }]
+      : bars.map((bar, at) => ({
+          rect: [round(x(at) - wide / 2), round(y(bar.volume)), round(wide), round(Math.max(0, plot.foot - y(bar.volume)))],
+          fill: bar.ahead ? "--forecast" : bar.close >= bar.open ? "--up" : "--down",
+          opacity: 0.4,
+        }));
   shapes.push({ text: `Volume, up to ${number(most)}`, at: [plot.left + 2, plot.bottom + GAP - 2], fill: "--ink-soft", size: 10 });
   shapes.push({ line: [plot.left, plot.foot, plot.right, plot.foot], stroke: "--line-strong" });
   return shapes;
@@ -160,8 +164,9 @@ function todayLine(at, plot) {
 /** Rising candles are hollow and falling ones full: the direction is told by more than the colour. */
 function candleShapes(bars, x, y, pitch) {
   const wide = Math.min(13, pitch * 0.68);
-  if (wide < 1.6) {
-    // Too narrow for a body: a line of closes over the span of each bar says the same and stays readable.
+  if (wide < NARROW) {
+    // Too narrow for a body, and thousands of shapes would be slow: a line of closes over the span of each bar says
+    // the same and stays readable.
     return [
       { path: areaPath(bars.map((bar, at) => [x(at), y(bar.high)]), bars.map((bar, at) => [x(at), y(bar.low)])), fill: "--up", opacity: 0.25 },
       { path: linePath(bars.map((bar, at) => [x(at), y(bar.close)])), stroke: "--up", width: 1.4 },

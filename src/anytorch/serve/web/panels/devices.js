@@ -4,7 +4,8 @@ import { get, getText } from "../app/api.js";
 import { el, icon, setStyle } from "../app/dom.js";
 import { bytes, capitalised, percent } from "../app/format.js";
 import { readable } from "../app/markdown.js";
-import { emptyState, fixes, heading, problemBox, prose, skeleton } from "../app/notices.js";
+import { emptyState, fixes, heading, problemBox, prose, skeleton, warningBox } from "../app/notices.js";
+import { serviceState } from "../app/service-state.js";
 import { sparkLine } from "../charts/spark-line.js";
 
 const EVERY_MS = 2000;
@@ -22,8 +23,12 @@ export function devicesPanel(section) {
   const load = async () => {
     try {
       const [{ devices, choice, tried }, { findings }] = await Promise.all([get("v1/devices"), get("v1/doctor")]);
+      const { device_warning: warning } = await serviceState();
       meters.clear();
-      body.replaceChildren(...pageOf(devices, choice, findings, meters));
+      body.replaceChildren(
+        ...(warning ? [warningBox(el("p", { text: capitalised(warning) }))] : []),
+        ...pageOf(devices, choice, findings, meters),
+      );
       // Right after the start the devices are still being tried in another process; what is seen is shown meanwhile.
       if (tried === false) setTimeout(load, TRIED_MS);
     } catch (error) {
