@@ -23,11 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from anytorch import logs
+from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
-from anytorch.devices.precision import autocast, autocast_dtype
+from anytorch.devices.precision import autocast, autocast_dtype, capabilities
+from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError, UsageError
+from anytorch.models.encoders.staging import can_stage
 from anytorch.train.curve import draw_curve
 from anytorch.train.processes import World
+from anytorch.train.recorded import RecordedStep
 from anytorch.train.store import RunFolder
 from anytorch.train.windows import Windows
 
@@ -128,6 +132,11 @@ def own_random_numbers() -> Iterator[None]:
         torch.set_rng_state(before)
 
 
+def capable(device: torch.device) -> Caps:
+    backend, index = locate(device)
+    return capabilities(backend.name, index)
+
+
 def step_seed(seed: int, step: int, rank: int) -> int:
     text = f"{seed}/{step}/{rank}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
@@ -169,12 +178,23 @@ class Run:
         self.every = plan.evaluate_every or self.per_epoch
         self.wrapped = world.synchronised(objective)
         self.trained = [value for value in objective.parameters() if value.requires_grad]
-        self.optimiser = torch.optim.AdamW(
-            self.trained, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon, weight_decay=plan.weight_decay
-        )
         dtype = autocast_dtype(world.device) if plan.mixed_precision else None
         # float16 alone needs its gradients scaled; bfloat16 has float32's range.
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype == "float16")
+        alone = world.size == 1 and plan.accumulate == 1 and not self.scaler.is_enabled()
+        records = alone and capable(world.device).graphs
+        # A recording reads the rate where it lies: on the device.
+        self.rate = torch.tensor(plan.learning_rate, device=world.device) if records else None
+        self.optimiser = torch.optim.AdamW(
+            self.trained,
+            lr=plan.learning_rate if self.rate is None else self.rate,
+            betas=plan.betas,
+            eps=plan.epsilon,
+            weight_decay=plan.weight_decay,
+            capturable=records,
+        )
+        self.recorded = RecordedStep(self._alone, world.device, self._forget_gradients) if records else None
+        self.staged = can_stage(world.device)
         self.fingerprint = fingerprint(plan, world, self.train_windows, what)
         self.step = 0
         self.best_loss, self.best_step, self.bad = math.inf, 0, 0
@@ -192,15 +212,24 @@ class Run:
             yield self.on_device(self.train_windows, np.split(piece, self.world.size)[self.world.rank])
 
     def on_device(self, windows: Windows, chosen: Any) -> tuple[Tensor, Tensor]:
-        values, stamps = windows.batch(chosen)
-        return torch.from_numpy(values).to(self.world.device), torch.from_numpy(stamps).to(self.world.device)
+        values, stamps = (torch.from_numpy(part) for part in windows.batch(chosen))
+        if self.staged:  # from pinned memory the copy does not wait for what the device is doing
+            values, stamps = values.pin_memory(), stamps.pin_memory()
+        return tuple(part.to(self.world.device, non_blocking=self.staged) for part in (values, stamps))  # type: ignore[return-value]
 
     def take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
         torch.manual_seed(step_seed(self.plan.seed, self.step, self.world.rank))
         rate = learning_rate(self.step, self.total, self.plan.learning_rate, self.plan.warm_up)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        if self.rate is not None:
+            self.rate.fill_(rate)
+        else:
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
         self.objective.train()
+        if self.recorded is not None:
+            loss, parts = self.recorded(*next(self.pieces(self.step)))
+            self.step += 1
+            return loss, parts
         mean_loss = torch.zeros((), device=self.world.device)
         mean_parts: dict[str, Tensor] = {}
         for number, (values, stamps) in enumerate(self.pieces(self.step), 1):
@@ -222,6 +251,18 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
         return mean_loss, mean_parts
+
+    def _alone(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """A step of one process in one piece, without a look at the host: it may be recorded."""
+        with autocast(self.world.device, enabled=self.plan.mixed_precision):
+            loss, parts = self.wrapped(values, stamps)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
+        self.optimiser.step()
+        return loss.detach(), {name: part.detach() for name, part in parts.items()}
+
+    def _forget_gradients(self) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
 
     def note(self, loss: Tensor, parts: dict[str, Tensor]) -> float:
         value = self.finite(float(self.world.mean(loss)), "loss")
@@ -306,7 +347,7 @@ class Run:
             for name, value in self.objective.named_parameters():
                 if value.requires_grad:
                     value.copy_(state["weights"][name])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self._load_optimiser(state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
         self.best_loss, self.best_step, self.bad = state["best"]
@@ -315,6 +356,19 @@ class Run:
             self.folder.keep_log_until(self.step)
         self.world.wait()
         return True
+
+    def _load_optimiser(self, state: dict[str, Any]) -> None:
+        """A state from any device: how the optimiser runs, and where it counts its steps, is this device's business."""
+        ways = [
+            {name: group[name] for name in ("lr", "capturable", "foreach", "fused")}
+            for group in self.optimiser.param_groups
+        ]
+        self.optimiser.load_state_dict(state)
+        for group, way in zip(self.optimiser.param_groups, ways, strict=True):
+            group.update(way)
+        for parameter, kept in self.optimiser.state.items():
+            where = parameter.device if self.rate is not None else torch.device("cpu")
+            kept["step"] = torch.as_tensor(kept["step"], dtype=torch.float32).to(where)
 
     # --- the whole -------------------------------------------------------------------------------------------------
 

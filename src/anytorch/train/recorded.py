@@ -1,0 +1,94 @@
+"""A training step recorded once and replayed: for devices on which starting the kernels takes longer than running them.
+
+The step reads its windows from the same memory every time, its learning rate from a tensor, and its dice from a generator
+that was seeded for the step; nothing of it looks at the host. The first steps run plainly, as libraries choose their
+kernels then; a step that cannot be recorded goes on running plainly, and the log says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytorch import logs
+from anytorch.devices.oom import is_out_of_memory
+from anytorch.models.encoders.graphs import graph_class
+
+log = logs.logger(__name__)
+Answer = tuple[Tensor, dict[str, Tensor]]
+Work = Callable[[Tensor, Tensor], Answer]
+
+PLAIN_STEPS = 3
+
+
+class RecordedStep:
+    """Calls `work(values, stamps)`, from the fourth time on by replaying what it did on the device."""
+
+    def __init__(self, work: Work, device: torch.device, forget_gradients: Callable[[], None]) -> None:
+        self.work, self.device, self.forget_gradients = work, device, forget_gradients
+        self.module: Any = torch.get_device_module(device)
+        self.failed = ""
+        self.done = 0
+        self.inputs: tuple[Tensor, Tensor] | None = None
+        self.graph: Any = None
+        self.answer: Answer | None = None
+        self.stream: Any = None
+
+    def __call__(self, values: Tensor, stamps: Tensor) -> Answer:
+        """`values` and `stamps` may be on the host; their shapes are always the same."""
+        if self.failed:
+            return self._plainly(values.to(self.device), stamps.to(self.device))
+        if self.inputs is None:
+            self.inputs = (values.to(self.device).clone(), stamps.to(self.device).clone())
+        for kept, given in zip(self.inputs, (values, stamps), strict=True):
+            kept.copy_(given, non_blocking=True)
+        if self.graph is None and self.done >= PLAIN_STEPS:
+            try:
+                self._record(*self.inputs)
+            except Exception as exc:
+                # A library or a driver may raise anything while recording. Nothing has been computed yet.
+                if is_out_of_memory(exc):
+                    raise
+                self.failed = f"{type(exc).__name__}: {str(exc).splitlines()[0][:200]}"
+                log.info("%s: training steps are not recorded: %s", self.device, self.failed)
+                self.graph = None
+        self.done += 1
+        if self.graph is None:
+            return self._plainly(*self.inputs)
+        self.graph.replay()
+        assert self.answer is not None
+        loss, parts = self.answer
+        return loss.clone(), {name: part.clone() for name, part in parts.items()}
+
+    def _plainly(self, values: Tensor, stamps: Tensor) -> Answer:
+        if self.failed:
+            answer = self.work(values, stamps)
+        else:
+            # Beside the main stream, as what is recorded later: gradients are then summed where they are recorded.
+            stream = self._side()
+            stream.wait_stream(self.module.current_stream())
+            with self.module.stream(stream):
+                answer = self.work(values, stamps)
+            self.module.current_stream().wait_stream(stream)
+        self.forget_gradients()
+        return answer
+
+    def _side(self) -> Any:
+        if self.stream is None:
+            self.stream = self.module.Stream()
+        return self.stream
+
+    def _record(self, values: Tensor, stamps: Tensor) -> None:
+        kind = graph_class(self.module)
+        if kind is None:
+            raise AttributeError(f"{self.module.__name__} has no graph to record into")
+        self.forget_gradients()  # those of the recording are its own
+        graph = kind()
+        record = getattr(self.module, "graph", None)
+        # Where the module has no such function, `with graph:` records by itself.
+        with record(graph, stream=self._side()) if callable(record) else graph:
+            self.answer = self.work(values, stamps)
+        self.graph = graph

@@ -1,0 +1,90 @@
+"""Recorded training steps, at the seam: a device that can record is played by a module that counts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anytorch.train import recorded
+from anytorch.train.recorded import PLAIN_STEPS, RecordedStep
+
+
+class FakeDevice:
+    """What torch.cuda and its like have of it: streams, and graphs that replay what was recorded."""
+
+    __name__ = "fake"
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.recording = fails, False
+        device = self
+
+        class FakeGraph:
+            def replay(self) -> None:
+                device.replayed()
+
+        self.FakeGraph = FakeGraph
+        self.replayed: Any = None
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+
+    def current_stream(self) -> Any:
+        return FakeDevice.Stream()
+
+    @contextmanager
+    def stream(self, stream: Any) -> Any:
+        yield
+
+    @contextmanager
+    def graph(self, graph: Any, stream: Any) -> Any:
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        self.recording = True
+        yield
+        self.recording = False
+
+
+def step_on(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[RecordedStep, list[str]]:
+    monkeypatch.setattr(recorded.torch, "get_device_module", lambda given: device)
+    log: list[str] = []
+    loss = torch.zeros(())
+
+    def work(values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        log.append("recorded" if device.recording else "plain")
+        if not device.recording:  # a recording computes nothing
+            loss.copy_(values.sum() + stamps.sum())
+        return loss, {"part": loss}
+
+    step = RecordedStep(work, torch.device("cpu"), lambda: log.append("forgotten"))
+
+    def replayed() -> None:
+        log.append("replayed")
+        assert step.inputs is not None
+        loss.copy_(step.inputs[0].sum() + step.inputs[1].sum())
+
+    device.replayed = replayed
+    return step, log
+
+
+def test_a_few_steps_run_plainly_and_then_one_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, log = step_on(FakeDevice(), monkeypatch)
+    kept = []
+    for number in range(PLAIN_STEPS + 3):
+        loss, parts = step(torch.full((2, 3), float(number)), torch.ones(2))
+        kept.append((loss, parts["part"]))
+        assert float(loss) == 6 * number + 2
+    assert log == ["plain", "forgotten"] * PLAIN_STEPS + ["forgotten", "recorded"] + ["replayed"] * 3
+    assert [float(loss) for loss, _ in kept[-2:]] == [26, 32], "an answer is not overwritten by the next step"
+    assert not step.failed
+
+
+def test_what_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, log = step_on(FakeDevice(fails=True), monkeypatch)
+    for number in range(PLAIN_STEPS + 2):
+        assert float(step(torch.full((2, 3), float(number)), torch.ones(2))[0]) == 6 * number + 2
+    assert log == ["plain", "forgotten"] * PLAIN_STEPS + ["forgotten"] + ["plain", "forgotten"] * 2
+    assert step.failed == "RuntimeError: operation not permitted when stream is capturing"
