@@ -118,13 +118,25 @@ def serve() -> Iterator[Callable[..., Running]]:
         yield lambda **options: stack.enter_context(serving(**options))
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Running]:
-    """One service with the default options for the tests of a module that change nothing about it."""
+@contextmanager
+def served_with(**options: Any) -> Iterator[Running]:
+    """`serving` for a fixture that outlives a test: started with the shared cache, whatever the test has."""
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ANYTORCH_CACHE_DIR", str(CACHE))
-            running = stack.enter_context(serving())
+            running = stack.enter_context(serving(**options))
+        yield running
+
+
+@pytest.fixture(scope="session")
+def served() -> Callable[..., Any]:
+    return served_with
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Running]:
+    """One service with the default options for the tests of a module that change nothing about it."""
+    with served_with() as running:
         yield running
 
 

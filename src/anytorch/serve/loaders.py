@@ -60,7 +60,11 @@ class EmbeddingModel:
             lambda: ArrowEngine(wanted.source, wanted.device, quantization=wanted.quantization, threads=options.threads)
         )
         self.queue = EngineQueue(
-            self.engine, max_waiting_tokens=options.max_waiting_tokens, when_full="raise", observe=observe
+            self.engine,
+            max_waiting_tokens=options.max_waiting_tokens,
+            max_waiting_s=options.max_waiting_s,
+            when_full="raise",
+            observe=observe,
         )
         self.engine.encode(["warm"])  # the first real request finds everything ready
         spec = self.engine.recipe.spec

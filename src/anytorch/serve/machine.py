@@ -8,7 +8,6 @@ from typing import Any
 
 from anytorch.devices.choose import Survey, resolve, survey
 from anytorch.devices.doctor import DIAGNOSES
-from anytorch.devices.memory import memory
 from anytorch.devices.ranking import choice_words, parse
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate, Level, MemoryUse, Reason, State
@@ -124,7 +123,9 @@ def live(found: Survey, activity: Activity) -> schemas.LiveDevices:
 
 def live_of(one: Candidate, cards: Mapping[str, CardActivity], activity: Activity) -> schemas.LiveDevice:
     if one.backend == "cpu":
-        return schemas.LiveDevice(id=one.id, memory=memory_of(memory(one.id)), utilisation=activity.cpu_share())
+        return schemas.LiveDevice(
+            id=one.id, memory=memory_of(registry().get(one.backend).memory(one.index)), utilisation=activity.cpu_share()
+        )
     card = cards.get(one.uuid or "") or cards.get(one.pci or "")
     if card is not None and card.total:
         used = schemas.Memory(used=card.used, total=card.total, source=card.source)
@@ -132,7 +133,9 @@ def live_of(one: Candidate, cards: Mapping[str, CardActivity], activity: Activit
     share = None if card is None else card.utilisation
     if one.state is State.UNUSABLE:
         return schemas.LiveDevice(id=one.id, utilisation=share)
-    return schemas.LiveDevice(id=one.id, memory=memory_of(memory(one.id)), utilisation=share)
+    return schemas.LiveDevice(
+        id=one.id, memory=memory_of(registry().get(one.backend).memory(one.index)), utilisation=share
+    )
 
 
 def memory_of(use: MemoryUse) -> schemas.Memory | None:

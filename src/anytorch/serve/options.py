@@ -41,6 +41,7 @@ class ServeOptions:
     max_texts: int = 2048
     max_request_tokens: int = 300_000
     max_waiting_tokens: int = 400_000
+    max_waiting_s: float = 10.0  # what waits may take so long to compute, as measured; then 429
     max_forecast_rows: int = 20_000
     max_forecast_samples: int = 200
     max_forecast_steps: int = 1_000
@@ -61,7 +62,7 @@ class ServeOptions:
                      "max_connections"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: use a whole number above 0")
-        for name in ("timeout_s", "header_timeout_s", "body_timeout_s", "keep_alive_s"):
+        for name in ("timeout_s", "max_waiting_s", "header_timeout_s", "body_timeout_s", "keep_alive_s"):
             if not 0 < getattr(self, name) < 86_400:
                 raise UsageError(f"{name}={getattr(self, name)}: use a number of seconds above 0")
         if self.drain_s < 0 or self.drain_delay_s < 0:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anytorch.engines.embed.queue import EngineQueue
-from anytorch.errors import InputError, OutOfMemory, QueueFull, UsageError
+from anytorch.engines.embed.queue import BatchReport, EngineQueue
+from anytorch.engines.embed.token_ids import pack_ids
+from anytorch.errors import InputError, OutOfMemory, QueueClosed, QueueFull, UsageError
 
 TEXTS = [f"text number {n} " + "word " * (n % 7) for n in range(40)]
 
@@ -324,3 +325,168 @@ def test_a_device_gets_the_next_batch_before_the_last_is_fetched(
         queue._engine.tokenize = lambda texts, prompt=None: tokens
         with pytest.raises(KeyError, match="refused"):
             queue.encode("x")
+
+
+def test_no_more_may_wait_than_can_be_computed_in_time(engine: Any, encoder: Any) -> None:
+    """Tokens are not seconds: a queue that is long for this machine refuses, whatever its tokens."""
+    tokens = int(engine.tokenize(["text number"] * 40).starts[-1])
+    encoder.before = lambda lengths: time.sleep(0.1)  # at most 10 batches a second
+    with EngineQueue(engine, batch_tokens=tokens, max_waiting_s=0.35, when_full="raise") as queue:
+        queue.encode(["text number"] * 40)  # a full batch: now the rate is known
+        gate = Gate(encoder)
+        first = queue.submit("one")
+        assert gate.reached.wait(20)
+        assert queue._tokens_per_s is not None and 0 < queue._tokens_per_s <= tokens / 0.1
+        queue._tokens_per_s = tokens / 0.1  # on a busy machine it was slower
+        accepted = []
+        with pytest.raises(QueueFull, match=r"which takes 0\.\d s; 0\.35 s may wait"):
+            for _ in range(20):
+                accepted.append(queue.submit(["text number"] * 40))
+        gate.opened.set()
+        assert len(accepted) == 4
+        for future in (first, *accepted):
+            future.result(20)
+        assert queue.stats.rejected == 1
+        assert queue.submit("welcome again").result(20) is not None
+
+
+def test_short_texts_alone_do_not_make_the_queue_look_slow(engine: Any, encoder: Any) -> None:
+    encoder.before = lambda lengths: time.sleep(0.02)
+    with EngineQueue(engine, batch_tokens=10_000, max_waiting_s=0.01, when_full="raise") as queue:
+        for _ in range(5):
+            queue.encode("one")
+        gate = Gate(encoder)
+        futures = [queue.submit("one")]
+        assert gate.reached.wait(20)
+        futures += [queue.submit(TEXTS) for _ in range(5)]  # nothing is known of full batches: tokens alone decide
+        gate.opened.set()
+        for future in futures:
+            future.result(20)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0])
+def test_a_waiting_time_that_makes_no_sense(engine: Any, seconds: float) -> None:
+    with pytest.raises(UsageError, match="max_waiting_s"):
+        EngineQueue(engine, max_waiting_s=seconds)
+
+
+def until(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_a_task_that_waits_for_room_can_be_cancelled(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+
+    async def main() -> None:
+        with EngineQueue(engine, max_waiting_tokens=20) as queue:
+            first = asyncio.ensure_future(queue.aencode("first"))
+            await asyncio.to_thread(gate.reached.wait, 20)
+            inside = asyncio.ensure_future(queue.aencode("word " * 15))
+            while queue.stats.waiting_requests < 1:
+                await asyncio.sleep(0.002)
+            outside = asyncio.ensure_future(queue.aencode("other " * 15))
+            last = asyncio.ensure_future(queue.aencode("last " * 15))
+            while queue.stats.without_room < 2:
+                await asyncio.sleep(0.002)
+            assert queue.stats.waiting_requests == 1
+            outside.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await outside
+            gate.opened.set()
+            await asyncio.gather(first, inside, last)
+            assert queue.stats.cancelled == 1 and queue.stats.requests == 3 and queue.stats.without_room == 0
+
+    asyncio.run(main())
+    assert len(encoder.calls) == 3, "the cancelled request was computed for nobody"
+
+
+def test_deadlines_are_kept_while_a_batch_is_computed(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    queue = EngineQueue(engine, max_waiting_tokens=20)
+    first = queue.submit("first")
+    assert gate.reached.wait(20)
+    with pytest.raises(TimeoutError, match=r"not computed within 0\.05 s"):
+        queue.encode("late", timeout_s=0.05)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError, match=r"0\.05 s"):
+            await queue.aencode("late, too", timeout_s=0.05)
+        waits = asyncio.ensure_future(queue.aencode("word " * 15))
+        while not queue.stats.waiting_tokens > 15:
+            await asyncio.sleep(0.002)
+        with pytest.raises(TimeoutError, match="stayed full"):
+            await queue.aencode("word " * 15, timeout_s=0.05)
+        with pytest.raises(TimeoutError, match="stayed full"):
+            await asyncio.to_thread(queue.submit, "word " * 15, timeout_s=0.05)
+        gate.opened.set()
+        await waits
+
+    asyncio.run(main())
+    assert first.result(20) is not None
+    queue.close()
+    assert queue.stats.timed_out == 4 and queue.stats.waiting_tokens == 0 and queue.stats.without_room == 0
+    assert len(encoder.calls) == 2
+
+
+def test_room_goes_to_whoever_waited_longest(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    done: list[int] = []
+    with EngineQueue(engine, max_waiting_tokens=20, batch_tokens=20) as queue:
+        first = queue.submit("first")
+        assert gate.reached.wait(20)
+        tokens = [engine.tokenize(["word " * 15]) for _ in range(4)]
+        futures = [queue.submit_tokens(one) for one in tokens]  # does not block, though there is room for one alone
+        for number, future in enumerate(futures):
+            future.add_done_callback(lambda _, n=number: done.append(n))
+        assert queue.stats.without_room == 3
+        gate.opened.set()
+        first.result(20)
+    assert done == [0, 1, 2, 3]
+
+
+def test_token_ids_are_the_texts_they_came_from(engine: Any) -> None:
+    tokens = engine.tokenize(TEXTS)
+    rows = [tokens.ids[a:b].tolist() for a, b in zip(tokens.starts, tokens.starts[1:], strict=False)]
+    with EngineQueue(engine) as queue:
+        packed = pack_ids(rows, vocabulary=10**6, max_length=engine.max_length)
+        assert np.array_equal(queue.submit_tokens(packed).result(20), engine.encode(TEXTS))
+    cases: list[tuple[Any, str]] = [([[]], "0 token ids"), ([[1] * 99], "99"), ([[1, -1]], "-1"), ([["a"]], "a")]
+    for bad, words in (*cases, ([[1], [5, 7]], "text 1")):
+        with pytest.raises(InputError, match=words):
+            pack_ids(bad, vocabulary=7, max_length=8)
+
+
+def test_batches_are_told_to_who_observes(engine: Any, encoder: Any) -> None:
+    reports: list[BatchReport] = []
+    with EngineQueue(engine, observe=reports.append) as queue:
+        queue.encode(["one", "two three"])
+
+        def broken(lengths: list[int]) -> None:
+            raise RuntimeError("broken")
+
+        encoder.before = broken
+        with pytest.raises(RuntimeError):
+            queue.encode("x")
+    good, bad = reports
+    assert good.texts == 2 and good.requests == 1 and not good.failed and bad.failed
+    assert good.tokens == int(engine.tokenize(["one", "two three"]).starts[-1])
+    assert good.seconds >= 0 and len(good.waited_s) == 1 and good.waited_s[0] >= 0
+
+
+def test_a_queue_that_hangs_says_so(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    queue = EngineQueue(engine)
+    assert queue.stuck() == ""
+    future = queue.submit("x")
+    assert gate.reached.wait(20)
+    until(lambda: queue.stuck(after_s=0.0) != "")
+    assert "not come back" in queue.stuck(after_s=0.0) and queue.stuck() == ""
+    gate.opened.set()
+    future.result(20)
+    queue.close()
+    assert queue.stuck(after_s=0.0) == ""
+    with pytest.raises(QueueClosed):
+        queue.submit("late")

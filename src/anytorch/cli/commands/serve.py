@@ -52,6 +52,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     much.add_argument("--max-texts", type=int, default=2048, metavar="N", help="in a request (default: 2048)")
     much.add_argument("--max-tokens", type=int, default=300_000, metavar="N", help="in a request (default: 300000)")
     much.add_argument("--max-waiting-tokens", type=int, default=400_000, metavar="N", help="then 429 (default: 400000)")
+    much.add_argument(
+        "--max-waiting", type=float, default=10.0, metavar="SECONDS", help="of work; then 429 (default: 10)"
+    )
     much.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of a request (default: 60)")
     much.add_argument(
         "--drain", type=float, default=30.0, metavar="SECONDS", help="for what is under way (default: 30)"
@@ -132,6 +135,7 @@ def serve_options(options: argparse.Namespace) -> Any:
         max_texts=options.max_texts,
         max_request_tokens=options.max_tokens,
         max_waiting_tokens=options.max_waiting_tokens,
+        max_waiting_s=options.max_waiting,
         timeout_s=options.timeout,
         access_log=options.access_log,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 log = logs.logger(__name__)
 
 IDLE_S = 2.0  # after which the worker ends; the next request starts another. A thread would keep its engine for ever
+RATE_WEIGHT = 0.2  # of the newest batch in the rate that admission goes by
 LONGEST_WAIT_S = 3600.0  # of a thread that waits for something to happen, before it looks again
 
 
@@ -114,8 +116,9 @@ class EngineQueue:
 
     `batch_tokens`: of one batch; None: the engine's own. `max_wait_s`: how long a request may wait for company; only
     waited for while there is any (a lone caller is served at once). `max_waiting_tokens`: more than that may not wait;
-    `when_full`: "wait" until there is room, in the order of arrival, or "raise" QueueFull. `observe` is called in the
-    worker's thread after every batch. `close()` finishes what waits; also a context manager.
+    nor more than takes `max_waiting_s` to compute, as full batches have measured it. `when_full`: "wait" until there is
+    room, in the order of arrival, or "raise" QueueFull. `observe` is called in the worker's thread after every batch.
+    `close()` finishes what waits; also a context manager.
 
     >>> with EngineQueue(engine) as queue:
     ...     queue.encode(["one", "two"])            # from any thread
@@ -129,6 +132,7 @@ class EngineQueue:
         batch_tokens: int | None = None,
         max_wait_s: float = 0.003,
         max_waiting_tokens: int = 1_000_000,
+        max_waiting_s: float | None = None,
         when_full: Literal["wait", "raise"] = "wait",
         observe: Callable[[BatchReport], None] | None = None,
     ) -> None:
@@ -136,10 +140,12 @@ class EngineQueue:
             raise UsageError(f"when_full={when_full!r}: use 'wait' or 'raise'")
         if max_wait_s < 0 or max_waiting_tokens < 1 or (batch_tokens is not None and batch_tokens < 1):
             raise UsageError("max_wait_s must be at least 0, batch_tokens and max_waiting_tokens at least 1")
+        if max_waiting_s is not None and not max_waiting_s > 0:
+            raise UsageError(f"max_waiting_s={max_waiting_s!r}: use a number of seconds above 0")
         self._engine = engine
         self._batch_tokens = batch_tokens
         self._max_wait_s = max_wait_s
-        self._max_waiting = max_waiting_tokens
+        self._max_waiting, self._max_waiting_s = max_waiting_tokens, max_waiting_s
         self._when_full = when_full
         self._observe = observe
         self._changed = threading.Condition()  # guards all below
@@ -150,6 +156,8 @@ class EngineQueue:
         self._company = 0  # requests in the last batch
         self._stats = QueueStats()
         self._worker: threading.Thread | None = None
+        self._tokens_per_s: float | None = None  # of full batches, lately; None until there was one
+        self._ended = 0.0  # when the last batch was done
         self._began: float | None = None  # when the worker started the batch it waits for
 
     # --- asking ----------------------------------------------------------------------------------------------------
@@ -315,12 +323,12 @@ class EngineQueue:
                 self._enter(request)
             elif self._when_full == "raise":
                 self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
-                raise QueueFull(
-                    f"{self._waiting} tokens of {len(self._requests)} requests are waiting, {self._max_waiting} may",
-                    hint="try again later, or send fewer texts at a time",
-                )
+                raise QueueFull(self._full_words(), hint="try again later, or send fewer texts at a time")
             else:
                 self._line.append(request)
+            # A future keeps its callbacks: a circle would keep every answer until the next garbage collection.
+            held = weakref.ref(request)
+            request.future.add_done_callback(lambda _: self._withdraw(held()))
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="anytorch-queue", daemon=True)
                 self._worker.start()
@@ -338,11 +346,37 @@ class EngineQueue:
                 self._changed.wait(self._seconds_until(request.deadline))
         except BaseException:  # Ctrl-C, or its time is up: it must not be computed for nobody
             request.future.cancel()
+            self._remove(request)
             raise
 
     def _has_room(self, request: _Request) -> bool:
-        # One alone is always taken, however large.
-        return not self._requests or self._waiting + request.waiting_tokens <= self._max_waiting
+        if not self._requests:
+            return True  # one alone is always taken, however large
+        if self._max_waiting_s is not None and self._waiting_s() > self._max_waiting_s:
+            return False
+        return self._waiting + request.waiting_tokens <= self._max_waiting
+
+    def _waiting_s(self) -> float:
+        """How long what waits will take, as far as is known."""
+        return 0.0 if self._tokens_per_s is None else self._waiting / self._tokens_per_s
+
+    def _full_words(self) -> str:
+        waiting = f"{self._waiting} tokens of {len(self._requests)} requests are waiting"
+        if self._max_waiting_s is not None and self._waiting_s() > self._max_waiting_s:
+            return f"{waiting}, which takes {self._waiting_s():.1f} s; {self._max_waiting_s:g} s may wait"
+        return f"{waiting}, {self._max_waiting} may"
+
+    def _count_rate(self, taken: _Batch, began: float) -> None:
+        """Full batches say how fast requests are worked off; a lone short text says nothing about that."""
+        now = time.monotonic()
+        seconds, self._ended = now - max(began, self._ended), now  # batches may overlap
+        tokens = sum(sum(request.lengths[share.begin : share.end]) for request, share in taken)
+        if 2 * tokens < (self._batch_tokens or self._engine.batch_tokens) or seconds <= 0:
+            return
+        rate = tokens / seconds
+        with self._changed:
+            known = self._tokens_per_s
+            self._tokens_per_s = rate if known is None else known + RATE_WEIGHT * (rate - known)
 
     def _enter(self, request: _Request) -> None:
         request.entered = True
@@ -353,11 +387,12 @@ class EngineQueue:
         )
 
     def _expire(self, request: _Request) -> None:
-        """Its time is up: the caller gets the TimeoutError now, the worker takes it out when it next looks."""
+        """Its time is up: the caller gets the TimeoutError now, and others its room."""
         with self._changed:
             if not request.future.done():
                 self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
                 self._finish(request, request.timed_out())
+                self._remove(request)
 
     @staticmethod
     def _seconds_until(moment: float | None) -> float:
@@ -381,6 +416,7 @@ class EngineQueue:
             self._began = began
             try:
                 self._compute(taken, self._observed(taken, answer, began))
+                self._count_rate(taken, began)
             except Exception as exc:  # noqa: BLE001  (our own mistake: nobody may be left waiting for it)
                 log.error("the queue's worker failed: %s: %s", type(exc).__name__, exc)
                 for request, _ in taken:
@@ -444,20 +480,34 @@ class EngineQueue:
             return None
 
     def _drop_finished(self) -> None:
-        """Take out requests that were cancelled, failed in an earlier batch, or ran out of time; let others in."""
+        """Take out requests that failed in an earlier batch or ran out of time; let others in."""
         now = time.monotonic()
         for group in (self._requests, self._line):
             for request in [r for r in group if r.future.done() or (r.deadline is not None and now >= r.deadline)]:
                 if not request.future.done():
                     self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
                     self._finish(request, request.timed_out())
-                elif request.future.cancelled():
-                    self._stats = replace(self._stats, cancelled=self._stats.cancelled + 1)
-                group.remove(request)
-                if request.entered:
-                    self._waiting -= request.waiting_tokens
-                self._changed.notify_all()
+                self._remove(request)
         self._let_in()
+
+    def _remove(self, request: _Request) -> None:
+        """Take a request out, wherever it waits. Its room is free at once, also while a batch is being computed."""
+        if request in self._requests:
+            self._requests.remove(request)
+            self._waiting -= request.waiting_tokens
+        elif request in self._line:
+            self._line.remove(request)
+        else:
+            return
+        self._let_in()
+        self._changed.notify_all()
+
+    def _withdraw(self, request: _Request | None) -> None:
+        """Called with every request that is done: one that was cancelled must not take room."""
+        if request is not None and request.future.cancelled():
+            with self._changed:
+                self._stats = replace(self._stats, cancelled=self._stats.cancelled + 1)
+                self._remove(request)
 
     def _let_in(self) -> None:
         while self._line and self._has_room(self._line[0]):

@@ -1,0 +1,96 @@
+"""POST /v1/benchmark: streamed, one at a time, ended with its reader, and kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anytorch.serve import measuring
+
+pytest.importorskip("torch")
+QUICK = {"devices": ["cpu"], "seconds": 0.3, "workloads": ["launch"]}
+
+
+@pytest.fixture
+def runs(built_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(measuring, "folder", lambda: tmp_path / "benchmarks")
+    return tmp_path / "benchmarks"
+
+
+def events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line[7:]
+        elif line.startswith("data: "):
+            yield name, json.loads(line[6:])
+
+
+def test_a_benchmark_streams_and_is_kept(service: Any, runs: Path) -> None:
+    with service.client.stream("POST", "/v1/benchmark", json=QUICK, timeout=120) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        found = list(events(answer.iter_lines()))
+    names = [name for name, _ in found]
+    assert names[0] == "progress" and names[-1] == "done" and "result" in names
+    result = next(data for name, data in found if name == "result")
+    assert result["device"] == "cpu" and result["rate"] > 0 and result["unit"] and "launch" in result["test"]
+    assert {data["fraction"] for name, data in found if name == "progress"} >= {0.0, 1.0}
+    (kept,) = service.client.get("/v1/benchmark/runs").json()["runs"]
+    assert kept["run_id"] == found[-1][1]["run_id"] and kept["rows"] == found[-1][1]["rows"] and not kept["partial"]
+
+
+def test_only_one_at_a_time_and_closing_ends_it(service: Any, runs: Path) -> None:
+    body = {**QUICK, "seconds": 60.0, "workloads": None}
+    with service.client.stream("POST", "/v1/benchmark", json=body, timeout=120) as answer:
+        told = events(answer.iter_lines())  # kept: the stream ends with its iterator
+        for name, data in told:
+            if name == "progress" and data["message"] != "starting":
+                break
+        second = service.client.post("/v1/benchmark", json=QUICK)
+        assert second.status_code == 409 and second.json()["type"].endswith("benchmark-under-way")
+    deadline = time.monotonic() + 20
+    while service.app.guard.under_way or service.state.measuring._reserved_at is not None:
+        assert time.monotonic() < deadline, "it goes on without its reader"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"seconds": 0}, {"seconds": 1e9}, {"devices": []}, {"devices": ["abacus"]}, {"devices": ["xpu:0"]},
+     {"workloads": ["chess"]}, {"devices": "cpu"}],
+)  # fmt: skip
+def test_what_makes_no_sense_is_told_before_it_streams(service: Any, body: dict[str, Any]) -> None:
+    answer = service.client.post("/v1/benchmark", json=body)
+    assert answer.status_code == 422 and answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_process_that_dies_is_told(service: Any, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring.sys, "executable", "/bin/false")
+    answer = service.client.post("/v1/benchmark", json=QUICK)
+    assert [name for name, _ in events(iter(answer.text.splitlines()))] == ["progress", "failed"]
+
+
+def test_a_reservation_that_nobody_takes_up_lapses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
+    one = measuring.Measuring()
+    one.reserve()
+    with pytest.raises(measuring.Problem):
+        one.reserve()
+    now[0] = 11.0
+    one.reserve()
+
+
+def test_damaged_runs_are_left_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = measuring.keep([], [], 1.0, None, partial=True)
+    again = measuring.keep([], [], 1.0, None, partial=False)
+    assert kept.run_id != again.run_id
+    (runs / "20200101-000000.json").write_text("{")
+    (runs / "notes.json").write_text("{}")
+    assert {run.run_id for run in measuring.earlier()} == {kept.run_id, again.run_id}
+    assert "20200101" in caplog.text

@@ -1,0 +1,151 @@
+"""POST /v1/completions and /v1/chat/completions, with a real (tiny, random) model and OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    path = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<begin>", "<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(["one word after another makes a text"], trainer)
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>")
+    whole.chat_template = TEMPLATE
+    whole.save_pretrained(path)
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=4096, bos_token_id=0, eos_token_id=1, initializer_range=0.3,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def writer(served: Callable[..., Any], folder: Path) -> Iterator[Any]:
+    with served(text_model=str(folder)) as running:
+        deadline = time.monotonic() + 60
+        running.server.call(running.state.load_rest)
+        while not running.state.models.loaded("text"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield running
+
+
+@pytest.fixture
+def official(writer: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{writer.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_a_completion_is_the_generator_s(writer: Any, official: openai.OpenAI) -> None:
+    answer = official.completions.create(model="tiny-llama", prompt="one word", max_tokens=12, temperature=0)
+    want = writer.state.models.loaded("text")[0].generator.complete("one word", max_tokens=12, temperature=0.0)
+    assert answer.choices[0].text == want.text and answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12 and answer.usage.prompt_tokens == want.prompt_tokens
+    assert answer.usage.model_dump()["tokens_per_second"] > 0
+
+
+def test_a_stream_brings_the_same_text_in_pieces(official: openai.OpenAI) -> None:
+    whole = official.completions.create(model="tiny-llama", prompt="one", max_tokens=20, temperature=0).choices[0].text
+    chunks = list(
+        official.completions.create(model="tiny-llama", prompt="one", max_tokens=20, temperature=0, stream=True)
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole and len(chunks) > 3
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+    assert chunks[-1].usage is not None and "bandwidth_share" in chunks[-1].usage.model_dump()
+
+
+def test_a_chat(writer: Any, official: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    messages: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
+    options: dict[str, Any] = {"model": "tiny-llama", "messages": messages, "max_completion_tokens": 8, "seed": 3}
+    answer = official.chat.completions.create(**options)
+    plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    want = writer.state.models.loaded("text")[0].generator.complete(
+        plain, max_tokens=8, seed=3, temperature=1.0, top_p=1.0
+    )
+    assert answer.choices[0].message.content == want.text and answer.choices[0].message.role == "assistant"
+    chunks = list(official.chat.completions.create(**options, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == want.text
+
+
+def test_the_stream_s_own_form(writer: Any) -> None:
+    with writer.client.stream(
+        "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 3, "stream": True}
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
+    assert json.loads(lines[0][6:])["object"] == "text_completion"
+
+
+def test_a_client_that_leaves_ends_the_text(writer: Any) -> None:
+    generator = writer.state.models.loaded("text")[0].generator
+    body = {"prompt": "one", "max_tokens": 3000, "temperature": 0, "stream": True}
+    with writer.client.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    deadline = time.monotonic() + 10
+    while writer.app.guard.under_way:
+        assert time.monotonic() < deadline, "the request goes on without its client"
+        time.sleep(0.01)
+    tokens = generator.stats.tokens
+    time.sleep(0.2)
+    assert generator.stats.tokens - tokens < 100 and writer.state.models.slots("text")[0].users == 0
+
+
+def test_a_deadline_ends_a_text_with_words(writer: Any) -> None:
+    body = {"prompt": "one", "max_tokens": 4000, "temperature": 0}
+    headers = {"X-Request-Timeout": "0.2"}
+    assert writer.client.post("/v1/completions", json=body, headers=headers).status_code == 504
+    with writer.client.stream("POST", "/v1/completions", json={**body, "stream": True}, headers=headers) as answer:
+        last = [line for line in answer.iter_lines() if line][-1]
+    assert json.loads(last[6:])["error"]["code"] == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("completions", {}, 422),
+        ("completions", {"prompt": ["a", "b"]}, 422),
+        ("completions", {"prompt": "x", "max_tokens": 0}, 422),
+        ("completions", {"prompt": "x", "max_tokens": 10**6}, 422),
+        ("completions", {"prompt": "x", "temperature": -1}, 422),
+        ("completions", {"prompt": "x", "top_p": 0}, 422),
+        ("completions", {"prompt": "x", "n": 2}, 422),
+        ("completions", {"prompt": "x", "model": "nobody"}, 404),
+        ("completions", {"prompt": "word " * 5000}, 422),
+        ("completions", {"prompt": "x", "stop": [""] * 100}, 422),
+        ("chat/completions", {"messages": []}, 422),
+        ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, 422),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 422),
+    ],
+)
+def test_what_makes_no_sense_is_told(writer: Any, path: str, body: dict[str, Any], status: int) -> None:
+    for stream in (False, True):
+        answer = writer.client.post(f"/v1/{path}", json={**body, "stream": stream})
+        assert answer.status_code == status, answer.text
+        assert answer.json()["error"]["message"] and answer.headers["content-type"] == "application/problem+json"
+    assert writer.state.models.slots("text")[0].users == 0
