@@ -217,6 +217,7 @@ LARGE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "depthwise": (lambda x, w: F.conv2d(x, w, None, 1, 2, 2, 6), [(2, 6, 9, 9), (6, 1, 3, 3)]),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), [(3, 5, 20, 21)]),
     "mean pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), [(3, 5, 20, 21)]),
+    "products": (lambda a, b: a @ b + (a.T @ a)[:1, :90] / 9, [(70, 100), (100, 90)]),
     "rows by number": (lambda x: x[np.arange(400) % 7], [(9, 33)]),
     "whole": (lambda x: F.cross_entropy(x, lite.tensor(np.arange(70) % 130, device=x.device)), [(70, 130)]),
 }
@@ -226,6 +227,30 @@ LARGE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 def test_larger_sizes(gpu: Any, name: str) -> None:
     op, shapes = LARGE[name]
     both(gpu, op, *(numbers(*shape, salt=i) / 2 for i, shape in enumerate(shapes)), stays=True)
+
+
+@pytest.fixture
+def as_hardware(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Kernels in the forms that real GPUs get (workgroups, tiles, fours), whatever the adapter is."""
+    from anytorch.gpu.adapters import Adapter
+    from anytorch.lite.gpu import conv, folds, kernels
+
+    plans = [kernels._elementwise, kernels._products, folds._folds, folds._rows, conv._convolutions]
+    monkeypatch.setattr(Adapter, "software", property(lambda self: False))
+    for known in plans:
+        known.clear()
+    yield gpu
+    for known in plans:
+        known.clear()
+
+
+TILES = ("conv2d", "conv2d groups", "products")  # long to compile for a CPU
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TILES)) for name in LARGE])
+def test_forms_for_hardware(as_hardware: Any, name: str) -> None:
+    op, shapes = LARGE[name]
+    both(as_hardware, op, *(numbers(*shape, salt=i) / 2 for i, shape in enumerate(shapes)), stays=True)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])

@@ -16,6 +16,7 @@ from anytorch.lite.gpu.launch import Launch, device_memory, grid
 from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 PART, MOST_PARTS, FEW_ROWS = 4096, 256, 64  # few long rows are cut into parts, whose states a second launch folds
+MOST_HELD = 4  # fours of a row that a thread keeps between folding and writing
 LONG = 32  # from here on a workgroup takes a row; below, and on software adapters, a thread does
 
 
@@ -39,6 +40,7 @@ class Fold:
         self.rows, length = size_of(outer), size_of(inner)
         rows, group = self.rows, by_group(length)
         parts = min(-(-length // PART), MOST_PARTS) if group and rows < FEW_ROWS else 1
+        chunk = -(-length // (4 * parts)) * 4 if parts > 1 else length
         reducer, outputs = wgsl_reduce.REDUCERS[name], (F32, I32) if places else (F32,)
         first = wgsl_reduce.Reduce(
             reducer,
@@ -47,12 +49,14 @@ class Fold:
             "f32",
             *(len(outer), len(inner)),
             "whole" if parts == 1 else "first",
+            threads=256 if group and length > 1024 else 64,
             group=group,
             scalars=1,
+            quads=group and inner_steps == [1] and in_quads(x, length, chunk, outer_steps),
         )
         if first.words > MOST_WORDS:
             raise TooManyAxes
-        before = (rows, length, parts, -(-length // parts), length, *outer, *inner)
+        before = (rows, length, parts, chunk, length, *outer, *inner)
         after = (*outer_steps, *inner_steps, *[0] * len(outputs), 0.0)
         self.launches = [stage(first, (before, "I", after), rows * parts)]
         self.state_words = 0
@@ -61,6 +65,11 @@ class Fold:
             second = wgsl_reduce.Reduce(reducer, (F32,), outputs, "f32", 0, 0, "second", group=True, scalars=1)
             numbers = (rows, parts, 1, parts, length, *[0] * len(outputs), 0.0)
             self.launches.append(stage(second, (numbers, "", ()), rows))
+
+
+def in_quads(x: Layout, length: int, chunk: int, steps: Sequence[int]) -> bool:
+    """Whether rows are made of whole fours, that one load can take."""
+    return not any(number % 4 for number in (length, chunk, x.offset, *steps))
 
 
 class TooManyAxes(Exception):
@@ -82,7 +91,7 @@ def folded(name: str, x: Layout, over: Sequence[int], places: bool = False) -> t
     results = tuple(new((rows,)) for _ in range(1 + places))
     if not rows:
         return results
-    key = (name, x.shape, x.strides, tuple(over), places)
+    key = (name, x.shape, x.strides, x.offset % 4, tuple(over), places)
     plan = _folds.get(key)
     if plan is None:
         try:
@@ -125,11 +134,15 @@ def by_rows(
     per_row = tuple(new((rows,)) for _ in row_outputs)
     if not out.size:
         return out, *per_row
-    key = (rule, shape, dim, tuple([per for _, per in inputs]))
+    given = [layout for layout, _ in inputs]
+    aligned = not any([layout.offset & 3 for layout in given])
+    key = (rule, shape, dim, tuple([per for _, per in inputs]), aligned)
     launch = _rows.get(key)
     if launch is None:
         length, inner = shape[dim], size_of(shape[dim + 1 :])
         group = by_group(length)
+        quads = group and aligned and inner == 1 and length % 4 == 0
+        threads = 256 if group and length > 1024 else 64
         kernel = wgsl_rows.Rows(
             rule.reducer,
             tuple(wgsl_rows.Input(F32, per) for _, per in inputs),
@@ -141,13 +154,15 @@ def by_rows(
             scalars=len(scalars),
             strided=inner != 1,
             group=group,
-            threads=256 if group and length > 256 else 64,
+            threads=threads,
+            quads=quads,
+            held=min(-(-length // (4 * threads)), MOST_HELD) if quads else 0,
+            twice=rule.twice,
         )
         groups = grid(rows if group else -(-rows // kernel.threads))
         parameters = ((rows, length, inner), f"{len(inputs)}I{len(scalars)}f", ())
         launch = Launch(kernel, wgsl_rows.render, kernel.buffers, kernel.writable, parameters, groups)
         _rows[key] = launch
-    given = [layout for layout, _ in inputs]
     launch((*given, out, *per_row), *[layout.offset for layout in given], *scalars)
     return out, *per_row
 

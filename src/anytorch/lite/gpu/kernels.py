@@ -20,6 +20,7 @@ from anytorch.lite.gpu.launch import Launch, device_memory, grid
 from anytorch.lite.gpu.memory import Layout, Memory, dense_strides, new
 
 F32, I32 = "float32", "int32"
+STREAM = 1 << 22  # numbers from which memory is the limit, and several loads per thread keep more of it busy
 Number = int | float
 
 # Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
@@ -68,6 +69,7 @@ class Elements:
             ("f32",) * scalars,
             0 if plain else len(sizes),
             vector=plain and aligned and size % 4 == 0 and bool(inputs),
+            unroll=4 if size >= STREAM and not open_runtime().adapter.software else 1,
             in_place=shared,
         )
         geometry = [*sizes, *(step for steps in strides for step in steps)] if kernel.rank else []
