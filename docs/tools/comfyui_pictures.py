@@ -12,13 +12,15 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = ROOT / "comfyui" / "anytorch_nodes" / "example_workflows"
-GUIDE = {"mlp": ROOT / "docs" / "assets" / "comfyui-mlp.png"}
+ASSETS = ROOT / "docs" / "assets"
+GUIDE = {"mlp": ASSETS / "comfyui-mlp.png"}
 ORDER = ["mlp", "loss", "tensor_operations", "save_weights", "load_weights", "devices", "text_embedding", "forecast"]
 MARGIN = 20
 
@@ -60,14 +62,17 @@ def own_picture(path: Path, size: int = 512) -> None:
     sky.save(path)
 
 
-def photograph(page: Page, name: str) -> bytes:
-    document = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
+def photograph(page: Page, document: Any, *, only: int | None = None) -> bytes:
+    """The workflow after it was run: all of it, or its first `only` nodes."""
     page.evaluate("async d => { await window.app.loadGraphData(d) }", document)
     page.wait_for_timeout(1500)
     page.evaluate("async () => { await window.app.queuePrompt(0, 1) }")
     page.wait_for_timeout(1000)
     page.wait_for_function(IDLE, timeout=120_000)
     page.wait_for_timeout(7000)  # until "1 job completed" is gone again
+    page.keyboard.press("Escape")  # the dialog of an error
+    if only is not None:
+        page.evaluate("n => window.app.graph.nodes.slice(n).forEach(one => window.app.graph.remove(one))", only)
     x, y, width, height = page.evaluate(FIT)
     page.wait_for_timeout(1500)
     part = {"x": x - MARGIN, "y": y - MARGIN, "width": width + 2 * MARGIN, "height": height + 2 * MARGIN}
@@ -83,11 +88,16 @@ def main(url: str, chromium: str = "/usr/bin/chromium") -> None:
         page.wait_for_timeout(4000)
         page.keyboard.press("Escape")  # a fresh ComfyUI opens its template browser
         for name in ORDER:
-            picture = Image.open(io.BytesIO(photograph(page, name))).convert("RGB")
+            document = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
+            picture = Image.open(io.BytesIO(photograph(page, document))).convert("RGB")
             if name in GUIDE:
                 picture.quantize(128).save(GUIDE[name], optimize=True)
             picture.thumbnail((640, 400))
             picture.save(WORKFLOWS / f"{name}.jpg", quality=80)
+        wrong = json.loads((WORKFLOWS / "mlp.json").read_text(encoding="utf-8"))
+        wrong["nodes"][1]["widgets_values"][0] = 4  # in_channels
+        picture = Image.open(io.BytesIO(photograph(page, wrong, only=2))).convert("RGB")
+        picture.quantize(128).save(ASSETS / "comfyui-message.png", optimize=True)
         browser.close()
 
 

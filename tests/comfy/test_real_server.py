@@ -191,3 +191,30 @@ def test_refused_before_it_runs(server: Server) -> None:
         server.ask("/prompt", {"prompt": prompt})
     errors = json.loads(caught.value.read())["node_errors"]["2"]["errors"]
     assert "gone.safetensors is not there" in errors[0]["details"]
+
+
+def test_words_on_the_nodes(server: Server) -> None:
+    """In the page: an error's sentence on the node that failed, gone with the next run; a text where a node shows one."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium")
+    document = json.loads((PACK / "example_workflows" / "mlp.json").read_text(encoding="utf-8"))
+    document["nodes"][1]["widgets_values"][0] = 4  # in_channels
+    shown = "id => window.app.graph.getNodeById(id).widgets?.find(one => one.name === 'shown_text')?.value"
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(server.url)
+        page.wait_for_function("window.app?.graph && window.app.extensionManager", timeout=120_000)
+        page.evaluate("async d => { await window.app.loadGraphData(d) }", document)
+        page.evaluate("async () => { await window.app.queuePrompt(0, 1) }")
+        page.wait_for_function(f"() => ({shown})(2)", timeout=60_000)
+        assert page.evaluate(shown, 2).startswith("in_channels is 4, but the image has 3 channels")
+        saved = page.evaluate("() => window.app.graph.serialize().nodes.find(one => one.id === 2).widgets_values")
+        assert saved[:2] == [4, 8] and len(saved) == 10, "the words are not part of the workflow"
+        page.evaluate("() => { window.app.graph.getNodeById(2).widgets[0].value = 3 }")
+        page.evaluate("async () => { await window.app.queuePrompt(0, 1) }")
+        page.wait_for_function(f"() => ({shown})(8)", timeout=60_000)
+        assert "float32 on cpu" in page.evaluate(shown, 8) and page.evaluate(shown, 2) is None
+        browser.close()
