@@ -215,7 +215,7 @@ def main() -> int:
     results: dict[str, Any] = {
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
-        "adapter": str(adapter),
+        "adapter": f"{adapter.name} ({adapter.api}, driver {adapter.driver})",
         "torch": torch.__version__,
         "torch_device": torch.cuda.get_device_name() if THEIRS == "cuda" else "cpu",
         "numpy": np.__version__,

@@ -5,6 +5,7 @@ launch      a kernel with its parameters, prepared once
 kernels     elementwise ops and matrix products, launched
 folds       reductions, rules for rows, running sums
 indexing    rows by number
+expressions NumPy's ufuncs in WGSL
 array       an array that answers to NumPy's functions, so that the ops of the library take it as it is
 answers     what it answers, function by function
 functions   what NumPy has no word for: convolution, pooling, normalising rows, recurrent steps
