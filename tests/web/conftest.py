@@ -23,6 +23,7 @@ SCREENSHOTS = REPOSITORY / ".cache" / "screenshots"
 CACHE = REPOSITORY / ".cache" / "web-tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 KEY = "a-key-only-for-the-tests-of-the-page"
 START_S = 120
+PATIENCE_MS = 45_000  # of every step: a first run tries the devices and loads torch, perhaps on a busy machine
 # As anytorch.quant writes it (measured on a 2-core EPYC): the service shows what is in the cache.
 TUNED: tuple[str, list[dict[str, Any]]] = (
     "0.1.0 a50f01e94c05b8bf cpu 1 threads avx512vnni int8 1536x512 m1 float32 own 0.001",
@@ -147,7 +148,7 @@ def ask(service: str) -> Callable[[str], bytes]:
 
     def ask(path: str) -> bytes:
         request = urllib.request.Request(service + path, headers={"Authorization": f"Bearer {KEY}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_MS / 1000) as answer:
             return bytes(answer.read())
 
     return ask
@@ -159,9 +160,10 @@ def browser(missing: Callable[[str, str], NoReturn]) -> Iterator[Any]:
     if found is None:
         missing("chromium", "the page is opened in a real browser: apt install chromium")
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import expect, sync_playwright
     except ModuleNotFoundError:
         missing("chromium", "playwright is not installed")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
         yield opened
@@ -208,7 +210,7 @@ def visit(browser: Any, service: str) -> Iterator[Callable[..., Visit]]:
             accept_downloads=True,
             permissions=["clipboard-read", "clipboard-write"],
         )
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE_MS)
         if key is not None:
             context.add_init_script(f"sessionStorage.setItem('anytorch-api-key', '{key}')")
         page = context.new_page()

@@ -35,7 +35,7 @@ def fill(tab: Any, name: str) -> None:
     """Open a panel with something in it: what is empty cannot be wrong."""
     panel = tab.open(name)
     if name == "devices":
-        panel.locator(".device").first.wait_for(timeout=60_000)
+        panel.locator(".device").first.wait_for()
     elif name == "benchmark":
         panel.locator(".rate-table").first.wait_for()
         panel.get_by_role("group", name="Compare runs").get_by_role("checkbox").nth(1).check()
@@ -47,14 +47,14 @@ def fill(tab: Any, name: str) -> None:
     elif name == "forecast":
         panel.get_by_label("Paths").fill("8")
         panel.get_by_role("button", name="Take the sample").click()
-        panel.locator(".candles svg").wait_for(timeout=60_000)
+        panel.locator(".candles svg").wait_for()
     elif name == "generate":
         panel.locator(".model-line, .model select").first.wait_for()
         if not panel.get_by_role("button", name="Generate").is_visible():
             panel.get_by_label("Model").select_option(label="tiny-llama (load)")
         panel.get_by_label("At most").fill("32")
         panel.get_by_role("button", name="Generate").click()
-        expect(panel.locator(".figures dd").first).to_have_text(re.compile(r"^[\d.\u202f]+$"), timeout=30_000)
+        expect(panel.locator(".figures dd").first).to_have_text(re.compile(r"^[\d.\u202f]+$"))
     else:
         panel.locator(".graph, .empty").first.wait_for()
 

@@ -68,8 +68,8 @@ def test_benchmark(visit: Open) -> None:
     panel.get_by_label("Length").select_option("2")
     panel.get_by_role("button", name="Run the benchmark").click()
     expect(panel.get_by_role("progressbar")).to_be_visible()
-    expect(panel.locator(".rate-table tbody tr").first).to_be_visible(timeout=30_000)
-    expect(panel.get_by_role("button", name="Stop")).to_be_hidden(timeout=60_000)
+    expect(panel.locator(".rate-table tbody tr").first).to_be_visible()
+    expect(panel.get_by_role("button", name="Stop")).to_be_hidden()
     shares = panel.locator(".rate-table td.amount.soft").all_inner_texts()
     assert any(re.fullmatch(r"\d+ %", share) for share in shares), shares
     widths = panel.locator(".rate-fill").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().width)")
@@ -170,7 +170,7 @@ def test_forecast_of_the_sample(visit: Open) -> None:
     panel.get_by_label("Paths").fill("4")
     panel.get_by_role("button", name="Take the sample").click()
     chart = panel.locator(".chart.candles")
-    chart.wait_for(timeout=60_000)
+    chart.wait_for()
     expect(panel.locator(".figures")).to_contain_text("cpu")
     expect(panel.locator(".figures")).to_contain_text("8 × 4")
     readout = panel.locator(".candle-view .readout")
@@ -213,7 +213,7 @@ def test_forecast_of_a_file(visit: Open, tmp_path: Path) -> None:
     panel.get_by_label("Bars ahead").fill("5")
     panel.get_by_label("Paths").fill("3")
     panel.get_by_role("button", name="Forecast", exact=True).click()
-    expect(panel.locator(".figures")).to_contain_text("5 × 3", timeout=60_000)
+    expect(panel.locator(".figures")).to_contain_text("5 × 3")
 
     file.write_text("nothing,useful\n1,2\n")
     panel.locator("input[type=file]").set_input_files(file)
@@ -234,15 +234,15 @@ def test_generate(visit: Open) -> None:
     panel.get_by_label("Prompt").fill("one word after")
     panel.get_by_label("At most").fill("24")
     panel.get_by_role("button", name="Generate").click()
-    expect(panel.locator(".written")).not_to_be_empty(timeout=30_000)
-    expect(panel.locator(".written")).not_to_have_class(re.compile("writing"), timeout=30_000)
+    expect(panel.locator(".written")).not_to_be_empty()
+    expect(panel.locator(".written")).not_to_have_class(re.compile("writing"))
     figures = panel.locator(".figures")
     expect(figures.locator("dd").nth(0)).to_have_text(re.compile(r"^[\d.\u202f]+$"))
     expect(figures.locator("dd").nth(1)).to_have_text(re.compile(r"^\d+$"))
     panel.get_by_text("Continue the text").click()
     panel.get_by_label("At most").fill("300")
     panel.get_by_role("button", name="Generate").click()
-    expect(panel.get_by_role("button", name="Generate")).to_be_enabled(timeout=30_000)
+    expect(panel.get_by_role("button", name="Generate")).to_be_enabled()
 
 
 def test_generate_without_any_model(visit: Open) -> None:

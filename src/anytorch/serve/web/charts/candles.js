@@ -185,7 +185,7 @@ function candleShapes(bars, x, y, pitch) {
       {
         rect: [round(middle - wide / 2), top, round(wide), tall],
         fill: rising && wide > 3 ? "--surface" : colour,
-        stroke: colour,
+        stroke: wide > 3 ? colour : undefined, // an outline would cover half of a thin neighbour
         width: wick,
         radius: wide > 6 ? 1 : 0,
       },
