@@ -25,6 +25,7 @@ def _load(path: Path, name: str) -> ModuleType:
 
 
 host = _load(Path(__file__).with_name("host.py"), "anytorch_tests_comfy_host")
+contract = _load(Path(__file__).with_name("contract.py"), "anytorch_tests_comfy_contract")
 workflows = _load(ROOT / "tools" / "comfy_workflows.py", "anytorch_tools_comfy_workflows")
 
 

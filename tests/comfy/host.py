@@ -85,7 +85,11 @@ class Host:
             return {"": ["Prompt has no outputs"]}
         refused: dict[str, list[str]] = {}
         for key in ordered(prompt, ends):
-            if details := list(self.check_node(prompt, key)):
+            try:
+                details = list(self.check_node(prompt, key))
+            except Exception as exc:  # noqa: BLE001  (told as the reason, as there)
+                details = [str(exc)]
+            if details:
                 refused[key] = details
         return refused
 

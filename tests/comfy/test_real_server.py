@@ -27,6 +27,7 @@ import pytest
 
 from anytorch.comfy.pack import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 
+contract = sys.modules["anytorch_tests_comfy_contract"]
 ROOT = Path(__file__).resolve().parents[2]
 PACK = ROOT / "comfyui" / "anytorch_nodes"
 # Read when the tests are collected: every test's environment is cleared of our own variables.
@@ -77,6 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (base / name).mkdir()
     shutil.copytree(PACK, base / "custom_nodes" / "anytorch_nodes")
     shutil.copy(Path(COMFYUI) / "input" / "example.png", base / "input")
+    shutil.copy(Path(__file__).with_name("contract.py"), base / "custom_nodes")
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -136,6 +138,28 @@ def test_the_page_finds_the_workflows_and_the_script(server: Server) -> None:
     names = server.ask("/workflow_templates")["anytorch_nodes"]
     assert sorted(names) == sorted(path.stem for path in (PACK / "example_workflows").glob("*.json"))
     assert "/extensions/anytorch_nodes/anytorch_text.js" in server.ask("/extensions")
+
+
+@pytest.mark.parametrize("name", contract.CASES)
+def test_our_host_does_as_this_one(server: Server, name: str) -> None:
+    """The contract of the host that the other tests run on, kept by the original."""
+    for run in contract.CASES[name]:
+        if run.refused:
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                server.ask("/prompt", {"prompt": run.prompt})
+            assert run.refused in caught.value.read().decode()
+            continue
+        done = server.run(run.prompt)
+        messages = dict(done["status"]["messages"])
+        if run.error is not None:
+            error = messages["execution_error"]
+            assert (error["node_id"], error["exception_message"].strip()) == run.error
+        else:
+            assert done["status"]["status_str"] == "success", done["status"]
+        if run.ui is not None:
+            assert {key: ui["text"] for key, ui in done["outputs"].items()} == run.ui
+        if run.cached is not None:
+            assert sorted(messages["execution_cached"]["nodes"]) == run.cached
 
 
 # save_weights comes before load_weights, which needs its file.
