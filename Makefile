@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 STAMPS := .stamps
 JOBS   ?= 2
 NAME   ?= info_startup
+SERVE  ?=
 
 # PyPI's torch for Linux is the CUDA build; the CPU build comes from PyTorch's own index. A machine that is set up to find torch
 # elsewhere (find-links) is left alone. For a CUDA build: make run TORCH_INDEX='--extra-index-url .../whl/cu130'
@@ -16,12 +17,15 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test test-all test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-run: $(STAMPS)/venv ## the devices of this machine, a small model on each of them, a search by meaning, a forecast
+run: $(STAMPS)/venv ## the service and its page on http://127.0.0.1:8765, with the embedded models; Ctrl-C stops it
+	@$(BIN)/anytorch serve $(SERVE)
+
+demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of them, a search by meaning, a forecast
 	@$(BIN)/anytorch demo
 	@echo; echo '$$ anytorch embed README.md --search "a model that is too large for the GPU" --k 3'
 	@$(BIN)/anytorch embed README.md --search "a model that is too large for the GPU" --k 3

@@ -211,6 +211,13 @@ SETTINGS: dict[str, Setting] = {
             "the instructions our native code uses; the best this processor has when unset",
         ),
         Setting(
+            "api_key_file",
+            "",
+            _text,
+            ("ANYTORCH_API_KEY_FILE",),
+            "the file with the keys that `anytorch serve` asks for; no key is asked for when unset",
+        ),
+        Setting(
             "config_file",
             None,
             _text,

@@ -26,6 +26,11 @@ class Wanted:
     device: str = "auto"
     quantization: str | None = None
 
+    @property
+    def asked(self) -> str | None:
+        """The device as `resolve` takes it: "auto" is the configured one (KRONOS_DEVICE, …), if one is."""
+        return None if self.device == "auto" else self.device
+
 
 class Model(Protocol):
     """What every job's model has; the rest is the job's own affair."""
@@ -101,7 +106,7 @@ class ForecastModel:
         if isinstance(source, Path):
             tokenizer = tokenizer_of(source)
         self.predictor, _ = caught(
-            lambda: load_predictor("tiny" if source is None else source, tokenizer, device=wanted.device)
+            lambda: load_predictor("tiny" if source is None else source, tokenizer, device=wanted.asked)
         )
         self.queue = ForecastQueue(self.predictor)
         self.info = ModelInfo(
@@ -144,9 +149,7 @@ class TextModel:
         source = wanted.source
         if source is None:
             raise ModelError("there is no embedded text model", hint="name a folder with --text-model")
-        self.generator, _ = caught(
-            lambda: TextGenerator(source, device=wanted.device, quantization=wanted.quantization)
-        )
+        self.generator, _ = caught(lambda: TextGenerator(source, device=wanted.asked, quantization=wanted.quantization))
         self.generator.warmup()
         self.info = ModelInfo(
             id=wanted.id,

@@ -11,7 +11,7 @@ from anytorch.serve.app import create_app
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.running import run_app
 from anytorch.serve.start import BACKLOG, Told
-from anytorch.serve.supervisor import supervise
+from anytorch.serve.supervisor import check, supervise
 
 
 def serve(options: ServeOptions, told: Told) -> int:
@@ -20,12 +20,13 @@ def serve(options: ServeOptions, told: Told) -> int:
     SIGTERM and Ctrl-C drain: no new connections, requests under way finish within `drain_s`. A second Ctrl-C ends at once.
     """
     options.require_safe()
-    listening = bind(options)
-    options = replace(options, port=listening.getsockname()[1])
     if options.workers > 1:
-        return supervise(options, listening, told)
-    app = create_app(options)
-    return run_app(app, options, listening, told)
+        check(options)
+        listening = bind(options)
+        return supervise(replace(options, port=listening.getsockname()[1]), listening, told)
+    app = create_app(options)  # before the port is taken: what cannot work is told first
+    listening = bind(options)
+    return run_app(app, replace(options, port=listening.getsockname()[1]), listening, told)
 
 
 def bind(options: ServeOptions) -> socket.socket:

@@ -138,10 +138,17 @@ class Supervisor:
             worker.process.kill()
 
 
-def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> int:
+def check(options: ServeOptions) -> None:
+    """Raise for what cannot work, once and here, and not in every worker."""
     if sys.platform == "win32":
         raise UsageError("--workers needs a system that hands sockets to child processes", hint="use --workers 1")
-    first_models(options)  # what cannot work is said here, once
+    first_models(options)
+    if options.api_key_file is not None:
+        read_keys(options.api_key_file)
+
+
+def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> int:
+    """Run the workers until a signal comes; the exit status."""
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
     folder = Path(tempfile.mkdtemp(prefix="anytorch-serve-"))
     (folder / "metrics").mkdir()

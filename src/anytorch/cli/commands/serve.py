@@ -105,13 +105,13 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def serve_options(options: argparse.Namespace) -> Any:
+    from anytorch import config
     from anytorch.cli.requests import named_device
-    from anytorch.config import parse_nbytes
     from anytorch.errors import UsageError
     from anytorch.serve.options import ServeOptions
 
     try:
-        nbytes = parse_nbytes(options.max_body)
+        nbytes = config.parse_nbytes(options.max_body)
     except ValueError as exc:
         raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MB") from exc
     return ServeOptions(
@@ -127,7 +127,8 @@ def serve_options(options: argparse.Namespace) -> Any:
         workers=options.workers,
         drain_s=options.drain,
         drain_delay_s=options.drain_delay,
-        api_key_file=options.api_key_file,
+        api_key_file=options.api_key_file
+        or (Path(named).expanduser() if (named := config.get("api_key_file")) else None),
         allow_origins=tuple(options.allow_origin),
         allow_hosts=tuple(options.allow_host),
         rate_limit=options.rate_limit,

@@ -1,0 +1,168 @@
+"""`anytorch serve` as a process: the start line, signals, workers that are killed and come again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from anytorch.cli.main import main
+from anytorch.serve.shared import Load, Shared
+from anytorch.serve.start import process_age_s
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and inherited sockets of POSIX")
+
+
+class Process:
+    """A service started as a person would, with --json."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--json", "--threads", "1", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        text = ""
+        for line in self.process.stdout:
+            text += line
+            if line.rstrip() == "}":
+                break
+        assert text, self.process.communicate()[1]
+        self.started: dict[str, Any] = json.loads(text)
+        self.url: str = self.started.get("url", "")
+
+    def children(self) -> list[int]:
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(word) for word in path.read_text().split()]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    made: list[Process] = []
+
+    def make(*arguments: str) -> Process:
+        made.append(Process(*arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+def ask(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/embeddings", json={"input": "x"}, timeout=30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_start_line_and_a_clean_end(start: Callable[..., Process], number: int) -> None:
+    one = start("--no-forecast")
+    assert one.started["device"] == "cpu" and one.started["workers"] == 1
+    assert 0 < one.started["seconds_to_first_answer"] < 60 and one.started["models"]["embeddings"] == [
+        "all-MiniLM-L6-v2"
+    ]
+    assert ask(one.url).status_code == 200
+    assert one.end(number) == 0
+
+
+def test_a_port_that_is_taken_is_told(start: Callable[..., Process]) -> None:
+    one = start("--no-forecast")
+    port = one.url.rpartition(":")[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "anytorch", "serve", "--port", port], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and f"127.0.0.1:{port}" in done.stderr and "--port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--host", "0.0.0.0"), "API key"), (("--model", "./nowhere"), "no such folder"), (("--max-body", "x"), "--max-body"),
+     (("--workers", "0"), "workers"), (("--api-key-file", "nowhere"), "cannot be read"), (("--device", " "), "--device")],
+)  # fmt: skip
+def test_a_start_that_cannot_work_is_told(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", "0", "--no-forecast", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
+    command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--no-forecast", "--device", "abacus"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "abacus" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--new-key", str(tmp_path / "keys")]) == 0
+    assert capsys.readouterr().out.strip() in (tmp_path / "keys").read_text()
+
+
+def until(happens: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, f"waited for {what}"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_workers_are_started_again_and_follow_each_other(start: Callable[..., Process]) -> None:
+    one = start("--no-forecast", "--workers", "2")
+    assert one.started["workers"] == 2
+    until(lambda: len(one.children()) == 2, "two workers")
+    first = set(one.children())
+    victim = min(first)
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: len(one.children()) == 2 and set(one.children()) != first, "another worker")
+    for _ in range(20):  # a connection each: the kernel hands it to whoever is there
+        assert ask(one.url).status_code == 200
+    answer = httpx.post(
+        f"{one.url}/api/load-model", json={"model": "all-MiniLM-L6-v2", "quantization": "int8"}, timeout=60
+    )
+    assert answer.status_code == 200
+
+    def everywhere() -> bool:
+        found = [httpx.get(f"{one.url}/v1/readyz").json()["models"]["embeddings"][0]["quantization"] for _ in range(12)]
+        return set(found) == {"int8"}
+
+    until(everywhere, "both workers to have the new model")
+    text = httpx.get(f"{one.url}/metrics").text
+    assert 'anytorch_requests_total{route="/v1/embeddings",status="200"}' in text
+    assert one.end() == 0
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in first - {victim}), "the workers to end")
+
+
+@pytest.mark.slow
+def test_workers_end_with_their_parent(start: Callable[..., Process]) -> None:
+    one = start("--no-forecast", "--workers", "2")
+    until(lambda: len(one.children()) == 2, "two workers")
+    children = one.children()
+    one.process.kill()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "the workers to end")
+
+
+def test_workers_tell_each_other_of_swaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = Shared(tmp_path), Shared(tmp_path)
+    assert here.news() == []
+    load = Load("mini", "embeddings", "cpu", "int8")
+    here.tell(load)
+    assert there.news() == []  # the same process told it
+    monkeypatch.setattr("anytorch.serve.shared.os.getpid", lambda: -1)
+    late = Shared(tmp_path)
+    assert late.news() == [load] and late.news() == []
+
+
+def test_the_age_of_this_process() -> None:
+    assert 0 < process_age_s() < 24 * 3600
