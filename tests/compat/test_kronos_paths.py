@@ -76,3 +76,37 @@ def test_training_scripts(processes: int, tmp_path: Path) -> None:
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["steps"] == 2 and summary["processes"] == processes
         assert done.stdout.count("best weights") == 1, "of several processes one speaks"
+
+
+class Settings:
+    """Kronos's `Config`, as far as the command line reads it."""
+
+    training_device, save_path, dataset_path = "auto", "out", "nowhere"
+    tokenizer_save_folder_name, predictor_save_folder_name = "t", "p"
+    pretrained_tokenizer_path = pretrained_predictor_path = "tiny"
+    finetuned_tokenizer_path = "out/t/checkpoints/best_model"
+    lookback_window, predict_window, epochs, batch_size, n_train_iter = 90, 10, 30, 50, 2000
+    tokenizer_learning_rate, predictor_learning_rate, adam_weight_decay = 2e-4, 4e-5, 0.1
+    accumulation_steps, seed = 1, 100
+
+
+def test_settings_become_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.cli.kronos_scripts import command_line
+
+    monkeypatch.chdir(tmp_path)
+
+    def last(words: list[str], flag: str) -> str:
+        return words[len(words) - 1 - words[::-1].index(flag) + 1]
+
+    shown = command_line(Settings(), "predictor", ["--device", "cpu"])
+    assert shown[:3] == ["finetune", "predictor", "--sample"]  # there is no data: a short run on generated candles
+    assert last(shown, "--epochs") == "1" and last(shown, "--device") == "cpu"
+    assert last(shown, "--tokenizer") == "tiny" and last(shown, "--learning-rate") == "4e-05"
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / Settings.finetuned_tokenizer_path).mkdir(parents=True)
+    real = command_line(Settings(), "predictor", [])
+    assert last(real, "--data") == "nowhere" and last(real, "--epochs") == "30" and last(real, "--batch-size") == "50"
+    assert last(real, "--tokenizer") == Settings.finetuned_tokenizer_path  # the one that was trained before
+    assert last(command_line(Settings(), "tokenizer", []), "--tokenizer") == "tiny"
+    named = command_line(Settings(), "tokenizer", ["--data", "mine.csv"])
+    assert "--sample" not in named and "--epochs" not in named and last(named, "--output") == "out/t/checkpoints"
