@@ -339,6 +339,32 @@ def test_training_agrees_with_the_host(gpu: Any) -> None:
     model.load_state_dict(state)
 
 
+def test_quantized_layers(gpu: Any) -> None:
+    """They compute on the host, and give and take tensors of the GPU."""
+    x = lite.tensor(numbers(6, 2, 5, 5))
+    for way in ("dynamic", "static", "training"):
+        results = []
+        for device in (None, gpu):
+            lite.seed(0)
+            model = lite.Sequential(lite.CustomConv2d(2, 3, 3), lite.ReLU(), lite.Flatten(), lite.CustomLinear(27, 4))
+            given = x if device is None else x.to(device)
+            if way != "dynamic":
+                model = lite.prepare(model, training=way == "training")
+            if device is not None:
+                model.to(device)
+            out = model(given)
+            if way == "training":
+                out.sum().backward()
+                results.append(model[0].layer.weight.grad.numpy())
+            quantized = lite.quantize_dynamic(model) if way == "dynamic" else lite.convert(model)
+            if device is not None:
+                quantized.to(device)
+            results.append(quantized(given).detach().numpy())
+        half = len(results) // 2
+        for host, there in zip(results[:half], results[half:], strict=True):
+            np.testing.assert_allclose(there, host, rtol=1e-4, atol=1e-4)
+
+
 def test_devices_do_not_mix_by_themselves(gpu: Any) -> None:
     there, here = lite.ones(2, device=gpu), lite.ones(2)
     for op in (lambda: there + here, lambda: here * there, lambda: there @ here):

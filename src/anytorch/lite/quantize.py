@@ -9,6 +9,7 @@ Three ways to the scale of the activations:
 
 The product of whole numbers is computed by BLAS in float32, in pieces short enough to be exact (|q − zero| ≤ 255,
 |w| ≤ 127, so 512 products stay below 2²⁴): the same result as with 32-bit integers, and tens of times faster than NumPy's.
+Their sum needs float64, so quantized layers compute on the host, also for tensors on the GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from anytorch.lite import functional as F
 from anytorch.lite.autograd import make, record
 from anytorch.lite.create import wrap, zeros
 from anytorch.lite.dtypes import Array
+from anytorch.lite.moving import on_device
 from anytorch.lite.nn.layers import CustomConv2d, CustomLinear
 from anytorch.lite.nn.module import Module, Sequential
 from anytorch.lite.ops.conv import patches
@@ -68,7 +70,7 @@ class QuantizedLayer(Module):
     """A linear or convolution layer with int8 weights. Without a scale for its inputs it is dynamic."""
 
     def __init__(self, layer: CustomLinear | CustomConv2d, scale: float | None = None, zero: int = 0) -> None:
-        weight, weight_scales = quantize_weight(layer.weight.data)
+        weight, weight_scales = quantize_weight(np.asarray(layer.weight.data))
         self.weight = wrap(weight)
         self.weight_scale = wrap(weight_scales)
         self.bias = layer.bias.detach() if layer.bias is not None else None
@@ -82,24 +84,26 @@ class QuantizedLayer(Module):
     def forward(self, x: CustomTensor) -> CustomTensor:
         if x.dtype != np.float32:
             raise UsageError(f"a quantized layer takes float32, got {x.dtype}")
-        scale, zero = float(self.input_scale.data), int(self.input_zero.data)
+        host = np.asarray(x.data)
+        scale, zero = self.input_scale.item(), self.input_zero.item()
         if self.dynamic and x.numel():
-            scale, zero = range_scale(float(x.data.min()), float(x.data.max()))
+            scale, zero = range_scale(float(host.min()), float(host.max()))
         # Rounded to int8 and back: the numbers are exactly those that int8 holds.
-        centred = quantize_activation(x.data, scale or 1.0, zero).astype(np.float32) - np.float32(zero)
+        centred = quantize_activation(host, scale or 1.0, zero).astype(np.float32) - np.float32(zero)
         compute = self.linear if self.convolution is None else self.conv
-        out: CustomTensor = make(x, compute(centred, np.float32(scale)))
+        result = compute(centred, np.asarray(self.weight_scale.data) * np.float32(scale))
+        out: CustomTensor = make(x, on_device(result, x.device))
         return out
 
-    def linear(self, centred: Array, scale: Any) -> Array:
+    def linear(self, centred: Array, scales: Array) -> Array:
         weight = self.weight.data.astype(np.float32)  # (O, I)
         total = exact_product(weight, centred.reshape(-1, weight.shape[1]).T).T  # (R, O)
-        out = (total * (self.weight_scale.data * scale)).astype(np.float32)
+        out = (total * scales).astype(np.float32)
         if self.bias is not None:
-            out += self.bias.data
+            out += np.asarray(self.bias.data)
         return out.reshape(*centred.shape[:-1], len(weight))
 
-    def conv(self, centred: Array, scale: Any) -> Array:
+    def conv(self, centred: Array, scales: Array) -> Array:
         assert self.convolution is not None
         stride, padding, dilation, groups = self.convolution
         o, c, kh, kw = self.weight.shape
@@ -108,9 +112,9 @@ class QuantizedLayer(Module):
         columns = patches(centred, windows).reshape(n, groups, c * kh * kw, -1)
         weight = self.weight.data.astype(np.float32).reshape(groups, o // groups, -1)
         total = np.concatenate([exact_product(weight[g], columns[:, g]) for g in range(groups)], axis=1)  # (N, O, P)
-        out = (total * (self.weight_scale.data * scale)[:, None]).astype(np.float32)
+        out = (total * scales[:, None]).astype(np.float32)
         if self.bias is not None:
-            out += self.bias.data[:, None]
+            out += np.asarray(self.bias.data)[:, None]
         return out.reshape(n, o, *windows.out)
 
 
@@ -141,7 +145,7 @@ class Observed(Module):
     def scale(self) -> tuple[float, int]:
         if not self.seen.data:
             raise UsageError("this layer has seen no data, so the range of its inputs is unknown")
-        return range_scale(float(self.low.data), float(self.high.data))
+        return range_scale(self.low.item(), self.high.item())
 
     def forward(self, x: CustomTensor) -> CustomTensor:
         if x.numel() and (self.training or not self.rounding):
@@ -151,9 +155,9 @@ class Observed(Module):
         scale, zero = self.scale()
         q = np.rint(x.data / np.float32(scale)) + zero
         x = fake_quantize(x, (np.clip(q, -128, 127) - zero) * np.float32(scale), (q >= -128) & (q <= 127))
-        integers, scales = quantize_weight(self.layer.weight.data)
+        integers, scales = quantize_weight(np.asarray(self.layer.weight.data))
         back = integers * scales.reshape(-1, *(1,) * (integers.ndim - 1))
-        weight = fake_quantize(self.layer.weight, back, np.ones((), back.dtype))
+        weight = fake_quantize(self.layer.weight, on_device(back, x.device), np.ones((), back.dtype))
         layer = self.layer
         if isinstance(layer, CustomLinear):
             return F.linear(x, weight, layer.bias)

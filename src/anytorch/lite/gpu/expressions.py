@@ -21,6 +21,7 @@ EXPRESSIONS: dict[Any, str] = {
     np.log: "log_f32(x0)",
     np.log1p: "log1p_f32(x0)",
     np.sqrt: "sqrt(x0)",
+    np.rint: "round(x0)",  # to the even one of two, as NumPy does
     np.sin: "sin_f32(x0)",
     np.cos: "cos_f32(x0)",
     np.tanh: "tanh_f32(x0)",

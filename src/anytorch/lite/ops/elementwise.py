@@ -220,7 +220,7 @@ def sigmoid(x: T) -> T:
 
 
 def relu(x: T) -> T:
-    y = np.maximum(x.data, like(x.data, 0))
+    y = np.maximum(x.data, 0)
     return unary("relu", x, y, lambda: np.sign(y), of_output=True)  # y is never negative: 0 or 1
 
 

@@ -18,7 +18,7 @@ def shifted(x: Array, dim: int) -> Array:
     """The largest number becomes 0, so that exp cannot overflow; the softmax does not change."""
     if x.size == 0:
         return x
-    return x - x.max(axis=dim, keepdims=True)
+    return x - np.maximum.reduce(x, dim, keepdims=True)
 
 
 @on_gpu
@@ -26,7 +26,7 @@ def soft(x: Array, dim: int) -> Array:
     """eˣ / Σeˣ along one dimension."""
     with np.errstate(invalid="ignore"):  # a row of -inf is nan, as it is in torch
         e = np.exp(shifted(x, dim))
-    return e / e.sum(axis=dim, keepdims=True)
+    return e / np.add.reduce(e, dim, keepdims=True)
 
 
 @on_gpu
