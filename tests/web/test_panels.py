@@ -163,6 +163,38 @@ def test_embeddings_shows_the_services_problem(visit: Open) -> None:
     tab.errors.clear()
 
 
+def test_one_of_several_models_is_chosen(visit: Open, ask: Callable[[str], bytes]) -> None:
+    models = [m for m in json.loads(ask("api/models"))["models"] if m["job"] == "embeddings"]
+    other = {**models[0], "id": "another-model", "default": False, "dim": 768, "loaded": True}
+    sent: list[Any] = []
+    tab = visit()
+    tab.page.route("**/api/models", lambda route: route.fulfill(json={"models": [*models, other]}))
+    tab.page.route("**/v1/similarity", lambda route: (sent.append(route.request.post_data_json), route.abort())[1])
+    panel = tab.open("embeddings")
+    panel.get_by_label("Model").select_option("another-model")
+    expect(panel.locator(".model-line")).to_contain_text("768 dimensions")
+    panel.get_by_role("button", name="Compare the texts").click()
+    expect(panel.get_by_role("alert")).to_be_visible()
+    assert sent[0]["model"] == "another-model"
+    tab.errors.clear()  # the browser's line about the request that was cut off
+
+
+def test_a_long_computation_is_counted_and_can_be_stopped(visit: Open) -> None:
+    tab = visit()
+    tab.page.route("**/v1/forecast", lambda route: None)  # never answered
+    panel = tab.open("forecast")
+    start = panel.get_by_role("button", name="Forecast", exact=True)
+    start.click()
+    waiting = panel.locator(".waiting")
+    expect(waiting).to_contain_text(re.compile(r"Computing… \d\.\d s"))
+    expect(start).to_be_focused()
+    expect(start).to_be_disabled()
+    waiting.get_by_role("button", name="Stop").click()
+    expect(waiting).to_be_hidden()
+    expect(start).to_be_enabled()
+    expect(panel.get_by_role("alert")).to_be_hidden()
+
+
 def test_forecast_of_the_sample(visit: Open) -> None:
     tab = visit()
     panel = tab.open("forecast")

@@ -16,7 +16,8 @@ export function modelPicker(job, onChange = () => {}) {
   let current;
 
   const show = (models) => {
-    const loaded = models.find((model) => model.loaded && model.default) ?? models.find((model) => model.loaded);
+    const ready = models.filter((model) => model.loaded);
+    const loaded = ready.find((model) => model.id === current) ?? ready.find((model) => model.default) ?? ready[0];
     current = loaded?.id;
     place.replaceChildren();
     const waits = !loaded && models.length === 1 && job !== "text" ? models[0] : null;
@@ -38,11 +39,14 @@ export function modelPicker(job, onChange = () => {}) {
     if (!wanted) return;
     if (wanted.loaded) {
       current = id;
+      show(models);
+      place.querySelector("select").focus();
       return;
     }
     place.replaceChildren(el("p", { class: "soft", role: "status" }, el("span", { class: "spinner" }), ` Loading ${id}…`));
     try {
       const answer = await post("api/load-model", { model: id, job });
+      current = answer.model.id;
       await refreshState();
       await refresh();
       place.append(el("p", { class: "soft", role: "status", text: `Loaded in ${duration(answer.seconds)}.` }));

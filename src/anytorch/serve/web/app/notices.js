@@ -136,19 +136,3 @@ export function tableAlternative(summary, { columns, rows, caption }) {
   });
   return details;
 }
-
-/** Run `work` with the button busy and the place showing its problem if there is one. Gives undefined on a problem. */
-export async function busyWith(button, place, work) {
-  button.setAttribute("aria-busy", "true");
-  button.disabled = true;
-  place.replaceChildren();
-  try {
-    return await work();
-  } catch (error) {
-    if (error.name !== "AbortError") place.replaceChildren(problemBox(error));
-    return undefined;
-  } finally {
-    button.removeAttribute("aria-busy");
-    button.disabled = false;
-  }
-}

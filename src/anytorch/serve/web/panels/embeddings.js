@@ -1,11 +1,12 @@
 // Embeddings: texts in; a heat map of how alike they are, a map of them on a plane, and a search over them.
 
 import { post } from "../app/api.js";
+import { busyWith } from "../app/busy.js";
 import { announce, debounce, el, icon, uniqueId } from "../app/dom.js";
 import { acceptDrops, dropZone } from "../app/files.js";
 import { duration, grouped, number, plural, shorten } from "../app/format.js";
 import { modelPicker } from "../app/model-picker.js";
-import { busyWith, heading, problemBox, tableAlternative, warningBox } from "../app/notices.js";
+import { heading, problemBox, tableAlternative, warningBox } from "../app/notices.js";
 import { textsOf, textsOfFile } from "../app/texts.js";
 import { heatMap } from "../charts/heat-map.js";
 import { textMap } from "../charts/text-map.js";
@@ -65,7 +66,9 @@ export function embeddingsPanel(section) {
     }
     const compared = texts.slice(0, MOST_COMPARED);
     const began = performance.now();
-    const answer = await busyWith(compare, problems, () => post("v1/similarity", { a: compared, map: true, model: picker.model() }));
+    const answer = await busyWith(compare, problems, (signal) =>
+      post("v1/similarity", { a: compared, map: true, model: picker.model() }, { signal }),
+    );
     if (!answer) return;
     results.replaceChildren(...views(texts, compared, answer, (performance.now() - began) / 1000, picker));
     announce(`${plural(compared.length, "text")} compared in ${duration(answer.seconds)}`);

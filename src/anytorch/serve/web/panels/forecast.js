@@ -1,13 +1,14 @@
 // Forecast: a file of candles or the sample goes in; history, the median and the fan of likely closes come out.
 
 import { post } from "../app/api.js";
+import { busyWith } from "../app/busy.js";
 import { forecastRows, lookAtCandles, writeCsv } from "../app/csv.js";
 import { announce, el, icon } from "../app/dom.js";
 import { checkbox, numberField, segments } from "../app/fields.js";
 import { dropZone, save } from "../app/files.js";
 import { duration, grouped, number, plural } from "../app/format.js";
 import { modelPicker } from "../app/model-picker.js";
-import { busyWith, emptyState, heading, tableAlternative, warningBox } from "../app/notices.js";
+import { emptyState, heading, tableAlternative, warningBox } from "../app/notices.js";
 import { bandsOf } from "../charts/candles.js";
 import { candleView } from "../charts/candle-view.js";
 import { swatch } from "../charts/rate-bars.js";
@@ -74,7 +75,7 @@ export function forecastPanel(section) {
       return_samples: true,
       model: picker.model(),
     };
-    const answer = await busyWith(start, problems, () => post("v1/forecast", body));
+    const answer = await busyWith(start, problems, (signal) => post("v1/forecast", body, { signal }));
     if (!answer) return;
     results.replaceChildren(...views(answer, sourceName));
     picker.refresh(); // the first request may have loaded the model

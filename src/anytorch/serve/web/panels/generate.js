@@ -135,7 +135,9 @@ function outputCard() {
     add(piece) {
       if (!pieces) first = performance.now();
       pieces += 1;
+      const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
       text.append(piece);
+      if (atEnd) text.scrollTop = text.scrollHeight; // follow, unless the reader has scrolled up
       amount.textContent = grouped(pieces);
       const seconds = (performance.now() - first) / 1000;
       // Pieces are nearly tokens: good enough while it runs, replaced by the service's own count at the end.
