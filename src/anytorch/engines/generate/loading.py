@@ -94,6 +94,8 @@ def load(
             model = from_folder(transformers, folder, chosen)
             notes = []
             if quantization is not None:
+                if need + kept <= room:
+                    model.to(device)  # searching the best scales is work for the device, if it has room for the floats
                 notes.append(str(quantize(model, quantization)))
             return Loaded(model.to(device).eval(), tokenizer, chosen, "on the device", notes)
         notes = [
