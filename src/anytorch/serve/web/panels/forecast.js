@@ -83,7 +83,7 @@ export function forecastPanel(section) {
   });
 
   results.append(
-    emptyState("forecast", "Nothing forecast yet", el("p", { text: "Drop a file of candles, or take the sample and press Forecast. The file stays on this machine’s service." })),
+    emptyState("forecast", "Nothing forecast yet", el("p", { text: "Drop a file of candles, or take the sample and press Forecast. It is sent to this service and nowhere else." })),
   );
   section.append(heading("Forecast", "Candles go in, and what may come next comes out: not one line but a spread of likely ones."), form, problems, results);
 }
