@@ -10,23 +10,8 @@ import numpy as np
 import pytest
 
 from anytorch import lite
-from anytorch.errors import DeviceUnavailable, UsageError
+from anytorch.errors import UsageError
 from anytorch.lite import functional as F
-
-Missing = Callable[[str, str], Any]
-
-
-@pytest.fixture(scope="module")
-def adapter(missing: Missing) -> None:
-    pytest.importorskip("wgpu")
-    from anytorch.gpu.adapters import list_adapters
-
-    try:
-        found = list_adapters()
-    except DeviceUnavailable as exc:
-        missing("webgpu-adapter", str(exc))
-    if not found:
-        missing("webgpu-adapter", "wgpu finds none")
 
 
 @pytest.fixture

@@ -76,6 +76,12 @@ class GpuArray(NDArrayOperatorsMixin):
         value: float | bool = self.__array__().item()
         return value
 
+    def __bool__(self) -> bool:
+        return bool(self.__array__())
+
+    def __float__(self) -> float:
+        return float(self.__array__())
+
     def tolist(self) -> Any:
         return self.__array__().tolist()
 
