@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from anytorch import native
-from anytorch.errors import UsageError, WrongAnswer
+from anytorch.errors import InputError, UsageError, WrongAnswer
 from anytorch.quant import QuantLinear, QuantTensor, pack, unpack
 from anytorch.quant import choose as choose_module
 from anytorch.quant.choose import BASELINE, Measured, check, choose, decide, kernels, row_class
@@ -268,3 +268,23 @@ def test_without_a_compiler_another_path_is_taken(monkeypatch: pytest.MonkeyPatc
 
 def test_row_classes() -> None:
     assert [row_class(m) for m in (1, 2, 4, 5, 64, 65, 100_000)] == [1, 4, 4, 16, 64, 256, 256]
+
+
+def test_importance_says_whose_errors_count() -> None:
+    """The search for a group's range gives the columns that matter the finer steps, at the price of the others."""
+    torch.manual_seed(0)
+    weight = torch.randn(32, 64)
+    weight[:, ::16] *= 2  # outliers that stretch every group's range
+    importance = torch.ones(64)
+    importance[::16] = 1e-4
+    plain, aware = (unpack(pack(weight, "int4-sym-g16", refine=True, importance=one)) for one in (None, importance))
+    matters = importance == 1
+
+    def error(found: torch.Tensor, columns: torch.Tensor) -> float:
+        return float((found - weight)[:, columns].norm())
+
+    assert error(aware, matters) < 0.97 * error(plain, matters)
+    assert error(aware, ~matters) > error(plain, ~matters)
+    torch.testing.assert_close(unpack(pack(weight, "int4-sym-g16", refine=True, importance=torch.ones(64))), plain)
+    with pytest.raises(InputError, match="one number for each of 64 columns"):
+        pack(weight, "int4", refine=True, importance=torch.ones(32))

@@ -31,21 +31,36 @@ class Groups(NamedTuple):
     tensor_scale: torch.Tensor | None = None  # float32, no dimensions
 
 
-def encode(values: torch.Tensor, format: Format, *, unit: torch.Tensor | None = None, refine: bool = False) -> Groups:
-    """The codes and scales of float32 groups. `unit`: the tensor scale, where these are only some of its rows."""
-    scales = find_scales(values, format, unit=unit, refine=refine)
+def encode(
+    values: torch.Tensor,
+    format: Format,
+    *,
+    unit: torch.Tensor | None = None,
+    refine: bool = False,
+    importance: torch.Tensor | None = None,
+) -> Groups:
+    """The codes and scales of float32 groups. `unit`: the tensor scale, where these are only some of its rows.
+
+    `importance`, 1 × groups × group size, says how much the squared error of each column counts when `refine` searches.
+    """
+    scales = find_scales(values, format, unit=unit, refine=refine, importance=importance)
     return scales._replace(codes=round_to(values, format, scales))
 
 
 def find_scales(
-    values: torch.Tensor, format: Format, *, unit: torch.Tensor | None = None, refine: bool = False
+    values: torch.Tensor,
+    format: Format,
+    *,
+    unit: torch.Tensor | None = None,
+    refine: bool = False,
+    importance: torch.Tensor | None = None,
 ) -> Groups:
     """The scales (and offsets) of float32 groups, with codes left empty. `unit`: the tensor scale, where it is fixed."""
     if format.table is None:
         found = _integer_scales(values, format, 1.0, unit)
     else:
         found = _table_scales(values, format, 1.0, unit)
-    return _refined(values, format, found) if refine else found
+    return _refined(values, format, found, importance) if refine else found
 
 
 def round_to(values: torch.Tensor, format: Format, scales: Groups) -> torch.Tensor:
@@ -193,10 +208,10 @@ def _nearest_in_table(values: torch.Tensor, format: Format) -> torch.Tensor:
 # --- better scales ----------------------------------------------------------------------------------------------------
 
 
-def _refined(values: torch.Tensor, format: Format, plain: Groups) -> Groups:
+def _refined(values: torch.Tensor, format: Format, plain: Groups, importance: torch.Tensor | None) -> Groups:
     """For each group the scale, among smaller ranges, that leaves the least squared error."""
     best = plain
-    error = _squared_error(values, format, plain)
+    error = _squared_error(values, format, plain, importance)
     if format.scale_type == "e8m0":
         tries = [plain._replace(scale=(plain.scale.int() + step).clamp(0, 254).to(torch.uint8)) for step in (1, -1)]
     else:
@@ -208,7 +223,7 @@ def _refined(values: torch.Tensor, format: Format, plain: Groups) -> Groups:
             else:
                 tries.append(_table_scales(values, format, shrink, unit))
     for candidate in tries:
-        found = _squared_error(values, format, candidate)
+        found = _squared_error(values, format, candidate, importance)
         better = found < error
         error = torch.where(better, found, error)
         scale = torch.where(better, candidate.scale, best.scale)
@@ -220,6 +235,9 @@ def _refined(values: torch.Tensor, format: Format, plain: Groups) -> Groups:
     return best
 
 
-def _squared_error(values: torch.Tensor, format: Format, scales: Groups) -> torch.Tensor:
+def _squared_error(
+    values: torch.Tensor, format: Format, scales: Groups, importance: torch.Tensor | None
+) -> torch.Tensor:
     rounded = decode(scales._replace(codes=round_to(values, format, scales)), format)
-    return (rounded - values).square().sum(-1)
+    squares = (rounded - values).square()
+    return (squares if importance is None else squares * importance).sum(-1)

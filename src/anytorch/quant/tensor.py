@@ -84,10 +84,16 @@ def expected_parts(format: Format, shape: tuple[int, ...]) -> dict[str, tuple[tu
 
 
 def pack(
-    weight: torch.Tensor, format: str | Format, *, group_size: int | None = None, refine: bool = False
+    weight: torch.Tensor,
+    format: str | Format,
+    *,
+    group_size: int | None = None,
+    refine: bool = False,
+    importance: torch.Tensor | None = None,
 ) -> QuantTensor:
     """Round a weight into a format. `refine` searches each group's scale for the least squared error, which is slower
-    and better (int2 and int4 gain most); without it the scale is the textbook one.
+    and better (int2 and int4 gain most); without it the scale is the textbook one. `importance`, one number per column,
+    says how much its errors count in that search: the mean square of what it is multiplied by.
 
     >>> pack(torch.randn(256, 512), "int4").bits_per_weight
     4.500244140625
@@ -107,9 +113,17 @@ def pack(
     # Some rows at a time: rounding needs about ten times the memory of what it rounds.
     unit = tensor_scale(largest, chosen)
     count = max(1, CHUNK // chosen.padded(columns))
+    weighed = None
+    if importance is not None:
+        if tuple(importance.shape) != (columns,):
+            raise InputError(f"importance is one number for each of {columns} columns, not {tuple(importance.shape)}")
+        weighed = into_groups(importance.reshape(1, columns), chosen)
     parts = [
         from_groups(
-            encode(into_groups(part, chosen), chosen, unit=unit, refine=refine), chosen, tuple(part.shape), part.dtype
+            encode(into_groups(part, chosen), chosen, unit=unit, refine=refine, importance=weighed),
+            chosen,
+            tuple(part.shape),
+            part.dtype,
         )
         for part in matrix.split(count)
     ]

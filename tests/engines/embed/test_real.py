@@ -66,6 +66,30 @@ def test_quantized_vectors_stay_close(
     assert f"quantization: {quantization}" in engine.explain()
 
 
+@pytest.mark.parametrize(
+    ("quantization", "mean", "least"), [("int8", 0.999, 0.99), ("int4", 0.98, 0.95), ("fp4", 0.975, 0.92)]
+)
+def test_quantized_vectors_stay_close_by_torch_too(
+    quantization: str, mean: float, least: float, model_folder: Path, monkeypatch: pytest.MonkeyPatch,
+    real_engine: Callable[..., ArrowEngine], corpus: Any, cosine: Any,
+) -> None:  # fmt: skip
+    """As on any device but the CPU, where torch computes. Over 2,000 sentences and 200 passages: docs/concepts."""
+    pytest.importorskip("torch")
+    from anytorch.engines.embed import place
+    from anytorch.errors import NativeUnavailable
+
+    def not_here(*_: object) -> Any:
+        raise NativeUnavailable("no compiler, says the test")
+
+    texts = [*corpus.sentences(40), *corpus.passages(2)]
+    wanted = real_engine().encode(texts)
+    monkeypatch.setattr(place, "_packed", not_here)
+    with ArrowEngine(model_folder, "cpu", quantization=quantization) as engine:
+        close = cosine(engine.encode(texts), wanted)
+        assert "torch on the CPU" in engine.explain()
+    assert close.mean() >= mean and close.min() >= least, (close.mean(), close.min())
+
+
 def test_the_first_vector_comes_without_torch(run_python: Any, real_cache: Path, real_engine: Any) -> None:
     real_engine()  # compiles
     done = run_python(

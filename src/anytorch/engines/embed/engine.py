@@ -44,7 +44,7 @@ PROMPT_NAMES = {"query": ("query",), "passage": ("passage", "document", "corpus"
 PROMPT_NAMES["document"] = PROMPT_NAMES["passage"]
 CPU_TOKENS, DEVICE_TOKENS = 4096, 65536  # where the search for the best batch starts
 WINDOW_BATCHES = 4  # batches in one window: more sorts better, less starts sooner
-BATCH_CHUNKS = 2  # chunks of an encoder that cuts its batches itself, which is then a window, too
+BATCH_CHUNKS = 4  # chunks of an encoder that cuts its batches itself, which is then a window, too
 SMALLER = {None: "int8", "int8": "int4"}  # what is tried when memory runs out and quantizing is allowed
 
 

@@ -13,6 +13,7 @@ from anytorch.devices.choose import configured_request, resolve, survey
 from anytorch.devices.ranking import parse
 from anytorch.devices.registry import BUILT_IN, registry
 from anytorch.devices.types import State
+from anytorch.engines.embed.examples import example_tokens
 from anytorch.engines.embed.protocol import Encoder
 from anytorch.engines.embed.recipe import Recipe
 from anytorch.errors import NativeUnavailable, TorchMissing, UsageError
@@ -23,6 +24,7 @@ log = logs.logger(__name__)
 
 CPU = "cpu"
 QUANTIZATIONS = ("int8", "int4", "int2", "fp4")
+FEW_BITS = ("int4", "int2", "fp4")  # what these lose depends on the inputs: examples are looked at
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -161,5 +163,6 @@ def _torch(
         pooling=pooling,
         quantization=quantization,
         normalize=normalize,
+        calibration=example_tokens(recipe) if quantization in FEW_BITS else None,
     )
     return encoder

@@ -24,8 +24,8 @@ MOST_TEXTS = 8192
 MOST_CHARACTERS = 4_000_000  # of one window
 AHEAD = 2
 # For a device that waits for its first work: texts and characters of the first windows, each computed while the next, some
-# three times as large, is tokenized.
-EARLY = ((128, 16_000), (512, 48_000), (2048, 160_000))
+# three times as large, is tokenized. Those that follow double.
+EARLY = ((128, 16_000), (512, 48_000), (1024, 120_000))
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ def chunks(
     number = 0
     left: list[str] = []
     while True:
-        wanted = size(number) - len(left)
-        chunk = left + list(islice(source, max(0, wanted)))
-        if not chunk:
+        wanted = size(number)
+        drawn = left + list(islice(source, max(0, wanted - len(left))))
+        if not drawn:
             return
-        cut = _within(chunk, most_characters(number))
-        yield chunk[:cut]
-        left = chunk[cut:]
+        cut = _within(drawn[:wanted], most_characters(number))
+        yield drawn[:cut]
+        left = drawn[cut:]
         number += 1
 
 
@@ -94,11 +94,11 @@ def windows(
         if number == 0 or not seen[0]:
             return first_texts
         average = max(1.0, seen[1] / seen[0])
-        ramp = first_texts << (2 * min(number, 8))
+        ramp = _early(number)[0] if early else first_texts << (2 * min(number, 8))
         return max(FIRST_TEXTS, min(MOST_TEXTS, ramp, int(target_tokens() / average)))
 
     def most_characters(number: int) -> int:
-        return EARLY[number][1] if early and number < len(EARLY) else MOST_CHARACTERS
+        return min(MOST_CHARACTERS, _early(number)[1]) if early else MOST_CHARACTERS
 
     first = 0
     pieces = chunks(texts, size, most_characters)
@@ -137,6 +137,15 @@ def windows(
                 yield _ready(waiting, seen)
         while waiting:
             yield _ready(waiting, seen)
+
+
+def _early(number: int) -> tuple[int, int]:
+    """Texts and characters that the window of this number may hold for a device that waits."""
+    if number < len(EARLY):
+        return EARLY[number]
+    texts, characters = EARLY[-1]
+    doublings = min(number - len(EARLY) + 1, 16)
+    return texts << doublings, characters << doublings
 
 
 def _threads(workers: int, stack: ExitStack) -> ThreadPoolExecutor:

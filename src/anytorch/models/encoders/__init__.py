@@ -4,6 +4,7 @@ layers      the module: token-wise products, attention through a layout
 layouts     packed, one by one, or padded rows: how a batch lies in memory, and attention within it
 pooling     one vector per text, on the device
 loading     weights onto the device, tensor by tensor
+calibrate   rounding each layer to few bits as it is loaded
 shapes      which fixed shapes a batch is cut into (pure)
 graphs      recording and replaying one shape's work where the device can
 strategy    which layout is fastest here, measured once and remembered

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,14 +50,17 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 DEVICE_TOKENS = 32768  # of one chunk: enough to fill a large GPU, little enough that the first answer comes soon
 HOST_TOKENS = 2048  # of one chunk on the CPU: its activations stay in the cache
 IN_FLIGHT = 2
-SLOTS = 6  # chunks under way: three batches, so that a host that is away for a while finds the device still busy
+SLOTS = (
+    10  # chunks under way: two batches and more, so that a host that is away for a while finds the device still busy
+)
 
 
 class TorchEncoder:
     """One model on one torch device; `anytorch.engines.embed.protocol.AsyncEncoder`.
 
     `device` is a torch.device or a name `anytorch.resolve` takes. `dtype`, `layout` and `graphs` are found by measurement
-    on first use with "auto" and remembered. `normalize` makes every vector's length 1 on the device.
+    on first use with "auto" and remembered. `normalize` makes every vector's length 1 on the device. `calibration`, ids and
+    starts of a hundred texts or so, is what `quantization` to less than 8 bits looks at (`calibrate`).
 
     Raises ModelError for a checkpoint that does not fit the spec, UsageError for unknown options.
     """
@@ -78,6 +80,7 @@ class TorchEncoder:
         layout: str = "auto",
         graphs: bool | None = None,
         chunk_tokens: int | None = None,
+        calibration: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None,
     ) -> None:
         self.spec, self.poolings, self.normalize = spec, check_pooling(pooling), normalize
         if dtype != "auto" and dtype not in DTYPES:
@@ -93,6 +96,7 @@ class TorchEncoder:
         self.in_flight = IN_FLIGHT if self.staged else 1
         self.chunk_tokens = chunk_tokens or (DEVICE_TOKENS if self.device.type != "cpu" else HOST_TOKENS)
         self.quantization = quantization
+        self._calibration = calibration
         self._lock = threading.Lock()
         self._closed = False
         self.recorder: Recorder | None = None
@@ -113,9 +117,9 @@ class TorchEncoder:
     def _load(self, checkpoint: Checkpoint, dtype: str, quantization: str | None = None) -> EncoderModule:
         after_layer = None
         if quantization is not None:
-            from anytorch.quant.model import quantize
+            from anytorch.models.encoders.calibrate import LayerQuantizer
 
-            after_layer = partial(quantize, format=quantization)
+            after_layer = LayerQuantizer(self.spec, quantization, self._calibration)
         return load_module(self.spec, checkpoint, self.device, DTYPES[dtype], after_layer)
 
     def _accurate_dtype(self, checkpoint: Checkpoint) -> str:

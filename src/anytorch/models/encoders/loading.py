@@ -36,12 +36,12 @@ def load_module(
     checkpoint: Checkpoint,
     device: torch.device,
     dtype: torch.dtype,
-    after_layer: Callable[[nn.Module], object] | None = None,
+    after_layer: Callable[[EncoderModule, int], object] | None = None,
 ) -> EncoderModule:
     """The encoder with its weights, ready to run. Raises ModelError naming tensors that are missing or left over.
 
-    `after_layer` is called with each layer as soon as it is filled and before the next one is read: quantizing there keeps
-    one layer at most unpacked.
+    `after_layer(module, number)` is called for each layer as soon as it is filled and before the next one is read:
+    quantizing there keeps one layer at most unpacked.
     """
     weights = EncoderWeights(checkpoint, spec)
     refuse_leftovers(weights, checkpoint, spec)
@@ -58,10 +58,10 @@ def load_module(
         setattr(owner, name.rpartition(".")[2], nn.Parameter(filled.to(dtype), requires_grad=False))
         here = int(name.split(".")[1]) if name.startswith("layers.") else -1
         if after_layer is not None and here != layer and layer >= 0:
-            after_layer(module.layers[layer])
+            after_layer(module, layer)
         layer = here
     if after_layer is not None and layer >= 0:
-        after_layer(module.layers[layer])
+        after_layer(module, layer)
     assert not places, f"no weights were planned for {sorted(places)}"
     for one in module.modules():
         if isinstance(one, Rotary):
