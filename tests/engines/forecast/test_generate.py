@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from anytorch.engines.forecast import chunks, rolled, static
+from anytorch.engines.forecast import chunks, replayed, rolled, static
 from anytorch.engines.forecast import predictor as predictor_module
 from anytorch.engines.forecast.chunks import Chunk, split
 from anytorch.engines.forecast.inputs import read_series
@@ -87,12 +87,13 @@ def test_full_windows_prepared_together(
 ) -> None:
     """Several rolled steps' histories in one pass, then steps of fixed shapes; also when they need several recordings."""
     monkeypatch.setattr(rolled, "OWN_ROWS", own_rows)
+    monkeypatch.setattr(rolled, "FEW_QUERIES", 700)  # more and fewer than these
     prepared: list[int] = []
     prepare = rolled.RolledSteps.prepare
 
-    def spy(self: Any, history: Any, lengths: Any, step: int, count: int) -> None:
+    def spy(self: Any, lengths: Any, step: int, count: int, history: Any) -> Any:
         prepared.append(count)
-        prepare(self, history, lengths, step, count)
+        return prepare(self, lengths, step, count, history)
 
     monkeypatch.setattr(rolled.RolledSteps, "prepare", spy)
     made = predictor("b", max_context=40)
@@ -138,39 +139,66 @@ def test_noise_from_uniform_numbers() -> None:
             torch.testing.assert_close(exponential(b), a, rtol=0, atol=0)
 
 
-class FakeRecorder:
-    """Runs the work as a recorder does: twice to warm up, once for the recording, then with every replay."""
-
-    failed = ""
-
-    def __init__(self, device: torch.device) -> None:
-        self.recordings: dict[str, Any] = {}
-        self.replays = 0
-
-    def record(self, shape: str, work: Any) -> Any:
-        for _ in range(2):
-            work()
-        self.work = work
-        self.recordings[shape] = self
-        return self.replay()
+class FakeRecording:
+    def __init__(self, work: Any) -> None:
+        self.work, self.replays = work, 0
 
     def replay(self) -> Any:
         self.replays += 1
         return self.work()
 
 
-def test_recording_leaves_no_trace(minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warming up writes rows, ids and places of its own; the forecast must not see them. The second one only replays."""
+class FakeRecorder:
+    """Runs the work as a recorder does: twice to warm up, once for the recording, then with every replay."""
+
+    failed = ""
+
+    def __init__(self, device: torch.device) -> None:
+        self.recordings: dict[Any, FakeRecording] = {}
+        self.seen: set[Any] = set()
+
+    def run(self, shape: Any, work: Any) -> Any:
+        if shape in self.recordings:
+            return self.recordings[shape].replay()
+        if shape in self.seen:
+            return self.record(shape, work)
+        self.seen.add(shape)
+        return work()
+
+    def record(self, shape: Any, work: Any) -> Any:
+        for _ in range(2):
+            work()
+        self.recordings[shape] = FakeRecording(work)
+        return self.recordings[shape].replay()
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_recording_leaves_no_trace(minutes: Any, predictor: Any, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warming up writes rows, ids and places of its own; the forecast must not see them, nor the one before it."""
     made = predictor("a", max_context=64)
-    histories = [[series_of(minutes, slice(start, start + 36), 40)] for start in (0, 9)]
-    wanted = [made.paths(one, SAMPLER, 3, seed=9) for one in histories]
-    monkeypatch.setattr(static, "Recorder", FakeRecorder)
-    monkeypatch.setattr(rolled, "Recorder", FakeRecorder)
+    histories = [[series_of(minutes, slice(start, start + 36), 40)] for start in (0, 9, 21)]
+    wanted = [made.paths(one, SAMPLER, samples, seed=9 + place) for place, one in enumerate(histories)]
+    for module in (static, rolled, replayed):
+        monkeypatch.setattr(module, "Recorder", FakeRecorder)
+    made = predictor("a", max_context=64)
     made.static = "recorded"
-    for one, answer in zip(histories, wanted, strict=True):
-        same(made.paths(one, SAMPLER, 3, seed=9), answer)
-    assert made.decoder().kept.recorder.replays == 1 + 2 * 28
-    assert made.decoder().kept_rolled.recorder.replays == 1 + 2 * 11
+    for place, (one, answer) in enumerate(zip(histories, wanted, strict=True)):
+        same(made.paths(one, SAMPLER, samples, seed=9 + place), answer)
+    decoder = made.decoder()
+    assert decoder.kept.recorder.recordings["step"].replays == 1 + 3 * 28
+    assert decoder.kept_rolled.recorder.recordings["step"].replays == 1 + 3 * 11
+    parts = [decoder.replayed, decoder.kept.replayed, decoder.kept_rolled.preparing, made.codec().replayed]
+    for part in parts:  # recorded the second time they came, replayed the third time
+        assert {recording.replays for recording in part.recorder.recordings.values()} == {2}
+    names = sorted(str(key[0]) for part in parts for key in part.recorder.recordings)
+    assert [name.strip("('").split("'")[0] for name in names] == [
+        "decode",
+        "encode",
+        "first",
+        "prepare",
+        "time",
+        "time",
+    ]
 
 
 @pytest.mark.slow

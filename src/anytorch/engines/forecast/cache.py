@@ -42,10 +42,14 @@ class Cache:
         self.tables: Tables = (torch.empty(shape, **kind), torch.empty(shape, **kind))
         self.places = torch.arange(longest, device=decoder.device)
         self.own_places = torch.arange(capacity, device=decoder.device)
+        self.started: tuple[int, ...] = ()
         self.start(lengths)
 
     def start(self, lengths: Sequence[int]) -> None:
         """Begin with new prompts of the same number and the same longest length, in the same memory."""
+        if self.started == tuple(lengths):
+            return
+        self.started = tuple(lengths)
         self.lengths.copy_(torch.tensor(lengths))
         starts = self.lengths if self.mixed else self.lengths[:1]
         tables = make_tables(starts[:, None] + self.own_places, self.decoder.head_width, self.decoder.dtype)

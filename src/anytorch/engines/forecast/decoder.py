@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anytorch.engines.forecast.replayed import Replayed
 from anytorch.models.kronos import Kronos
 from anytorch.models.kronos.fused import FusedBlock, Make, attend_shared, fused, plain, rms_norm
 
@@ -23,7 +24,7 @@ from anytorch.models.kronos.fused import FusedBlock, Make, attend_shared, fused,
 class Decoder:
     """What generation needs of a model. Built per model and device; `fits` says whether the weights have changed."""
 
-    def __init__(self, model: Kronos, make: Make = plain, tables: bool = True) -> None:
+    def __init__(self, model: Kronos, make: Make = plain, tables: bool = True, record: bool = False) -> None:
         self.model = model
         self.unpacked = make is plain  # the layers' own weights are what computes
         self.blocks = [FusedBlock.of(block, fused(make)) for block in model.transformer]  # type: ignore[arg-type]
@@ -42,6 +43,7 @@ class Decoder:
         self.v_weight = cross.v_proj.weight.data.view(cross.heads, cross.head_width, self.width)
         self.cross_scale = 1 / math.sqrt(cross.head_width)
         self.built_from = versions(model)
+        self.replayed = Replayed(self.device, record)
         # What the next forecast of the same shape can use again (see generate.py).
         self.kept: Any = None
         self.kept_rolled: Any = None
@@ -67,8 +69,7 @@ class Decoder:
         return first[s1] + second[s2] + time
 
     def time(self, stamp: Tensor) -> Tensor:
-        embedded: Tensor = self.model.time_emb(stamp)
-        return embedded
+        return self.replayed("time", self.model.time_emb, stamp)
 
     def context(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self.norm)

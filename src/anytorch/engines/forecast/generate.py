@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -69,6 +70,22 @@ def generate(decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None
             done += run.prepared(done) or run.next(done)
             tick(done)
     return run.s1, run.s2
+
+
+def begin(
+    cache: Cache,
+    sampler: Sampler,
+    limit_rows: int,
+    history: Tensor,
+    first: Tensor | None = None,
+    second: Tensor | None = None,
+) -> Tensor:
+    """Prompts into the cache, and the first pair of ids: int64 [2, series × samples]. The noise is None for greedy ones."""
+    decoder = cache.decoder
+    last = cache.prefill(history, limit_rows)
+    s1 = sampler.draw(per_sample(decoder.s1_logits(last), cache.samples), first)
+    s2 = sampler.draw(cache.s2_logits(per_sample(last, cache.samples), s1, None), second)
+    return torch.stack((s1, s2))
 
 
 class Run:
@@ -159,12 +176,13 @@ class Run:
     def first(self) -> None:
         """The step after the prompts: all samples of a series have the same logits of s1."""
         assert self.cache is not None
-        last = self.cache.prefill(self.history, self.plan.limit_rows)
-        noise_1, noise_2 = self.noise()
-        logits = per_sample(self.decoder.s1_logits(last), self.plan.samples)
-        s1 = self.plan.sampler.draw(logits, noise_1)
-        s2_logits = self.cache.s2_logits(per_sample(last, self.plan.samples), s1, None)
-        self.keep(0, s1, self.plan.sampler.draw(s2_logits, noise_2))
+        noise = [part for part in self.noise() if part is not None]
+        work = partial(begin, self.cache, self.plan.sampler, self.plan.limit_rows)
+        if self.steps is None:
+            s1, s2 = work(self.history, *noise)
+        else:
+            s1, s2 = self.steps.replayed(("first", self.plan.limit_rows), work, self.history, *noise)
+        self.keep(0, s1, s2)
 
     def next(self, step: int) -> int:
         """One step of windows that grow, roll, or do both; → 1."""

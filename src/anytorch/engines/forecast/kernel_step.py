@@ -58,7 +58,7 @@ class Tiles:
     @classmethod
     def of(cls, rows: int) -> Tiles:
         if rows > 8:
-            return cls(dot=True, block_n=16, block_k=64, stages=4, group=4, block=16, splits=2)
+            return cls(dot=True, block_n=16, block_k=64, stages=4, group=4, block=32, splits=4, attend_warps=8)
         tile = power_of_two(rows)
         return cls(dot=False, block_n=4, block_k=max(128, 1024 // tile), block=64, splits=4)
 
@@ -199,17 +199,18 @@ class KernelStep:
     def ask(self) -> None:
         """The second attention: the chosen s1 asks the context of the whole window."""
         cache, heads, width = self.cache, self.decoder.cross.heads, self.decoder.width
-        block = 16
+        block = 8
         blocks = -(-self.longest // block) + -(-cache.capacity // block)
         self.kernels.context_scores[(self.rows, blocks)](
             self.queries, self.chosen, cache.context, cache.own_context, self.scores, self.counters, cache.lengths,
             cache.samples, self.longest, cache.capacity, cache.max_context,
-            HEADS=heads, WIDTH=width, EVICT=cache.evict, BLOCK=block, BLOCK_K=64, num_warps=4,
+            HEADS=heads, WIDTH=width, EVICT=cache.evict, BLOCK=block, BLOCK_K=256, num_warps=4,
         )  # fmt: skip
-        self.kernels.context_mix[(self.rows, -(-width // 64))](
+        columns = 16  # few columns and many rows at a time: the rows come one after the other
+        self.kernels.context_mix[(self.rows, -(-width // columns))](
             self.scores, cache.context, cache.own_context, self.mixed, self.counters,
             cache.samples, self.longest, cache.capacity,
-            HEADS=heads, WIDTH=width, BLOCK=16, BLOCK_C=64, num_warps=4,
+            HEADS=heads, WIDTH=width, BLOCK=128, BLOCK_C=columns, num_warps=4,
         )  # fmt: skip
 
 

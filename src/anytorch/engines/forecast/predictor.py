@@ -297,12 +297,14 @@ class KronosPredictor:
         if self._decoder is None or not self._decoder.fits(self.model):
             self.model.eval()
             on_host = memory_is_host(self.device)
-            self._decoder = Decoder(self.model, layer_maker(self.quantization), tables=not on_host)
+            make, record = layer_maker(self.quantization), self.static == "recorded"
+            self._decoder = Decoder(self.model, make, tables=not on_host, record=record)
         return self._decoder
 
     def codec(self) -> Codec:
         if self._codec is None or not self._codec.fits(self.tokenizer):
-            self._codec = Codec(self.tokenizer.eval(), fuse=not memory_is_host(self.device))
+            on_host = memory_is_host(self.device)
+            self._codec = Codec(self.tokenizer.eval(), fuse=not on_host, record=self.static == "recorded")
         return self._codec
 
     def window(self, pred_len: int, rolling: str) -> int:
@@ -343,8 +345,8 @@ class KronosPredictor:
             pad([ids[place][0] for place in chunk.series], batch_first=True),
             pad([ids[place][1] for place in chunk.series], batch_first=True),
             lengths,
-            decoder.time(stamp.to(self.device)),
-            decoder.time(future.to(self.device)),
+            decoder.time(stamp),
+            decoder.time(future),
         )
         rows = torch.tensor([p * samples + s for p in chunk.series for s in range(chunk.first, chunk.last)])
         return prompts, rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,15 +18,24 @@ from torch import Tensor
 
 from anytorch.engines.forecast.cache import hidden
 from anytorch.engines.forecast.decoder import Decoder
+from anytorch.engines.forecast.replayed import Replayed
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
-from anytorch.models.kronos.fused import attend_masked, attend_whole, make_tables, per_sample, window_mask
+from anytorch.models.kronos.fused import (
+    attend_masked,
+    attend_products,
+    attend_whole,
+    make_tables,
+    per_sample,
+    window_mask,
+)
 
 Draws = Callable[[], tuple[Any, Any]]  # the next step's noise for s1 and s2, if there is any
 
 FEWEST_STEPS = 3  # fewer are not worth preparing
 OWN_ROWS = 64  # own rows are rounded up to a multiple of these: so many steps share a recording
 MOST_WINDOWS = 16  # of each series, prepared at once
+FEW_QUERIES = 16384  # of all rows and heads: fewer leave a fused attention's device idle
 MOST_NBYTES = 2**28  # for their keys and values
 
 
@@ -92,6 +102,7 @@ class RolledSteps:
         self.own_places, self.shared_places = every[: shape.own_rows], every[: shape.shared_rows]
         self.causal = window_mask(0, shape.own_rows, self.own)
         self.recorder = Recorder(device) if record else None
+        self.preparing = Replayed(device, record)
 
     def count(self, step: int) -> int:
         """How many steps from `step` on can be prepared together."""
@@ -105,7 +116,7 @@ class RolledSteps:
 
     def run(self, history: Tensor, lengths: Sequence[int], step: int, count: int, draws: Draws) -> Tensor:
         """`count` steps from `step` on; → ids of s1 and s2, [2, rows, count]. `history` are the first block's inputs."""
-        self.prepare(history, lengths, step, count)
+        self.preparing(("prepare", tuple(lengths), step, count), partial(self.prepare, lengths, step, count), history)
         recording = None
         if self.recorder is not None and not self.recorder.failed:
             if not self.recorder.recordings:
@@ -128,7 +139,7 @@ class RolledSteps:
         self.window.zero_()
         self.step.fill_(step)
 
-    def prepare(self, history: Tensor, lengths: Sequence[int], step: int, count: int) -> None:
+    def prepare(self, lengths: Sequence[int], step: int, count: int, history: Tensor) -> Tensor:
         """The history's part of the windows of `count` steps through all blocks: keys, values and context."""
         most = self.shape.max_context - step  # rows of history that the first of these windows has
         windows = history.new_zeros(count, self.shape.series, most, history.shape[-1])
@@ -144,6 +155,7 @@ class RolledSteps:
             self.values[layer, :count, :, :, :most] = v.unflatten(0, (count, -1))
             x = block.finish(x, attend_whole(q, k, v))
         self.context[:count, :, :most] = self.decoder.context(x).unflatten(0, (count, -1))
+        return self.counters
 
     def _step(self) -> Tensor:
         """Generate the pair of ids of `step`. No shape and no address depends on which step it is."""
@@ -153,13 +165,15 @@ class RolledSteps:
         shared_bias = hidden(self.shared_places >= before, decoder.dtype)
         mask = torch.cat((shared_bias.expand(shape.own_rows, -1), self.causal), dim=1)
         x = self.own[:, : shape.own_rows]
+        few = x.shape[0] * decoder.heads * shape.own_rows <= FEW_QUERIES
+        attend = attend_products if few else attend_masked
         for layer, block in enumerate(decoder.blocks):
             q, k, v = block.project(x, (cos, sin))
             prefix = (
                 self.keys[layer].index_select(0, self.window)[0],
                 self.values[layer].index_select(0, self.window)[0],
             )
-            x = block.finish(x, attend_masked(q, prefix, (k, v), mask))
+            x = block.finish(x, attend(q, prefix, (k, v), mask))
         context = decoder.context(x)
         last = context.index_select(1, self.step - 1)[:, 0]
         noise_1, noise_2 = (

@@ -19,6 +19,7 @@ from anytorch.devices.oom import is_out_of_memory
 from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.kernel_step import KernelStep, why_not
+from anytorch.engines.forecast.replayed import Replayed
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
 from anytorch.models.encoders.staging import can_stage
@@ -66,6 +67,7 @@ class StaticSteps:
             first, second = (torch.ones(NOISE_STEPS, rows, size, device=device) for size in decoder.sizes)
             self.noise = (first, second)
         self.recorder = Recorder(device) if record else None
+        self.replayed = Replayed(device, record)
         self.pinned = can_stage(device)
         self.kernel_step: KernelStep | None = None
         self.no_kernels = why_not(decoder, rows) if shape.kernels else "not asked for"

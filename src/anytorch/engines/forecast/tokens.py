@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from anytorch.engines.forecast.decoder import versions
+from anytorch.engines.forecast.replayed import Replayed
 from anytorch.models.kronos import KronosTokenizer
 from anytorch.models.kronos.fused import FusedBlock, fused, plain, side_by_side, through_window
 
@@ -15,8 +17,9 @@ from anytorch.models.kronos.fused import FusedBlock, fused, plain, side_by_side,
 class Codec:
     """A tokenizer with fused blocks. Without `fuse` its weights stay where they are: less memory, a little more work."""
 
-    def __init__(self, tokenizer: KronosTokenizer, fuse: bool = True) -> None:
+    def __init__(self, tokenizer: KronosTokenizer, fuse: bool = True, record: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.replayed = Replayed(tokenizer.embed.weight.device, record)
         join_layers = fused(plain) if fuse else side_by_side
         self.encoder = [FusedBlock.of(block, join_layers) for block in tokenizer.encoder]  # type: ignore[arg-type]
         self.decoder = [FusedBlock.of(block, join_layers) for block in tokenizer.decoder]  # type: ignore[arg-type]
@@ -35,23 +38,32 @@ class Codec:
         """
         found: list[tuple[Tensor, Tensor]] = []
         for part in pieces(values, limit_rows):
-            x = torch.nn.utils.rnn.pad_sequence(list(part), batch_first=True).to(self.device, self.dtype)
-            hidden = self.tokenizer.embed(x)
-            if self.encoder:
-                hidden, _ = through_window(self.encoder, hidden, None, limit_rows)
-            signs = self.tokenizer.quant_embed(hidden)
-            s1, s2 = self.tokenizer.ids(signs)
+            x = torch.nn.utils.rnn.pad_sequence(list(part), batch_first=True).to(self.dtype)
+            s1, s2 = self.replayed(("encode", limit_rows), partial(self._ids, limit_rows), x)
             found += [
                 (s1[row, max(0, len(one) - keep) : len(one)], s2[row, max(0, len(one) - keep) : len(one)])
                 for row, one in enumerate(part)
             ]
         return found
 
+    def _ids(self, limit_rows: int, x: Tensor) -> Tensor:
+        hidden = self.tokenizer.embed(x)
+        if self.encoder:
+            hidden, _ = through_window(self.encoder, hidden, None, limit_rows)
+        return torch.stack(self.tokenizer.ids(self.tokenizer.quant_embed(hidden)))
+
     def decode(self, shared: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], limit_rows: int) -> Tensor:
         """Ids of windows → normalised candles of their own rows, float32 [series × samples, n, 6].
 
         shared: s1 and s2 [series, L] of the windows' first rows, or None; own: [series × samples, n].
         """
+
+        def work(*ids: Tensor) -> Tensor:
+            return self._decode(None if shared is None else (ids[2], ids[3]), (ids[0], ids[1]), limit_rows)
+
+        return self.replayed(("decode", limit_rows), work, *own, *(shared or ()))
+
+    def _decode(self, shared: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], limit_rows: int) -> Tensor:
         before = 0 if shared is None else shared[0].shape[1]
         if shared is not None and shared[0].shape[0] == own[0].shape[0]:  # one sample each: there is nothing to share
             whole = [torch.cat(parts, dim=1) for parts in zip(shared, own, strict=True)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -151,10 +152,17 @@ def turn(x: Tensor, tables: Tables) -> Tensor:
     return (x * cos).addcmul_(torch.cat((x[..., half:], x[..., :half]), dim=-1), sin)
 
 
+@lru_cache(maxsize=16)
+def frequencies_on(device: torch.device, head_width: int) -> Tensor:
+    """There once and for all: a copy from the host cannot be part of a recording."""
+    with torch.inference_mode(False):
+        return inverse_frequencies(head_width).to(device)
+
+
 def make_tables(positions: Tensor, head_width: int, dtype: torch.dtype) -> Tables:
     """Tables for `turn` from positions [rows, n] (or [1, n] where all rows share theirs)."""
     rows, count = positions.shape
-    cos, sin = rotary_tables(positions.reshape(-1), inverse_frequencies(head_width).to(positions.device))
+    cos, sin = rotary_tables(positions.reshape(-1), frequencies_on(positions.device, head_width))
     sin = torch.cat((-sin[:, : head_width // 2], sin[:, head_width // 2 :]), dim=-1)
     return cos.to(dtype).view(rows, 1, count, head_width), sin.to(dtype).view(rows, 1, count, head_width)
 
@@ -255,6 +263,19 @@ def attend_masked(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor
     samples = q.shape[0] // prefix[0].shape[0]
     k, v = (torch.cat((per_sample(shared, samples), own), dim=2) for shared, own in zip(prefix, suffix, strict=True))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def attend_products(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    """`attend_masked` as two plain products: where a fused kernel has too few queries to fill the device."""
+    rows, heads, n, e = q.shape
+    samples = rows // prefix[0].shape[0]
+    k, v = (
+        torch.cat((per_sample(shared, samples), own), dim=2).flatten(0, 1)
+        for shared, own in zip(prefix, suffix, strict=True)
+    )
+    hidden = mask.expand(rows * heads, -1, -1)
+    scores = torch.baddbmm(hidden, q.reshape(-1, n, e), k.transpose(1, 2), alpha=1 / math.sqrt(e))
+    return torch.bmm(softmax(scores), v).view(rows, heads, n, e)
 
 
 def window_mask(length: int, n: int, like: Tensor) -> Tensor:

@@ -39,6 +39,13 @@ def linear(
         total = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_K), tl.float32)
         second = tl.zeros((BLOCK_M, BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    where = m[:, None] * columns + n[None, :]
+    inside = m_ok[:, None] & n_ok[None, :]
+    # Asked for before the weights, so that nobody waits for it behind them.
+    if BIAS:
+        added = tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        summed = tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
     for start in tl.range(0, WIDTH, BLOCK_K, num_stages=STAGES):
         k = start + tl.arange(0, BLOCK_K)
         k_ok = k < WIDTH
@@ -73,11 +80,9 @@ def linear(
     if GATED:
         result = result / (1.0 + tl.exp(-result)) * result_2
     if BIAS:
-        result += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
-    where = m[:, None] * columns + n[None, :]
-    inside = m_ok[:, None] & n_ok[None, :]
+        result += added[None, :]
     if RESIDUAL:
-        result += tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
+        result += summed
     tl.store(out + where, result.to(out.dtype.element_ty), mask=inside)
 
 
