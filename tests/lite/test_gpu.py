@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -367,6 +370,14 @@ def test_devices_do_not_mix_by_themselves(gpu: Any) -> None:
     assert (whole + whole).dtype == np.int64
 
 
+def test_functions_have_their_namesakes(gpu: Any) -> None:
+    from anytorch.lite.gpu import functions
+
+    sources = (path.read_text() for path in Path(lite.__file__).parent.rglob("*.py"))
+    marked = {name for text in sources for name in re.findall(r"^@on_gpu\ndef (\w+)", text, re.MULTILINE)}
+    assert marked == set(functions.__all__)
+
+
 def test_memory_comes_back(gpu: Any) -> None:
     from anytorch.gpu.runtime import open_runtime
 
@@ -379,8 +390,6 @@ def test_memory_comes_back(gpu: Any) -> None:
 
 def test_a_small_op_stays_cheap(gpu: Any) -> None:
     """Functions called per op, the second time that shapes are seen: what a launch costs on the host is mostly these."""
-    import sys
-
     a, b = lite.ones(8, 8, device=gpu), lite.ones(8, 8, device=gpu)
     found = {}
     for name, op in {"add": lambda: a + b, "matmul": lambda: a @ b, "softmax": lambda: a.softmax(0)}.items():

@@ -19,7 +19,6 @@ PART, MOST_PARTS, FEW_ROWS = 4096, 256, 64  # few long rows are cut into parts, 
 MOST_HELD = 4  # fours of a row that a thread keeps between folding and writing
 LONG = 32  # from here on a workgroup takes a row; below, and on software adapters, a thread does
 
-
 _folds: dict[Any, Fold] = device_memory()
 _rows: dict[Any, Launch] = device_memory()
 
@@ -31,14 +30,14 @@ def by_group(length: int) -> bool:
 class Fold:
     """How the axes `over` of arrays of one geometry are folded: in one launch, or in two where few rows are long."""
 
-    __slots__ = ("launches", "rows", "state_words")
+    __slots__ = ("launches", "state_words")
 
     def __init__(self, name: str, x: Layout, over: Sequence[int], places: bool) -> None:
         kept = [d for d in range(len(x.shape)) if d not in over]
         outer, (outer_steps,) = collapse([x.shape[d] for d in kept], [[x.strides[d] for d in kept]])
         inner, (inner_steps,) = collapse([x.shape[d] for d in over], [[x.strides[d] for d in over]])
-        self.rows, length = size_of(outer), size_of(inner)
-        rows, group = self.rows, by_group(length)
+        rows, length = size_of(outer), size_of(inner)
+        group = by_group(length)
         parts = min(-(-length // PART), MOST_PARTS) if group and rows < FEW_ROWS else 1
         chunk = -(-length // (4 * parts)) * 4 if parts > 1 else length
         reducer, outputs = wgsl_reduce.REDUCERS[name], (F32, I32) if places else (F32,)
