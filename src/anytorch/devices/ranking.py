@@ -105,7 +105,7 @@ def choice_words(request: Request, chosen: Candidate, among: Sequence[Candidate]
     """For the log: "cuda:0 (NVIDIA H200); not cuda:1: it has less free memory (…)"."""
     words = [f"{chosen.id} ({chosen.name})"]
     for other in among:
-        if other is not chosen and (request.automatic or (other.backend == chosen.backend and request.index is None)):
+        if other.id != chosen.id and (request.automatic or (other.backend == chosen.backend and request.index is None)):
             words.append(f"not {other.id}: {why_before(chosen, other)}")
     return "; ".join(words)
 
