@@ -126,13 +126,14 @@ def plan_for(
     sizes: Callable[[Found], dict[str, Block]] | None = None,
     rest_format: str | None = None,
     training: bool = False,
+    codes: bool = True,
 ) -> tuple[Found, Plan]:
     """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own."""
     if isinstance(blocks, str) and blocks != LEAVES:
         blocks = (blocks,)
     for finest in (True,) if blocks == LEAVES else (False, True):
         blocks = None if isinstance(blocks, str) else blocks
-        found = find_units(model, blocks=blocks, resident=resident, finest=finest)
+        found = find_units(model, blocks=blocks, resident=resident, finest=finest, codes=codes)
         try:
             chosen, kept = (sizes or packed_sizes)(found), reserve
             if rest_format is not None:
@@ -171,7 +172,8 @@ def packed_image(found: Found, name: str) -> Image:
 
 def extras_nbytes(model: nn.Module, found: Found) -> int:
     """What stays on the device whatever the plan: buffers, and parameters that nothing moves."""
-    tensors = {id(t): t for t in (*found.rest, *model.buffers())}
+    moving = found.moving
+    tensors = {id(t): t for t in (*found.rest, *model.buffers()) if id(t) not in moving}
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -393,10 +395,17 @@ class Fitted:
                 parameter.data = parameter.data.to(device)
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.device != device:
+                if buffer is not None and buffer.device != device and id(buffer) not in self.found.moving:
                     module._buffers[name] = buffer.to(device)
 
+    def _unbind(self) -> None:
+        """What packed layers bound to kernels points at memory that their codes are no longer in."""
+        for layers in self.found.packed_layers.values():
+            for layer in layers:
+                layer._bound.clear()
+
     def _start(self, mover: Mover) -> None:
+        self._unbind()
         self.running = self._reading(mover)
         attach(self.model, self.running, Loading(self))
         self.model.__dict__[HANDLE] = self
@@ -455,6 +464,7 @@ class Fitted:
             detach(self.model, self.running)
             self.model.__dict__.pop(HANDLE, None)
         self._moved.clear()
+        self._unbind()
         for group in self.found.groups.values():
             for parameter in group.parameters:
                 place = target or self.origins[id(parameter)]

@@ -45,7 +45,7 @@ def packing_of(found: Found, name: str, format: str) -> Packing | None:
     return Packing(chosen, packed(name, dict(zip(group.paths, group.parameters, strict=True))), weights)
 
 
-def packable(found: Found, parameter: nn.Parameter) -> bool:
+def packable(found: Found, parameter: torch.Tensor) -> bool:
     owners = [slot.owner for slot in found.slots[id(parameter)]]
     return (
         parameter.ndim == 2

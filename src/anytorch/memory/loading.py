@@ -123,6 +123,7 @@ def prepare(
         on_disk=rest_format is None,
         sizes=sizes,
         rest_format=rest_format,
+        codes=False,
     )
     for parameter in found.rest:
         parameter.data = read_located(by_id[id(parameter)]).to(tiers.device.place, copy=True)

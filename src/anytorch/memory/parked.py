@@ -25,6 +25,22 @@ ALLOWED = frozenset(
 )
 
 
+def described(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Answer what can be known without the values. Raises UsageError for everything else."""
+    if not describes(func):
+        raise UsageError(
+            f"{function_name(func)} was called on a weight whose values are on another memory level just now",
+            hint="use it inside the forward of its module, or read it through state_dict(); "
+            "resident=[…] keeps a module's weights on the device, unfit(model) brings all of them back",
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **(kwargs or {}))
+
+
+def shown(tensor: torch.Tensor, what: str) -> str:
+    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level just now"
+
+
 class Parked(nn.Parameter):
     """Made by changing a Parameter's class, and undone the same way: it stays the same object."""
 
@@ -32,17 +48,26 @@ class Parked(nn.Parameter):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not describes(func):
-            raise UsageError(
-                f"{function_name(func)} was called on a weight whose values are on another memory level just now",
-                hint="use it inside the forward of its module, or read it through state_dict(); "
-                "resident=[…] keeps a module's weights on the device, unfit(model) brings all of them back",
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        return described(func, args, kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
-        return f"Parameter of shape {tuple(self.shape)}, {self.dtype}: its values are on another memory level just now"
+        return shown(self, "Parameter")
+
+
+class ParkedBuffer(torch.Tensor):
+    """The same for a buffer: the codes of a packed layer."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return described(func, args, kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
+        return shown(self, "Buffer")
+
+
+PARKED = (Parked, ParkedBuffer)
 
 
 def function_name(func: Callable[..., Any]) -> str:
@@ -59,18 +84,18 @@ def describes(func: Callable[..., Any]) -> bool:
     return name in ALLOWED
 
 
-def park(parameter: nn.Parameter, device: torch.device) -> None:
-    """Let go of a parameter's memory. NaN is what a use that no check catches would compute with."""
+def park(parameter: torch.Tensor, device: torch.device) -> None:
+    """Let go of a parameter's or buffer's memory. NaN is what a use that no check catches would compute with."""
     with torch.inference_mode(False), torch.no_grad():
-        if isinstance(parameter, Parked):
+        if isinstance(parameter, PARKED):
             return
         parameter.data = placeholder(tuple(parameter.shape), parameter.dtype, device)
-    parameter.__class__ = Parked
+    parameter.__class__ = Parked if isinstance(parameter, nn.Parameter) else ParkedBuffer
 
 
-def wake(parameter: nn.Parameter, values: torch.Tensor) -> None:
+def wake(parameter: torch.Tensor, values: torch.Tensor) -> None:
     """Point a parameter at its values. Its class comes first: the other way round a reader could see Parked values."""
-    parameter.__class__ = nn.Parameter
+    parameter.__class__ = nn.Parameter if isinstance(parameter, nn.Parameter) else torch.Tensor
     parameter.data = values
 
 
@@ -82,6 +107,6 @@ def placeholder(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     key = (dtype, device)
     if key not in _seeds:
         floating = dtype.is_floating_point or dtype.is_complex
-        one = torch.zeros(1, dtype=torch.float32 if floating else dtype, device="cpu")
+        one = torch.zeros((), dtype=torch.float32 if floating else dtype, device="cpu")
         _seeds[key] = (one.fill_(float("nan")).to(dtype) if floating else one).to(device)
     return _seeds[key].expand(shape)

@@ -39,6 +39,7 @@ def save_training(
     folder: str | Path, optimizer: TieredOptimizer, *, step: int, extra: Any = None, keep: int = 1
 ) -> Path:
     """Write a complete checkpoint and remove all but the newest `keep`. `extra` must be JSON. Call it between steps."""
+    optimizer.wait()  # raises if a step that ran beside the device failed: half of one is not worth keeping
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished(root)
@@ -198,7 +199,12 @@ def _give_resident(
 def _give_streamed(optimizer: TieredOptimizer, folder: Path, meta: Mapping[str, Any], reader: Reader) -> None:
     """States by their parameters' paths: with another budget than when they were saved, the blocks are others."""
     found = optimizer.fitted.found
-    parameters = {p: q for group in found.groups.values() for p, q in zip(group.paths, group.parameters, strict=True)}
+    parameters = {
+        path: parameter
+        for group in found.groups.values()
+        for path, parameter in zip(group.paths, group.parameters, strict=True)
+        if isinstance(parameter, torch.nn.Parameter)
+    }
     optimizer.states.clear()
     optimizer.numbers.clear()
     for name in {**meta["blocks"], **meta["numbers"]}:

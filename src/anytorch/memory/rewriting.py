@@ -12,7 +12,8 @@ from anytorch.errors import UsageError
 from anytorch.memory.buffers import scatter
 from anytorch.memory.formats import pack_block
 from anytorch.memory.images import from_files
-from anytorch.memory.parked import Parked, park, wake
+from anytorch.memory.parked import PARKED, park, wake
+from anytorch.memory.running import held_by
 from anytorch.memory.shelf import spill_of
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ class Loading:
             self._top = module
             self._new.clear()  # of one that was broken off
         for name, block in names.items():
-            parameter: Any = module._parameters[name]
+            parameter = held_by(module, name)
             values = state.get(f"{prefix}{name}")
-            if not isinstance(values, torch.Tensor) or not isinstance(parameter, Parked):
+            if not isinstance(values, torch.Tensor) or not isinstance(parameter, PARKED):
                 continue
             if metadata.get("assign_to_params_buffers"):
                 raise UsageError(
@@ -92,7 +93,7 @@ class Loading:
         running = self.fit.running
         assert running is not None
         for name, block in self._awake.pop(module, ()):
-            parameter: Any = module._parameters[name]
+            parameter = held_by(module, name)
             values = parameter.data
             park(parameter, self.fit.device)
             collected = self._new.setdefault(block, {})

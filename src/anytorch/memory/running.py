@@ -19,7 +19,7 @@ from anytorch.memory.formats import Packing, unpack_block, whole_tensors
 from anytorch.memory.images import Image, views_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.order import AGAIN, BACKWARD, FORWARD, TRAINING
-from anytorch.memory.parked import Parked, park, wake
+from anytorch.memory.parked import PARKED, park, wake
 from anytorch.memory.sums import sums_of
 from anytorch.memory.types import Home
 from anytorch.memory.units import Found, Unit
@@ -152,6 +152,8 @@ class Running:
                 if not self._awake[name]:
                     for parameter in self.found.groups[name].parameters:
                         park(parameter, self.device)
+                    for layer in self.found.packed_layers[name]:
+                        layer._bound.clear()
 
     def _unpacked(self, name: str, buffer: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
         packing = self.packings[name]
@@ -177,7 +179,7 @@ class Running:
 
     def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | Reference | Offloaded:
         """autograd saves a tensor: one in the ring will be overwritten, so it is remembered by its place in its block."""
-        if isinstance(tensor, Parked):
+        if isinstance(tensor, PARKED):
             tensor = tensor.data
         if self.live is not None and tensor.untyped_storage().data_ptr() == self.live.untyped_storage().data_ptr():
             return tensor.clone()  # the next unit's weights are unpacked over it
@@ -276,20 +278,28 @@ class Running:
     def show(self, module: nn.Module, names: Mapping[str, str]) -> None:
         """Let a module's parameters show their values at rest, for state_dict."""
         for key, block in names.items():
-            parameter: Any = module._parameters[key]
-            if isinstance(parameter, Parked):
+            parameter = held_by(module, key)
+            if isinstance(parameter, PARKED):
                 path = self.path_of(parameter, block)
                 wake(parameter, self.resting(block)[path])
 
     def hide(self, module: nn.Module, names: Mapping[str, str]) -> None:
         for key, block in names.items():
-            parameter: Any = module._parameters[key]
+            parameter = held_by(module, key)
             if not self._awake.get(block):
                 park(parameter, self.device)
 
-    def path_of(self, parameter: nn.Parameter, block: str) -> str:
+    def path_of(self, parameter: torch.Tensor, block: str) -> str:
         group = self.found.groups[block]
         return next(path for path, p in zip(group.paths, group.parameters, strict=True) if p is parameter)
+
+
+def held_by(module: nn.Module, name: str) -> torch.Tensor:
+    """A module's parameter or buffer."""
+    parameter = module._parameters.get(name)
+    found = parameter if parameter is not None else module._buffers[name]
+    assert found is not None
+    return found
 
 
 def in_backward() -> bool:

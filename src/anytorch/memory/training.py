@@ -36,7 +36,7 @@ from anytorch.memory.updating import Updates
 Factory = Callable[..., torch.optim.Optimizer]
 OF = "::"  # between a parameter's path and the name of its state
 WORKING = "optimizer step"
-SPARED = 2  # threads left to the rest of the program by updates that run beside it
+SPARED = 1  # threads left to the rest of the program by updates that run beside it
 Overlap = Literal["forward", "backward"] | None
 
 
@@ -350,7 +350,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         return True
 
     def _threads(self) -> int:
-        """What torch would take; beside a device's work, two are left for those who feed it."""
+        """What torch would take; beside a device's work, one is left for whoever feeds it."""
         threads = torch.get_num_threads()
         return threads - SPARED if self.overlap is not None and threads > 2 * SPARED else threads
 

@@ -2,19 +2,23 @@
 
 A *unit* is a module whose forward is a step. Repeated layers (the children of a ModuleList, Sequential or ModuleDict) are
 units as wholes; outside of them every leaf module with parameters is one. Parameters that a container holds itself, and
-buffers, stay on the device: they are small, and nobody says when they are used.
+buffers, stay on the device: they are small, and nobody says when they are used. The codes of packed layers are buffers, too,
+and move as parameters do.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
 
 from anytorch.errors import UsageError
+from anytorch.quant.linear import QuantLinear
+from anytorch.quant.tensor import PARTS
 
 SMALL_PART = 0.05
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -43,7 +47,7 @@ class Group:
     """The parameters of one block: those that the same units use. `slots[i]` are the places of `parameters[i]`."""
 
     name: str
-    parameters: list[nn.Parameter]
+    parameters: list[torch.Tensor]  # and the codes of packed layers, which are buffers
     paths: list[str]
 
     @property
@@ -58,6 +62,20 @@ class Found:
     rest: tuple[nn.Parameter, ...]  # parameters that stay on the device
     slots: dict[int, tuple[Slot, ...]]  # by the parameter's id
 
+    @cached_property
+    def moving(self) -> frozenset[int]:
+        """The ids of everything that is in a block."""
+        return frozenset(id(parameter) for group in self.groups.values() for parameter in group.parameters)
+
+    @cached_property
+    def packed_layers(self) -> dict[str, tuple[QuantLinear, ...]]:
+        """Per block: the packed layers whose codes are in it. What they bound to kernels goes with the codes."""
+        found: dict[str, tuple[QuantLinear, ...]] = {}
+        for name, group in self.groups.items():
+            owners = {slot.owner: None for p in group.parameters for slot in self.slots[id(p)]}
+            found[name] = tuple(owner for owner in owners if isinstance(owner, QuantLinear))
+        return found
+
 
 def find_units(
     model: nn.Module,
@@ -65,19 +83,21 @@ def find_units(
     blocks: Sequence[str] | None = None,
     resident: Sequence[str] = (),
     finest: bool = False,
+    codes: bool = True,
 ) -> Found:
     """The units and blocks of a model. `blocks` names the modules (patterns allowed) instead of looking for them.
 
     `resident` are patterns of modules that stay on the device. `finest` makes every leaf module a unit of its own, for
     budgets that cannot hold a layer. A parameter that several units use is in a block of its own, which each of them needs.
+    `codes=False` leaves the codes of packed layers where they are.
     """
-    slots = all_slots(model)
+    slots = all_slots(model, codes=codes)
     modules = chosen_modules(model, blocks, resident, finest)
     adapters = small_trained_part(model)
     users: dict[int, list[str]] = {}
-    by_id: dict[int, nn.Parameter] = {}
+    by_id: dict[int, torch.Tensor] = {}
     for name, module in modules.items():
-        for parameter in module.parameters():
+        for parameter in weights_of(module) if codes else module.parameters():
             if movable(parameter) and id(parameter) not in adapters:
                 by_id[id(parameter)] = parameter
                 users.setdefault(id(parameter), []).append(name)
@@ -95,11 +115,22 @@ def find_units(
     return Found(units, groups, rest, slots)
 
 
-def all_slots(model: nn.Module) -> dict[int, tuple[Slot, ...]]:
-    """Every place of every parameter: tied weights have several."""
+def weights_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters of a module and of those inside it, and the codes of packed layers among them."""
+    yield from module.parameters()
+    for part in module.modules():
+        if isinstance(part, QuantLinear):
+            yield from (tensor for name in PARTS if (tensor := part._buffers.get(name)) is not None)
+
+
+def all_slots(model: nn.Module, *, codes: bool = False) -> dict[int, tuple[Slot, ...]]:
+    """Every place of every parameter: tied weights have several. `codes`: also of the codes of packed layers."""
     found: dict[int, list[Slot]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, parameter in module._parameters.items():
+        held: dict[str, torch.Tensor | None] = dict(module._parameters)
+        if codes and isinstance(module, QuantLinear):
+            held |= {name: module._buffers.get(name) for name in PARTS}
+        for name, parameter in held.items():
             if parameter is not None:
                 path = f"{prefix}.{name}" if prefix else name
                 found.setdefault(id(parameter), []).append(Slot(module, name, path))
@@ -110,13 +141,15 @@ def small_trained_part(model: nn.Module) -> set[int]:
     """The ids of the parameters that are trained while nearly all others are frozen (LoRA): they stay on the device, so that
     a step of the optimizer does not write their whole layer anew."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    total = sum(p.nbytes for p in model.parameters())
+    total = sum(p.nbytes for p in weights_of(model))
     return {id(p) for p in trained} if sum(p.nbytes for p in trained) <= SMALL_PART * total else set()
 
 
-def movable(parameter: nn.Parameter) -> bool:
+def movable(parameter: torch.Tensor) -> bool:
     """Plain strided tensors move as bytes; a subclass with a layout of its own stays where it is."""
-    return type(parameter) is nn.Parameter and parameter.layout == torch.strided and parameter.nbytes > 0
+    return (
+        type(parameter) in (nn.Parameter, torch.Tensor) and parameter.layout == torch.strided and parameter.nbytes > 0
+    )
 
 
 def chosen_modules(
@@ -126,7 +159,7 @@ def chosen_modules(
         chosen = _named(model, blocks)
     else:
         chosen = {}
-        total = sum(parameter.nbytes for parameter in model.parameters())
+        total = sum(parameter.nbytes for parameter in weights_of(model))
         _walk(model, "", False, total, finest, chosen, set())
     return {name: module for name, module in chosen.items() if not any(fnmatch.fnmatch(name, p) for p in resident)}
 
@@ -140,14 +173,14 @@ def _walk(
     chosen: dict[str, nn.Module],
     seen: set[int],
 ) -> None:
-    if id(module) in seen or next(module.parameters(), None) is None:
+    if id(module) in seen or not has_weights(module):
         return
     seen.add(id(module))
-    nbytes = sum(parameter.nbytes for parameter in module.parameters())
+    nbytes = sum(parameter.nbytes for parameter in weights_of(module))
     if is_leaf(module) or (repeated and not finest and not (nbytes > total / 2 and has_repeated(module))):
         chosen[name or type(module).__name__] = module
         return
-    children = [(key, child) for key, child in module.named_children() if next(child.parameters(), None) is not None]
+    children = [(key, child) for key, child in module.named_children() if has_weights(child)]
     inside = isinstance(module, CONTAINERS) and len(children) > 1
     for key, child in children:
         _walk(child, f"{name}.{key}" if name else key, inside, total, finest, chosen, seen)
@@ -157,7 +190,11 @@ def is_leaf(module: nn.Module) -> bool:
     """Is its forward the one that uses its parameters? True, too, for modules that reach into their children."""
     if isinstance(module, ATOMIC) or "parametrizations" in module._modules:
         return True
-    return all(next(child.parameters(), None) is None for child in module.children())
+    return not any(has_weights(child) for child in module.children())
+
+
+def has_weights(module: nn.Module) -> bool:
+    return next(weights_of(module), None) is not None
 
 
 def has_repeated(module: nn.Module) -> bool:
@@ -184,7 +221,3 @@ def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
         if inside is not None:
             raise UsageError(f"the blocks {inside!r} and {name!r} overlap", hint="name one or the other")
     return chosen
-
-
-def buffers_of(model: nn.Module) -> Iterable[torch.Tensor]:
-    return model.buffers()
