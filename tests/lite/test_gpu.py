@@ -370,6 +370,16 @@ def test_devices_do_not_mix_by_themselves(gpu: Any) -> None:
     assert (whole + whole).dtype == np.int64
 
 
+def test_prepared_launches_do_not_pile_up(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.lite.gpu import kernels, launch
+
+    monkeypatch.setattr(launch, "MOST_KEPT", 5)
+    for n in range(1, 20):
+        x = lite.ones(n, device=gpu)
+        assert (x + x).sum().item() == 2 * n
+    assert len(kernels._elementwise) <= 5
+
+
 def test_functions_have_their_namesakes(gpu: Any) -> None:
     from anytorch.lite.gpu import functions
 

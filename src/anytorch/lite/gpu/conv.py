@@ -10,7 +10,7 @@ from anytorch.gpu.wgsl import pool as wgsl_pool
 from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
 from anytorch.lite.gpu.kernels import F32, TILED, product_grid, threads
-from anytorch.lite.gpu.launch import Launch, device_memory
+from anytorch.lite.gpu.launch import Launch, device_memory, remember
 from anytorch.lite.gpu.memory import Layout, new
 from anytorch.lite.ops.windows import Windows
 
@@ -84,7 +84,7 @@ def multiply(
         )
         parameters = ((), "4I", (*numbers, *geometry))
         launch = Launch((spec, schedule), render_convolution, len(bound), 1 << (len(bound) - 1), parameters, launched)
-        _convolutions[key] = launch
+        remember(_convolutions, key, launch)
     shift = 0 if bias is None else bound[2].offset
     launch(bound, a.layout.offset, x.layout.offset, shift, out.offset)
 

@@ -12,7 +12,7 @@ from anytorch.gpu.wgsl import scan as wgsl_scan
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
 from anytorch.gpu.wgsl.softmax import RowRule
 from anytorch.lite.gpu.kernels import F32, I32, copied
-from anytorch.lite.gpu.launch import Launch, device_memory, grid
+from anytorch.lite.gpu.launch import Launch, device_memory, grid, remember
 from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 PART, MOST_PARTS, FEW_ROWS = 4096, 256, 64  # few long rows are cut into parts, whose states a second launch folds
@@ -94,7 +94,7 @@ def folded(name: str, x: Layout, over: Sequence[int], places: bool = False) -> t
     plan = _folds.get(key)
     if plan is None:
         try:
-            plan = _folds[key] = Fold(name, x, over, places)
+            plan = remember(_folds, key, Fold(name, x, over, places))
         except TooManyAxes:
             order = (*kept, *over)
             shape, strides = (tuple(each[d] for d in order) for each in (x.shape, x.strides))
@@ -161,7 +161,7 @@ def by_rows(
         groups = grid(rows if group else -(-rows // kernel.threads))
         parameters = ((rows, length, inner), f"{len(inputs)}I{len(scalars)}f", ())
         launch = Launch(kernel, wgsl_rows.render, kernel.buffers, kernel.writable, parameters, groups)
-        _rows[key] = launch
+        remember(_rows, key, launch)
     launch((*given, out, *per_row), *[layout.offset for layout in given], *scalars)
     return out, *per_row
 

@@ -16,7 +16,7 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import matmul as wgsl_matmul
 from anytorch.gpu.wgsl import threads as wgsl_threads
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
-from anytorch.lite.gpu.launch import Launch, device_memory, grid
+from anytorch.lite.gpu.launch import Launch, device_memory, grid, remember
 from anytorch.lite.gpu.memory import Layout, Memory, dense_strides, new
 
 F32, I32 = "float32", "int32"
@@ -120,7 +120,7 @@ def elementwise(
     if plan is None:
         full = shape or (out.shape if out is not None else np.broadcast_shapes(*(each.shape for each in inputs)))
         plan = Elements(expression, inputs, operand_names(operands), full, out, shared, alignment == 0)
-        _elementwise[whole] = plan
+        remember(_elementwise, whole, plan)
     if out is None:
         out = Layout(Memory(plan.nbytes), plan.shape, plan.strides)
     if plan.launch is not None:
@@ -183,7 +183,7 @@ def threads(
         parameters = ((count, x * wgsl_threads.WORKGROUP), changing, ())
         buffers = len(inputs) + len(outputs)
         launch = Launch(kernel, wgsl_threads.render, buffers, kernel.writable, parameters, (x, y))
-        _threads[key] = launch
+        remember(_threads, key, launch)
     layouts = [*inputs.values(), *outputs.values()]
     launch(layouts, *[layout.offset for layout in layouts], *numbers.values())
 
@@ -215,7 +215,7 @@ def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n:
         steps = [each.strides if len(each.strides) == 3 else (0, *each.strides) for each in (a, b)]
         rest = (0, 0, 1.0, 0.0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
         launch = Launch((spec, schedule), render_product, 3, 0b100, ((), "2I", rest), groups)
-        _products[key] = launch
+        remember(_products, key, launch)
     launch((a, b, out), a.offset, b.offset)
     return out
 

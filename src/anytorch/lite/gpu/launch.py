@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from anytorch.gpu.runtime import device_memory, open_runtime
 from anytorch.lite.gpu.memory import Layout
 
 MOST_GROUPS = 65_535  # in one dimension of a launch
+MOST_KEPT = 10_000  # prepared launches of one sort; shapes that never come again would pile up
+Kept = TypeVar("Kept")
 
 
 def grid(groups: int) -> tuple[int, int]:
     x = min(groups, MOST_GROUPS)
     return x, -(-groups // x)
+
+
+def remember(known: dict[Any, Kept], key: Any, made: Kept) -> Kept:
+    if len(known) >= MOST_KEPT:
+        known.clear()
+    known[key] = made
+    return made
 
 
 class Launch:
@@ -58,4 +67,4 @@ def packed(numbers: Sequence[int | float]) -> bytes:
     return struct.pack(f"<{''.join('f' if isinstance(word, float) else 'I' for word in words)}", *words)
 
 
-__all__ = ["Launch", "device_memory", "grid"]
+__all__ = ["Launch", "device_memory", "grid", "remember"]
