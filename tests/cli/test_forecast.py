@@ -152,6 +152,63 @@ def test_finetune_and_forecast_with_the_result(cli: Callable[..., Any], tmp_path
     assert summary["plan"]["lora_rank"] == 2
 
 
+CONFIG = """
+data: {{data_path: {data}, lookback_window: 16, predict_window: 4, max_context: 64, clip: 5.0,
+        train_ratio: 0.8, val_ratio: 0.1, test_ratio: 0.1, sample_stride: 3}}
+training: {{tokenizer_epochs: 1, basemodel_epochs: 2, batch_size: 100, log_interval: 1, num_workers: 6, seed: 42,
+            tokenizer_learning_rate: 2e-4, predictor_learning_rate: 4e-5, adam_beta1: 0.8, adam_beta2: 0.9}}
+model_paths: {{exp_name: try, base_path: {folder}, base_save_path: "", finetuned_tokenizer: "",
+               basemodel_save_name: predictor}}
+experiment: {{name: try, use_comet: false, train_tokenizer: true, skip_existing: true, pre_trained_predictor: false}}
+device: {{use_cuda: false, device_id: 0}}
+"""
+
+
+def test_finetune_with_the_published_file_of_settings(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (frame,) = sample_market(1, 420, seed=3).values()
+    frame.to_csv(tmp_path / "prices.csv", index=False)
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.format(data=tmp_path / "prices.csv", folder=tmp_path / "out"))
+    told = cli("finetune", "both", "--config", str(config))
+    assert told.status == 0, told.err
+    assert "not used: data.sample_stride" in told.err and "max_context" not in told.err
+    tokenizer, model = (
+        json.loads((tmp_path / "out" / "try" / name / "summary.json").read_text())
+        for name in ("tokenizer", "predictor")
+    )
+    assert tokenizer["plan"]["epochs"] == 1 and tokenizer["plan"]["learning_rate"] == 2e-4
+    plan = model["plan"]
+    assert (plan["epochs"], plan["batch_size"], plan["lookback"], plan["seed"]) == (2, 100, 16, 42)
+    assert plan["betas"] == [0.8, 0.9] and tokenizer["plan"]["betas"] == [0.9, 0.999]
+    assert model["first_loss"] > 4.5, "from new weights, as the file says"
+    again = cli("finetune", "both", "--config", str(config))
+    assert again.status == 0 and again.err.count("is there and kept") == 2
+    other = cli("finetune", "predictor", "--config", str(config), "--output", str(tmp_path / "b"), "--epochs", "1")
+    assert other.status == 0, other.err
+    summary = json.loads((tmp_path / "b" / "predictor" / "summary.json").read_text())
+    assert summary["plan"]["epochs"] == 1, "what is said beside the file counts more"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("val_ratio: 0.1", "val_ratio: 0.3"), "add up to 1.2"),
+        (("batch_size: 100", "batch_size: many"), "training.batch_size is 'many', not a number"),
+        (("batch_size: 100", "batch_size: 2.5"), "not a whole number"),
+        (("skip_existing: true", "skip_existing: 1"), "not true or false"),
+        (("data_path", "path"), "data.data_path is missing"),
+        (("data: {", "data: [{"), "is not YAML"),
+    ],
+)
+def test_mistakes_in_the_file_of_settings(
+    cli: Callable[..., Any], tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.format(data="prices.csv", folder=tmp_path).replace(*change))
+    told = cli("finetune", "both", "--config", str(config))
+    assert told.status == 2 and said in told.err
+
+
 def test_from_scratch(cli: Callable[..., Any], tmp_path: Path) -> None:
     told = cli(
         *("finetune", "predictor", "--sample", "--from-scratch", "--output", str(tmp_path), "--device", "cpu"),
@@ -167,7 +224,9 @@ def test_from_scratch(cli: Callable[..., Any], tmp_path: Path) -> None:
     [
         (["tokenizer", "--output", "x"], "name files with --data, or use --sample"),
         (["tokenizer", "--sample", "--data", "a.csv", "--output", "x"], "not both"),
-        (["both", "--sample", "--output", "x"], "invalid choice"),
+        (["all", "--sample", "--output", "x"], "invalid choice"),
+        (["both", "--sample", "--output", "x"], "--config"),
+        (["both", "--config", "not-there.yaml"], "not-there.yaml cannot be read"),
         (["tokenizer", "--sample"], "--output"),
         (["predictor", "--sample", "--output", "x", "--batch-size", "0"], "batch_size=0"),
         (["predictor", "--sample", "--output", "x", "--objective", "luck"], "use one of generation, published"),

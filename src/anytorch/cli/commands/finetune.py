@@ -9,6 +9,7 @@ from typing import Any
 from anytorch.cli.output import Output
 
 KINDS = ("tokenizer", "predictor")
+BOTH = "both"
 SAMPLE = {"instruments": 8, "rows": 3000}
 # Field of the plan, type, what it means. Defaults are the plan's own, which differ between the two kinds.
 OPTIONS: tuple[tuple[str, type, str], ...] = (
@@ -33,7 +34,12 @@ OPTIONS: tuple[tuple[str, type, str], ...] = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=KINDS, help="what to train; the tokenizer comes first")
+    parser.add_argument(
+        "kind", choices=(*KINDS, BOTH), help="what to train; the tokenizer comes first; both need a --config"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="a YAML file of Kronos's finetune_csv; options beside it count more"
+    )
     data = parser.add_argument_group("data")
     data.add_argument("--data", nargs="+", metavar="FILE", help="CSV or Parquet files, or folders of them")
     data.add_argument("--sample", action="store_true", help="train on generated candles")
@@ -41,41 +47,77 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--timezone", metavar="ZONE", help="of the timestamps")
     data.add_argument("--repair", action="store_true", help="mend what is wrong with the data, and say what was mended")
     model = parser.add_argument_group("model")
-    model.add_argument("--model", default="tiny", metavar="NAME", help="tiny, kronos-mini, -small, -base, or a folder")
+    model.add_argument("--model", metavar="NAME", help="tiny (default), kronos-mini, -small, -base, or a folder")
     model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer to train, or the one the model works with")
     model.add_argument("--from-scratch", action="store_true", help="take the shape of the model, and new weights")
     model.add_argument("--objective", default="generation", metavar="NAME", help="generation (default) or published")
-    model.add_argument(
-        "--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, …; under torchrun, its type"
-    )
+    model.add_argument("--device", metavar="DEVICE", help="auto (default), cpu, cuda, …; under torchrun, its type")
     plan = parser.add_argument_group("training")
     for name, kind, words in OPTIONS:
         plan.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=words)
     plan.add_argument("--no-mixed-precision", action="store_true", help="float32 throughout")
     where = parser.add_argument_group("answer")
-    where.add_argument(
-        "--output", required=True, metavar="DIR", help="where the run lives; again, to go on after a kill"
-    )
+    where.add_argument("--output", metavar="DIR", help="where the run lives; again, to go on after a kill")
     where.add_argument("--restart", action="store_true", help="forget the run that is there")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    from anytorch.errors import UsageError
+
+    if options.config is not None:
+        for kind in KINDS if options.kind == BOTH else (options.kind,):
+            stage = argparse.Namespace(**{**vars(options), "kind": kind})
+            changes = with_config(stage, options.kind == BOTH, output)
+            if changes is not None:
+                train(stage, changes, output)
+        return 0
+    if options.kind == BOTH:
+        raise UsageError("both are trained from a file of settings", hint="name it with --config, or train one by one")
+    if options.output is None:
+        raise UsageError("name the folder of the run with --output")
+    return train(options, {}, output)
+
+
+def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -> dict[str, Any] | None:
+    """Fill in what was not said beside the file; → its plan, or None where it wants this stage left out."""
+    from anytorch.cli.finetune_config import read_config
+
+    config = read_config(options.config, options.kind, options.output)
+    if config.unused:
+        output.note(f"not used: {', '.join(config.unused)}")
+    options.output = str(config.output)
+    if one_of_two and not config.wanted:
+        output.note(f"the {options.kind} is left out, as {options.config} says")
+        return None
+    if config.skip_existing and (config.output / "best_model").is_dir():
+        output.note(f"{config.output / 'best_model'} is there and kept")
+        return None
+    if not options.data and not options.sample:
+        options.data = [config.data]
+    options.model = options.model or config.model
+    options.tokenizer = options.tokenizer or config.tokenizer
+    options.device = options.device or config.device
+    options.from_scratch = options.from_scratch or config.from_scratch
+    return dict(config.plan)
+
+
+def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) -> int:
     from anytorch.cli.requests import named_device
     from anytorch.errors import UsageError
 
     if bool(options.data) == options.sample:
         raise UsageError("name files with --data, or use --sample" + (", not both" if options.data else ""))
-    changes = {name: getattr(options, name) for name, _, _ in OPTIONS if getattr(options, name) is not None}
+    changes |= {name: getattr(options, name) for name, _, _ in OPTIONS if getattr(options, name) is not None}
     if options.no_mixed_precision:
         changes["mixed_precision"] = False
-    device = named_device(options.device, "--device")
+    device = named_device(options.device or "auto", "--device")
     from anytorch.engines.forecast.checkpoints import choose_checkpoint
     from anytorch.train import finetune_predictor, finetune_tokenizer
     from anytorch.train.processes import number
 
     speaks = number("RANK", 0) == 0  # of several processes, one
     series = read(options, output.note if speaks else silent)
-    found = choose_checkpoint(options.model, options.tokenizer)
+    found = choose_checkpoint(options.model or "tiny", options.tokenizer)
     common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
     with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
         if speaks:
