@@ -15,6 +15,8 @@ from anytorch.serve.forecasting import ForecastQueue
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.schemas import ModelInfo
 
+CPU_THREAD_TOKENS = 1024  # of a batch, for each thread
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -57,6 +59,17 @@ def caught(make: Callable[[], Any]) -> tuple[Any, str]:
     return made, told
 
 
+def batch_tokens(engine: ArrowEngine) -> int | None:
+    """Tokens of one batch; None: the engine's own, which is the fastest for many texts.
+
+    Our CPU encoder takes as long per token for 16 short texts as for 500, and whoever comes while a batch is computed
+    waits for its end: so a batch is a quarter of a second of work rather than half of one.
+    """
+    if not engine.on_cpu:
+        return None
+    return CPU_THREAD_TOKENS * int(engine.describe()["encoder"].get("threads") or 1)
+
+
 class EmbeddingModel:
     """An ArrowEngine behind its queue."""
 
@@ -70,6 +83,7 @@ class EmbeddingModel:
             max_waiting_s=options.max_waiting_s,
             when_full="raise",
             observe=observe,
+            batch_tokens=batch_tokens(self.engine),
         )
         self.engine.encode(["warm"])  # the first real request finds everything ready
         spec = self.engine.recipe.spec

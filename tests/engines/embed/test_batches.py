@@ -97,6 +97,18 @@ def test_a_short_request_does_not_wait_for_a_long_one() -> None:
     assert share_batch([], 100) == []
 
 
+def test_a_long_text_has_its_turn_by_its_age() -> None:
+    shares = share_batch([(0, [10]), (0, [60]), (0, [50]), (0, [10])], 100)
+    assert [s.request for s in shares] == [0, 1, 3]  # not the 50, which would fit in its stead
+
+
+def test_many_texts_do_not_take_the_turns_of_others() -> None:
+    shares = share_batch([(0, [40] * 50), (0, [40]), (0, [40])], 100)
+    assert [(s.request, s.end) for s in shares] == [(0, 1), (1, 1)]
+    alone = share_batch([(3, [10] * 50)], 100)
+    assert [(s.begin, s.end) for s in alone] == [(3, 13)]
+
+
 # --- windows ----------------------------------------------------------------------------------------------------------
 
 
