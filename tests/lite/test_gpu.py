@@ -202,6 +202,8 @@ LARGE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "many axes": (lambda a: a.sum((0, 2, 4)) + a.amax((1, 3)).sum(), [(2, 3, 2, 3, 2)]),
     "conv2d": (lambda x, w, b: F.conv2d(x, w, b, 1, 1), [(3, 20, 13, 11), (70, 20, 3, 3), (70,)]),
     "conv2d groups": (lambda x, w: F.conv2d(x, w, None, 2, 1, 1, 4), [(2, 8, 17, 9), (24, 2, 3, 5)]),
+    "long sums": (lambda x, w: F.conv2d(x, w, None, 1, 1), [(5, 2, 30, 31), (3, 2, 3, 3)]),
+    "long product": (lambda a, b: a @ b / 30, [(3, 2100), (2100, 7)]),
     "depthwise": (lambda x, w: F.conv2d(x, w, None, 1, 2, 2, 6), [(2, 6, 9, 9), (6, 1, 3, 3)]),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), [(3, 5, 20, 21)]),
     "mean pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), [(3, 5, 20, 21)]),
@@ -221,9 +223,9 @@ def test_larger_sizes(gpu: Any, name: str) -> None:
 def as_hardware(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Kernels in the forms that real GPUs get (workgroups, tiles, fours), whatever the adapter is."""
     from anytorch.gpu.adapters import Adapter
-    from anytorch.lite.gpu import conv, folds, kernels
+    from anytorch.lite.gpu import conv, folds, kernels, products
 
-    plans = [kernels._elementwise, kernels._products, folds._folds, folds._rows, conv._convolutions]
+    plans = [kernels._elementwise, products._products, folds._folds, folds._rows, conv._convolutions]
     monkeypatch.setattr(Adapter, "software", property(lambda self: False))
     for known in plans:
         known.clear()

@@ -2,8 +2,9 @@
 
 memory      a piece of device memory, given back when nobody uses it
 launch      a kernel with its parameters, prepared once
-kernels     elementwise ops and matrix products, launched
+kernels     elementwise ops, launched
 folds       reductions, rules for rows, running sums
+products    of matrices
 indexing    rows by number
 expressions NumPy's ufuncs in WGSL
 array       an array that answers to NumPy's functions, so that the ops of the library take it as it is

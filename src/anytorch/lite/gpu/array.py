@@ -17,7 +17,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from anytorch.errors import UsageError
 from anytorch.lite.dtypes import Array, DType, boolean, float32
-from anytorch.lite.gpu import folds, indexing, kernels
+from anytorch.lite.gpu import folds, indexing, kernels, products
 from anytorch.lite.gpu.expressions import COMPARISONS, EXPRESSIONS, OF_MASKS
 from anytorch.lite.gpu.memory import Layout, dense_strides, read, write
 
@@ -342,7 +342,7 @@ def matmul(a: GpuArray, b: GpuArray) -> GpuArray:
     if not (count and m and n and k):
         return as_gpu(np.zeros(shape, np.float32))
     x, y = (each if each.ndim == 2 else as_batch(each, batch, count) for each in (left, right))
-    return GpuArray(kernels.product(x.layout, y.layout, shape, count, m, n, k))
+    return GpuArray(products.product(x.layout, y.layout, shape, count, m, n, k))
 
 
 def as_batch(x: GpuArray, batch: tuple[int, ...], count: int) -> GpuArray:

@@ -9,15 +9,16 @@ from anytorch.gpu.wgsl import conv as wgsl_conv
 from anytorch.gpu.wgsl import pool as wgsl_pool
 from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
-from anytorch.lite.gpu.kernels import F32, TILED, product_grid, threads
+from anytorch.lite.gpu.kernels import F32, threads
 from anytorch.lite.gpu.launch import Launch, device_memory, remember
 from anytorch.lite.gpu.memory import Layout, new
+from anytorch.lite.gpu.products import TILED, added, product_grid, splits_of
 from anytorch.lite.ops.windows import Windows
 
 # Loads are long functions here; on a software adapter fewer copies of them are faster.
 DIRECT = Schedule("direct", tm=4, tn=4)
 
-_convolutions: dict[Any, Launch] = device_memory()
+_convolutions: dict[Any, tuple[Launch, int]] = device_memory()
 
 
 def correlated(x: GpuArray, weight: GpuArray, bias: GpuArray | None, windows: Windows, groups: int) -> GpuArray:
@@ -27,8 +28,7 @@ def correlated(x: GpuArray, weight: GpuArray, bias: GpuArray | None, windows: Wi
     out = new((n, o, *windows.out))
     oh, ow = windows.out
     sizes = (o // groups, n * oh * ow, weight.size // o if o else 0)
-    multiply("gather", weight.dense(), x.dense(), bias, out, out, windows, groups, sizes)
-    return GpuArray(out)
+    return GpuArray(multiply("gather", weight.dense(), x.dense(), bias, out, out, windows, groups, sizes))
 
 
 def of_image(g: GpuArray, weight: GpuArray, windows: Windows, groups: int) -> GpuArray:
@@ -39,8 +39,7 @@ def of_image(g: GpuArray, weight: GpuArray, windows: Windows, groups: int) -> Gp
     out = new((n, channels, h, w))
     kh, kw = windows.kernel
     sizes = (weight.shape[1], n * h * w, o // groups * kh * kw)
-    multiply("scatter", weight.dense(), g.dense(), None, out, out, windows, groups, sizes)
-    return GpuArray(out)
+    return GpuArray(multiply("scatter", weight.dense(), g.dense(), None, out, out, windows, groups, sizes))
 
 
 def of_weight(g: GpuArray, x: GpuArray, weight_shape: tuple[int, ...], windows: Windows, groups: int) -> GpuArray:
@@ -49,8 +48,7 @@ def of_weight(g: GpuArray, x: GpuArray, weight_shape: tuple[int, ...], windows: 
     o = weight_shape[0]
     g = g.dense()
     sizes = (o // groups, out.size // o, g.size // o)
-    multiply("weight", g, x.dense(), None, g.layout, out, windows, groups, sizes)
-    return GpuArray(out)
+    return GpuArray(multiply("weight", g, x.dense(), None, g.layout, out, windows, groups, sizes))
 
 
 def multiply(
@@ -63,30 +61,41 @@ def multiply(
     windows: Windows,
     groups: int,
     sizes: tuple[int, int, int],
-) -> None:
-    """One matrix product per group into `out`. `other` is the side that is walked place by place: `out`, or the gradient."""
+) -> Layout:
+    """One matrix product per group, into `out` or, where its sums are cut into parts, beside it.
+
+    `other` is the side that is walked place by place: `out`, or the gradient.
+    """
     if not all(sizes):
         GpuArray(out)[...] = 0.0
-        return
-    bound = [a.layout, x.layout, *([] if bias is None else [bias.dense().layout]), out]
+        return out
     key = (kind, windows, groups, sizes, x.shape, other.shape, bias is None)
-    launch = _convolutions.get(key)
-    if launch is None:
+    known = _convolutions.get(key)
+    if known is None:
         schedule = DIRECT if open_runtime().adapter.software or sizes[0] <= 4 else TILED
+        # The gradient of a small kernel is few sums, each over every place of every image.
+        splits = splits_of(schedule, groups, *sizes) if kind == "weight" else 1
         kernel, stride, padding, dilation = windows.geometry
         spec = wgsl_conv.Convolution(
-            kind, F32, F32, (1, *kernel), (1, *stride), (0, *padding), (1, *dilation), bias=bias is not None
+            *(kind, F32, F32, (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)),
+            bias=bias is not None,
+            split=splits > 1,
         )
-        numbers, launched = product_grid(schedule, groups, *sizes)
+        numbers, launched = product_grid(schedule, groups, *sizes, splits)
         geometry = (
             *(x.shape[1] // groups, 1, *x.shape[2:], 1, *other.shape[2:]),
             *(*x.layout.strides[:2], 1, *other.strides[:2], 1),
         )
+        buffers = 3 + (bias is not None)
         parameters = ((), "4I", (*numbers, *geometry))
-        launch = Launch((spec, schedule), render_convolution, len(bound), 1 << (len(bound) - 1), parameters, launched)
-        remember(_convolutions, key, launch)
-    shift = 0 if bias is None else bound[2].offset
-    launch(bound, a.layout.offset, x.layout.offset, shift, out.offset)
+        launch = Launch((spec, schedule), render_convolution, buffers, 1 << (buffers - 1), parameters, launched)
+        known = remember(_convolutions, key, (launch, splits))
+    launch, splits = known
+    shift = None if bias is None else bias.dense().layout
+    target = out if splits == 1 else new((groups, splits, *sizes[:2]))
+    bound = (a.layout, x.layout, target) if shift is None else (a.layout, x.layout, shift, target)
+    launch(bound, a.layout.offset, x.layout.offset, 0 if shift is None else shift.offset, target.offset)
+    return out if splits == 1 else added(target, groups, splits, out.shape)
 
 
 def render_convolution(key: tuple[wgsl_conv.Convolution, Schedule]) -> str:

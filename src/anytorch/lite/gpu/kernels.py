@@ -1,4 +1,4 @@
-"""Kernels, launched: elementwise expressions, matrix products, and bodies that one thread runs per element.
+"""Kernels, launched: elementwise expressions, and bodies that one thread runs per element.
 
 The WGSL is that of the torch device (`anytorch.gpu.wgsl`); here are the launches alone. Everything is float32; masks are 0.0
 and 1.0, indices that a kernel reads or writes are int32. What is known of a geometry is kept: the second time is cheap.
@@ -13,24 +13,17 @@ from typing import Any
 import numpy as np
 
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl import matmul as wgsl_matmul
 from anytorch.gpu.wgsl import threads as wgsl_threads
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.lite.gpu.launch import Launch, device_memory, grid, remember
-from anytorch.lite.gpu.memory import Layout, Memory, dense_strides, new
+from anytorch.lite.gpu.memory import Layout, Memory, dense_strides
 
 F32, I32 = "float32", "int32"
 STREAM = 1 << 22  # numbers from which memory is the limit, and several loads per thread keep more of it busy
 Number = int | float
 
-# Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
-TILED = wgsl_matmul.Schedule("tiled", 64, 64, 16, 4, 4)
-DIRECT = wgsl_matmul.Schedule("direct", tm=4, tn=8)
-DIRECT_ROW = wgsl_matmul.Schedule("direct", tm=1, tn=4)
-
 _elementwise: dict[Any, Elements] = device_memory()
 _threads: dict[Any, Launch] = device_memory()
-_products: dict[Any, Launch] = device_memory()
 
 
 # --- element by element ----------------------------------------------------------------------------------------------
@@ -186,39 +179,3 @@ def threads(
         remember(_threads, key, launch)
     layouts = [*inputs.values(), *outputs.values()]
     launch(layouts, *[layout.offset for layout in layouts], *numbers.values())
-
-
-# --- products of matrices --------------------------------------------------------------------------------------------
-
-
-def product_grid(
-    schedule: wgsl_matmul.Schedule, batch: int, m: int, n: int, k: int
-) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """A schedule's parameters, and the launch."""
-    step = max(schedule.bk, 4)
-    tiles_m, tiles_n = -(-m // schedule.tile_m), -(-n // schedule.tile_n)
-    x, y = grid(tiles_m * tiles_n * batch)
-    return (m, n, k, -(-k // step) * step, 1, tiles_m, tiles_n, x, batch), (x, y)
-
-
-def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n: int, k: int) -> Layout:
-    """(batch, m, k) @ (batch, k, n), strided → (batch, m, n), dense, called `shape`. A matrix serves the whole batch."""
-    out = new(shape)
-    key = (a.strides, b.strides, batch, m, n, k)
-    launch = _products.get(key)
-    if launch is None:
-        software = open_runtime().adapter.software
-        schedule = (DIRECT_ROW if m == 1 else DIRECT) if software or m <= 4 else TILED
-        along = "k" if a.strides[-1] == 1 else "m", "n" if b.strides[-1] == 1 else "k"
-        spec = wgsl_matmul.Matrices(F32, F32, F32, "", *along)
-        numbers, groups = product_grid(schedule, batch, m, n, k)
-        steps = [each.strides if len(each.strides) == 3 else (0, *each.strides) for each in (a, b)]
-        rest = (0, 0, 1.0, 0.0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
-        launch = Launch((spec, schedule), render_product, 3, 0b100, ((), "2I", rest), groups)
-        remember(_products, key, launch)
-    launch((a, b, out), a.offset, b.offset)
-    return out
-
-
-def render_product(key: tuple[wgsl_matmul.Matrices, wgsl_matmul.Schedule]) -> str:
-    return wgsl_matmul.render(wgsl_matmul.matrices(key[0]), key[1])

@@ -1,0 +1,73 @@
+"""Products of matrices, launched; and what convolutions, which are products too, share with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.matmul import Matrices, Schedule, matrices, render
+from anytorch.lite.gpu.folds import folded
+from anytorch.lite.gpu.kernels import F32
+from anytorch.lite.gpu.launch import Launch, device_memory, grid, remember
+from anytorch.lite.gpu.memory import Layout, dense_strides, new
+
+# Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
+TILED = Schedule("tiled", 64, 64, 16, 4, 4)
+DIRECT = Schedule("direct", tm=4, tn=8)
+DIRECT_ROW = Schedule("direct", tm=1, tn=4)
+
+BUSY = 128  # workgroups that keep a large GPU busy
+LEAST_PART = 512  # products that a part of a sum is worth
+
+_products: dict[Any, tuple[Launch, int]] = device_memory()
+
+
+def splits_of(schedule: Schedule, batch: int, m: int, n: int, k: int) -> int:
+    """Into how many parts the sums over k are cut, so that a product of few tiles keeps a GPU busy."""
+    if open_runtime().adapter.software:
+        return 1
+    tiles = -(-m // schedule.tile_m) * -(-n // schedule.tile_n) * batch
+    return max(1, min(BUSY // tiles, k // LEAST_PART))
+
+
+def product_grid(
+    schedule: Schedule, batch: int, m: int, n: int, k: int, splits: int
+) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """A schedule's parameters, and the launch."""
+    step = max(schedule.bk, 4)
+    chunk = -(-k // (splits * step)) * step
+    tiles_m, tiles_n = -(-m // schedule.tile_m), -(-n // schedule.tile_n)
+    x, y = grid(tiles_m * tiles_n * batch * splits)
+    return (m, n, k, chunk, splits, tiles_m, tiles_n, x, batch * splits), (x, y)
+
+
+def added(parts: Layout, batch: int, splits: int, shape: tuple[int, ...]) -> Layout:
+    """The parts (batch, splits, …) of each sum, added up, under the name of `shape`."""
+    each = parts.size // (batch * splits)
+    (out,) = folded("sum", Layout(parts.memory, (batch, splits, each), (splits * each, each, 1)), (1,))
+    return Layout(out.memory, shape, dense_strides(shape))
+
+
+def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n: int, k: int) -> Layout:
+    """(batch, m, k) @ (batch, k, n), strided → (batch, m, n), dense, called `shape`. A matrix serves the whole batch."""
+    key = (a.strides, b.strides, batch, m, n, k)
+    known = _products.get(key)
+    if known is None:
+        software = open_runtime().adapter.software
+        schedule = (DIRECT_ROW if m == 1 else DIRECT) if software or m <= 4 else TILED
+        splits = splits_of(schedule, batch, m, n, k)
+        along = "k" if a.strides[-1] == 1 else "m", "n" if b.strides[-1] == 1 else "k"
+        spec = Matrices(F32, F32, F32, "", *along, split=splits > 1)
+        numbers, groups = product_grid(schedule, batch, m, n, k, splits)
+        steps = [each.strides if len(each.strides) == 3 else (0, *each.strides) for each in (a, b)]
+        rest = (0, 0, 1.0, 0.0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
+        launch = Launch((spec, schedule), render_product, 3, 0b100, ((), "2I", rest), groups)
+        known = remember(_products, key, (launch, splits))
+    launch, splits = known
+    out = new(shape if splits == 1 else (batch, splits, m, n))
+    launch((a, b, out), a.offset, b.offset)
+    return out if splits == 1 else added(out, batch, splits, shape)
+
+
+def render_product(key: tuple[Matrices, Schedule]) -> str:
+    return render(matrices(key[0]), key[1])
