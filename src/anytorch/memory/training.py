@@ -36,7 +36,6 @@ from anytorch.memory.updating import Updates
 Factory = Callable[..., torch.optim.Optimizer]
 OF = "::"  # between a parameter's path and the name of its state
 WORKING = "optimizer step"
-SPARED = 1  # threads left to the rest of the program by updates that run beside it
 Overlap = Literal["forward", "backward"] | None
 
 
@@ -345,14 +344,9 @@ class TieredOptimizer(torch.optim.Optimizer):
             if not can_do(self._kind, update):
                 return False
             updates.append(update)
-        step_natively(self._kind, updates, None if scale is None else float(scale), self._threads())
+        step_natively(self._kind, updates, None if scale is None else float(scale), torch.get_num_threads())
         self.states.put(block, states)
         return True
-
-    def _threads(self) -> int:
-        """What torch would take; beside a device's work, one is left for whoever feeds it."""
-        threads = torch.get_num_threads()
-        return threads - SPARED if self.overlap is not None and threads > 2 * SPARED else threads
 
     def _update(
         self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Sequence[Mapping[str, Any]]
