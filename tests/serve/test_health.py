@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import anytorch.serve
 from anytorch import __version__
 from anytorch.serve.app import create_app
 from anytorch.serve.options import ServeOptions
@@ -59,6 +61,8 @@ def test_a_model_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) 
                     break
                 await asyncio.sleep(0.01)
             assert health["status"] == "failed" and "the disk is on fire" in health["detail"]
+            answer = await client.post("/v1/embeddings", json={"input": "x"})
+            assert answer.status_code == 503 and answer.json()["type"].endswith("model-not-loaded")
 
     asyncio.run(run())
 
@@ -138,6 +142,16 @@ def test_the_api_documents_itself(service: Any) -> None:
     assert names <= document["components"]["schemas"].keys(), "a schema is named and not there"
     page = service.client.get("/docs")
     assert all(path in page.text for path in wanted) and "<script" not in page.text and "http" not in page.text
+
+
+def test_the_reference_names_every_end_point_and_problem(service: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text()
+    for path in service.client.get("/openapi.json").json()["paths"]:
+        assert path.replace("{code}", "CODE") in page, path
+    sources = "".join(file.read_text() for file in Path(anytorch.serve.__file__).parent.rglob("*.py"))
+    codes = set(re.findall(r'Problem\(\s*\d{3}, "([a-z-]+)"', sources))
+    assert len(codes) > 15
+    assert not [code for code in codes if f"`{code}`" not in page], "a problem that the reference does not name"
 
 
 def test_graphs_may_be_none(service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -27,7 +27,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/", "/v1/healthz", "/v1/readyz", "/favicon.ico"})  # and the page's own files: no key needed
+OPEN_PATHS = frozenset({"/", "/v1/healthz", "/v1/readyz", "/favicon.ico", "/docs", "/openapi.json"})  # no key needed
 OPEN_PREFIX = "/web/"
 UNTIMED = frozenset({"/api/load-model", "/v1/benchmark", "/v1/completions", "/v1/chat/completions"})
 BODIES_AT_ONCE = 8  # times the largest body, over all requests under way: what reading bodies may take of the memory

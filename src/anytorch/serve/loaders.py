@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from anytorch.engines.embed.engine import ArrowEngine
 from anytorch.engines.embed.queue import BatchReport, EngineQueue
 from anytorch.errors import DeviceFallbackWarning, ModelError
+from anytorch.models.checkpoint import Checkpoint
 from anytorch.serve.forecasting import ForecastQueue
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.schemas import ModelInfo
@@ -70,6 +72,12 @@ def batch_tokens(engine: ArrowEngine) -> int | None:
     return CPU_THREAD_TOKENS * int(engine.describe()["encoder"].get("threads") or 1)
 
 
+def count_parameters(folder: Path) -> int:
+    """From the headers of its files: nothing is read but names and shapes."""
+    with Checkpoint(folder) as checkpoint:
+        return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+
+
 class EmbeddingModel:
     """An ArrowEngine behind its queue."""
 
@@ -96,7 +104,7 @@ class EmbeddingModel:
             dtype=str(self.engine.describe()["encoder"].get("dtype", "float32")),
             quantization=self.engine.quantization,
             path=str(self.engine.recipe.folder),
-            parameters=None,
+            parameters=count_parameters(self.engine.recipe.encoder),
             dim=self.engine.dim,
             max_length=self.engine.max_length,
             loaded=True,

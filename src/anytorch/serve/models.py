@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 from anytorch import logs
@@ -29,6 +30,7 @@ log = logs.logger(__name__)
 JOBS = ("embeddings", "forecast", "text")
 EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
 Build = Callable[[Wanted], Model]
+PAUSE_S = 5.0  # before a model that could not be loaded is tried again
 
 
 class Slot:
@@ -40,6 +42,7 @@ class Slot:
         self.users = 0
         self.loading: asyncio.Future[Model] | None = None
         self.error: Exception | None = None
+        self.try_again_at = 0.0
         self.retired = False
 
     def info(self, default: bool) -> ModelInfo:
@@ -93,6 +96,8 @@ class Registry:
         """The slot's model, loaded if it is not yet."""
         if slot.model is not None:
             return slot.model
+        if slot.error is not None and time.monotonic() < slot.try_again_at:
+            raise slot.error
         if slot.loading is None:
             slot.loading = asyncio.ensure_future(self._load(slot))
             slot.loading.add_done_callback(_seen)
@@ -137,9 +142,13 @@ class Registry:
         try:
             slot.model = await asyncio.get_running_loop().run_in_executor(self._builder, self._build, slot.wanted)
             slot.error = None
-        except Exception as exc:
-            slot.error = exc
+        except AnytorchError as exc:
+            slot.error, slot.try_again_at = exc, time.monotonic() + PAUSE_S
             raise
+        except Exception as exc:
+            log.error("%s cannot be loaded: %s", slot.wanted.id, "".join(format_exception(exc)))
+            slot.error, slot.try_again_at = not_loaded(slot.wanted.id, exc), time.monotonic() + PAUSE_S
+            raise slot.error from exc
         finally:
             slot.loading = None
         log.info("%s %s is loaded (%.2f s)", slot.wanted.job, slot.wanted.id, time.monotonic() - began)
@@ -263,5 +272,10 @@ def _folder(name: str) -> Path:
     return path
 
 
+def not_loaded(name: str, exc: Exception) -> Problem:
+    words = f"{name} cannot be loaded: {type(exc).__name__}: {exc}"
+    return Problem(503, "model-not-loaded", "The model cannot be loaded", words, hint="the service's log has more")
+
+
 def failure(exc: Exception) -> str:
-    return exc.message if isinstance(exc, AnytorchError) else f"{type(exc).__name__}: {exc}"
+    return exc.message if isinstance(exc, AnytorchError) else str(exc)

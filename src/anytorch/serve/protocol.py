@@ -69,6 +69,11 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._timer = None
+        first_under_way = self._in_headers and self.cycle is not None and not self.cycle.response_complete
+        if self.pipeline or first_under_way:
+            # A request sent behind one that is being answered: it is not read while that takes its time.
+            self._wait(self.options.header_timeout_s)
+            return
         what = "headers" if self._in_headers else "body"
         self._refuse(Problem(408, "too-slow", "The request came too slowly", f"the {what} did not arrive in time"))
 

@@ -10,6 +10,18 @@ from typing import Any
 
 from anytorch.cli.output import Output
 
+PACKAGES = (
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "httptools",
+    "orjson",
+    "prometheus_client",
+    "pydantic",
+    "numpy",
+    "tokenizers",
+)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where")
@@ -86,8 +98,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
             output.text(key)
             output.note(f"appended to {options.new_key}; start with --api-key-file {options.new_key}")
         return 0
-    from anytorch.serve.server import serve
-
+    try:
+        from anytorch.serve.server import serve
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in PACKAGES:
+            raise
+        raise UsageError(f"the service needs the package {exc.name}", hint="pip install 'anytorch[serve]'") from exc
     chosen = serve_options(options)
 
     def told(started: Any) -> None:
