@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anytorch.train import recorded
+from anytorch.train.loop import Run
 from anytorch.train.recorded import PLAIN_STEPS, RecordedStep
 
 
@@ -88,3 +90,26 @@ def test_what_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch) -
         assert float(step(torch.full((2, 3), float(number)), torch.ones(2))[0]) == 6 * number + 2
     assert log == ["plain", "forgotten"] * PLAIN_STEPS + ["forgotten"] + ["plain", "forgotten"] * 2
     assert step.failed == "RuntimeError: operation not permitted when stream is capturing"
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_state_from_a_device_that_records_goes_on_elsewhere(records: bool) -> None:
+    """The rate as a tensor and the step counters' place belong to the device, not to the run."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    theirs = torch.optim.AdamW([weight], lr=torch.tensor(0.1), betas=(0.8, 0.9), capturable=False)
+    weight.grad = torch.ones(3)
+    theirs.step()
+    state = theirs.state_dict()
+    state["param_groups"][0]["capturable"] = not records
+    state["state"][0]["step"] = 1 if records else torch.tensor(1.0)
+    rate = torch.tensor(0.5) if records else None
+    ours = torch.optim.AdamW([weight], lr=0.5 if rate is None else rate, betas=(0.1, 0.1))
+    Run._load_optimiser(SimpleNamespace(optimiser=ours, rate=rate), state)  # type: ignore[arg-type]
+    (group,) = ours.param_groups
+    assert group["betas"] == (0.8, 0.9) and group["capturable"] is False
+    assert group["lr"] is rate if records else group["lr"] == 0.5
+    kept = ours.state[weight]
+    assert kept["step"].dtype == torch.float32 and float(kept["step"]) == 1.0
+    torch.testing.assert_close(kept["exp_avg"], torch.full((3,), 0.2))
+    ours.step()
+    assert float(kept["step"]) == 2.0
