@@ -189,6 +189,26 @@ def test_asyncio_reads_pieces_and_cancelling_a_task_stops(llama: TextGenerator) 
     assert llama.stats.running == 0
 
 
+def test_an_event_loop_that_ends_early_is_no_trouble_for_others(llama: TextGenerator) -> None:
+    alone = llama.complete("One token", max_tokens=40, temperature=0).text
+    other = llama.stream("One token", max_tokens=40, temperature=0)
+
+    async def leave() -> Any:
+        stream = llama.stream("The quick", max_tokens=900, temperature=0)
+        await anext(stream)
+        waiting = asyncio.ensure_future(stream._something_came())
+        await asyncio.sleep(0)
+        return stream, waiting
+
+    loop = asyncio.new_event_loop()
+    stream, waiting = loop.run_until_complete(leave())
+    loop.close()  # with a reader that still waits
+    assert other.completion().text == alone
+    assert llama.stats.failed == 0
+    stream.close()
+    waiting._log_destroy_pending = False
+
+
 def test_a_request_out_of_time_gets_a_timeout(llama: TextGenerator) -> None:
     with pytest.raises(TimeoutError, match="not finished within"):
         llama.complete("The", max_tokens=1000, temperature=0, timeout_s=0.02)
