@@ -2,12 +2,16 @@
 
     python bench/quant.py [--device cpu] [--dtype float32] [--threads N] [--shapes 384x1536,4096x4096] [--rows 1,8,64,512]
                           [--formats int8,int4,…] [--seconds 0.4] [--output bench/results/quant-cpu.json]
+    python bench/quant.py --cold --device cuda --dtype bfloat16 --shapes 4096x4096,11008x4096 --rows 1 --formats int8,int4
     python bench/quant.py --quality [--sentences 600] [--output bench/results/quant-quality.json]
     python bench/quant.py --memory [--output bench/results/quant-memory.json]
 
 Speed: for each shape, number of input rows and format every kernel we have and every installed peer is checked against
 float64 first, then all are timed in turns; the table gives the best time of each. "chosen" is what `prefer="memory"` and
 `prefer="speed"` pick. Peers run as their documentation says (torchao's quantize_, bitsandbytes' Linear4bit).
+Cold: the device's time alone, as in generating text: a recorded graph calls the layer on as many copies of its weight as the
+device's cache cannot hold, so that every call reads from memory, and no launch is waited for. Also the time of one call
+after the other without a graph, which for small layers is the host's. No case is begun after --limit seconds.
 Quality: all-MiniLM-L6-v2, weight error, output error and cosine to float32 over real sentences (bench/corpus.py), for
 plain rounding, refined scales, GPTQ and AWQ (128 other sentences as examples).
 Memory: twenty-four 1024 × 1024 layers in a file, quantized while they are read, and loaded whole first; the most
@@ -25,6 +29,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -195,6 +200,88 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
                     f"speed: {chosen['speed']} {plain / best[chosen['speed']]:.2f}×   {others}",
                     flush=True,
                 )
+    return results
+
+
+# --- cold -------------------------------------------------------------------------------------------------------------
+
+COLD_NBYTES = 400_000_000  # of copies of one weight: no cache holds that much
+
+
+def copied(packed: QuantTensor) -> QuantTensor:
+    return replace(packed, parts={name: part.clone() for name, part in packed.parts.items()})
+
+
+def graph_seconds(runs: list[Run], x: torch.Tensor, rounds: int = 7) -> float:
+    """Seconds of one call, of all calls recorded one after the other; the best of some replays."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for run in runs:
+            run(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run(x)
+    best = float("inf")
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3 / len(runs))
+    return best
+
+
+def cold(options: argparse.Namespace) -> list[dict[str, Any]]:
+    device, dtype = anytorch.resolve(options.device).device, getattr(torch, options.dtype)
+    if device.type != "cuda":
+        raise SystemExit("--cold records graphs with torch.cuda")
+    begun = time.perf_counter()
+    results: list[dict[str, Any]] = []
+    for shape in options.shapes.split(","):
+        rows, columns = map(int, shape.split("x"))
+        torch.manual_seed(0)
+        linear = nn.Linear(columns, rows, bias=False).to(device, dtype).requires_grad_(False)
+        nbytes = rows * columns * linear.weight.element_size()
+        plains = [copy.deepcopy(linear).forward for _ in range(max(2, COLD_NBYTES // nbytes))]
+        for m in map(int, options.rows.split(",")):
+            x = torch.randn(m, columns).to(device, dtype)
+            plain = graph_seconds(plains, x)
+            eager = timed({"nn.Linear": linear.forward}, x, options.seconds)["nn.Linear"]
+            for format in options.formats.split(","):
+                if time.perf_counter() - begun > options.limit:
+                    print("the time is up", flush=True)
+                    return results
+                packed = pack(linear.weight, format)
+                wanted, which = choosing.reference(packed, None, x)
+                entry: dict[str, Any] = {"shape": [rows, columns], "m": m, "format": str(packed.format), "kernels": {}}
+                entry |= {"nn_linear_s": plain, "nn_linear_eager_s": eager, "nn_linear_nbytes": nbytes}
+                entry["packed_nbytes"] = packed.nbytes
+                copies = [copied(packed) for _ in range(max(2, min(64, COLD_NBYTES // packed.nbytes)))]
+                for kernel in choosing.kernels("memory"):
+                    if kernel.name == choosing.BASELINE or kernel.why_not(packed, dtype, m):
+                        continue
+                    try:
+                        runs = [kernel.prepare(one, None, dtype).run for one in copies]
+                        error = choosing.check(
+                            kernel.name, runs[0](x), wanted, which, choosing.tolerance(packed, dtype, "speed")
+                        )
+                        found = graph_seconds(runs, x)
+                        again = timed({kernel.name: runs[0]}, x, options.seconds)[kernel.name]
+                    except Exception as exc:  # noqa: BLE001  (a kernel that this device refuses is no contender)
+                        print(f"    {kernel.name}: {type(exc).__name__}: {str(exc)[:120]}")
+                        continue
+                    entry["kernels"][kernel.name] = {"s": found, "eager_s": again, "error": error}
+                    print(
+                        f"{shape:>12} m={m:<4} {packed.format!s:15} {kernel.name:22} {found * 1e6:7.2f} µs "
+                        f"({packed.nbytes / found / 1e12:.2f} TB/s) {plain / found:5.2f}× of nn.Linear's "
+                        f"{plain * 1e6:.2f} µs; without a graph {eager / again:.2f}× of {eager * 1e6:.2f} µs",
+                        flush=True,
+                    )
+                results.append(entry)
     return results
 
 
@@ -374,6 +461,8 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,64,512")
     parser.add_argument("--formats", default=FORMATS)
     parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--limit", type=float, default=50.0, help="no case of --cold is begun after so many seconds")
     parser.add_argument("--quality", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--sentences", type=int, default=600)
@@ -382,13 +471,14 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     start = time.perf_counter()
-    results = quality(options) if options.quality else memory_use() if options.memory else speed(options)
+    what = next((name for name in ("cold", "quality", "memory") if getattr(options, name)), "speed")
+    results = {"cold": cold, "quality": quality, "memory": lambda _: memory_use(), "speed": speed}[what](options)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     chosen = anytorch.resolve(options.device).chosen
     body = {
-        "what": "quality" if options.quality else "memory" if options.memory else "speed",
+        "what": what,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit.stdout.strip(),
         "machine": platform.machine(),

@@ -13,20 +13,21 @@ from torch import nn
 from anytorch.devices.locate import locate
 from anytorch.devices.precision import capabilities
 from anytorch.quant import QuantLinear, pack, unpack
-from anytorch.quant.kernels.triton import KERNELS, arguments
+from anytorch.quant.kernels.triton import KERNELS, FewRows, arguments
 
 FORMATS = ["int8", "int8-g64", "int4", "int4-sym-g32", "int2", "nvfp4", "mxfp4", "nf4"]
 
 TRITON = """
 import torch
 from anytorch.quant import pack, unpack
-from anytorch.quant.kernels.triton import TritonKernel
+from anytorch.quant.kernels.triton import FewRows, ManyRows
 torch.manual_seed(0)
 for name in {formats!r}:
-    for rows, columns, m in ((24, 200, 3), (40, 128, 20)):  # short groups, tiles that are not full
+    # Short groups, tiles that are not full, several full ones and a rest, more of them than are unrolled.
+    for rows, columns, m in ((24, 200, 3), (40, 128, 5), (16, 704, 1)):
         packed, bias, x = pack(torch.randn(rows, columns), name), torch.randn(rows), torch.randn(m, columns)
         wanted = x.double() @ unpack(packed, torch.float64).t() + bias.double()
-        for kernel in (TritonKernel(0, 8, 64, 4), TritonKernel(16, 32, 32, 4)):
+        for kernel in (FewRows(8, 64, 2), FewRows(16, 16, 4), ManyRows(16, 32, 32, 4)):
             error = float((kernel.prepare(packed, bias, x.dtype).run(x) - wanted).norm() / wanted.norm())
             assert error < 1e-5, (name, kernel.name, error)
 """
@@ -46,7 +47,23 @@ def test_what_triton_is_told_about_a_weight(name: str) -> None:
     assert constants["SHIFT"] == (8.0 if name == "int4-sym-g32" else 0.0)
     assert constants["ROW_BYTES"] == packed.parts["codes"].shape[1]
     assert len(tensors) == 7 and all(isinstance(one, torch.Tensor) for one in tensors)
-    assert all("no Triton" in kernel.why_not(packed, torch.float32, 8) for kernel in KERNELS if kernel.rows)
+    for kernel in KERNELS:
+        refused = kernel.why_not(packed, torch.float32, 4)
+        assert "no Triton" in refused, refused
+        assert ("up to 4" in kernel.why_not(packed, torch.float32, 8)) == isinstance(kernel, FewRows)
+
+
+def test_what_the_kernel_for_few_rows_is_told() -> None:
+    kernel = FewRows(8, 64, 2)
+    _, told, programs, _ = kernel.launch(pack(torch.randn(24, 200), "int4"), None)
+    assert (programs, told["GROUPS"], told["ROW_WORDS"], told["BLOCK_G"]) == (3, 4, 32, 4)
+    assert not told["EVEN"], "a row's last group has codes beyond its columns"
+    tensors, told, _, _ = kernel.launch(pack(torch.randn(24, 1024), "int8"), None)
+    assert tensors[0].dtype == torch.int32 and told["WHOLE"] and told["EVEN"] and told["GROUPS"] == 1024 // 64
+    _, told, _, _ = kernel.launch(pack(torch.randn(20, 8192), "nvfp4"), None)
+    assert told["E2M1"] and not told["EVEN"] and not told["UNROLL"]
+    refused = kernel.why_not(pack(torch.randn(8, 6), "int8"), torch.float32, 1)
+    assert "words" in refused
 
 
 WEBGPU = """

@@ -267,7 +267,9 @@ def test_without_a_compiler_another_path_is_taken(monkeypatch: pytest.MonkeyPatc
 
 
 def test_row_classes() -> None:
-    assert [row_class(m) for m in (1, 2, 4, 5, 64, 65, 100_000)] == [1, 4, 4, 16, 64, 256, 256]
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    assert [row_class(m, cpu) for m in (1, 2, 4, 5, 64, 65, 100_000)] == [1, 4, 4, 16, 64, 256, 256]
+    assert [row_class(m, other) for m in (1, 256, 257, 100_000)] == [1, 256, 4096, 4096]
 
 
 def test_importance_says_whose_errors_count() -> None:
@@ -288,3 +290,13 @@ def test_importance_says_whose_errors_count() -> None:
     torch.testing.assert_close(unpack(pack(weight, "int4-sym-g16", refine=True, importance=torch.ones(64))), plain)
     with pytest.raises(InputError, match="one number for each of 64 columns"):
         pack(weight, "int4", refine=True, importance=torch.ones(32))
+
+
+def test_what_was_measured_with_other_libraries_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pack(torch.randn(16, 64), "int8")
+    asked = (packed, None, torch.float32, 1)
+    before = [choose_module._case(*asked, prefer) for prefer in ("speed", "memory")]
+    monkeypatch.setattr(choose_module.libraries, "versions", lambda: ("bitsandbytes 99", "no torchao"))
+    after = [choose_module._case(*asked, prefer) for prefer in ("speed", "memory")]
+    assert after[0] != before[0] and "bitsandbytes 99" in after[0]
+    assert after[1] == before[1], "only speed asks them"

@@ -184,8 +184,8 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     ("index", "message"),
     [
         ({"weight_map": {"0.weight": "../m.safetensors"}}, "names a file in another folder"),
-        ({"weight_map": {"0.weight": "gone.safetensors"}}, r"names gone\.safetensors, which is missing"),
-        ([], "cannot be understood"),
+        ({"weight_map": {"0.weight": "gone.safetensors"}}, r"gone\.safetensors: this shard is missing"),
+        ([], "cannot be read as an index of shards"),
     ],
 )
 def test_an_index_that_cannot_be_followed(index: object, message: str, tmp_path: Path) -> None:

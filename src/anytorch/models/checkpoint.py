@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from anytorch.errors import ModelError
+from anytorch.quant.shards import INDEX, shard_files
 from anytorch.values import dataclass
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # what the reference reader allows
 ITEM_NBYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
@@ -140,7 +140,7 @@ def _files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        return _shards(folder / INDEX)
+        return shard_files(folder / INDEX)
     pickled = sorted(p.name for p in folder.glob("*.bin") if "model" in p.name) + sorted(
         p.name for p in folder.glob("*.pt*") if p.suffix in (".pt", ".pth")
     )
@@ -154,20 +154,6 @@ def _files(folder: Path) -> list[Path]:
         f"{folder}: there are no weights: neither {SINGLE} nor {INDEX}",
         hint="name the folder that holds config.json and model.safetensors",
     )
-
-
-def _shards(index: Path) -> list[Path]:
-    try:
-        names = json.loads(index.read_bytes())["weight_map"].values()
-        files = sorted({index.parent / str(name) for name in names})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as exc:
-        raise ModelError(f"{index}: cannot be read as an index of shards: {exc}", hint="fetch it again") from exc
-    for file in files:
-        if file.parent != index.parent:  # an index is data from elsewhere: it may not point out of its folder
-            raise ModelError(f"{index}: names a file in another folder: {file}")
-        if not file.is_file():
-            raise ModelError(f"{file}: this shard is missing, {index.name} names it", hint="fetch it again")
-    return files
 
 
 def read_header(file: Path) -> dict[str, Entry]:

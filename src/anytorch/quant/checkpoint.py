@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from anytorch.errors import ModelError
 from anytorch.quant.linear import QuantLinear
+from anytorch.quant.shards import INDEX, shard_files
 
 
 class Checkpoint:
@@ -35,18 +35,8 @@ class Checkpoint:
     def _files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        index = self.path / "model.safetensors.index.json"
-        if index.is_file():
-            try:
-                names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
-            except (ValueError, KeyError, AttributeError, TypeError) as exc:
-                raise ModelError(f"{index} cannot be understood: {exc!r}") from exc
-            for name in names:
-                if (self.path / name).parent != self.path:  # an index is data from elsewhere
-                    raise ModelError(f"{index} names a file in another folder: {name}")
-                if not (self.path / name).is_file():
-                    raise ModelError(f"{index} names {name}, which is missing", hint="fetch it again")
-            return [self.path / name for name in names]
+        if (self.path / INDEX).is_file():
+            return shard_files(self.path / INDEX)
         found = sorted(self.path.glob("*.safetensors")) if self.path.is_dir() else []
         if not found:
             pickles = sorted(self.path.glob("*.bin")) + sorted(self.path.glob("*.pt")) if self.path.is_dir() else []

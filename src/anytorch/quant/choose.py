@@ -29,9 +29,13 @@ log = logs.logger(__name__)
 
 Prefer = Literal["memory", "speed", "invariant"]
 ROW_CLASSES = (1, 4, 16, 64, 256)  # a call with m input rows is measured with the next of these
+# An accelerator computes thousands of rows at once, where unpacking the weight first costs next to nothing; measuring that
+# on a CPU would take longer than it saves.
+MANY_ROWS = 4096
 BASELINE = dense.KEPT.name
 CHECKED_ROWS = 64  # of the weight, against float64
 ROUNDS, ROUND_S = 5, 0.02
+QUEUED = 20
 # Relative to the size of the outputs. "speed" may use kernels that round inputs to bfloat16 (about 3e-3).
 TOLERANCE = {"memory": 1e-3, "invariant": 1e-3, "speed": 6e-3}
 BFLOAT16_ERROR = 3e-3
@@ -76,8 +80,9 @@ def kernels(prefer: Prefer) -> list[Kernel]:
     return found
 
 
-def row_class(m: int) -> int:
-    return next((size for size in ROW_CLASSES if m <= size), ROW_CLASSES[-1])
+def row_class(m: int, device: torch.device) -> int:
+    sizes = ROW_CLASSES if device.type == "cpu" else (*ROW_CLASSES, MANY_ROWS)
+    return next((size for size in sizes if m <= size), sizes[-1])
 
 
 def choose(
@@ -86,7 +91,7 @@ def choose(
     """The kernel to use for `m` input rows. Measures on first use; later processes read what was found."""
     if prefer not in get_args(Prefer):
         raise UsageError(f"prefer={prefer!r}: use one of {', '.join(get_args(Prefer))}")
-    size = row_class(m)
+    size = row_class(m, weight.device)
     case = _case(weight, bias, dtype, size, prefer)
     measured = _remembered.get(case)
     if measured is None:
@@ -214,17 +219,23 @@ def check(name: str, found: torch.Tensor, wanted: torch.Tensor, rows: torch.Tens
 
 
 def _time(prepared: Sequence[Prepared], x: torch.Tensor) -> list[float]:
-    """The best time of each, in turns, so that a busy moment of the machine hits all of them."""
+    """The best time of each, in turns, so that a busy moment of the machine hits all of them.
+
+    An accelerator is given several calls to do at once: waiting for it takes longer than a small kernel does.
+    """
     best = [float("inf")] * len(prepared)
+    calls = 1 if x.device.type == "cpu" else QUEUED
     for number in range(ROUNDS):
         for place, one in enumerate(prepared):
             if number >= 2 and best[place] > ROUND_S:
                 continue  # slow ones need no many rounds to be told from fast ones
+            queued = 1 if best[place] == float("inf") else max(1, min(calls, int(ROUND_S / best[place])))
             synchronize(x.device)
             start = time.perf_counter()
-            one.run(x)
+            for _ in range(queued):
+                one.run(x)
             synchronize(x.device)
-            best[place] = min(best[place], time.perf_counter() - start)
+            best[place] = min(best[place], (time.perf_counter() - start) / queued)
     return best
 
 
@@ -254,6 +265,8 @@ def _case(weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype, m:
         str(dtype).removeprefix("torch."),
         "bias" if bias is not None else "",
         libraries_too,
+        *(libraries.versions() if prefer == "speed" else ()),
+        triton.version() if not level else "",
         str(tolerance(weight, dtype, prefer)),
     )
     return " ".join(part for part in parts if part)

@@ -134,7 +134,7 @@ class QuantLinear(nn.Module):
         """x (m × in_features) through the kernel chosen for it; no gradients."""
         bias = self.bias
         trained = bias is not None and bias.requires_grad  # its values change: kernels may not keep a copy
-        key = (row_class(x.shape[0]), x.dtype, trained)
+        key = (row_class(x.shape[0], x.device), x.dtype, trained)
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound[key] = self._bind(x, None if trained else bias, key)

@@ -328,6 +328,31 @@ def test_a_smaller_encoder_takes_over_what_the_closed_one_had_under_way() -> Non
     assert large.closed == 1 and runner.encoder is small and small.most_under_way > 1
 
 
+def test_a_thread_that_still_sends_to_the_closed_one_comes_back() -> None:
+    """Between asking which encoder there is and sending to it, another thread may have put a smaller one in its place."""
+    small = Ahead()
+
+    class Replaced(Ahead):
+        def submit(self, ids: np.ndarray, starts: np.ndarray) -> Any:
+            runner.encoder = small  # what `_smaller_encoder` does, in another thread
+            raise UsageError("this encoder is closed")
+
+    runner = Runner(Replaced(), Budget(250, fixed=True), WORK)
+    lengths = [40] * 20
+    assert run_all(runner, make_tokens(lengths))[:, 1].tolist() == lengths
+    answer = Runner(small, Budget(250, fixed=True), WORK).start_packed(*make_tokens([3, 4])[:2])()
+    assert answer[:, 1].tolist() == [3, 4]
+
+
+def test_a_closed_runner_still_says_so() -> None:
+    class Closed(Ahead):
+        def submit(self, ids: np.ndarray, starts: np.ndarray) -> Any:
+            raise UsageError("this encoder is closed")
+
+    with pytest.raises(UsageError, match="closed"):
+        run_all(Runner(Closed(), Budget(250, fixed=True), WORK), make_tokens([3]))
+
+
 def test_other_errors_pass_through() -> None:
     class Broken(Plain):
         def run(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -180,3 +180,30 @@ def test_progress_and_a_long_stream(fake_engine: Callable[..., Any], tmp_path: P
     assert np.array_equal(np.load(tmp_path / "out.npy")[7], fake_engine().encode("text 7"))
     assert write_vectors(fake_engine(), [], tmp_path / "none.npy") == 0
     assert np.load(tmp_path / "none.npy").shape == (0, 16)
+
+
+def test_an_interruption_says_what_was_kept(
+    embed: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anytorch.engines.embed import files
+
+    source, target = tmp_path / "many.txt", tmp_path / "many.parquet"
+    source.write_text("".join(f"line {number}\n" for number in range(40)))
+    monkeypatch.setattr(files, "CPU_ROWS", 10)
+    real, calls = engine_module.ArrowEngine.encode, [0]
+
+    def interrupted(self: Any, texts: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise KeyboardInterrupt
+        return real(self, texts, **options)
+
+    monkeypatch.setattr(engine_module.ArrowEngine, "encode", interrupted)
+    done = embed(source, "--output", target, "--device", "cpu")
+    assert done.status == 130 and "interrupted" in done.err and not target.exists()
+    assert "rows are finished and kept beside" in done.err and "the same command goes on from there" in done.err
+    again = embed(source, "--output", target, "--device", "cpu")
+    assert again.status == 0 and "were finished by an earlier run" in again.err and target.exists()
+    calls[0] = 3
+    done = embed(source, "--output", tmp_path / "other.parquet", "--device", "cpu")
+    assert done.status == 130 and "no part of" in done.err and "starts afresh" in done.err

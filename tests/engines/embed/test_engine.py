@@ -356,6 +356,32 @@ def test_threads_that_cannot_be(threads: Any, model_folder: Path) -> None:
         ArrowEngine(model_folder, "cpu", threads=threads)
 
 
+def test_an_unknown_prompts_name_is_warned_about_once(
+    copied_model: Path, fake_engine: Callable[..., ArrowEngine]
+) -> None:
+    settings = {"prompts": {"query": "query: ", "document": "passage: "}}
+    (copied_model / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    engine = fake_engine(model_path=copied_model)
+    with pytest.warns(UserWarning, match=r"prompt='qurey' is no name .*\(query, document\)"):
+        found = engine.encode(["x"], prompt="qurey")
+    assert np.array_equal(engine.encode(["x"], prompt="qurey"), found), "not warned again"
+    assert np.array_equal(found, engine.encode(["qureyx"], prompt=""))
+    engine.encode(["x"], prompt="Find: ")  # a text: no warning
+    with pytest.warns(UserWarning, match="it has none"):
+        fake_engine().encode("x", prompt="title")
+
+
+def test_device_and_devices_are_one_question() -> None:
+    with pytest.raises(UsageError, match=r"device='cpu' and devices=.*two answers"):
+        ArrowEngine(device="cpu", devices=["cpu", "cpu"])
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_not_the_working_folder(name: str) -> None:
+    with pytest.raises(ModelError, match="the name of the model is empty"):
+        ArrowEngine(name)
+
+
 def test_a_prompt_that_is_no_text(engine: ArrowEngine) -> None:
     with pytest.raises(UsageError, match="prompt=5"):
         engine.encode("a", prompt=5)  # type: ignore[arg-type]

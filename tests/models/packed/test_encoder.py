@@ -159,6 +159,42 @@ def test_calls_from_many_threads(encoders: Callable[..., PackedEncoder]) -> None
     assert all(a is not None and a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True))
 
 
+def test_closing_waits_for_a_run_in_another_thread(encoders: Callable[..., PackedEncoder]) -> None:
+    """The memory that a run works with is not given back under it; the next one is told that the encoder is closed."""
+    encoder = encoders(threads=1)
+    real, order = encoder._library.encoder_run, []
+    running, go_on = threading.Event(), threading.Event()
+
+    class Library:
+        def __getattr__(self, name: str) -> object:
+            return getattr(real_library, name)
+
+        def encoder_run(self, *given: object) -> int:
+            running.set()
+            assert go_on.wait(10)
+            order.append("run")
+            return int(real(*given))
+
+        def encoder_free(self, handle: int) -> None:
+            order.append("free")
+            real_library.encoder_free(handle)
+
+    real_library, encoder._library = encoder._library, Library()  # type: ignore[assignment]
+    one = threading.Thread(target=encoder.run, args=([1, 2, 3], [0, 3]))
+    one.start()
+    assert running.wait(10)
+    other = threading.Thread(target=encoder.close)
+    other.start()
+    other.join(0.05)
+    assert order == [], "it waits"
+    go_on.set()
+    one.join()
+    other.join()
+    assert order == ["run", "free"]
+    with pytest.raises(UsageError, match="closed"):
+        encoder.run([1], [0, 1])
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_works_in_a_forked_child(encoders: Callable[..., PackedEncoder]) -> None:

@@ -94,7 +94,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
         if options.search is not None:
             answer = search(engine, source, options, output)
         else:
-            answer = encode(engine, source, target, options, output)
+            try:
+                answer = encode(engine, source, target, options, output)
+            except KeyboardInterrupt:
+                if target is not None:
+                    output.note(what_was_kept(target, from_stdin=options.file == "-"))
+                raise
         seconds = time.perf_counter() - began
         stats = engine.stats
         rate = f" ({stats.texts / seconds:,.0f} texts/s)" if stats.texts >= 50 and seconds else ""
@@ -108,6 +113,20 @@ def run(options: argparse.Namespace, output: Output) -> int:
             counted = {"texts": stats.texts, "truncated": stats.truncated, "seconds": round(seconds, 3)}
             output.data({"engine": engine.describe(), **counted, **answer})
     return 0
+
+
+def what_was_kept(target: Path, *, from_stdin: bool) -> str:
+    """What an interrupted run has left behind, and how to go on."""
+    from anytorch.engines.embed.files_journal import finished_rows
+
+    if target.suffix.lower() not in (".parquet", ".pq"):
+        return f"{target} has not been written: only a Parquet file can be gone on with"
+    rows = finished_rows(target)
+    if not rows:
+        return f"no part of {target} was finished yet; the same command starts afresh"
+    if from_stdin:
+        return f"{rows:,} rows are finished and kept beside {target}; the same command with the same input goes on"
+    return f"{rows:,} rows are finished and kept beside {target}; the same command goes on from there"
 
 
 def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> int:

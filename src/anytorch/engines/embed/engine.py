@@ -108,6 +108,11 @@ class ArrowEngine:
     ) -> None:
         check_options(quantization, dtype)
         _check_tokens(batch_tokens)
+        if devices is not None and device is not None and str(device) != "auto":
+            raise UsageError(
+                f"device={str(device)!r} and devices={devices!r} name two answers to one question",
+                hint="use devices= for several, or device= for one",
+            )
         check_threads(threads)
         self.recipe: Recipe = read_recipe(find_model(model_path))
         self.max_length = self._length(max_length)
@@ -117,6 +122,7 @@ class ArrowEngine:
         self._dtype, self._threads, self._truncate = dtype, threads, truncate
         self._allow_quantize = allow_quantize
         self._stats_lock = threading.Lock()
+        self._odd_prompts: set[str] = set()
         self._queue: Any = None
         self._queue_lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -202,7 +208,8 @@ class ArrowEngine:
     ) -> Any:
         """One vector per text, in order: [texts, dim]. A single str gives one vector.
 
-        `prompt`: the name of one of the model's prompts ("query", "passage"), or a text to put before each. `dim`: only
+        `prompt`: the name of one of the model's prompts ("query", "passage"), or a text to put before each (a word alone
+        that is no such name is warned about). `dim`: only
         the first so many dimensions (Matryoshka), normalised again. `precision`: "float32", "float16", "int8", "binary",
         "ubinary". `output`: "numpy", "torch", "arrow" (a FixedSizeListArray), "list". `progress(done, total)` is called
         after each batch; True draws a bar on standard error.
@@ -412,12 +419,27 @@ class ArrowEngine:
                 text = prompts[known[0]]
             elif prompt in PROMPT_NAMES:
                 text = ""  # a model without prompts treats both sides alike
+            elif looks_like_a_name(prompt):
+                self._warn_about_prompt(prompt)
         if text and not self.recipe.pool_prompt:
             raise UsageError(
                 "this model leaves its prompt's tokens out of the pooling, which is not supported",
                 hint='encode without a prompt: prompt=""',
             )
         return text
+
+    def _warn_about_prompt(self, prompt: str) -> None:
+        """Said once for each: a word alone is more often a name with a typing error than a text."""
+        with self._stats_lock:
+            if prompt in self._odd_prompts:
+                return
+            self._odd_prompts.add(prompt)
+        known = ", ".join(self.recipe.prompts) or "it has none"
+        warnings.warn(
+            f"prompt={prompt!r} is no name of one of this model's prompts ({known}): it is put before every text as it "
+            "is. If that is meant, end it with a space or a colon",
+            stacklevel=callers_level(),
+        )
 
     def _parts(
         self,
@@ -572,6 +594,15 @@ class ArrowEngine:
         facts = (self.recipe.spec, self._places, self.quantization, self._dtype, self._threads, self.pooling)
         from_device = self._why
         return hashlib.sha256(repr((facts, from_device)).encode()).hexdigest()[:24]
+
+
+def looks_like_a_name(prompt: str) -> bool:
+    """One word of letters, digits, hyphens and underscores: "query", not "query: ".
+
+    >>> looks_like_a_name("qurey"), looks_like_a_name("query: "), looks_like_a_name("")
+    (True, False, False)
+    """
+    return prompt.replace("-", "_").isidentifier()
 
 
 def _check_tokens(asked: int | str) -> None:

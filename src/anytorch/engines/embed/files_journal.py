@@ -196,6 +196,15 @@ def remove_leftovers(target: Path) -> None:
     shutil.rmtree(partial_folder(target), ignore_errors=True)
 
 
+def finished_rows(target: Path) -> int:
+    """How many rows an unfinished run towards this target has kept; 0 when there is none that can be read."""
+    try:
+        stored = json.loads((partial_folder(target) / "journal.json").read_bytes())
+        return sum(int(part["rows"]) for part in stored["parts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
 def partial_folder(target: Path) -> Path:
     return target.parent / f".{target.name}.partial"
 

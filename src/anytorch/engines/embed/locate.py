@@ -32,13 +32,13 @@ def find_model(named: str | Path | None) -> Path:
             )
         return found
     text = str(named)
+    if not text.strip():  # as a path it would be the working folder
+        raise ModelError("the name of the model is empty", hint="leave it out for the default model")
     folder = Path(text).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists():
         raise ModelError(f"{text}: a model is a folder, this is a file", hint="name the folder that holds config.json")
-    if not text.strip():
-        raise ModelError("the name of the model is empty", hint="leave it out for the default model")
     if isinstance(named, Path) or not HUB_NAME.fullmatch(text) or text.startswith((".", "/", "~")):
         raise ModelError(f"{text}: there is no such folder", hint=f"the working folder is {Path.cwd()}")
     if text in (DEFAULT_MODEL, DEFAULT_MODEL.partition("/")[2]) and (found := packaged_model()) is not None:

@@ -195,25 +195,25 @@ class Runner:
         try:
             return encoder.submit(ids, starts) if into is None else encoder.submit(ids, starts, into, places)
         except Exception as exc:
-            if not is_out_of_memory(exc):
+            # Another thread may have put a smaller encoder in its place, and closed this one: `_fetched` asks that one.
+            if not is_out_of_memory(exc) and (encoder is self.encoder or self._closed):
                 raise
             return None  # tried again, smaller, when its turn comes and the others have left
 
     def _fetched(self, batch: _UnderWay) -> npt.NDArray[np.float32] | None:
         """The batch's rows; None when they are where they belong already."""
-        if batch.encoder is not self.encoder:  # it was closed for a smaller one with this batch under way
-            with self._lock:
-                return self._timed(batch.ids, batch.starts)
-        if batch.pending is not None:
+        if batch.encoder is self.encoder and batch.pending is not None:
             try:
                 pooled: npt.NDArray[np.float32] = batch.pending.result()
             except Exception as exc:
-                if not is_out_of_memory(exc):
+                if not is_out_of_memory(exc) and batch.encoder is self.encoder:
                     raise
                 exc.__traceback__ = None
             else:
                 return None if batch.direct else pooled
         with self._lock:
+            if batch.encoder is not self.encoder:  # it was closed for a smaller one with this batch under way
+                return self._timed(batch.ids, batch.starts)
             return self._smaller_batches(batch.ids, batch.starts)
 
     def _smaller_batches(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -250,8 +250,9 @@ class Runner:
                 f"a single text of {longest} tokens does not fit into the device's memory: {exc.message}",
                 hint="set max_length, use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
             ) from exc
-        self.encoder.close()
-        self.encoder = replacement
+        # First the new one, then the end of the old: a thread that still sends to that is told so, and comes back.
+        old, self.encoder = self.encoder, replacement
+        old.close()
         return self._timed(ids, starts)
 
 

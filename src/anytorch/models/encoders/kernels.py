@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-LONGEST = 128  # tokens of a text that one program can hold
+LONGEST = 512  # tokens of a text; one program takes it block by block, which for longer ones is too long a line
+BLOCK_WARPS = 2
 HEAD_WIDTHS = (16, 32, 64, 128)  # powers of two, as tiles are; 16 is the least a matrix product takes
 
 
@@ -54,13 +55,70 @@ def _attention(
         tl.store(target, mixed.to(out.dtype.element_ty), mask=own[:, None])
 
 
-def tile_for(longest: int) -> int:
-    """The tile that holds a text of so many tokens.
+@triton.jit
+def _attention_in_blocks(
+    q, k, v, out, starts, scale, window,
+    q_token, k_token, v_token, out_token, q_head, k_head, v_head, out_head,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """The same for texts of several blocks: as many steps as a text has, whatever the longest one of the batch is."""
+    text = tl.program_id(0)
+    head = tl.program_id(1)
+    begin = tl.load(starts + text).to(tl.int64)
+    length = tl.load(starts + text + 1) - tl.load(starts + text)
+    columns = tl.arange(0, WIDTH)
+    within = tl.arange(0, BLOCK)
+    shared = head // GROUPS
+    for first in range(0, length, BLOCK):
+        rows = first + within
+        token = begin + rows
+        own = rows < length
+        queries = tl.load(q + token[:, None] * q_token + head * q_head + columns[None, :], mask=own[:, None], other=0.0)
+        top = tl.full((BLOCK,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        mixed = tl.zeros((BLOCK, WIDTH), tl.float32)
+        low = 0
+        high = length
+        if CAUSAL:
+            high = tl.minimum(length, first + BLOCK)
+        if WINDOWED:
+            low = tl.maximum(first - window, 0) // BLOCK * BLOCK
+            high = tl.minimum(high, first + BLOCK + window)
+        for near in range(low, high, BLOCK):
+            places = near + within
+            other = begin + places
+            there = places < length
+            at = other[None, :] * k_token + shared * k_head + columns[:, None]
+            keys = tl.load(k + at, mask=there[None, :], other=0.0)
+            scores = tl.dot(queries, keys) * scale
+            seen = there[None, :] & (rows[:, None] >= 0)
+            if CAUSAL:
+                seen = seen & (places[None, :] <= rows[:, None])
+            if WINDOWED:
+                seen = seen & (tl.abs(places[None, :] - rows[:, None]) <= window)
+            scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, axis=1))
+            # A query that has seen no key yet: nothing is subtracted, so that it does not become NaN.
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp(scores - base[:, None])
+            shrink = tl.exp(top - base)
+            values = tl.load(
+                v + other[:, None] * v_token + shared * v_head + columns[None, :], mask=there[:, None], other=0.0
+            )
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values)
+            total = total * shrink + tl.sum(weights, axis=1)
+            top = higher
+        target = out + token[:, None] * out_token + head * out_head + columns[None, :]
+        tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=own[:, None])
 
-    >>> [tile_for(n) for n in (1, 32, 33, 128)]
-    [32, 32, 64, 128]
+
+def tile_for(longest: int) -> int:
+    """The tile that holds a text of so many tokens, or the blocks that a longer one is cut into.
+
+    >>> [tile_for(n) for n in (1, 32, 33, 128, 256)]
+    [32, 32, 64, 64, 64]
     """
-    return max(32, 1 << (longest - 1).bit_length())
+    return 32 if longest <= 32 else 64
 
 
 def fits(longest: int, head_width: int) -> bool:
@@ -73,12 +131,18 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, 
     tokens, heads, width = q.shape
     out = torch.empty((tokens, heads, width), dtype=q.dtype, device=q.device)
     tile = tile_for(longest)
-    _attention[(starts.shape[0] - 1, heads)](
-        q, k, v, out, starts, width**-0.5, window,
+    strides = (
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), q.stride(1), k.stride(1), v.stride(1), out.stride(1),
-        GROUPS=heads // k.shape[1], WIDTH=width, TILE=tile, CAUSAL=causal, WINDOWED=window > 0,
-        num_warps=1 if tile * width <= 1024 else 2 if tile <= 64 else 4,
     )  # fmt: skip
+    kinds = {"GROUPS": heads // k.shape[1], "WIDTH": width, "CAUSAL": causal, "WINDOWED": window > 0}
+    grid = (starts.shape[0] - 1, heads)
+    if longest <= tile:
+        warps = 1 if tile * width <= 1024 else 2
+        _attention[grid](q, k, v, out, starts, width**-0.5, window, *strides, TILE=tile, num_warps=warps, **kinds)
+    else:
+        _attention_in_blocks[grid](
+            q, k, v, out, starts, width**-0.5, window, *strides, BLOCK=tile, num_warps=BLOCK_WARPS, **kinds
+        )
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,6 +74,7 @@ class PackedEncoder:
         self.threads = threads or config.get("threads") or available_cores()
         self.level = native.level(level).name
         self._handle: int | None = None
+        self._using = threading.Lock()  # who runs; closing waits for it, since it gives the memory back
         self._library = binding.open_library(self.level)
         shape = binding.Shape(
             vocabulary=spec.vocabulary,
@@ -124,18 +126,22 @@ class PackedEncoder:
     @property
     def linear_nbytes(self) -> int:
         """Resident bytes of the linear layers: packed weights, scales and biases."""
-        return int(self._library.encoder_linear_nbytes(self._open()))
+        with self._using:
+            return int(self._library.encoder_linear_nbytes(self._open()))
 
     def profile(self, on: bool = True) -> dict[str, float]:
         """CPU seconds of each part since the last call, over all threads; counting goes on only if `on`."""
         seconds = np.zeros(len(binding.PARTS))
-        self._library.encoder_profile(self._open(), on, pointer(seconds))
+        with self._using:
+            self._library.encoder_profile(self._open(), on, pointer(seconds))
         return dict(zip(binding.PARTS, seconds.tolist(), strict=True))
 
     def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle:
-            self._library.encoder_free(handle)
+        """Give the memory back, as soon as a run that is under way in another thread has ended."""
+        with self._using:
+            handle, self._handle = self._handle, None
+            if handle:
+                self._library.encoder_free(handle)
 
     def __enter__(self) -> PackedEncoder:
         return self
@@ -167,17 +173,18 @@ class PackedEncoder:
         self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], pooled: Floats | None, tokens: Floats | None
     ) -> None:
         where = ctypes.c_int(-1)
-        answer = self._library.encoder_run(
-            self._open(),
-            pointer(ids),
-            pointer(starts),
-            len(starts) - 1,
-            POOLINGS[self.pooling],
-            self.normalize,
-            pointer(pooled),
-            pointer(tokens),
-            ctypes.byref(where),
-        )
+        with self._using:
+            answer = self._library.encoder_run(
+                self._open(),
+                pointer(ids),
+                pointer(starts),
+                len(starts) - 1,
+                POOLINGS[self.pooling],
+                self.normalize,
+                pointer(pooled),
+                pointer(tokens),
+                ctypes.byref(where),
+            )
         at = where.value
         if answer == binding.BAD_TOKEN:
             raise InputError(

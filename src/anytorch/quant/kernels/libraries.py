@@ -28,6 +28,21 @@ def _import(name: str) -> Any:
         return f"{name} cannot be imported: {exc}"
 
 
+@lru_cache(maxsize=1)
+def versions() -> tuple[str, ...]:
+    """What is installed of these libraries: "bitsandbytes 0.49.0", "no torchao"; without importing them."""
+    return tuple(installed(name) for name in ("bitsandbytes", "torchao"))
+
+
+def installed(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"no {name}"
+
+
 class BitsAndBytes:
     name = "bitsandbytes"
     batch_invariant = False

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from anytorch import logs
 from anytorch.devices.locate import locate
 from anytorch.devices.precision import capabilities
-from anytorch.quant.formats import e4m3_values, e8m0_values
+from anytorch.quant.formats import E2M1, e4m3_values, e8m0_values
 from anytorch.quant.kernels.base import Prepared
+from anytorch.quant.kernels.libraries import installed
 from anytorch.quant.tensor import QuantTensor
+
+log = logs.logger(__name__)
+
+
+@lru_cache(maxsize=1)
+def version() -> str:
+    return installed("triton")
 
 
 def _source() -> Any:
@@ -43,26 +53,118 @@ def arguments(weight: QuantTensor, bias: torch.Tensor | None) -> tuple[list[Any]
     return tensors, constants
 
 
-class TritonKernel:
-    """`rows` is 0 for the kernel without tensor cores (a few input rows), else its tile's height."""
+UNROLLED = 8  # tiles in a row: more of them are a loop, which compiles in less time
+ROW_GROUP = 64  # codes taken together where one scale serves a whole row
+
+
+class Launcher:
+    """Launches one kernel with one set of constants, after the first time without Triton's search for what to launch.
+
+    On an H200 that search took 22 of the 34 µs of a call whose kernel takes 8. The first call takes both ways, so that
+    whoever checks its answer has checked the short one; a Triton whose kernels cannot be called so refuses by the number
+    of arguments, and is called the long way.
+    """
+
+    def __init__(self, kernel: Any, options: dict[str, int]) -> None:
+        self._kernel, self._options = kernel, options
+        self._short: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, grid: tuple[int, int, int], x: torch.Tensor, *arguments: Any) -> None:
+        aligned = x.data_ptr() % 16 == 0  # the machine code is for addresses that are; a view's may not be
+        short = self._short.get(grid) if aligned else None
+        if short is not None:
+            short(x, *arguments)
+            return
+        made = self._kernel[grid](x, *arguments, **self._options)
+        if not aligned or grid in self._short:
+            return
+        self._short[grid] = None
+        if hasattr(made, "__getitem__") and hasattr(made, "packed_metadata"):  # not in Triton's interpreter
+            try:
+                short = made[grid]
+                short(x, *arguments)
+            except (TypeError, ValueError, RuntimeError, AttributeError, SystemError) as exc:
+                log.info("Triton's kernels are launched the long way: %s: %s", type(exc).__name__, exc)
+            else:
+                self._short[grid] = short
+
+
+class FewRows:
+    """For a row of inputs, or a few: no tensor cores, and every word of the weight is read as fast as memory gives it.
+
+    `rows` of the weight and `words` (of 32 bits, along a row) are a tile; each warp has rows / warps of them.
+    """
+
+    batch_invariant = False
+
+    def __init__(self, rows: int, words: int, warps: int) -> None:
+        self.rows, self.words, self.warps = rows, words, warps
+        self.name = f"triton {rows}×{words}w{warps}"
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        if m > 4:
+            return "for up to 4 input rows"
+        if weight.parts["codes"].shape[1] % 4:
+            return "reads words of four bytes"
+        return _why_no_triton(weight, dtype)
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        tensors, constants, grid, options = self.launch(weight, bias)
+        rows, values = weight.rows, tuple(constants.values())
+        launcher = Launcher(_source().few_rows, options)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            x = x.contiguous()
+            out = torch.empty(x.shape[0], rows, dtype=x.dtype, device=x.device)
+            launcher((grid, x.shape[0], 1), x, *tensors, out, rows, *values)
+            return out
+
+        return Prepared(run)
+
+    def launch(
+        self, weight: QuantTensor, bias: torch.Tensor | None
+    ) -> tuple[list[Any], dict[str, Any], int, dict[str, int]]:
+        """The kernel's tensors, its constants in their order, how many programs, and options."""
+        tensors, about = arguments(weight, bias)
+        tensors[0] = tensors[0].view(torch.int32)
+        whole = weight.format.group_size == 0
+        group = ROW_GROUP if whole else weight.format.group_size
+        words = group * weight.format.bits // 32
+        row_words = tensors[0].shape[1]
+        groups = -(-row_words // words)
+        block = max(1, min(self.words // words, 1 << (groups - 1).bit_length()))
+        constants = {
+            "COLUMNS": weight.columns,
+            "ROW_WORDS": row_words,
+            "GROUPS": groups,
+            "BITS": weight.format.bits,
+            "GROUP": group,
+            "WHOLE": whole,
+            "SHIFT": about["SHIFT"],
+            "TABLE": about["TABLE"],
+            "E2M1": weight.format.table == E2M1,
+            "BYTE_SCALES": about["BYTE_SCALES"],
+            "OFFSET": about["OFFSET"],
+            "BIAS": about["BIAS"],
+            "EVEN": weight.rows % self.rows == 0 and weight.columns * weight.format.bits == 32 * row_words,
+            "UNROLL": groups <= UNROLLED * block,
+            "BLOCK_N": self.rows,
+            "BLOCK_G": block,
+        }
+        return tensors, constants, -(-weight.rows // self.rows), {"num_warps": self.warps}
+
+
+class ManyRows:
+    """Tiles of `rows` inputs for tensor cores."""
+
+    batch_invariant = False
 
     def __init__(self, rows: int, columns: int, block_bytes: int, warps: int) -> None:
         self.rows, self.columns, self.block_bytes, self.warps = rows, columns, block_bytes, warps
-        self.name = f"triton {rows or 1}×{columns}"
-        # Each output is summed in the same order whatever the batch, as long as the same kernel computes it.
-        self.batch_invariant = False
+        self.name = f"triton {rows}×{columns}"
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
-        if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return f"computes in float32, the inputs are {dtype}"
-        if self.rows == 0 and m > 16:
-            return "for up to 16 input rows"
-        if self.rows and m < 4:
-            return "for 4 input rows or more"
-        backend, index = locate(weight.device)
-        if not capabilities(backend.name, index).triton:
-            return "the device has no Triton"
-        return "" if find_spec("triton") is not None else "triton is not installed"
+        return "for 4 input rows or more" if m < 4 else _why_no_triton(weight, dtype)
 
     def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         source = _source()
@@ -77,23 +179,27 @@ class TritonKernel:
             x = x.contiguous()
             m = x.shape[0]
             out = torch.empty(m, rows, dtype=x.dtype, device=x.device)
-            if self.rows == 0:
-                source.few_rows[(blocks, m)](x, *tensors, out, rows, columns, groups, **options)
-            else:
-                grid = (blocks, -(-m // self.rows))
-                source.many_rows[grid](
-                    x, *tensors, out, m, rows, columns, groups,
-                    BLOCK_M=self.rows, PRECISION=precision, **options,
-                )  # fmt: skip
+            source.many_rows[blocks, -(-m // self.rows)](
+                x, *tensors, out, m, rows, columns, groups, BLOCK_M=self.rows, PRECISION=precision, **options
+            )
             return out
 
         return Prepared(run)
 
 
+def _why_no_triton(weight: QuantTensor, dtype: torch.dtype) -> str:
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"computes in float32, the inputs are {dtype}"
+    backend, index = locate(weight.device)
+    if not capabilities(backend.name, index).triton:
+        return "the device has no Triton"
+    return "" if find_spec("triton") is not None else "triton is not installed"
+
+
 KERNELS = (
-    TritonKernel(0, 8, 256, 4),
-    TritonKernel(0, 32, 64, 4),
-    TritonKernel(16, 32, 64, 4),
-    TritonKernel(64, 64, 64, 4),
-    TritonKernel(128, 128, 32, 8),
+    FewRows(8, 512, 4),
+    FewRows(16, 256, 4),
+    ManyRows(16, 32, 64, 4),
+    ManyRows(64, 64, 64, 4),
+    ManyRows(128, 128, 32, 8),
 )

@@ -240,7 +240,7 @@ EXPORT int64_t wordpiece_encode(const void* tokenizer, const char* const* texts,
     int64_t bytes = 0;
     for (int64_t i = 0; i < count; i++) bytes += sizes[i];
     // A thread may take a tenth of a millisecond to start: less than a few hundred texts' work is not worth one.
-    threads = std::max<int64_t>(1, std::min({threads, count, bytes / 24576 + 1}));
+    threads = std::max<int64_t>(1, std::min({threads, count, bytes / 12288 + 1}));
     struct Share { int64_t first, last, room, made; };
     std::vector<Share> shares;
     for (int64_t first = 0, seen = 0, room = 0, part = 1; part <= threads; part++) {
