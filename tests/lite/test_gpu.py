@@ -207,6 +207,7 @@ LARGE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "depthwise": (lambda x, w: F.conv2d(x, w, None, 1, 2, 2, 6), [(2, 6, 9, 9), (6, 1, 3, 3)]),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), [(3, 5, 20, 21)]),
     "mean pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), [(3, 5, 20, 21)]),
+    "large product": (lambda a, b: (a @ b)[5:7, 1000:], [(1028, 12), (12, 1030)]),
     "products": (lambda a, b: a @ b + (a.T @ a)[:1, :90] / 9, [(70, 100), (100, 90)]),
     "rows by number": (lambda x: x[np.arange(400) % 7], [(9, 33)]),
     "whole": (lambda x: F.cross_entropy(x, lite.tensor(np.arange(70) % 130, device=x.device)), [(70, 130)]),
@@ -234,7 +235,7 @@ def as_hardware(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         known.clear()
 
 
-TILES = ("conv2d", "conv2d groups", "products")  # long to compile for a CPU
+TILES = ("conv2d", "conv2d groups", "products", "large product")  # long to compile for a CPU
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TILES)) for name in LARGE])

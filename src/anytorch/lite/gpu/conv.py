@@ -69,7 +69,8 @@ def multiply(
     if not all(sizes):
         GpuArray(out)[...] = 0.0
         return out
-    key = (kind, windows, groups, sizes, x.shape, other.shape, bias is None)
+    fours = kind == "gather" and sizes[2] % 4 == 0 and a.layout.offset % 4 == 0  # of the weights, read at once
+    key = (kind, windows, groups, sizes, x.shape, other.shape, bias is None, fours)
     known = _convolutions.get(key)
     if known is None:
         schedule = DIRECT if open_runtime().adapter.software or sizes[0] <= 4 else TILED
@@ -79,6 +80,7 @@ def multiply(
         spec = wgsl_conv.Convolution(
             *(kind, F32, F32, (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)),
             bias=bias is not None,
+            a_vector=fours and schedule.form == "tiled",
             split=splits > 1,
         )
         numbers, launched = product_grid(schedule, groups, *sizes, splits)

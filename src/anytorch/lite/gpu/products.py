@@ -13,6 +13,8 @@ from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 # Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
 TILED = Schedule("tiled", 64, 64, 16, 4, 4)
+LARGE = Schedule("tiled", 128, 128, 8, 8, 8)
+ENOUGH = 1024  # rows and columns from which large tiles are enough to keep a GPU busy
 DIRECT = Schedule("direct", tm=4, tn=8)
 DIRECT_ROW = Schedule("direct", tm=1, tn=4)
 
@@ -50,16 +52,15 @@ def added(parts: Layout, batch: int, splits: int, shape: tuple[int, ...]) -> Lay
 
 def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n: int, k: int) -> Layout:
     """(batch, m, k) @ (batch, k, n), strided → (batch, m, n), dense, called `shape`. A matrix serves the whole batch."""
-    key = (a.strides, b.strides, batch, m, n, k)
+    aligned = not (a.offset | b.offset) & 3
+    key = (a.strides, b.strides, aligned, batch, m, n, k)
     known = _products.get(key)
     if known is None:
-        software = open_runtime().adapter.software
-        schedule = (DIRECT_ROW if m == 1 else DIRECT) if software or m <= 4 else TILED
-        splits = splits_of(schedule, batch, m, n, k)
-        along = "k" if a.strides[-1] == 1 else "m", "n" if b.strides[-1] == 1 else "k"
-        spec = Matrices(F32, F32, F32, "", *along, split=splits > 1)
-        numbers, groups = product_grid(schedule, batch, m, n, k, splits)
         steps = [each.strides if len(each.strides) == 3 else (0, *each.strides) for each in (a, b)]
+        schedule = schedule_for(m, n)
+        splits = splits_of(schedule, batch, m, n, k)
+        spec = matrices_of(steps[0], steps[1], m, n, k, schedule, aligned, splits > 1)
+        numbers, groups = product_grid(schedule, batch, m, n, k, splits)
         rest = (0, 0, 1.0, 0.0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
         launch = Launch((spec, schedule), render_product, 3, 0b100, ((), "2I", rest), groups)
         known = remember(_products, key, (launch, splits))
@@ -67,6 +68,26 @@ def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n:
     out = new(shape if splits == 1 else (batch, splits, m, n))
     launch((a, b, out), a.offset, b.offset)
     return out if splits == 1 else added(out, batch, splits, shape)
+
+
+def schedule_for(m: int, n: int) -> Schedule:
+    if open_runtime().adapter.software or m <= 4:
+        return DIRECT_ROW if m == 1 else DIRECT
+    return LARGE if m >= ENOUGH and n >= ENOUGH else TILED
+
+
+def matrices_of(
+    a: tuple[int, ...], b: tuple[int, ...], m: int, n: int, k: int, schedule: Schedule, aligned: bool, split: bool
+) -> Matrices:
+    """How matrices of these strides (batch, row, column) are read: along which index, and four at a time where they can."""
+
+    def fours(length: int, contiguous: int, *others: int) -> bool:
+        return aligned and contiguous == 1 and not any(number % 4 for number in (length, *others))
+
+    a_along, b_along = "k" if a[2] == 1 else "m", "n" if b[2] == 1 else "k"
+    a_vector = fours(k, a[2], a[1], a[0]) if a_along == "k" else fours(m, a[1], a[2], a[0]) and schedule.form == "tiled"
+    b_vector = fours(n, b[2], b[1], b[0]) if b_along == "n" else fours(k, b[1], b[2], b[0])
+    return Matrices(F32, F32, F32, "", a_along, b_along, a_vector, b_vector, n % 4 == 0, split=split)
 
 
 def render_product(key: tuple[Matrices, Schedule]) -> str:
