@@ -31,6 +31,7 @@ from anytorch.lite.gpu.array import fallbacks
 Run = Callable[[], Any]
 THEIRS = "cuda" if torch.cuda.is_available() else "cpu"
 TF = torch.nn.functional
+LEFT_OUT: set[str] = set()
 
 
 def wait() -> None:
@@ -41,6 +42,7 @@ def wait() -> None:
 
 def in_turns(title: str, runs: dict[str, Run], seconds: float, turns: int = 7) -> dict[str, Any]:
     """Median seconds per call of each."""
+    runs = {name: run for name, run in runs.items() if name not in LEFT_OUT}
     calls = {}
     for name, run in runs.items():
         for _ in range(3):
@@ -159,8 +161,8 @@ def training(seconds: float, batch: int = 256) -> dict[str, Any]:
         return step
 
     runs = {"gpu": lite_step("gpu", "webgpu"), "host": lite_step("host", None), "torch": torch_step}
-    for run in runs.values():
-        for _ in range(3):
+    for name, run in runs.items():
+        for _ in range(3 * (name not in LEFT_OUT)):
             run()
     after = {name: loss.item() for name, loss in losses.items()}
     assert max(after.values()) - min(after.values()) < 0.02, after
@@ -196,10 +198,11 @@ def recurrent(seconds: float) -> dict[str, Any]:
 
     torch_x = torch.from_numpy(x).to(THEIRS)
     runs = {"gpu": make("gpu", "webgpu"), "host": make("host", None), "torch": torch_run}
-    for run in runs.values():
-        run()
-    expected = results["torch"].detach().cpu().numpy()
-    for name in ("gpu", "host"):
+    for name, run in runs.items():
+        if name not in LEFT_OUT:
+            run()
+    expected = results.pop("torch").detach().cpu().numpy()
+    for name in results:
         np.testing.assert_allclose(results[name].detach().numpy(), expected, atol=5e-3)
     title = "LSTM 64x32x128 -> 256, and back"
     return {title: in_turns(title, runs, seconds * 2, turns=5)}
@@ -209,7 +212,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=1.0, help="per comparison")
+    parser.add_argument("--without-host", action="store_true", help="leave lite on the host out")
     options = parser.parse_args()
+    if options.without_host:
+        LEFT_OUT.add("host")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     adapter = open_runtime().adapter
     results: dict[str, Any] = {
