@@ -109,5 +109,10 @@ def column_lists(frame: Any, timestamps: Any = None) -> dict[str, Any]:
     if timestamps is not None:
         document["timestamps"] = [moment.isoformat() for moment in timestamps]
     for name in ("open", "high", "low", "close", "volume", "amount"):
-        document[name] = frame[name].astype("float64").round(6).tolist() if name in frame else None
+        document[name] = readable(frame[name].to_numpy()) if name in frame else None
     return document
+
+
+def readable(values: Any) -> list[float]:
+    """Numbers with the nine digits that a float32 can hold: prices of 8e-6 keep theirs, and 101.65 stays short."""
+    return [float(f"{value:.9g}") for value in values]

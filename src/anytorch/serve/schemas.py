@@ -275,7 +275,7 @@ class ForecastRequest(Body):
     return_samples: bool = False
     repair: bool = Field(False, description="mend what is wrong with the data, and say what was mended")
     symbol: str | None = None
-    timezone: str | None = None
+    timezone: str | None = Field(None, min_length=1, max_length=64)
     model: str | None = None
 
 

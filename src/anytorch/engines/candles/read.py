@@ -163,7 +163,8 @@ def _in_zone(times: Any, timezone: str | None) -> Any:
         return times
     try:
         return times.dt.tz_localize(timezone) if times.dt.tz is None else times.dt.tz_convert(timezone)
-    except (KeyError, ValueError, ModuleNotFoundError) as exc:  # unknown zone; an hour that does not exist there
+    # An unknown zone; an hour that does not exist there; a name that is no name, which reaches the file system.
+    except (LookupError, ValueError, TypeError, OSError, ModuleNotFoundError) as exc:
         raise InputError(f"timezone {timezone!r}: {exc}", hint="write a name such as Europe/Berlin or UTC") from exc
 
 

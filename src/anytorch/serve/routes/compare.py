@@ -19,6 +19,7 @@ from anytorch.serve.state import State
 
 router = APIRouter(tags=["embeddings"])
 CELLS = 4_000_000  # of a similarity matrix: 32 MB of JSON
+HITS = 100_000  # of all queries of a search together
 
 
 @router.post(
@@ -55,6 +56,16 @@ async def search(asked: schemas.SearchRequest, request: Request) -> Response:
     """The `k` texts of the corpus that are nearest in meaning to each query, best first."""
     service: State = request.app.state.service
     began = time.perf_counter()
+    hits = min(asked.k, len(asked.corpus))
+    if len(asked.queries) * hits > HITS:
+        raise too_many(f"the answer would have {len(asked.queries)} × {hits} texts, it may have {HITS}")
+    # Every hit carries its text, so a few long texts found by every query make an answer many times the question.
+    longest = sum(sorted((len(text) for text in asked.corpus), reverse=True)[:hits])
+    if len(asked.queries) * longest > service.options.max_body_nbytes:
+        raise too_many(
+            f"the answer could hold {len(asked.queries)} × {longest} characters of text, it may have "
+            f"{service.options.max_body_nbytes}; ask for fewer with k"
+        )
     async with Encoding(service, asked.model) as encoding:
         queries = await encoding.vectors(asked.queries, "query")
         corpus = await encoding.vectors(asked.corpus, "passage")

@@ -99,7 +99,7 @@ def answer_of(found: Any, series: Any, asked: schemas.ForecastRequest) -> dict[s
     }
     if asked.return_samples and found.samples is not None:
         document["samples"] = [
-            {name: path[:, place].astype("float64").round(6).tolist() for place, name in enumerate(COLUMNS)}
+            {name: candle_input.readable(path[:, place]) for place, name in enumerate(COLUMNS)}
             for path in found.samples
         ]
     return document

@@ -1,0 +1,52 @@
+"""What answers hold: small prices with all their digits, and never many times what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from anytorch.engines.candles.generate import sample_candles
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def forecaster(served: Callable[..., Any]) -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield stack.enter_context(served(models=("tiny",), forecast=True))
+
+
+def test_small_prices_keep_their_digits(forecaster: Any) -> None:
+    table = sample_candles(80, seed=2)
+    prices = ["open", "high", "low", "close"]
+    table[prices] *= 8e-8
+    answer = forecaster.client.post(
+        "/v1/forecast", json={"csv": table.to_csv(index=False), "horizon": 3, "samples": 2, "quantiles": [0.5]}
+    )
+    assert answer.status_code == 200, answer.text
+    document = answer.json()
+    assert document["history"]["close"] == pytest.approx(table["close"].tolist(), rel=1e-8)
+    assert len({f"{value:.4g}" for value in document["forecast"]["close"]}) == 3
+
+
+@pytest.mark.parametrize("zone", ["", "x" * 5000, "Mars/Base", "../../etc/passwd"])
+def test_a_time_zone_that_is_none_is_the_clients_mistake(forecaster: Any, zone: str) -> None:
+    text = sample_candles(80, seed=2).to_csv(index=False)
+    answer = forecaster.client.post("/v1/forecast", json={"csv": text, "timezone": zone, "horizon": 3})
+    assert answer.status_code == 422, answer.text
+
+
+def test_a_search_finds_and_does_not_multiply(service: Any) -> None:
+    corpus = ["fresh bread and coffee", "the driver is too old for this card", "shares fell again"]
+    found = service.client.post("/v1/search", json={"queries": ["a bakery"], "corpus": corpus, "k": 2})
+    assert found.status_code == 200, found.text
+    (hits,) = found.json()["results"]
+    assert hits[0]["index"] == 0 and len(hits) == 2
+    long = [f"{n} " + "x" * 20_000 for n in range(100)]
+    many = service.client.post("/v1/search", json={"queries": ["a"] * 100, "corpus": long, "k": 100})
+    assert many.status_code == 413 and "characters" in many.json()["detail"]
+    wide = service.client.post("/v1/search", json={"queries": ["a"] * 2000, "corpus": ["b"] * 1000, "k": 1000})
+    assert wide.status_code == 413 and "2000 × 1000" in wide.json()["detail"]
