@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from anytorch import lite
 from anytorch.comfy.pack import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from anytorch.comfy.places import REQUESTS
 
@@ -532,3 +533,27 @@ def test_forecast(comfy: Any, tmp_path: Path) -> None:
     assert comfy.run(prompt).ran == []
     (tmp_path / "input" / "prices.csv").write_text(CANDLES[: CANDLES.rindex("2026")])  # one row less
     assert comfy.run(prompt).ran == ["1", "2"]
+
+
+def test_a_model_folder_that_changes_is_loaded_again(comfy: Any, tmp_path: Path) -> None:
+    import shutil
+
+    from anytorch.engines.forecast.assets import tiny_folder
+
+    for kind in ("model", "tokenizer"):
+        shutil.copytree(tiny_folder(kind), tmp_path / kind)
+    prompt = {
+        "1": node(
+            "AnytorchForecast", model=str(tmp_path / "model"), tokenizer=str(tmp_path / "tokenizer"), candles=CANDLES,
+            horizon=2, samples=1, draw_seed=1, temperature=1.0, top_p=1.0,
+        )
+    }  # fmt: skip
+    first = comfy.run(prompt)
+    assert first.succeeded, first
+    assert comfy.run(prompt).ran == []
+    weights = tmp_path / "model" / "model.safetensors"
+    state = lite.load(weights)
+    name = next(name for name in state if name.startswith("embedding"))
+    lite.save({**state, name: state[name].numpy() * 0.5}, weights)
+    again = comfy.run(prompt)
+    assert again.ran == ["1"] and not torch.equal(first.value("1", 1), again.value("1", 1))

@@ -33,6 +33,12 @@ def device_name(device: DeviceChoice | None) -> str:
     return "cpu" if device is not None and device.request == NUMPY else place_for(device).name
 
 
+def folder_state(model: str | None) -> str:
+    """Text that changes when the model's folder does; "" for one that goes by a name."""
+    path = Path(model).expanduser() if model else None
+    return fingerprint(path) if path is not None and path.is_dir() else ""
+
+
 class AnytorchTextEmbedding:
     DESCRIPTION = "A vector for each line of text: texts of similar meaning have similar vectors."
     CATEGORY, FUNCTION = SUBCATEGORY, "run"
@@ -59,7 +65,7 @@ class AnytorchTextEmbedding:
 
     @classmethod
     def IS_CHANGED(cls, model: str | None = None, **_: Any) -> str:
-        return fingerprint(Path(model).expanduser()) if model else ""
+        return folder_state(model)
 
     @said_plainly
     @without_inference_mode
@@ -77,7 +83,8 @@ class AnytorchTextEmbedding:
             raise InputError("there is no text to embed")
         where = device_name(device)
         packed = None if quantization == PLAIN else quantization
-        engine = kept(("embed", model, where, quantization), lambda: ArrowEngine(model.strip() or None, where, packed))
+        key = ("embed", model, folder_state(model), where, quantization)
+        engine = kept(key, lambda: ArrowEngine(model.strip() or None, where, packed))
         bar = Progress(len(texts))
         found = engine.encode(texts, prompt=None if prompt == PLAIN else prompt, progress=bar.at)
         vectors = torch.from_numpy(found)
@@ -129,9 +136,11 @@ class AnytorchForecast:
         return there or f"{file} is not there; put it into {folder('input')}"
 
     @classmethod
-    def IS_CHANGED(cls, file: str | None = None, model: str | None = None, **_: Any) -> str:
+    def IS_CHANGED(
+        cls, file: str | None = None, model: str | None = None, tokenizer: str | None = None, **_: Any
+    ) -> str:
         about = fingerprint(inside(folder("input"), file, "file")) if file else ""
-        return f"{about} {fingerprint(Path(model).expanduser())}" if model and Path(model).is_dir() else about
+        return f"{about} {folder_state(model)} {folder_state(tokenizer)}"
 
     @said_plainly
     @without_inference_mode
@@ -154,9 +163,8 @@ class AnytorchForecast:
         bar.at(1)
         where = device_name(device)
         choose_checkpoint(model, tokenizer or None)  # a name that cannot be used is refused before anything is loaded
-        predictor = kept(
-            ("forecast", model, tokenizer, where), lambda: load_predictor(model, tokenizer or None, device=where)
-        )
+        key = ("forecast", model, folder_state(model), tokenizer, folder_state(tokenizer), where)
+        predictor = kept(key, lambda: load_predictor(model, tokenizer or None, device=where))
         bar.at(2)
         seen = history.iloc[-predictor.max_context :]
         found = predictor.predict(
