@@ -128,6 +128,7 @@ class Reader:
         self.nbytes_read = 0
         self._files: dict[tuple[str, bool], File] = {}
         self._lock = threading.Lock()
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=THREAD_NAME)
         self._closed = False
 
@@ -139,9 +140,13 @@ class Reader:
         view = bytes_of(buffer)
         futures = []
         for piece in pieces:
-            for chunk in chunks_of(piece):
+            for chunk in chunks_of(piece, self._shared_out(piece.nbytes)):
                 futures.append(self._pool.submit(self._into_place, chunk, buffer, view))
         return futures
+
+    def _shared_out(self, nbytes: int) -> int:
+        """The length of a read: a small piece is read by all threads, too, as somebody may be waiting for it."""
+        return min(CHUNK, max(PART, round_up(nbytes // self._threads, PART)))
 
     def read(self, pieces: Sequence[Piece], buffer: torch.Tensor) -> None:
         finish(self.start(pieces, buffer))
