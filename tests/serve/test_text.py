@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -149,3 +152,32 @@ def test_what_makes_no_sense_is_told(writer: Any, path: str, body: dict[str, Any
         assert answer.status_code == status, answer.text
         assert answer.json()["error"]["message"] and answer.headers["content-type"] == "application/problem+json"
     assert writer.state.models.slots("text")[0].users == 0
+
+
+def test_a_long_prompt_holds_up_nobody(writer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizing happens beside the event loop, and what cannot fit is refused before."""
+    generator = writer.state.models.loaded("text")[0].generator
+    tokenize, begun, go_on = generator.tokenize, threading.Event(), threading.Event()
+
+    def slow(prompt: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return tokenize(prompt)
+
+    monkeypatch.setattr(generator, "tokenize", slow)
+    body = {"prompt": "one word " * 50, "max_tokens": 1}
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(lambda: httpx.post(f"{writer.url}/v1/completions", json=body, timeout=30))
+        assert begun.wait(20)
+        try:
+            assert writer.client.get("/v1/readyz", timeout=10).status_code == 200
+        finally:
+            go_on.set()
+        assert long.result().status_code == 200
+    monkeypatch.undo()
+    for path, given in (("completions", {"prompt": "x" * 70_000}), ("chat/completions", {"messages": MANY})):
+        answer = writer.client.post(f"/v1/{path}", json={**given, "max_tokens": 1})
+        assert answer.status_code == 413 and "characters" in answer.json()["detail"], answer.text
+
+
+MANY = [{"role": "user", "content": "x" * 30}] * 3000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +19,9 @@ from anytorch.serve.state import State
 
 router = APIRouter(tags=["text"])
 DEFAULT_TOKENS = 256
-STATUSES = problems(400, 401, 404, 422, 429, 503, 504)
+DEFAULT_LENGTH = 131_072  # positions, of a model that does not say
+LONGEST_TOKEN = 16  # characters per token, on average over a prompt
+STATUSES = problems(400, 401, 404, 413, 422, 429, 503, 504)
 
 
 def described(model: Any) -> dict[int | str, dict[str, Any]]:
@@ -48,6 +52,11 @@ async def chat(asked: schemas.ChatRequest, request: Request) -> Response:
     return await Writing(request, asked, messages, "chat.completion").answer(
         asked.max_completion_tokens or asked.max_tokens
     )
+
+
+def close_if_made(making: asyncio.Future[Any]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()
 
 
 class Writing:
@@ -81,15 +90,8 @@ class Writing:
             model = await service.models.ready(self._slot)
             assert isinstance(model, TextModel)
             self._model = model.info.id
-            stream = model.generator.stream(
-                self._prompt,
-                max_tokens or min(DEFAULT_TOKENS, most),
-                asked.temperature,
-                asked.top_p,
-                stop=asked.stop,
-                seed=asked.seed,
-                timeout_s=self._deadline_s,
-            )
+            self._check_length(model)
+            stream = await self._started(model, max_tokens or min(DEFAULT_TOKENS, most))
             if asked.stream:
                 return Held(event_stream(self._events(stream)), lambda: service.models.release(self._slot), stream)
         except BaseException:
@@ -101,6 +103,31 @@ class Writing:
                 return json_answer(self._document([self._choice(text, finish(stream))], self._usage(stream)))
         finally:
             service.models.release(self._slot)
+
+    def _check_length(self, model: TextModel) -> None:
+        """Refuse what cannot fit before it is tokenized: a token of more than a few characters is rare."""
+        parts = [self._prompt] if isinstance(self._prompt, str) else [message["content"] for message in self._prompt]
+        length = sum(len(part) + 1 for part in parts)
+        most = LONGEST_TOKEN * (model.info.max_length or DEFAULT_LENGTH)
+        if length > most:
+            raise Problem(
+                413, "too-long", "The prompt is too long", f"it has {length} characters, this model takes at most {most}",
+                hint="shorten the prompt", param="messages" if self._chat else "prompt",
+            )  # fmt: skip
+
+    async def _started(self, model: TextModel, max_tokens: int) -> Any:
+        """The stream of the answer. Tokenizing a long prompt takes seconds: not on the event loop."""
+        asked = self._asked
+        start = partial(
+            model.generator.stream, self._prompt, max_tokens, asked.temperature, asked.top_p, stop=asked.stop,
+            seed=asked.seed, timeout_s=self._deadline_s,
+        )  # fmt: skip
+        making = asyncio.ensure_future(asyncio.to_thread(start))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:  # the client has gone: what comes out in the end is stopped at once
+            making.add_done_callback(close_if_made)
+            raise
 
     async def _events(self, stream: Any) -> AsyncIterator[bytes]:
         with stream:
