@@ -557,3 +557,29 @@ def test_a_model_folder_that_changes_is_loaded_again(comfy: Any, tmp_path: Path)
     lite.save({**state, name: state[name].numpy() * 0.5}, weights)
     again = comfy.run(prompt)
     assert again.ran == ["1"] and not torch.equal(first.value("1", 1), again.value("1", 1))
+
+
+def test_weights_from_elsewhere(comfy: Any, tmp_path: Path) -> None:
+    """A file that torch wrote, in bfloat16, of a layer with a longer name; and one that is no such file."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "models" / "anytorch"
+    folder.mkdir(parents=True)
+    weight = torch.randn(2, 3).to(torch.bfloat16)
+    save_file({"head.fc.weight": weight, "head.fc.bias": torch.ones(2)}, folder / "theirs.safetensors")
+    (folder / "broken.safetensors").write_bytes(b"not a file of tensors")
+    prompt = {
+        "1": PHOTO,
+        "2": node("AnytorchLoadWeights", file="theirs.safetensors"),
+        "3": node(
+            "CustomPyTorchLinear", tensor=["1", 0], in_features=3, out_features=2, use_bias=True, weights=["2", 0]
+        ),
+        "4": show(["3", 0]),
+    }
+    made = comfy.run(prompt)
+    assert made.succeeded, made
+    torch.testing.assert_close(made.value("3"), F.linear(photo(), weight.float(), torch.ones(2)))
+    assert made.value("2", 1) == "head.fc.bias: 2\nhead.fc.weight: 2×3"
+    prompt["2"]["inputs"]["file"] = "broken.safetensors"
+    error = comfy.run(prompt).error
+    assert error["type"] == "anytorch.errors.ModelError" and "is not a safetensors file" in error["message"]
