@@ -28,6 +28,7 @@ ARGUMENTS = {
     "embed": ["texts.txt"],
     "fit": ["model"],
     "finetune": ["predictor", "--sample", "--output", "run"],
+    "generate": ["a text", "--model", "model"],
 }
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from anytorch.devices.choose import Survey
 from anytorch.serve import machine
 
+T = TypeVar("T")
 FRESH_S = 30.0
 PATIENCE_S = 1.0  # then files alone are told, and the trial goes on
 
@@ -35,8 +39,37 @@ class Looks:
 
     async def _try(self, refresh: bool) -> Survey:
         try:
-            found = await asyncio.to_thread(machine.look, tried=True, refresh=refresh)
+            found = await in_background(lambda: machine.look(tried=True, refresh=refresh))
             self._tried = (time.monotonic(), found)
             return found
         finally:
             self._under_way = None
+
+
+async def in_background(work: Callable[[], T]) -> T:
+    """As asyncio.to_thread, in a thread that nobody waits for at the end: who stops the service has no use for it."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def finish(value: T | None, exc: BaseException | None) -> None:
+        if answer.done():
+            return
+        if exc is not None:
+            answer.set_exception(exc)
+        else:
+            answer.set_result(cast("T", value))
+
+    def run() -> None:
+        value: T | None = None
+        failed: BaseException | None = None
+        try:
+            value = work()
+        except Exception as exc:  # noqa: BLE001  (raised again where it is awaited)
+            failed = exc
+        try:
+            loop.call_soon_threadsafe(finish, value, failed)
+        except RuntimeError:  # the loop has ended: nobody waits any more
+            return
+
+    threading.Thread(target=run, name="anytorch-look", daemon=True).start()
+    return await answer
