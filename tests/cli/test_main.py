@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def test_every_command_has_help_with_examples(name: str, cli: Callable[..., Any]
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_are_command_lines_that_parse(name: str) -> None:
     for line in COMMANDS[name].examples.splitlines():
-        words = line.strip().partition("   ")[0].replace('eval "$(', "").replace(')"', "").split()
+        text = line.strip().partition("   ")[0].replace('eval "$(', "").replace(')"', "")
+        words = shlex.split(text)
         words = words[words.index("anytorch") :]  # after `cat data.csv |`, or `torchrun -m`
         words = words[: next((n for n, word in enumerate(words) if word in ("|", ">")), len(words))]
         assert words[:2] == ["anytorch", name]

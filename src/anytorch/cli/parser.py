@@ -138,7 +138,8 @@ COMMANDS: dict[str, Command] = {
         "serve embeddings, forecasts and text over HTTP, with a web page",
         "anytorch serve                    the embedded models and a page, on this machine alone\n"
         "anytorch serve --model ./bge-small --text-model ./Qwen3-0.6B --model-folder ~/models\n"
-        "anytorch serve --new-key keys.txt && anytorch serve --host 0.0.0.0 --api-key-file keys.txt --workers 4\n"
+        "anytorch serve --new-key keys.txt    make a key; then let other machines in with it:\n"
+        "anytorch serve --host 0.0.0.0 --api-key-file keys.txt --workers 4\n"
         "anytorch serve --port 0 --json | jq -r .url    for scripts: any free port, told when it answers",
     ),
     "completion": Command(
