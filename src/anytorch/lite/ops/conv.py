@@ -73,17 +73,33 @@ def correlated(x: Array, weight: Array, bias: Array | None, windows: Windows, gr
     """(N, C, H, W), (O, C/G, kh, kw) → (N, O, oh, ow)"""
     n, o, (oh, ow) = x.shape[0], weight.shape[0], windows.out
     matrix = weight.reshape(groups, o // groups, -1)  # (G, O/G, C/G·k·k)
-    depth = matrix.shape[2]
     out = np.empty((n, o, oh, ow), x.dtype)
-    quick = windows.stride == (1, 1) and not windows.trivial
-    view, width = stretches(x, windows) if quick else (None, ow)
-    for some in batches(n, groups * depth * oh * width):
-        columns = patches(x[some], windows) if view is None else view[some]
-        product = np.matmul(matrix, columns.reshape(-1, groups, depth, oh * width))  # (n, G, O/G, oh·width)
-        out[some] = product.reshape(-1, o, oh, width)[..., :ow]
+    if windows.stride == (1, 1) and not windows.trivial:
+        multiply_stretches(matrix, *stretches(x, windows), out)
+    else:
+        places, depth = oh * ow, matrix.shape[2]
+        for some in batches(n, groups * depth * places):
+            columns = patches(x[some], windows).reshape(-1, groups, depth, places)
+            np.matmul(matrix, columns, out=out[some].reshape(-1, groups, o // groups, places))
     if bias is not None:
         out += bias.reshape(1, o, 1, 1)
     return out
+
+
+def multiply_stretches(matrix: Array, view: Array, width: int, out: Array) -> None:
+    """The weights as (G, O/G, C/G·k·k), the windows as `stretches` gives them → out (N, O, oh, ow)."""
+    n, o, oh, ow = out.shape
+    groups, rows, depth = matrix.shape
+    steps = list(batches(n, groups * depth * oh * width))
+    most = steps[0].stop if steps else 0
+    # One piece of memory for all steps: asking the system for it again each time costs more than the copying.
+    columns = np.empty((min(most, n), *view.shape[1:]), out.dtype)
+    product = np.empty((min(most, n), groups, rows, oh * width), out.dtype)
+    for some in steps:
+        count = min(some.stop, n) - some.start
+        columns[:count] = view[some]
+        np.matmul(matrix, columns[:count].reshape(count, groups, depth, oh * width), out=product[:count])
+        out[some] = product[:count].reshape(count, o, oh, width)[..., :ow]
 
 
 @on_gpu
