@@ -67,7 +67,7 @@ def test_the_examples_are_command_lines_that_parse(name: str) -> None:
         text = line.strip().partition("   ")[0].replace('eval "$(', "").replace(')"', "")
         words = shlex.split(text)
         words = words[words.index("anytorch") :]  # after `cat data.csv |`, or `torchrun -m`
-        words = words[: next((n for n, word in enumerate(words) if word in ("|", ">")), len(words))]
+        words = words[: next((n for n, word in enumerate(words) if word in ("|", ">", "<")), len(words))]
         assert words[:2] == ["anytorch", name]
         command_parser(name).parse_args(words[2:])
 
