@@ -96,6 +96,10 @@ class Guard:
             await self._answer(call, scope)
         except ClientGone:
             call.status = 499
+        except asyncio.CancelledError:  # the time to drain is over; the client still gets a status
+            if call.status:
+                raise
+            await self.send_problem(call, stopped())
         except Exception as exc:  # noqa: BLE001  (the last line of defence: every request gets a status)
             await self._fail(call, exc)
         finally:
@@ -329,6 +333,13 @@ class Guard:
             log.warning("%s %s ended early: %s", call.method, call.path, exc)
             raise exc
         await self.send_problem(call, problem or unexpected(exc, f"{call.method} {call.path}"))
+
+
+def stopped() -> Problem:
+    return Problem(
+        503, "stopping", "The service is stopping", "it was stopped before the answer was ready",
+        hint="ask again: another worker or the next start answers", headers=retry_after(),
+    )  # fmt: skip
 
 
 PREFLIGHT = [

@@ -65,7 +65,8 @@ class Registry:
         self._default: dict[str, str] = {}
         # One at a time: two engines that are built at once would both measure a busy machine.
         self._builder = ThreadPoolExecutor(1, "anytorch-load")
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Future[None]] = set()
+        self.swapping: set[asyncio.Future[Slot]] = set()  # kept here, because nobody may wait for it any more
         self._swap = asyncio.Lock()
         for wanted in first_models(options):
             self._slots[wanted.job][wanted.id] = Slot(wanted)
@@ -142,6 +143,10 @@ class Registry:
         try:
             slot.model = await asyncio.get_running_loop().run_in_executor(self._builder, self._build, slot.wanted)
             slot.error = None
+        except ModuleNotFoundError as exc:
+            slot.error, slot.try_again_at = not_installed(slot.wanted, exc), time.monotonic() + PAUSE_S
+            log.warning("%s", slot.error)
+            raise slot.error from exc
         except AnytorchError as exc:
             slot.error, slot.try_again_at = exc, time.monotonic() + PAUSE_S
             raise
@@ -158,8 +163,16 @@ class Registry:
         """Load a model of the configured folders, or an embedded one, and make it its job's default.
 
         It takes the place of the default before it (or of the same model with other options). Requests under way finish
-        on the old engine, new ones wait for nobody: they get the old engine until the new one is ready.
+        on the old engine, new ones wait for nobody: they get the old engine until the new one is ready. It is finished even
+        if nobody waits for it any more: an engine that was built must have a place, or it would never be closed.
         """
+        swapping = asyncio.ensure_future(self._swap_in(name, job, device, quantization))
+        self.swapping.add(swapping)
+        swapping.add_done_callback(self.swapping.discard)
+        swapping.add_done_callback(_seen)
+        return await asyncio.shield(swapping)
+
+    async def _swap_in(self, name: str, job: str | None, device: str | None, quantization: str | None) -> Slot:
         async with self._swap:
             wanted = await asyncio.to_thread(self._wanted, name, job)
             wanted = Wanted(wanted.id, wanted.job, wanted.source, device or self.options.device, quantization)
@@ -270,6 +283,14 @@ def _folder(name: str) -> Path:
     if not path.is_dir():
         raise UsageError(f"--text-model {name}: there is no such folder")
     return path
+
+
+def not_installed(wanted: Wanted, exc: ModuleNotFoundError) -> Problem:
+    extra = {"forecast": "forecast", "text": "generate"}.get(wanted.job, "embed")
+    return Problem(
+        503, "not-installed", "Something this needs is not installed", f"{wanted.id} cannot be loaded: {exc}",
+        hint=f"pip install 'anytorch[{extra}]'; `anytorch doctor` names the torch for this machine",
+    )  # fmt: skip
 
 
 def not_loaded(name: str, exc: Exception) -> Problem:

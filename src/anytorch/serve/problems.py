@@ -16,6 +16,7 @@ from anytorch.errors import (
     InputError,
     NativeUnavailable,
     OutOfMemory,
+    QueueClosed,
     QueueFull,
     TorchMissing,
     UsageError,
@@ -88,6 +89,8 @@ def problem_of(exc: BaseException) -> Problem | None:
     words: dict[str, Any] = {"detail": exc.message, "hint": exc.hint}
     if isinstance(exc, QueueFull):
         return Problem(429, "queue-full", "Too many requests are waiting", **words, headers=retry_after())
+    if isinstance(exc, QueueClosed):
+        return Problem(503, "stopping", "The service is stopping", **words, headers=retry_after())
     if isinstance(exc, InputError):
         return Problem(422, "unusable-input", "The input cannot be used", **words)
     if isinstance(exc, UsageError):

@@ -50,17 +50,23 @@ def health_of(service: State) -> schemas.Health:
 
 
 def status_of(service: State) -> tuple[str, str]:
+    """A model that does not load fails the service only if it is one it cannot do without; the others are said beside."""
+    needed = service.needed()
+    beside = []
     for job in JOBS:
         for slot in service.models.slots(job):
-            if slot.error is not None:
-                return "failed", f"{slot.wanted.id}: {failure(slot.error)}"
             if slot.model is not None and (why := slot.model.alive()):
                 return "failed", f"{slot.wanted.id}: {why}"
+            if slot.error is not None:
+                said = f"{slot.wanted.id}: {failure(slot.error)}"
+                if slot in needed:
+                    return "failed", said
+                beside.append(said)
     if service.draining:
         return "draining", "the service is stopping"
     # Those that are loaded in the background later do not keep the rest waiting.
-    missing = [slot.wanted.id for slot in service.needed() if slot.model is None]
-    return ("starting", f"loading {', '.join(missing)}") if missing else ("ready", "")
+    missing = [slot.wanted.id for slot in needed if slot.model is None]
+    return ("starting", f"loading {', '.join(missing)}") if missing else ("ready", "; ".join(beside))
 
 
 def torch_version() -> str | None:

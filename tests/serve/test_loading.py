@@ -1,0 +1,105 @@
+"""Models that do not load, clients that leave while one does, and a service that stops in the middle of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+
+from anytorch.serve.app import create_app
+from anytorch.serve.options import ServeOptions
+
+
+def client_of(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+def test_a_job_that_is_not_installed_does_not_fail_the_others() -> None:
+    """Embeddings need no torch: a service without it does them, and says what the forecasts miss."""
+
+    async def run() -> None:
+        app = create_app(ServeOptions(threads=1))
+        build = app.state.service.models._build
+
+        def without_torch(wanted: Any) -> Any:
+            if wanted.job == "forecast":
+                raise ModuleNotFoundError("No module named 'torch'", name="torch")
+            return build(wanted)
+
+        app.state.service.models._build = without_torch
+        async with client_of(app) as client, app.router.lifespan_context(app):
+            assert (await client.post("/v1/embeddings", json={"input": "x"})).status_code == 200
+            answer = await client.post("/v1/forecast", json={"sample": True, "horizon": 2})
+            assert answer.status_code == 503 and answer.json()["type"].endswith("not-installed"), answer.text
+            assert "anytorch[forecast]" in answer.json()["hint"]
+            health = await client.get("/v1/readyz")
+            assert health.status_code == 200 and "No module named 'torch'" in health.json()["detail"]
+
+    asyncio.run(run())
+
+
+class Engine:
+    """What the registry needs to know of a model."""
+
+    def __init__(self, wanted: Any) -> None:
+        self.wanted, self.closed = wanted, threading.Event()
+
+    def alive(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
+    async def run() -> None:
+        models = create_app(ServeOptions(forecast=False)).state.service.models
+        go_on, built = threading.Event(), []
+
+        def slow(wanted: Any) -> Any:
+            assert go_on.wait(20)
+            built.append(Engine(wanted))
+            return built[-1]
+
+        models._build = slow
+        asked = [asyncio.ensure_future(models.load("all-MiniLM-L6-v2", None, None, None)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert all(one.cancelled() for one in asked)
+        go_on.set()
+        await asyncio.wait(models.swapping)
+        assert len(built) == 3 and models.loaded("embeddings") == built[2:], "the last one has its place"
+        await models.close()
+        assert built and all(engine.closed.is_set() for engine in built)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_outlives_the_drain_gets_a_status() -> None:
+    async def run() -> None:
+        app = create_app(ServeOptions(forecast=False))
+        sent: list[Any] = []
+        never = asyncio.Event()
+
+        async def receive() -> Any:
+            await never.wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-length", b"10")]  # a body that does not come
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/similarity", "headers": headers, "query_string": b"",
+            "client": ("127.0.0.1", 1), "http_version": "1.1", "scheme": "http", "raw_path": b"/v1/similarity",
+        }  # fmt: skip
+        task = asyncio.ensure_future(app(scope, receive, send))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+        assert sent[0]["status"] == 503 and b"stopping" in sent[1]["body"]
+
+    asyncio.run(run())
