@@ -34,7 +34,8 @@ def test_candidates_follow_what_the_device_can_do(open_model: Open) -> None:
     every = {("rows", False), ("rows", True), ("packed", False), ("packed", True)}
     assert plans(GPU, bert, "float16") == every
     own = [p for p in strategy.candidates(GPU, bert, "float16", False, "auto", None, can_fuse=True) if p.kernels]
-    assert own == [Plan("float16", "packed", True, fused=True, kernels=True)]
+    assert own == [Plan("float16", "packed", True, fused=True, kernels=True, blocks=blocks) for blocks in (0, 2, 4)]
+    assert own[1].short.endswith("in blocks by 2 warps") and own[1].words.endswith("our Triton kernels in blocks")
     no_triton = replace(GPU, triton=False)
     assert not any(p.kernels for p in strategy.candidates(no_triton, bert, "float16", False, "auto", None))
     assert plans(GPU, bert, "float32") == {("rows", False), ("rows", True)}, "flash kernels are for half precision"

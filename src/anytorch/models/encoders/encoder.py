@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -273,8 +274,8 @@ class TorchEncoder:
             layout, begin = Rows(self._input[: shape.rows], shape.length), shape.rows
         elif self.plan.layout == "packed":
             short = None
-            if self._kernels is not None and self._kernels.fits(shape.longest, self.spec.head_width):
-                short = self._kernels.attend_short
+            if self._kernels is not None and self._kernels.fits(shape.longest, self.spec.head_width, self.plan.blocks):
+                short = partial(self._kernels.attend_short, blocks=self.plan.blocks)
             layout = Packed(self._input[: shape.rows + 1], shape.tokens, shape.longest, short)
             begin = shape.rows + 1
         else:

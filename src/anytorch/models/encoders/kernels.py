@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped, no-any-return"
-"""Two kernels in Triton for what torch does slowly here: attention within short texts, and a norm after a sum.
+"""Kernels in Triton for what torch does slowly here: attention within short texts, and a norm after a sum.
 
 A flash kernel works in tiles of 128 tokens; a sentence has 25. On an H200 it took 29 of the 66 ms that MiniLM needed for
-20,000 sentences. Here a program holds one whole text and head, in a tile of 32, 64 or 128 tokens. Importing this module
-needs Triton: `strategy` does so only where a device states that it has it, compares the answers, and times them.
+20,000 sentences. Here a program holds one whole text and head, in a tile of 32, 64 or 128 tokens; or takes it in blocks of
+64, as many as it has, so that one long text in a batch is no burden to the others. Importing this module needs Triton:
+`strategy` does so only where a device states that it has it, compares the answers, and times them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-LONGEST = 512  # tokens of a text; one program takes it block by block, which for longer ones is too long a line
-BLOCK_WARPS = 2
+LONGEST = 128  # tokens of a text that one program can hold in a tile
+BLOCK, LONGEST_IN_BLOCKS = 64, 512  # one program takes a text block by block, which for longer ones is too long a line
 HEAD_WIDTHS = (16, 32, 64, 128)  # powers of two, as tiles are; 16 is the least a matrix product takes
 
 
@@ -113,36 +114,43 @@ def _attention_in_blocks(
 
 
 def tile_for(longest: int) -> int:
-    """The tile that holds a text of so many tokens, or the blocks that a longer one is cut into.
+    """The tile that holds a text of so many tokens.
 
-    >>> [tile_for(n) for n in (1, 32, 33, 128, 256)]
-    [32, 32, 64, 64, 64]
+    >>> [tile_for(n) for n in (1, 32, 33, 128)]
+    [32, 32, 64, 128]
     """
-    return 32 if longest <= 32 else 64
+    return max(32, 1 << (longest - 1).bit_length())
 
 
-def fits(longest: int, head_width: int) -> bool:
-    return longest <= LONGEST and head_width in HEAD_WIDTHS
+def fits(longest: int, head_width: int, blocks: int = 0) -> bool:
+    """Do our kernels attend within such texts? `blocks` as `attend_short` has it."""
+    return longest <= (LONGEST_IN_BLOCKS if blocks else LONGEST) and head_width in HEAD_WIDTHS
 
 
-def attend_short(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, *, window: int, causal: bool) -> Tensor:
-    """Attention of every text within itself, as `Packed.attend`, for texts of at most LONGEST tokens."""
+def attend_short(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, *, window: int, causal: bool, blocks: int = 0
+) -> Tensor:
+    """Attention of every text within itself, as `Packed.attend`, for texts that `fits`.
+
+    Where the longest has more than BLOCK tokens, `blocks` warps take each text block by block; 0: in one tile that holds
+    the longest.
+    """
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "the features of a head lie side by side"
     tokens, heads, width = q.shape
     out = torch.empty((tokens, heads, width), dtype=q.dtype, device=q.device)
-    tile = tile_for(longest)
     strides = (
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), q.stride(1), k.stride(1), v.stride(1), out.stride(1),
     )  # fmt: skip
     kinds = {"GROUPS": heads // k.shape[1], "WIDTH": width, "CAUSAL": causal, "WINDOWED": window > 0}
     grid = (starts.shape[0] - 1, heads)
-    if longest <= tile:
-        warps = 1 if tile * width <= 1024 else 2
-        _attention[grid](q, k, v, out, starts, width**-0.5, window, *strides, TILE=tile, num_warps=warps, **kinds)
-    else:
+    if blocks and longest > BLOCK:
         _attention_in_blocks[grid](
-            q, k, v, out, starts, width**-0.5, window, *strides, BLOCK=tile, num_warps=BLOCK_WARPS, **kinds
+            q, k, v, out, starts, width**-0.5, window, *strides, BLOCK=BLOCK, num_warps=blocks, **kinds
         )
+        return out
+    tile = tile_for(longest)
+    warps = 1 if tile * width <= 1024 else 2 if tile <= 64 else 4
+    _attention[grid](q, k, v, out, starts, width**-0.5, window, *strides, TILE=tile, num_warps=warps, **kinds)
     return out
 
 

@@ -37,7 +37,7 @@ LARGEST_CHECKED_NBYTES = 8 * 2**30
 HOPELESS = 8  # times slower than another way: graphs alone do not make up for it
 FEW_TOKENS = 256
 STORE = "encoders"
-FORMAT = 4  # part of the key: raise it when a layout's code changes what is worth choosing
+FORMAT = 5  # part of the key: raise it when a layout's code changes what is worth choosing
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Plan:
     graphs: bool
     fused: bool = False  # the activation inside the product before it
     kernels: bool = False  # our own, in Triton
+    blocks: int = 0  # warps that attend block by block in texts beyond a tile; 0: torch's flash kernel does
     why: str = ""
 
     @property
@@ -56,6 +57,7 @@ class Plan:
             + (" with graphs" if self.graphs else "")
             + (" and fused" if self.fused else "")
             + (" and our kernels" if self.kernels else "")
+            + (f" in blocks by {self.blocks} warps" if self.blocks else "")
         )
 
     @property
@@ -66,7 +68,8 @@ class Plan:
             "one-by-one": "packed texts, attention text by text",
         }
         more = (", recorded graphs" if self.graphs else "") + (", fused activation" if self.fused else "")
-        return names[self.layout] + more + (", our Triton kernels" if self.kernels else "")
+        ours = ", our Triton kernels" + (" in blocks" if self.blocks else "") if self.kernels else ""
+        return names[self.layout] + more + ours
 
 
 def linear_weights(spec: EncoderSpec) -> int:
@@ -106,9 +109,10 @@ def candidates(
         for fused in fusing
         if not (record and name == "one-by-one") and not (fused and record != recorded[-1])
     ] + [
-        Plan(dtype, "packed", recorded[-1], fusing[-1], kernels=True)
+        Plan(dtype, "packed", recorded[-1], fusing[-1], kernels=True, blocks=blocks)
         for name in layouts
         if name == "packed" and may_use_kernels(caps, spec, dtype, host)
+        for blocks in (0, 2, 4)
     ]
 
 
@@ -128,8 +132,10 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
         return replace(plans[0], why="the only way here, or asked for")
     # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
     tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else affordable(encoder, plans[0])
-    # Short texts alone, too, on a device: there are ways that only they take.
-    texts = [sample(encoder.spec, tokens)] + ([] if host else [sample(encoder.spec, tokens, longest=48)])
+    # Short texts alone, too, on a device, and long ones: there are ways that only they take.
+    texts = [sample(encoder.spec, tokens)]
+    if not host:
+        texts += [sample(encoder.spec, tokens, longest=48), sample(encoder.spec, tokens, shortest=200)]
     timed: list[tuple[float, Plan]] = []
     reference: npt.NDArray[np.float32] | None = None
     # Plain ways first: one that is hopeless without graphs is not recorded shape by shape to find that out.
@@ -197,14 +203,15 @@ def _time(encoder: TorchEncoder, texts: Sequence[Texts], host: bool, fastest: fl
     return sorted(found)[len(found) // 2]
 
 
-def sample(spec: EncoderSpec, tokens: int, longest: int = 256) -> Texts:
-    """About `tokens` ids in texts of mixed lengths, most of them short, the same every time."""
+def sample(spec: EncoderSpec, tokens: int, longest: int = 256, shortest: int = 4) -> Texts:
+    """About `tokens` ids in texts of mixed lengths, most of them near the shortest, the same every time."""
     generator = np.random.default_rng(0)
     longest = min(spec.max_positions, longest, max(8, tokens // 4))
+    shortest = min(shortest, longest)
     lengths: list[int] = []
     left = tokens
     while left > 0:
-        drawn = int(np.clip(generator.lognormal(3.2, 0.8), 4, longest))
+        drawn = int(np.clip(shortest - 4 + generator.lognormal(3.2, 0.8), shortest, longest))
         lengths.append(max(1, min(drawn, left)))
         left -= lengths[-1]
     ids = generator.integers(0, spec.vocabulary, sum(lengths)).astype(np.int32)
