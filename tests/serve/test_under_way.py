@@ -58,6 +58,7 @@ def test_a_deadline_is_kept_while_the_engine_is_busy(held: Any) -> None:
     assert held.first.result().status_code == 200
     until(lambda: held.embedding.queue.stats.waiting_requests == 0, "the late ones to be taken out")
     assert held.gate.batches == 1, "a request whose time was up was computed all the same"
+    assert held.state.metrics.registry.get_sample_value("anytorch_rejected_total", {"reason": "deadline"}) == 2
 
 
 def test_a_full_queue_says_when_to_come_again(held: Any) -> None:
@@ -66,6 +67,7 @@ def test_a_full_queue_says_when_to_come_again(held: Any) -> None:
     answer = ask(held, "one two three four five six seven eight")
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
     assert answer.json()["type"].endswith(":queue-full") and answer.json()["error"]["type"] == "rate_limit_error"
+    assert held.state.metrics.registry.get_sample_value("anytorch_rejected_total", {"reason": "queue-full"}) == 1
     held.gate.open.set()
     assert {one.result().status_code for one in waiting} == {200}
 

@@ -121,6 +121,8 @@ async def passed_on(request: Request, exc: Exception) -> Response:
         )  # fmt: skip
     elif problem is None:
         problem = unexpected(exc, f"{request.method} {request.url.path}")
+    if problem.refuses:
+        request.app.state.service.metrics.rejected(problem.code)
     body = problem.body(request.url.path)
     response = Response(body, problem.status, media_type="application/problem+json")
     for name, value in problem.headers.items():

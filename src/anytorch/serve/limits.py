@@ -132,37 +132,37 @@ class Guard:
     def _check(self, call: Call, scope: Scope) -> None:
         headers = call.headers
         if self._hosts is not None and host_name(headers.get(b"host", b"")) not in self._hosts:
-            raise self._refused(
-                call, "host", Problem(
-                    421, "unknown-host", "The Host header names another machine",
-                    "this service answers to its own name only: " + ", ".join(sorted(self._hosts)),
-                    hint="add a name with --allow-host",
-                )
-            )  # fmt: skip
+            raise Problem(
+                421,
+                "unknown-host",
+                "The Host header names another machine",
+                "this service answers to its own name only: " + ", ".join(sorted(self._hosts)),
+                hint="add a name with --allow-host",
+            )
         origin = headers.get(b"origin")
         if origin is not None and call.method not in SAFE_METHODS and not self._may_come_from(origin, headers):
-            raise self._refused(
-                call, "origin", Problem(
-                    403, "foreign-origin", "Pages of other sites may not use this service",
-                    "the request comes from a web page of another origin", hint="allow it with --allow-origin",
-                )
-            )  # fmt: skip
+            raise Problem(
+                403,
+                "foreign-origin",
+                "Pages of other sites may not use this service",
+                "the request comes from a web page of another origin",
+                hint="allow it with --allow-origin",
+            )
         call.client = self._client(call, scope)
         if self._rates is not None and not is_open(call.path) and (wait_s := self._rates.wait_s(call.client)) > 0:
-            raise self._refused(
-                call, "rate", Problem(
-                    429, "rate-limit", "Too many requests",
-                    f"a client may send {self._options.rate_limit:g} requests a second", headers=retry_after(wait_s),
-                )
-            )  # fmt: skip
-        if self.under_way > self._options.max_connections:
-            raise self._refused(
-                call, "busy", Problem(503, "busy", "Too many requests are under way", headers=retry_after())
+            raise Problem(
+                429,
+                "rate-limit",
+                "Too many requests",
+                f"a client may send {self._options.rate_limit:g} requests a second",
+                headers=retry_after(wait_s),
             )
+        if self.under_way > self._options.max_connections:
+            raise Problem(503, "busy", "Too many requests are under way", headers=retry_after())
         call.timeout_s = self._timeout(headers.get(b"x-request-timeout"))
         length = headers.get(b"content-length")
         if length is not None and (not length.isdigit() or int(length) > self._options.max_body_nbytes):
-            raise self._refused(call, "body", self._too_large())
+            raise self._too_large()
 
     def _client(self, call: Call, scope: Scope) -> str:
         """Who asks: the key's name, or the address. Raises a 401 Problem where a key is needed."""
@@ -175,14 +175,14 @@ class Guard:
         if name is None and not is_open(call.path):
             if call.method == "OPTIONS" and self._origins:
                 return ""  # a preflight never carries the key
-            raise self._refused(
-                call, "key", Problem(
-                    401, "key-needed", "An API key is needed",
-                    "the key is not known" if given else "no key was sent",
-                    hint="send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-            )  # fmt: skip
+            raise Problem(
+                401,
+                "key-needed",
+                "An API key is needed",
+                "the key is not known" if given else "no key was sent",
+                hint="send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
         return name or ""
 
     def _may_come_from(self, origin: bytes, headers: dict[bytes, bytes]) -> bool:
@@ -215,10 +215,6 @@ class Guard:
             hint="send less at a time, or start the service with a larger --max-body", headers={"Connection": "close"},
         )  # fmt: skip
 
-    def _refused(self, call: Call, reason: str, problem: Problem) -> Problem:
-        self._metrics.rejected(reason)
-        return problem
-
     # --- bodies ------------------------------------------------------------------------------------------------------
 
     async def read(self, call: Call) -> bytes:
@@ -244,15 +240,15 @@ class Guard:
         call.body_nbytes += nbytes
         self._bodies_left -= nbytes
         if call.body_nbytes > self._options.max_body_nbytes:
-            raise self._refused(call, "body", self._too_large())
+            raise self._too_large()
         if self._bodies_left < 0:
-            raise self._refused(
-                call, "memory", Problem(
-                    429, "bodies-full", "Too much is being sent at once",
-                    "the bodies of all requests under way are too large together",
-                    headers={**retry_after(), "Connection": "close"},
-                )
-            )  # fmt: skip
+            raise Problem(
+                429,
+                "bodies-full",
+                "Too much is being sent at once",
+                "the bodies of all requests under way are too large together",
+                headers={**retry_after(), "Connection": "close"},
+            )
 
     async def _with_body(self, call: Call, scope: Scope, sending: Send) -> None:
         """Run an end point of `inner`: its body read before, its time limited, and ended when the client goes."""
@@ -283,7 +279,6 @@ class Guard:
                 await asyncio.wait({task})
                 if watcher in done:
                     raise ClientGone
-                self._metrics.rejected("deadline")
                 raise TimeoutError(f"not answered within {call.timeout_s:g} s")
             await task
         finally:
@@ -320,6 +315,8 @@ class Guard:
 
     async def send_problem(self, call: Call, problem: Problem) -> None:
         call.status = problem.status
+        if problem.refuses:
+            self._metrics.rejected(problem.code)
         body = problem.body(call.path)
         headers = [*problem.raw_headers(len(body)), *self.extra_headers(call), NOT_A_PAGE]
         await call.send({"type": "http.response.start", "status": problem.status, "headers": headers})

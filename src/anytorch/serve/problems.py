@@ -29,6 +29,7 @@ CONTENT_TYPE = b"application/problem+json"
 OPENAI_PATHS = frozenset({"/v1/embeddings", "/v1/completions", "/v1/chat/completions", "/v1/models"})
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 RETRY_AFTER_S = 1
+REFUSALS = frozenset({401, 403, 413, 421, 429, 503, 504})
 
 
 class Problem(Exception):
@@ -49,6 +50,11 @@ class Problem(Exception):
         self.status, self.code, self.title = status, code, title
         self.detail, self.hint, self.param = detail or title, hint, param
         self.headers = dict(headers or {})
+
+    @property
+    def refuses(self) -> bool:
+        """Was a request turned away that might have been answered elsewhere, later, or with a key? These are counted."""
+        return self.status in REFUSALS
 
     def body(self, path: str) -> bytes:
         document: dict[str, Any] = {
