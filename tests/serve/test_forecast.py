@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -195,6 +196,51 @@ def test_a_cancelled_forecast_is_not_computed_and_the_queue_is_bounded() -> None
     assert fake.batches == [["first"], ["kept"]]
     with pytest.raises(QueueClosed):
         queue.submit("late", terms())
+
+
+class Stepping:
+    """A predictor that takes steps until it is told to stop, or enough of them are made."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def predict_batch(self, df_list: Any, *, pred_len: int, verbose: Any, **_: Any) -> list[str]:
+        for step in range(pred_len):
+            self.steps += 1
+            time.sleep(0.002)
+            verbose(step, pred_len)
+        return list(df_list)
+
+
+def test_a_forecast_nobody_waits_for_any_more_ends() -> None:
+    stepping = Stepping()
+    queue = ForecastQueue(stepping, most_waiting_s=1.0)
+    long = queue.submit("long", terms(horizon=100_000))
+    while not stepping.steps:
+        time.sleep(0.001)
+    assert not long.cancel(), "it is being computed"
+    assert queue.submit("short", terms(horizon=3)).result(20) == "short"
+    assert stepping.steps < 50_000 and isinstance(long.exception(1), Exception)
+    running = queue.submit("a", terms(horizon=2000))
+    while queue.waiting:
+        time.sleep(0.001)
+    waiting = queue.submit("b", terms(horizon=2000))  # four seconds, by what was measured
+    with pytest.raises(QueueFull, match="take about"):
+        queue.submit("c", terms(horizon=5))
+    assert waiting.cancel() and queue.waiting == 0
+    running.cancel()
+    queue.close()
+
+
+def test_a_deadline_ends_the_computation(forecaster: Any) -> None:
+    body = {"sample": True, "horizon": 1000, "samples": 20}
+    late = forecaster.client.post("/v1/forecast", json=body, headers={"X-Request-Timeout": "0.5"})
+    assert late.status_code == 504, late.text
+    began = time.perf_counter()
+    assert ask(forecaster, sample=True).status_code == 200
+    whole = time.perf_counter() - began
+    queue = forecaster.state.models.loaded("forecast")[0].queue
+    assert queue.waiting == 0 and whole < 25, "the long one was computed to its end"
 
 
 def test_forecasts_at_the_same_time(forecaster: Any) -> None:

@@ -7,6 +7,7 @@ forecast.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -38,19 +39,41 @@ class Predictor(Protocol):
     def predict_batch(self, df_list: Sequence[Any], **options: Any) -> list[Any]: ...
 
 
+class Answer(Future[Any]):
+    """A forecast to come. Cancelling it takes the request out, or ends its computation if nobody else waits for that."""
+
+    abandoned = False
+
+    def cancel(self) -> bool:
+        self.abandoned = True
+        return super().cancel()
+
+
+class Abandoned(Exception):
+    """Raised within a computation that nobody waits for any more."""
+
+
 @dataclass(eq=False)
 class Job:
     history: Any  # a DataFrame
     terms: Terms
-    future: Future[Any] = field(default_factory=Future)
+    future: Answer = field(default_factory=Answer)
+
+    @property
+    def size(self) -> int:
+        return self.terms.horizon * self.terms.samples
 
 
 class ForecastQueue:
-    """A worker thread in front of a predictor. Cancelling a future takes the request out unless it is being computed."""
+    """A worker thread in front of a predictor."""
 
-    def __init__(self, predictor: Predictor, *, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(
+        self, predictor: Predictor, *, most_waiting: int = MOST_WAITING, most_waiting_s: float | None = None
+    ) -> None:
         self._predictor = predictor
         self._most = most_waiting
+        self._most_s = most_waiting_s  # what waits may take so long, by the speed of what was computed; then it is full
+        self._seconds_per_size = 0.0
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._closing = False
@@ -62,8 +85,12 @@ class ForecastQueue:
         with self._changed:
             if self._closing:
                 raise QueueClosed("the forecasting model is being closed")
+            self._drop_cancelled()
             if len(self._jobs) >= self._most:
                 raise QueueFull(f"{len(self._jobs)} forecasts are waiting, {self._most} may", hint="try again later")
+            seconds = self._seconds_per_size * sum(other.size for other in self._jobs)
+            if self._most_s is not None and seconds > self._most_s:
+                raise QueueFull(f"the forecasts that wait take about {seconds:.0f} s", hint="try again later")
             self._jobs.append(job)
             self._changed.notify()
         return job.future
@@ -71,7 +98,12 @@ class ForecastQueue:
     @property
     def waiting(self) -> int:
         with self._changed:
+            self._drop_cancelled()
             return len(self._jobs)
+
+    def _drop_cancelled(self) -> None:
+        if any(job.future.abandoned for job in self._jobs):
+            self._jobs = deque(job for job in self._jobs if not job.future.abandoned)
 
     def alive(self) -> str:
         return "" if self._worker.is_alive() or self._closing else "its worker has ended"
@@ -97,6 +129,12 @@ class ForecastQueue:
 
     def _compute(self, jobs: list[Job]) -> None:
         terms = jobs[0].terms
+        began = time.perf_counter()
+
+        def at_step(done: int, total: int) -> None:
+            if all(job.future.abandoned for job in jobs):
+                raise Abandoned(f"nobody waits for this forecast any more (step {done} of {total})")
+
         try:
             found = self._predictor.predict_batch(
                 [job.history for job in jobs],
@@ -108,8 +146,12 @@ class ForecastQueue:
                 quantiles=terms.quantiles,
                 return_samples=True,
                 non_negative_volume=True,
-                verbose=False,
+                verbose=at_step,
             )
+        except Abandoned as exc:
+            for job in jobs:
+                job.future.set_exception(exc)
+            return
         except Exception as exc:  # noqa: BLE001  (whatever it is, it is the requests' answer)
             if len(jobs) == 1:
                 jobs[0].future.set_exception(exc)
@@ -118,6 +160,7 @@ class ForecastQueue:
             for job in jobs:
                 self._compute([job])
             return
+        self._seconds_per_size = (time.perf_counter() - began) / sum(job.size for job in jobs)
         for job, forecast in zip(jobs, found, strict=True):
             job.future.set_result(forecast)
 

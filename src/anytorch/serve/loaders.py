@@ -121,7 +121,7 @@ class EmbeddingModel:
 class ForecastModel:
     """A KronosPredictor behind a queue. torch is imported here, in the loading thread, and not before."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, options: ServeOptions) -> None:
         from anytorch.engines.forecast.checkpoints import load_predictor
 
         source, tokenizer = wanted.source, None
@@ -130,7 +130,8 @@ class ForecastModel:
         self.predictor, _ = caught(
             lambda: load_predictor("tiny" if source is None else source, tokenizer, device=wanted.asked)
         )
-        self.queue = ForecastQueue(self.predictor)
+        # What waits longer than a request may take would be computed for nobody.
+        self.queue = ForecastQueue(self.predictor, most_waiting_s=options.timeout_s)
         self.info = ModelInfo(
             id=wanted.id,
             job="forecast",

@@ -43,7 +43,7 @@ class State:
         """Load a model; runs in the registry's thread."""
         if wanted.job == "embeddings":
             return EmbeddingModel(wanted, self.options, self.metrics.batch)
-        return ForecastModel(wanted) if wanted.job == "forecast" else TextModel(wanted)
+        return ForecastModel(wanted, self.options) if wanted.job == "forecast" else TextModel(wanted)
 
     def look(self) -> Look:
         """What the metrics read when they are asked for."""

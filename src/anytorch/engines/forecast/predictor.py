@@ -31,7 +31,7 @@ from anytorch.engines.forecast.chunks import (
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.generate import Plan, Prompts, generate
 from anytorch.engines.forecast.inputs import Series, one_each, read_series
-from anytorch.engines.forecast.progress import Progress
+from anytorch.engines.forecast.progress import Progress, Verbose
 from anytorch.engines.forecast.results import Forecast, check_quantiles, make_forecast
 from anytorch.engines.forecast.sampling import Noise, Sampler
 from anytorch.engines.forecast.threads import quiet_threads
@@ -116,7 +116,7 @@ class KronosPredictor:
         top_k: int | None = 0,
         top_p: float = 0.9,
         sample_count: int = 1,
-        verbose: bool = True,
+        verbose: Verbose = True,
         seed: int | None = None,
         *,
         return_samples: bool = False,
@@ -162,7 +162,7 @@ class KronosPredictor:
         top_k: int | None = 0,
         top_p: float = 0.9,
         sample_count: int = 1,
-        verbose: bool = True,
+        verbose: Verbose = True,
         seed: int | None = None,
         *,
         return_samples: bool = False,
@@ -203,7 +203,7 @@ class KronosPredictor:
         pred_len: int | None,
         sampler: Sampler,
         samples: int,
-        verbose: bool,
+        verbose: Verbose,
         seed: int | None,
         quantiles: Sequence[float] | None,
         non_negative_volume: bool,
@@ -230,7 +230,7 @@ class KronosPredictor:
         *,
         rolling: str = "exact",
         seed: int | None = None,
-        verbose: bool = False,
+        verbose: Verbose = False,
     ) -> list[Paths]:
         """The generated ids and normalised values of every series: what `predict` takes the mean of."""
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -265,7 +265,7 @@ class KronosPredictor:
         pred_len: int,
         rolling: str,
         noise: Noise | None,
-        verbose: bool,
+        verbose: Verbose,
     ) -> list[Paths]:
         decoder, codec = self.decoder(), self.codec()
         on_host = memory_is_host(self.device)

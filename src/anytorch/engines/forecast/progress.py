@@ -1,18 +1,23 @@
-"""A progress bar at a terminal, and nothing anywhere else."""
+"""A progress bar at a terminal, or a caller's own function; nothing anywhere else."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+Verbose = bool | Callable[[int, int], None]
+
 
 class Progress:
-    """`with Progress(verbose, total) as bar: bar.at(3)`."""
+    """`with Progress(verbose, total) as bar: bar.at(3)`. A function is called with the steps done and all there are; what it
+    raises ends the forecast."""
 
-    def __init__(self, wanted: bool, total: int) -> None:
+    def __init__(self, wanted: Verbose, total: int) -> None:
         self.total = total
-        self.wanted = wanted and sys.stderr is not None and sys.stderr.isatty()
+        self.told = wanted if callable(wanted) else None
+        self.wanted = wanted is True and sys.stderr is not None and sys.stderr.isatty()
         self.bar: Any = None
 
     def __enter__(self) -> Progress:
@@ -28,6 +33,8 @@ class Progress:
     def at(self, done: int) -> None:
         if self.bar is not None:
             self.bar.update(self.task, completed=done)
+        if self.told is not None:
+            self.told(done, self.total)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
