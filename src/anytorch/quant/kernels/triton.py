@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from anytorch import logs
 from anytorch.devices.locate import locate
@@ -187,6 +188,33 @@ class ManyRows:
         return Prepared(run)
 
 
+class UnpackFirst:
+    """The weight unpacked in one pass of our own, then the device's ordinary product: for thousands of input rows."""
+
+    name = "triton unpack, then multiply"
+    batch_invariant = False
+    rows, bytes_, warps = 8, 256, 4
+
+    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        return "for 64 input rows or more" if m < 64 else _why_no_triton(weight, dtype)
+
+    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        kernel = _source().unpack_weight
+        tensors, constants = arguments(weight, None)
+        del constants["BIAS"]
+        rows, columns, groups = weight.rows, weight.columns, weight.parts["scale"].shape[1]
+        grid = (-(-rows // self.rows), -(-constants["ROW_BYTES"] // self.bytes_))
+        options = {**constants, "BLOCK_N": self.rows, "BLOCK_B": self.bytes_, "num_warps": self.warps}
+        cast = None if bias is None else bias.detach().to(dtype)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            full = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+            kernel[grid](*tensors[:6], full, rows, columns, groups, **options)
+            return functional.linear(x, full, cast)
+
+        return Prepared(run)
+
+
 def _why_no_triton(weight: QuantTensor, dtype: torch.dtype) -> str:
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"computes in float32, the inputs are {dtype}"
@@ -202,4 +230,5 @@ KERNELS = (
     ManyRows(16, 32, 64, 4),
     ManyRows(64, 64, 64, 4),
     ManyRows(128, 128, 32, 8),
+    UnpackFirst(),
 )

@@ -170,3 +170,35 @@ def many_rows(
         total += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)[None, :]
     out_at = out + m[:, None].to(tl.int64) * rows + n[None, :]
     tl.store(out_at, total.to(out.dtype.element_ty), mask=m_ok[:, None] & n_ok[None, :])
+
+
+@triton.jit
+def unpack_weight(
+    codes, scale, offset, scale_values, table, unit, out, rows, columns, groups,
+    ROW_BYTES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, SHIFT: tl.constexpr, TABLE: tl.constexpr,
+    BYTE_SCALES: tl.constexpr, OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """The weight itself, rows × columns, in one pass: what comes before an ordinary product of thousands of rows."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    places: tl.constexpr = 8 // BITS
+    ok = (n < rows)[:, None] & (b < ROW_BYTES)[None, :]
+    packed = tl.load(codes + n[:, None].to(tl.int64) * ROW_BYTES + b[None, :], mask=ok, other=0)
+    if GROUP == 0:
+        group = tl.zeros((BLOCK_B,), tl.int32)
+    else:
+        group = b * places // GROUP
+    where = n[:, None] * groups + group[None, :]
+    step = _scales(scale, scale_values, where, ok, BYTE_SCALES) * tl.load(unit)
+    if OFFSET:
+        shift = _scales(offset, scale_values, where, ok, BYTE_SCALES) * tl.load(unit)
+    for place in tl.static_range(places):
+        if BITS == 8:
+            w = packed.to(tl.float32) * step
+        else:
+            w = _weights((packed >> (BITS * place)) & ((1 << BITS) - 1), table, TABLE, SHIFT) * step
+        if OFFSET:
+            w += shift
+        k = b * places + place
+        at = out + n[:, None].to(tl.int64) * columns + k[None, :]
+        tl.store(at, w.to(out.dtype.element_ty), mask=ok & (k < columns)[None, :])
