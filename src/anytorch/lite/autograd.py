@@ -80,7 +80,7 @@ class Scatter:
 class Node:
     """One recorded op: `grad_fn` of its result."""
 
-    __slots__ = ("backward", "hooks", "name", "number", "parents", "saved", "shapes")
+    __slots__ = ("backward", "hooks", "name", "number", "parents", "saved")
 
     def __init__(
         self,
@@ -91,9 +91,10 @@ class Node:
     ) -> None:
         self.name = name
         self.number = next(_numbers)
-        # Per input: the node that made it, the tensor itself if it is a leaf, or None if it needs no gradient.
-        self.parents = [(p.grad_fn or p) if p.plain is None else None for p in parents]
-        self.shapes = [p.data.shape for p in parents]
+        # Per input: the node that made it, the tensor itself if it is a leaf, or None if it needs no gradient; its shape.
+        self.parents: list[tuple[Node | Base | None, tuple[int, ...]]] = [
+            ((p.grad_fn or p) if p.plain is None else None, p.data.shape) for p in parents
+        ]
         self.backward: Callable[[Array], Gradients] | None = backward
         self.saved = [(version := p._shared_version(), version.count) for p in saved]
         self.hooks: list[Hook] = []
@@ -264,7 +265,7 @@ def run_backward(root: Base, seed: Array, retain_graph: bool) -> None:
         gradients = edge.gradients(grad)
         if not retain_graph:
             edge.backward = None
-        for parent, part, shape in zip(edge.parents, gradients, edge.shapes, strict=True):
+        for (parent, shape), part in zip(edge.parents, gradients, strict=True):
             if parent is None or part is None:
                 continue
             key = id(parent)

@@ -41,12 +41,13 @@ def binary(
 ) -> T:
     """An op on two tensors, or on a tensor and a number; `of_a(g, x, y)` and `of_b(g, x, y)` are the two gradients."""
     if isinstance(a, Base) and isinstance(b, Base):
-        dtype = promoted(a.data, b.data)
-        dtype = dtype if is_floating(dtype) or not floating else float32
-        x, y = cast(a.data, dtype), cast(b.data, dtype)
-        if a.data.dtype != b.data.dtype:  # whole numbers rest on the host; made floats, they belong on the device
-            x, y = on_device(x, a.device), on_device(y, b.device)
-        a_shape, a_dtype, b_shape, b_dtype = a.data.shape, a.data.dtype, b.data.shape, b.data.dtype
+        x, y = a.data, b.data
+        a_shape, a_dtype, b_shape, b_dtype = x.shape, x.dtype, y.shape, y.dtype
+        if a_dtype != b_dtype or (floating and not is_floating(a_dtype)):
+            dtype = promoted(x, y)
+            dtype = dtype if is_floating(dtype) or not floating else float32
+            # Whole numbers rest on the host; made floats, they belong on the device.
+            x, y = on_device(cast(x, dtype), a.device), on_device(cast(y, dtype), b.device)
 
         def both(g: Array) -> tuple[Array | None, Array | None]:
             return (
