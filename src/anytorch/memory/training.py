@@ -25,7 +25,7 @@ from torch import nn
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.buffers import parts_of
 from anytorch.memory.fitting import fitted
-from anytorch.memory.fused import MOMENTS, Update, can_do, kind_of
+from anytorch.memory.fused import DTYPES, MOMENTS, Update, can_do, decoupled, kind_of, proved
 from anytorch.memory.fused import step as step_natively
 from anytorch.memory.rewriting import write_back
 from anytorch.memory.shelf import Shelf, Tensors, memory_level
@@ -106,6 +106,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._down = Copies(self.fitted.device)
         self.overlap = overlap
         self._kind = kind_of(factory)
+        if self._kind is not None and defaults.get("fused"):
+            for dtype in {p.dtype for found in self._blocks.values() for _, p in found}.intersection(DTYPES):
+                proved(decoupled(self._kind, defaults), dtype)  # compiled and compared now, not in the middle of a step
         self._updates = Updates(self.fitted.mover, list(self.fitted.found.groups))
         self._copied: dict[str, Any] = {}  # block → the event after which its gradients are in host memory
         self._early: set[str] = set()  # blocks that were updated, or wait for it, before the step was asked for
