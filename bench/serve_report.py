@@ -51,7 +51,7 @@ def serving(report: dict[str, Any]) -> str:
 
 
 def bad_day(report: dict[str, Any]) -> str:
-    lines = [f"{place(report)}; `bench/results/serve-load.json`.", ""]
+    lines = ["`bench/results/serve-load.json`.", ""]
     if "overload" in report:
         load = report["overload"]
         found, memory = load["result"], load["memory"]
@@ -59,7 +59,7 @@ def bad_day(report: dict[str, Any]) -> str:
         by_minute = ", ".join(f"{row['p99_ms'] / 1e3:.1f}" for row in load["minutes"] if row["p99_ms"])
         growth = memory["growth_nbytes_per_minute_after_first_quarter"] / MIB
         lines += [
-            f"- Capacity {load['capacity']['per_second']:.0f} requests/s (32 clients); offered "
+            f"- {place(load)}: capacity {load['capacity']['per_second']:.0f} requests/s (32 clients); offered "
             f"{load['offered_per_second']:.0f}/s for {load['seconds'] / 60:.0f} minutes: {statuses}; "
             f"lost without a status: {found['lost_without_a_status']}.",
             f"- Accepted requests: {found['per_second']:.0f}/s, p50 {found['p50_ms'] / 1e3:.1f} s, "
@@ -70,7 +70,8 @@ def bad_day(report: dict[str, Any]) -> str:
     if "malformed" in report:
         found = report["malformed"]
         lines.append(
-            f"- {found['sent']:,} malformed requests in {found['seconds']:.0f} s: {found['status_500']} answers with 500, "
+            f"- {found['date'][:10]}, commit {found['commit']}: {found['sent']:,} malformed requests in "
+            f"{found['seconds']:.0f} s: {found['status_500']} answers with 500, "
             f"{found['wrong_count']} wrong in another way; ready afterwards: {'yes' if found['ready_afterwards'] else 'no'}."
         )
     return "\n".join(lines)
