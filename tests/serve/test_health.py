@@ -97,6 +97,7 @@ def test_metrics_count_what_happened(serve: Callable[..., Any]) -> None:
 
 
 def test_devices_are_listed_with_their_reasons(service: Any) -> None:
+    pytest.importorskip("torch")
     document = service.client.get("/v1/devices").json()
     cpu = next(device for device in document["devices"] if device["id"] == "cpu")
     assert cpu["usable"] and cpu["memory"]["total"] > cpu["memory"]["used"] > 0

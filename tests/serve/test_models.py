@@ -121,6 +121,7 @@ def test_loading_what_makes_no_sense_leaves_the_old_model(service: Any, body: di
 
 
 def test_a_device_that_is_not_here_is_told(serve: Callable[..., Any]) -> None:
+    pytest.importorskip("torch")
     service = serve()
     answer = service.client.post("/api/load-model", json={"model": "all-MiniLM-L6-v2", "device": "xpu"}).json()
     assert answer["device"] == "cpu" and "xpu" in answer["device_warning"]

@@ -67,8 +67,10 @@ def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed
             failed.append(problem)
             server.should_exit = True
         return
-    told(started)
-    server.call(app.state.service.load_rest)
+    try:
+        told(started)
+    finally:  # whoever listens may be gone; the service goes on all the same
+        server.call(app.state.service.load_rest)
 
 
 class Server(uvicorn.Server):
