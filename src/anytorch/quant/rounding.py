@@ -163,7 +163,8 @@ def _table_scales(values: torch.Tensor, format: Format, shrink: float, unit: tor
     if format.scale_type == "float32":
         return Groups(empty, largest * shrink)
     if format.scale_type == "e8m0":
-        _, exponent = torch.frexp(largest * shrink)  # largest = m·2^e with m in [½, 1): its power of two is e − 1
+        # largest = m·2^e with m in [½, 1): its power of two is e − 1. On the host: not every device has the operation.
+        exponent = torch.frexp((largest * shrink).cpu())[1].to(values.device)
         biased = (exponent - 1 - 2 + 127).clamp(0, 254)  # 6.0 lies in E2M1's binade of 4 = 2²
         return Groups(empty, torch.where(largest > 0, biased, 0).to(torch.uint8))
     if unit is None:

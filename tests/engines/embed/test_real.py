@@ -185,7 +185,7 @@ def test_every_family_as_a_plain_folder(
 def test_a_folder_with_every_module(
     pooling: Any, model_folder: Path, tmp_path: Path, real_engine: Any, sentence_transformers: Any, cosine: Any
 ) -> None:
-    from sentence_transformers import models
+    from sentence_transformers.sentence_transformer import modules as models
 
     transformer = models.Transformer(str(make_folder("bert", model_folder, tmp_path / "plain")), max_seq_length=40)
     pool = models.Pooling(32, pooling_mode=pooling)
