@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import httpx
+import pytest
 
+from anytorch.engines.embed import ArrowEngine
 from anytorch.serve.app import create_app
 from anytorch.serve.options import ServeOptions
+from anytorch.serve.problems import Problem
 
 
 def client_of(app: Any) -> httpx.AsyncClient:
@@ -66,13 +71,17 @@ def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
         models._build = slow
         asked = [asyncio.ensure_future(models.load("all-MiniLM-L6-v2", None, None, None)) for _ in range(3)]
         await asyncio.sleep(0.05)
+        with pytest.raises(Problem, match="wait already"):
+            await models.load("all-MiniLM-L6-v2", None, None, None)
         for one in asked:
             one.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
         assert all(one.cancelled() for one in asked)
         go_on.set()
         await asyncio.wait(models.swapping)
-        assert len(built) == 3 and models.loaded("embeddings") == built[2:], "the last one has its place"
+        assert len(built) == 1 and models.loaded("embeddings") == built, (
+            "what had begun has its place, the rest is gone"
+        )
         await models.close()
         assert built and all(engine.closed.is_set() for engine in built)
 
@@ -103,3 +112,17 @@ def test_a_request_that_outlives_the_drain_gets_a_status() -> None:
         assert sent[0]["status"] == 503 and b"stopping" in sent[1]["body"]
 
     asyncio.run(run())
+
+
+def test_a_closed_engine_gives_its_memory_back_at_once() -> None:
+    """Not when the garbage collector next comes by: a service swaps models, and a GPU has room for one."""
+    engine = ArrowEngine(device="cpu", threads=1)
+    engine.encode(["one text"])
+    gone = weakref.ref(engine)
+    gc.disable()
+    try:
+        engine.close()
+        del engine
+        assert gone() is None, "something of the engine's own keeps it"
+    finally:
+        gc.enable()

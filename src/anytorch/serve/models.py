@@ -8,6 +8,7 @@ last of them lets go.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from anytorch.errors import AnytorchError, ModelError, UsageError
 from anytorch.serve.folders import Found, job_of, list_models, require
 from anytorch.serve.loaders import Model, Wanted
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.problems import Problem
+from anytorch.serve.problems import Problem, retry_after
 from anytorch.serve.schemas import ModelInfo
 
 log = logs.logger(__name__)
@@ -30,6 +31,7 @@ log = logs.logger(__name__)
 JOBS = ("embeddings", "forecast", "text")
 EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
 Build = Callable[[Wanted], Model]
+MOST_LOADS = 2  # that wait for the one that is under way
 PAUSE_S = 5.0  # before a model that could not be loaded is tried again
 
 
@@ -68,6 +70,7 @@ class Registry:
         self._closing: set[asyncio.Future[None]] = set()
         self.swapping: set[asyncio.Future[Slot]] = set()  # kept here, because nobody may wait for it any more
         self._swap = asyncio.Lock()
+        self._loads_waiting = 0
         for wanted in first_models(options):
             self._slots[wanted.job][wanted.id] = Slot(wanted)
             self._default.setdefault(wanted.job, wanted.id)
@@ -159,21 +162,41 @@ class Registry:
         log.info("%s %s is loaded (%.2f s)", slot.wanted.job, slot.wanted.id, time.monotonic() - began)
         return slot.model
 
-    async def load(self, name: str, job: str | None, device: str | None, quantization: str | None) -> Slot:
-        """Load a model of the configured folders, or an embedded one, and make it its job's default.
+    async def load(
+        self,
+        name: str,
+        job: str | None,
+        device: str | None,
+        quantization: str | None,
+        done: Callable[[Slot], None] = lambda _: None,
+    ) -> Slot:
+        """Load a model of the configured folders, or an embedded one, and make it its job's default; then call `done`.
 
         It takes the place of the default before it (or of the same model with other options). Requests under way finish
-        on the old engine, new ones wait for nobody: they get the old engine until the new one is ready. It is finished even
-        if nobody waits for it any more: an engine that was built must have a place, or it would never be closed.
+        on the old engine, new ones wait for nobody: they get the old engine until the new one is ready. Once begun it is
+        finished even if nobody waits for it any more: an engine that was built must have a place, or it would never be
+        closed.
         """
-        swapping = asyncio.ensure_future(self._swap_in(name, job, device, quantization))
+        if self._loads_waiting >= MOST_LOADS:
+            raise Problem(
+                429, "load-under-way", "Another model is being loaded", f"{self._loads_waiting} more wait already",
+                hint="try again later", headers=retry_after(),
+            )  # fmt: skip
+        self._loads_waiting += 1
+        try:
+            await self._swap.acquire()
+        finally:
+            self._loads_waiting -= 1
+        swapping = asyncio.ensure_future(self._swap_in(name, job, device, quantization, done))
         self.swapping.add(swapping)
         swapping.add_done_callback(self.swapping.discard)
         swapping.add_done_callback(_seen)
         return await asyncio.shield(swapping)
 
-    async def _swap_in(self, name: str, job: str | None, device: str | None, quantization: str | None) -> Slot:
-        async with self._swap:
+    async def _swap_in(
+        self, name: str, job: str | None, device: str | None, quantization: str | None, done: Callable[[Slot], None]
+    ) -> Slot:
+        try:
             wanted = await asyncio.to_thread(self._wanted, name, job)
             wanted = Wanted(wanted.id, wanted.job, wanted.source, device or self.options.device, quantization)
             slot = Slot(wanted)
@@ -184,7 +207,10 @@ class Registry:
             self._default[wanted.job] = wanted.id
             if old is not None:
                 self._retire(old)
+            done(slot)
             return slot
+        finally:
+            self._swap.release()
 
     def _wanted(self, name: str, job: str | None) -> Wanted:
         for kind, embedded in EMBEDDED.items():
@@ -216,13 +242,15 @@ class Registry:
     def _close(self, slot: Slot) -> None:
         if slot.model is None:
             return
-        task = asyncio.ensure_future(asyncio.to_thread(slot.model.close))
+        task = asyncio.ensure_future(asyncio.to_thread(close_model, slot.model))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         task.add_done_callback(_seen)
 
     async def close(self) -> None:
         """Let every engine finish what it has, then give its memory back."""
+        for swapping in self.swapping:
+            swapping.cancel()
         for slots in self._slots.values():
             for slot in slots.values():
                 if slot.model is not None and not slot.retired:
@@ -283,6 +311,13 @@ def _folder(name: str) -> Path:
     if not path.is_dir():
         raise UsageError(f"--text-model {name}: there is no such folder")
     return path
+
+
+def close_model(model: Model) -> None:
+    """Close an engine and collect what only its own references kept: on a GPU the next model may need that memory."""
+    model.close()
+    del model
+    gc.collect()
 
 
 def not_installed(wanted: Wanted, exc: ModuleNotFoundError) -> Problem:

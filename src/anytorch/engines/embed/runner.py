@@ -100,6 +100,7 @@ class Runner:
         with self._lock:
             self._closed = True
             self.encoder.close()
+            self._smaller = lambda: None  # a method of the engine: kept, the two would hold each other and the weights
 
     def _check_open(self) -> None:
         if self._closed:

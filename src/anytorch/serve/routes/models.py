@@ -41,7 +41,7 @@ async def known(request: Request) -> schemas.Models:
     return schemas.Models(models=infos)
 
 
-@router.post("/api/load-model", responses=problems(400, 401, 404, 422, 503))
+@router.post("/api/load-model", responses=problems(400, 401, 404, 422, 429, 503))
 async def load(asked: schemas.LoadModelRequest, request: Request) -> schemas.LoadModelAnswer:
     """Load a model of the configured folders, or load one again on another device; it becomes its job's default.
 
@@ -49,8 +49,7 @@ async def load(asked: schemas.LoadModelRequest, request: Request) -> schemas.Loa
     """
     service: State = request.app.state.service
     began = time.perf_counter()
-    slot = await service.models.load(asked.model, asked.job, asked.device, asked.quantization)
-    service.tell_others(slot)
+    slot = await service.models.load(asked.model, asked.job, asked.device, asked.quantization, done=service.tell_others)
     info = slot.info(default=True)
     facts = await asyncio.to_thread(get_device_info)
     return schemas.LoadModelAnswer(
