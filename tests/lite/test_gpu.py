@@ -256,6 +256,10 @@ def test_zero_sizes(gpu: Any) -> None:
     both(gpu, lambda x: x[np.zeros(0, int)], numbers(3, 4))
     both(gpu, lambda x: x.softmax(-1), numbers(0, 3))
     both(gpu, lambda x: x.sum(0), numbers(0, 3))
+    for make in (lambda: lite.LSTM(3, 4), lambda: lite.GRU(3, 4)):
+        for shape in ((0, 2, 3), (2, 0, 3)):
+            assert make()(lite.zeros(*shape))[0].shape == (*shape[:2], 4)
+            assert make().to(gpu)(lite.zeros(*shape, device=gpu))[0].shape == (*shape[:2], 4)
 
 
 def test_numbers_that_are_none(gpu: Any) -> None:

@@ -21,6 +21,12 @@ def empty(*shape: int) -> GpuArray:
     return GpuArray(new(shape))
 
 
+def steps(x: GpuArray) -> list[GpuArray]:
+    """x[0], x[1], … as views."""
+    (length, *shape), (step, *strides), begin = x.layout.shape, x.layout.strides, x.layout.offset
+    return [x.view(tuple(shape), tuple(strides), begin + t * step) for t in range(length)]
+
+
 def cell(body: str, inputs: dict[str, GpuArray], outputs: dict[str, GpuArray], batch: int, hidden: int) -> None:
     """All gates of one step: a thread per hidden unit of each sequence."""
     given = {name: each.dense().layout for name, each in inputs.items()}
@@ -34,15 +40,15 @@ def lstm_forward(
     """x (L, B, I), states (B, H) → (L + 1, B, H): the outputs, then the last cell; and what the gradient needs."""
     check_devices("lstm", (h0, c0, w_ih, w_hh, b_ih, b_hh))
     (length, batch, _), hidden = x.shape, h0.shape[1]
-    from_x = x.reshape(length * batch, -1).dot(w_ih.T).reshape(length, batch, -1)  # (L, B, 4H)
+    from_x = x.reshape(length * batch, x.shape[2]).dot(w_ih.T).reshape(length, batch, 4 * hidden)
     gates = empty(length, batch, 4 * hidden)
     outs = empty(length + 2, batch, hidden)  # h0, the outputs, the last cell
     outs[0] = h0
-    cells = [c0.dense()]
-    for t in range(length):
+    cells, recurrent, out = [c0.dense()], w_hh.T, steps(outs)
+    for t, (given, made) in enumerate(zip(steps(from_x), steps(gates), strict=True)):
         cells.append(empty(batch, hidden))
-        inputs = {"x": from_x[t], "h": outs[t].dot(w_hh.T), "c": cells[t], "xb": b_ih, "hb": b_hh}
-        outputs = {"hy": outs[t + 1], "cy": cells[t + 1], "gates": gates[t]}
+        inputs = {"x": given, "h": out[t].dot(recurrent), "c": cells[t], "xb": b_ih, "hb": b_hh}
+        outputs = {"hy": out[t + 1], "cy": cells[t + 1], "gates": made}
         cell(LSTM, inputs, outputs, batch, hidden)
     outs[length + 1] = cells[-1]
     return outs[1:], (gates, cells, outs)
@@ -55,18 +61,19 @@ def lstm_backward(
     length, batch, hidden = grad.shape[0] - 1, grad.shape[1], grad.shape[2]
     of_gates = empty(length, batch, 4 * hidden)
     dh, dc = np.zeros_like(cells[0]), grad[length]
+    gate, of_gate, of_out = steps(gates), steps(of_gates), steps(grad)
     for t in reversed(range(length)):
-        inputs = {"gates": gates[t], "c": cells[t], "cy": cells[t + 1], "gh": dh + grad[t], "gc": dc}
+        inputs = {"gates": gate[t], "c": cells[t], "cy": cells[t + 1], "gh": dh + of_out[t], "gc": dc}
         dc = empty(batch, hidden)
-        cell(LSTM_BACKWARD, inputs, {"to_gates": of_gates[t], "to_c": dc}, batch, hidden)
-        dh = of_gates[t].dot(w_hh)
+        cell(LSTM_BACKWARD, inputs, {"to_gates": of_gate[t], "to_c": dc}, batch, hidden)
+        dh = of_gate[t].dot(w_hh)
     flat = of_gates.reshape(length * batch, 4 * hidden)
     of_bias = flat.sum(0)
     return [
         flat.dot(w_ih).reshape(x.shape) if wanted else None,
         dh,
         dc,
-        flat.T.dot(x.reshape(length * batch, -1)),
+        flat.T.dot(x.reshape(length * batch, x.shape[2])),
         flat.T.dot(outs[:length].reshape(length * batch, hidden)),
         of_bias,
         of_bias,
@@ -79,14 +86,15 @@ def gru_forward(
     """x (L, B, I), h0 (B, H) → (L, B, H), and what the gradient needs."""
     check_devices("gru", (h0, w_ih, w_hh, b_ih, b_hh))
     (length, batch, _), hidden = x.shape, h0.shape[1]
-    from_x = x.reshape(length * batch, -1).dot(w_ih.T).reshape(length, batch, -1)  # (L, B, 3H)
+    from_x = x.reshape(length * batch, x.shape[2]).dot(w_ih.T).reshape(length, batch, 3 * hidden)
     kept = empty(length, batch, 5 * hidden)
     outs = empty(length + 1, batch, hidden)
     outs[0] = state = h0.dense()
-    for t in range(length):
+    recurrent = w_hh.T
+    for t, (given, saved) in enumerate(zip(steps(from_x), steps(kept), strict=True)):
         fresh = empty(batch, hidden)
-        inputs = {"x": from_x[t], "h": state.dot(w_hh.T), "state": state, "xb": b_ih, "hb": b_hh}
-        cell(GRU, inputs, {"hy": fresh, "kept": kept[t]}, batch, hidden)
+        inputs = {"x": given, "h": state.dot(recurrent), "state": state, "xb": b_ih, "hb": b_hh}
+        cell(GRU, inputs, {"hy": fresh, "kept": saved}, batch, hidden)
         outs[t + 1] = state = fresh
     return outs[1:], (kept, outs)
 
@@ -98,16 +106,16 @@ def gru_backward(
     length, batch, hidden = grad.shape
     of_x, of_h = empty(length, batch, 3 * hidden), empty(length, batch, 3 * hidden)
     dh = np.zeros_like(outs[0])
-    for t in reversed(range(length)):
+    for of_out, there, to_x, to_h in reversed(list(zip(*map(steps, (grad, kept, of_x, of_h)), strict=True))):
         through = empty(batch, hidden)
-        outputs = {"to_x": of_x[t], "to_h": of_h[t], "to_state": through}
-        cell(wgsl.GRU_BACKWARD, {"g": dh + grad[t], "kept": kept[t]}, outputs, batch, hidden)
-        dh = through + of_h[t].dot(w_hh)
-    flat_x, flat_h = of_x.reshape(length * batch, -1), of_h.reshape(length * batch, -1)
+        outputs = {"to_x": to_x, "to_h": to_h, "to_state": through}
+        cell(wgsl.GRU_BACKWARD, {"g": dh + of_out, "kept": there}, outputs, batch, hidden)
+        dh = through + to_h.dot(w_hh)
+    flat_x, flat_h = (each.reshape(length * batch, 3 * hidden) for each in (of_x, of_h))
     return [
         flat_x.dot(w_ih).reshape(x.shape) if wanted else None,
         dh,
-        flat_x.T.dot(x.reshape(length * batch, -1)),
+        flat_x.T.dot(x.reshape(length * batch, x.shape[2])),
         flat_h.T.dot(outs[:length].reshape(length * batch, hidden)),
         flat_x.sum(0),
         flat_h.sum(0),

@@ -40,7 +40,7 @@ def lstm_forward(
     """The outputs and the last cell (L + 1, B, H), and what the gradient needs."""
     (length, batch, _), hidden = x.shape, h0.shape[1]
     h2, h3 = 2 * hidden, 3 * hidden
-    gates = x.reshape(length * batch, -1).dot(w_ih.T) + (b_ih + b_hh)  # (L·B, 4H): all steps at once
+    gates = x.reshape(length * batch, x.shape[2]).dot(w_ih.T) + (b_ih + b_hh)  # (L·B, 4H): all steps at once
     gates = gates.reshape(length, batch, 4 * hidden)
     cells = np.empty((length + 1, batch, hidden), x.dtype)
     outs = np.empty((length + 1, batch, hidden), x.dtype)  # h before each step, and after the last
@@ -82,7 +82,7 @@ def lstm_backward(grad: Array, kept: Any, x: Array, w_ih: Array, w_hh: Array, wa
         flat.dot(w_ih).reshape(x.shape) if wanted else None,
         dh,
         dc,
-        flat.T.dot(x.reshape(length * batch, -1)),
+        flat.T.dot(x.reshape(length * batch, x.shape[2])),
         flat.T.dot(outs[:-1].reshape(length * batch, hidden)),
         of_bias,
         of_bias,
@@ -109,7 +109,7 @@ def gru_forward(x: Array, h0: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh
     """The outputs (L, B, H), and what the gradient needs."""
     (length, batch, _), hidden = x.shape, h0.shape[1]
     h2 = 2 * hidden
-    from_x = (x.reshape(length * batch, -1).dot(w_ih.T) + b_ih).reshape(length, batch, 3 * hidden)
+    from_x = (x.reshape(length * batch, x.shape[2]).dot(w_ih.T) + b_ih).reshape(length, batch, 3 * hidden)
     from_h = np.empty_like(from_x)
     gates = np.empty_like(from_x)  # r, z, n
     outs = np.empty((length + 1, batch, hidden), x.dtype)
@@ -143,11 +143,11 @@ def gru_backward(grad: Array, kept: Any, x: Array, w_ih: Array, w_hh: Array, wan
         dr[t][:, :h2] = d[:, :h2]
         dr[t][:, h2:] = dn * r
         dh = dh * z + dr[t].dot(w_hh)
-    flat_x, flat_h = dx.reshape(length * batch, -1), dr.reshape(length * batch, -1)
+    flat_x, flat_h = (each.reshape(length * batch, 3 * hidden) for each in (dx, dr))
     return [
         flat_x.dot(w_ih).reshape(x.shape) if wanted else None,
         dh,
-        flat_x.T.dot(x.reshape(length * batch, -1)),
+        flat_x.T.dot(x.reshape(length * batch, x.shape[2])),
         flat_h.T.dot(outs[:-1].reshape(length * batch, hidden)),
         flat_x.sum(axis=0),
         flat_h.sum(axis=0),
