@@ -50,3 +50,19 @@ def test_a_search_finds_and_does_not_multiply(service: Any) -> None:
     assert many.status_code == 413 and "characters" in many.json()["detail"]
     wide = service.client.post("/v1/search", json={"queries": ["a"] * 2000, "corpus": ["b"] * 1000, "k": 1000})
     assert wide.status_code == 413 and "2000 × 1000" in wide.json()["detail"]
+
+
+def test_a_forecasting_model_in_fewer_bits(served: Callable[..., Any]) -> None:
+    with served(models=("tiny",), forecast=True) as running:
+        refused = running.client.post("/api/load-model", json={"model": "tiny", "quantization": "int3"})
+        assert refused.status_code == 422, refused.text
+        answer = running.client.post("/api/load-model", json={"model": "tiny", "quantization": "int8"})
+        assert answer.status_code == 200 and answer.json()["model"]["quantization"] == "int8"
+        again = running.client.post("/v1/forecast", json={"sample": True, "horizon": 2, "samples": 1})
+        assert again.status_code == 200, again.text
+
+
+def test_health_tells_strangers_no_paths(service: Any) -> None:
+    """They are asked for no key."""
+    (known,) = [one for one in service.client.get("/api/models").json()["models"] if one["loaded"]]
+    assert known["path"] and known["path"] not in service.client.get("/v1/readyz").text

@@ -181,3 +181,13 @@ def test_a_long_prompt_holds_up_nobody(writer: Any, monkeypatch: pytest.MonkeyPa
 
 
 MANY = [{"role": "user", "content": "x" * 30}] * 3000
+
+
+def test_what_a_client_leaves_open_may_be_null(official: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]
+    answer = official.chat.completions.create(
+        model="tiny-llama", messages=messages, max_tokens=2, temperature=None, top_p=None, n=None, stream=None
+    )
+    assert answer.choices[0].finish_reason == "length"
+    with pytest.raises(openai.UnprocessableEntityError, match="4096"):
+        official.chat.completions.create(model="tiny-llama", messages=messages * 3000, max_tokens=2)

@@ -128,7 +128,9 @@ class ForecastModel:
         if isinstance(source, Path):
             tokenizer = tokenizer_of(source)
         self.predictor, _ = caught(
-            lambda: load_predictor("tiny" if source is None else source, tokenizer, device=wanted.asked)
+            lambda: load_predictor(
+                "tiny" if source is None else source, tokenizer, device=wanted.asked, quantization=wanted.quantization
+            )
         )
         # What waits longer than a request may take would be computed for nobody.
         self.queue = ForecastQueue(self.predictor, most_waiting_s=options.timeout_s)

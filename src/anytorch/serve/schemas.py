@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 Job = Literal["embeddings", "forecast", "text"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=2_000_000)]
+# Where reading a list ends, whatever the options allow: millions of tiny items would hold up the event loop.
+MOST_TEXTS = 65_536
+MOST_MESSAGES = 4096
 
 
 class Body(BaseModel):
@@ -212,8 +215,8 @@ class EmbeddingsAnswer(Answer):
 
 
 class SimilarityRequest(Body):
-    a: list[Text] = Field(min_length=1)
-    b: list[Text] | None = Field(None, min_length=1)
+    a: list[Text] = Field(min_length=1, max_length=MOST_TEXTS)
+    b: list[Text] | None = Field(None, min_length=1, max_length=MOST_TEXTS)
     map: bool = Field(False, description="also place the texts of `a` on a plane")
     model: str | None = None
 
@@ -227,8 +230,8 @@ class SimilarityAnswer(Answer):
 
 
 class SearchRequest(Body):
-    queries: list[Text] = Field(min_length=1)
-    corpus: list[Text] = Field(min_length=1)
+    queries: list[Text] = Field(min_length=1, max_length=MOST_TEXTS)
+    corpus: list[Text] = Field(min_length=1, max_length=MOST_TEXTS)
     k: int = Field(10, ge=1, le=1000)
     model: str | None = None
 
@@ -316,20 +319,22 @@ class ForecastAnswer(Answer):
 
 
 class Sampling(Body):
+    """OpenAI's clients send null for what is left open."""
+
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0, le=10)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float | None = Field(1.0, ge=0, le=10)
+    top_p: float | None = Field(1.0, gt=0, le=1)
     stop: str | list[str] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
-    stream: bool = False
-    n: Literal[1] = 1
+    stream: bool | None = False
+    n: Literal[1] | None = 1
     stream_options: dict[str, Any] | None = None
 
 
 class CompletionRequest(Sampling):
     prompt: str | list[str]
-    echo: Literal[False] = False
+    echo: Literal[False] | None = False
 
 
 class ChatPart(Body):
@@ -339,11 +344,11 @@ class ChatPart(Body):
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ChatPart]
+    content: str | Annotated[list[ChatPart], Field(max_length=MOST_MESSAGES)] | None = None
 
 
 class ChatRequest(Sampling):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
 
 

@@ -56,6 +56,7 @@ def load_predictor(
     *,
     device: str | None = "auto",
     max_context: int | None = None,
+    quantization: str | None = None,
 ) -> KronosPredictor:
     """A predictor that is ready: "tiny" (comes with anytorch), "kronos-mini", "-small", "-base", a folder or a hub id.
 
@@ -68,4 +69,5 @@ def load_predictor(
         KronosTokenizer.from_pretrained(found.tokenizer),
         device=device,
         max_context=found.max_context,
+        quantization=quantization,
     )

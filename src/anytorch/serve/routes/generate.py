@@ -45,13 +45,18 @@ async def chat(asked: schemas.ChatRequest, request: Request) -> Response:
             "role": "system" if message.role == "developer" else message.role,
             "content": message.content
             if isinstance(message.content, str)
-            else "".join(part.text for part in message.content),
+            else "".join(part.text for part in message.content or ()),
         }
         for message in asked.messages
     ]
     return await Writing(request, asked, messages, "chat.completion").answer(
         asked.max_completion_tokens or asked.max_tokens
     )
+
+
+def given(value: float | None) -> float:
+    """OpenAI's default, where the client left it open."""
+    return 1.0 if value is None else value
 
 
 def close_if_made(making: asyncio.Future[Any]) -> None:
@@ -119,8 +124,8 @@ class Writing:
         """The stream of the answer. Tokenizing a long prompt takes seconds: not on the event loop."""
         asked = self._asked
         start = partial(
-            model.generator.stream, self._prompt, max_tokens, asked.temperature, asked.top_p, stop=asked.stop,
-            seed=asked.seed, timeout_s=self._deadline_s,
+            model.generator.stream, self._prompt, max_tokens, given(asked.temperature), given(asked.top_p),
+            stop=asked.stop, seed=asked.seed, timeout_s=self._deadline_s,
         )  # fmt: skip
         making = asyncio.ensure_future(asyncio.to_thread(start))
         try:

@@ -35,7 +35,8 @@ async def healthz(request: Request, response: Response) -> schemas.Health:
 
 
 def health_of(service: State) -> schemas.Health:
-    infos = service.models.infos()
+    # No key is asked for here, so no paths are told; /api/models has them.
+    infos = [info.model_copy(update={"path": None}) for info in service.models.infos()]
     first = next((info for info in infos if info.loaded), None)
     status, detail = status_of(service)
     return schemas.Health(
