@@ -187,3 +187,25 @@ def test_finds_a_vendors_graph_by_its_name() -> None:
 
 def test_plans_in_words() -> None:
     assert Plan("float16", "packed", True).words == "packed texts, variable-length flash attention, recorded graphs"
+
+
+@pytest.mark.parametrize(("per_call", "per_token", "wanted"), [(0.012, 1e-7, 4096), (0.0, 1e-3, 500), (0.0, 1.0, 256)])
+def test_a_fast_device_is_measured_with_a_full_chunk(
+    monkeypatch: pytest.MonkeyPatch, open_model: Open, per_call: float, per_token: float, wanted: int
+) -> None:
+    """A few tokens tell a fast device's launches alone; a slow one must not be given many."""
+    clock = [0.0]
+    monkeypatch.setattr(strategy.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(strategy, "synchronize", lambda device: None)
+
+    class Timed:
+        spec, chunk_tokens, device = open_model("bert")[0], 4096, None
+
+        def use(self, plan: Plan) -> None: ...
+
+        def run(self, ids: Any, starts: Any) -> None:
+            clock[0] += per_call + per_token * len(ids)
+
+    found = strategy.affordable(Timed(), Plan("float32", "rows", False))  # type: ignore[arg-type]
+    assert abs(found - wanted) <= 1
+    assert clock[0] < 2 + 520 * per_token, "and it took no longer than that"

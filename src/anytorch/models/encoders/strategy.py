@@ -36,6 +36,7 @@ SAME_COSINE = 0.9998  # two ways in one dtype: they differ by rounding alone
 LARGEST_CHECKED_NBYTES = 8 * 2**30
 HOPELESS = 8  # times slower than another way: graphs alone do not make up for it
 FEW_TOKENS = 256
+QUICK_S = 0.05
 STORE = "encoders"
 FORMAT = 5  # part of the key: raise it when a layout's code changes what is worth choosing
 
@@ -163,15 +164,23 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
 
 
 def affordable(encoder: TorchEncoder, plan: Plan) -> int:
-    """A full chunk, or as many tokens as a slow device computes in half a second: it must not be measured for minutes."""
+    """A full chunk, or as many tokens as a slow device computes in half a second: it must not be measured for minutes.
+
+    Asked with a few tokens, then with eight times as many while that takes no time to speak of: the few would tell a fast
+    device's launches, not its rate.
+    """
     encoder.use(plan)
-    few = sample(encoder.spec, FEW_TOKENS)
-    encoder.run(*few)  # the first run of anything is slower
-    synchronize(encoder.device)
-    begin = time.perf_counter()
-    encoder.run(*few)
-    per_token = (time.perf_counter() - begin) / len(few[0])
-    return max(FEW_TOKENS, min(encoder.chunk_tokens, int(0.5 / per_token)))
+    tokens = FEW_TOKENS
+    while True:
+        texts = sample(encoder.spec, tokens)
+        encoder.run(*texts)  # the first run of anything is slower
+        synchronize(encoder.device)
+        begin = time.perf_counter()
+        encoder.run(*texts)
+        took = time.perf_counter() - begin
+        if took > QUICK_S or tokens >= encoder.chunk_tokens:
+            return max(FEW_TOKENS, min(encoder.chunk_tokens, int(0.5 * len(texts[0]) / max(took, 1e-9))))
+        tokens = min(encoder.chunk_tokens, 8 * tokens)
 
 
 Texts = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int32]"]  # ids and starts
