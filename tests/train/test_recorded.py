@@ -50,46 +50,65 @@ class FakeDevice:
         self.recording = False
 
 
-def step_on(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[RecordedStep, list[str]]:
+def step_on(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, wrong: float = 0.0) -> tuple[RecordedStep, list[str]]:
+    """A step that adds its windows to a weight; `wrong` is what the recording adds besides."""
     monkeypatch.setattr(recorded.torch, "get_device_module", lambda given: device)
     log: list[str] = []
-    loss = torch.zeros(())
+    loss, weight, count = torch.zeros(()), torch.zeros(()), torch.zeros(())
+
+    def compute(values: Tensor, stamps: Tensor) -> None:
+        loss.copy_(values.sum() + stamps.sum())
+        weight.add_(loss)
+        count.add_(1)
 
     def work(values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         log.append("recorded" if device.recording else "plain")
         if not device.recording:  # a recording computes nothing
-            loss.copy_(values.sum() + stamps.sum())
-        return loss, {"part": loss}
+            compute(values, stamps)
+        return loss.clone() if not device.recording else loss, {"weight": weight, "count": count}
 
-    step = RecordedStep(work, torch.device("cpu"), lambda: log.append("forgotten"))
+    told = [lambda word=word: log.append(word) for word in ("forgotten", "seeded")]
+    step = RecordedStep(work, torch.device("cpu"), *told, [weight], lambda: [count])
 
     def replayed() -> None:
         log.append("replayed")
         assert step.inputs is not None
-        loss.copy_(step.inputs[0].sum() + step.inputs[1].sum())
+        compute(*step.inputs)
+        weight.add_(wrong)
 
     device.replayed = replayed
     return step, log
 
 
+def take(step: RecordedStep, steps: int) -> None:
+    """The losses and the weight are those of plain steps, however they were computed."""
+    weight = 0.0
+    for number in range(steps):
+        loss, parts = step(torch.full((2, 3), float(number)), torch.ones(2))
+        weight += 6 * number + 2
+        assert float(loss) == 6 * number + 2 and float(parts["weight"]) == weight
+        assert float(parts["count"]) == number + 1
+
+
 def test_a_few_steps_run_plainly_and_then_one_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     step, log = step_on(FakeDevice(), monkeypatch)
-    kept = []
-    for number in range(PLAIN_STEPS + 3):
-        loss, parts = step(torch.full((2, 3), float(number)), torch.ones(2))
-        kept.append((loss, parts["part"]))
-        assert float(loss) == 6 * number + 2
-    assert log == ["plain", "forgotten"] * PLAIN_STEPS + ["forgotten", "recorded"] + ["replayed"] * 3
-    assert [float(loss) for loss, _ in kept[-2:]] == [26, 32], "an answer is not overwritten by the next step"
+    take(step, PLAIN_STEPS + 3)
+    plain = ["plain", "forgotten"]
+    assert log == plain * PLAIN_STEPS + plain + ["forgotten", "recorded", "seeded", "replayed"] + ["replayed"] * 2
     assert not step.failed
 
 
 def test_what_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     step, log = step_on(FakeDevice(fails=True), monkeypatch)
-    for number in range(PLAIN_STEPS + 2):
-        assert float(step(torch.full((2, 3), float(number)), torch.ones(2))[0]) == 6 * number + 2
-    assert log == ["plain", "forgotten"] * PLAIN_STEPS + ["forgotten"] + ["plain", "forgotten"] * 2
+    take(step, PLAIN_STEPS + 3)
+    assert log.count("plain") == PLAIN_STEPS + 3 and "replayed" not in log
     assert step.failed == "RuntimeError: operation not permitted when stream is capturing"
+
+
+def test_a_recording_that_does_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, log = step_on(FakeDevice(), monkeypatch, wrong=5.0)
+    take(step, PLAIN_STEPS + 3)
+    assert log.count("replayed") == 1 and "WrongAnswer: its step ends 0.25" in step.failed
 
 
 @pytest.mark.parametrize("records", [False, True])

@@ -193,7 +193,11 @@ class Run:
             weight_decay=plan.weight_decay,
             capturable=records,
         )
-        self.recorded = RecordedStep(self._alone, world.device, self._forget_gradients) if records else None
+        self.recorded = (
+            RecordedStep(self._alone, world.device, self._forget_gradients, self._seed, self.trained, self._remembered)
+            if records
+            else None
+        )
         self.staged = can_stage(world.device)
         self.fingerprint = fingerprint(plan, world, self.train_windows, what)
         self.step = 0
@@ -218,7 +222,7 @@ class Run:
         return tuple(part.to(self.world.device, non_blocking=self.staged) for part in (values, stamps))  # type: ignore[return-value]
 
     def take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
-        torch.manual_seed(step_seed(self.plan.seed, self.step, self.world.rank))
+        self._seed()
         rate = learning_rate(self.step, self.total, self.plan.learning_rate, self.plan.warm_up)
         if self.rate is not None:
             self.rate.fill_(rate)
@@ -263,6 +267,14 @@ class Run:
 
     def _forget_gradients(self) -> None:
         self.optimiser.zero_grad(set_to_none=True)
+
+    def _seed(self) -> None:
+        torch.manual_seed(step_seed(self.plan.seed, self.step, self.world.rank))
+
+    def _remembered(self) -> list[Tensor]:
+        """What the optimiser keeps from step to step."""
+        kept = [self.optimiser.state[value] for value in self.trained]
+        return [part for one in kept for part in one.values() if isinstance(part, Tensor)]
 
     def note(self, loss: Tensor, parts: dict[str, Tensor]) -> float:
         value = self.finite(float(self.world.mean(loss)), "loss")

@@ -2,19 +2,21 @@
 
 The step reads its windows from the same memory every time, its learning rate from a tensor, and its dice from a generator
 that was seeded for the step; nothing of it looks at the host. The first steps run plainly, as libraries choose their
-kernels then; a step that cannot be recorded goes on running plainly, and the log says why.
+kernels then. The recorded step is computed both ways from the same weights: only if they arrive at the same ones is the
+recording used. A step that cannot be recorded goes on running plainly, and the log says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anytorch import logs
-from anytorch.devices.oom import is_out_of_memory
+from anytorch.errors import WrongAnswer
 from anytorch.models.encoders.graphs import graph_class
 
 log = logs.logger(__name__)
@@ -22,13 +24,25 @@ Answer = tuple[Tensor, dict[str, Tensor]]
 Work = Callable[[Tensor, Tensor], Answer]
 
 PLAIN_STEPS = 3
+# Of the length of a step: sums in another order may turn the sign of a gradient that is next to nothing.
+SAME_STEP = 0.05
 
 
 class RecordedStep:
     """Calls `work(values, stamps)`, from the fourth time on by replaying what it did on the device."""
 
-    def __init__(self, work: Work, device: torch.device, forget_gradients: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        work: Work,
+        device: torch.device,
+        forget_gradients: Callable[[], None],
+        begin: Callable[[], None],
+        weights: Sequence[Tensor],
+        state: Callable[[], list[Tensor]],
+    ) -> None:
+        """`begin` seeds the dice of the step at hand; `state` is what a step changes besides the weights."""
         self.work, self.device, self.forget_gradients = work, device, forget_gradients
+        self.begin, self.weights, self.state = begin, list(weights), state
         self.module: Any = torch.get_device_module(device)
         self.failed = ""
         self.done = 0
@@ -45,23 +59,42 @@ class RecordedStep:
             self.inputs = (values.to(self.device).clone(), stamps.to(self.device).clone())
         for kept, given in zip(self.inputs, (values, stamps), strict=True):
             kept.copy_(given, non_blocking=True)
-        if self.graph is None and self.done >= PLAIN_STEPS:
-            try:
-                self._record(*self.inputs)
-            except Exception as exc:
-                # A library or a driver may raise anything while recording. Nothing has been computed yet.
-                if is_out_of_memory(exc):
-                    raise
-                self.failed = f"{type(exc).__name__}: {str(exc).splitlines()[0][:200]}"
-                log.info("%s: training steps are not recorded: %s", self.device, self.failed)
-                self.graph = None
         self.done += 1
+        if self.graph is None and self.done > PLAIN_STEPS:
+            return self._record_and_compare(*self.inputs)
         if self.graph is None:
             return self._plainly(*self.inputs)
+        return self._replay()
+
+    def _replay(self) -> Answer:
         self.graph.replay()
         assert self.answer is not None
         loss, parts = self.answer
         return loss.clone(), {name: part.clone() for name, part in parts.items()}
+
+    @torch.no_grad()
+    def _record_and_compare(self, values: Tensor, stamps: Tensor) -> Answer:
+        """Take the step plainly, then again as a recording; keep the recording if it does the same."""
+        before, before_state = copies(self.weights), copies(self.state())
+        with torch.enable_grad():
+            answer = self._plainly(values, stamps)
+        after, after_state = copies(self.weights), copies(self.state())
+        try:
+            restore([*self.weights, *self.state()], [*before, *before_state])
+            with torch.enable_grad():
+                self._record(values, stamps)
+            self.begin()
+            self._replay()
+            apart, length = distance(self.weights, after), distance(before, after)
+            if not apart <= SAME_STEP * length:
+                raise WrongAnswer(f"its step ends {apart / max(length, 1e-30):.2g} of its length away")
+        except (RuntimeError, TypeError, AttributeError, ValueError, WrongAnswer) as exc:  # also where memory is short
+            self.failed = f"{type(exc).__name__}: {str(exc).splitlines()[0][:200]}"
+            log.info("%s: training steps are not recorded: %s", self.device, self.failed)
+            self.graph = self.answer = None
+            self.forget_gradients()
+        restore([*self.weights, *self.state()], [*after, *after_state])
+        return answer
 
     def _plainly(self, values: Tensor, stamps: Tensor) -> Answer:
         if self.failed:
@@ -92,3 +125,16 @@ class RecordedStep:
         with record(graph, stream=self._side()) if callable(record) else graph:
             self.answer = self.work(values, stamps)
         self.graph = graph
+
+
+def copies(parts: list[Tensor]) -> list[Tensor]:
+    return [part.clone() for part in parts]
+
+
+def restore(state: list[Tensor], kept: list[Tensor]) -> None:
+    for part, value in zip(state, kept, strict=True):
+        part.copy_(value)
+
+
+def distance(one: list[Tensor], other: list[Tensor]) -> float:
+    return math.sqrt(sum(float((a - b).norm()) ** 2 for a, b in zip(one, other, strict=True)))
