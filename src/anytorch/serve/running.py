@@ -47,24 +47,24 @@ def run_app(
     )
     set_up_logs(options.access_log)
     server = Server(config, app, options.drain_delay_s, beat)
-    failed: list[str] = []
+    failed: list[ModelError] = []
     if told is not None:
         threading.Thread(
             target=tell, args=(server, app, options, told, failed), name="anytorch-first-answer", daemon=True
         ).start()
     server.run(sockets=[listening])
     if failed:
-        raise ModelError(failed[0], hint="`anytorch doctor` says what is wrong with a device; -v shows more")
+        raise failed[0]
     return 0
 
 
-def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed: list[str]) -> None:
+def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed: list[ModelError]) -> None:
     """In a thread: wait for the first answer, tell how long it took, then let the rest be loaded."""
     keys = app.guard.keys
-    started, problem = first_answer(options, key=keys.one if keys else None, stopped=lambda: server.should_exit)
-    if started is None:
+    started = first_answer(options, key=keys.one if keys else None, stopped=lambda: server.should_exit)
+    if isinstance(started, ModelError):
         if not server.should_exit:
-            failed.append(problem)
+            failed.append(started)
             server.should_exit = True
         return
     try:

@@ -84,6 +84,7 @@ class Health(Answer):
     versions: Versions
     uptime_seconds: float
     detail: str | None = None  # why it is not ready, or no longer healthy
+    hint: str | None = None  # what to do about it
 
 
 class OpenAIModel(Answer):

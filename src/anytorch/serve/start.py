@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from anytorch.errors import ModelError
 from anytorch.serve.options import ServeOptions
 
 PAUSE_S = 0.01
 BACKLOG = 2048  # connections the kernel keeps until a process takes them
+GENERAL_HINT = "`anytorch doctor` says what is wrong with a device; -v shows more"
 BEGAN = time.monotonic()  # where the operating system does not tell when a process began
 
 
@@ -41,8 +43,8 @@ def process_age_s() -> float:
         return time.monotonic() - BEGAN
 
 
-def first_answer(options: ServeOptions, *, key: str | None, stopped: Callable[[], bool]) -> tuple[Started | None, str]:
-    """Ask the service over its port until it answers a real request. (None, why) if it never will."""
+def first_answer(options: ServeOptions, *, key: str | None, stopped: Callable[[], bool]) -> Started | ModelError:
+    """Ask the service over its port until it answers a real request; why it does not, with what to do, if it never will."""
     host = options.host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     headers = {"Host": f"{'localhost' if options.loopback else (*options.allow_hosts, host)[0]}:{options.port}"}
@@ -56,7 +58,8 @@ def first_answer(options: ServeOptions, *, key: str | None, stopped: Callable[[]
             continue
         status = health["status"]
         if status == "failed":
-            return None, health.get("detail") or "a model could not be loaded"
+            words = health.get("detail") or "a model could not be loaded"
+            return ModelError(words, hint=health.get("hint") or GENERAL_HINT)
         if status != "ready":
             time.sleep(PAUSE_S)
             continue
@@ -64,19 +67,16 @@ def first_answer(options: ServeOptions, *, key: str | None, stopped: Callable[[]
             try:
                 _ask(host, options.port, "POST", "/v1/embeddings", headers, b'{"input":"hello"}')
             except OSError as exc:
-                return None, f"the first request was not answered: {exc}"
-        return (
-            Started(
-                options.url,
-                health["device"],
-                {job: [model["id"] for model in models] for job, models in health["models"].items()},
-                round(process_age_s(), 2),
-                options.workers,
-                health["device_warning"],
-            ),
-            "",
+                return ModelError(f"the first request was not answered: {exc}", hint=GENERAL_HINT)
+        return Started(
+            options.url,
+            health["device"],
+            {job: [model["id"] for model in models] for job, models in health["models"].items()},
+            round(process_age_s(), 2),
+            options.workers,
+            health["device_warning"],
         )
-    return None, "stopped before it was ready"
+    return ModelError("stopped before it was ready")
 
 
 def _ask(host: str, port: int, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> dict:  # type: ignore[type-arg]

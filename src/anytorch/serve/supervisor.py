@@ -160,14 +160,14 @@ def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> in
         supervisor.stopping = True
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    failed: list[str] = []
+    failed: list[ModelError] = []
 
     def tell() -> None:
-        started, why = first_answer(options, key=keys.one if keys else None, stopped=lambda: supervisor.stopping)
-        if started is not None:
+        started = first_answer(options, key=keys.one if keys else None, stopped=lambda: supervisor.stopping)
+        if not isinstance(started, ModelError):
             told(started)
         elif not supervisor.stopping:
-            failed.append(why)
+            failed.append(started)
             supervisor.stopping = True
 
     threading.Thread(target=tell, name="anytorch-first-answer", daemon=True).start()
@@ -178,5 +178,5 @@ def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> in
             signal.signal(number, handler)
         shutil.rmtree(folder, ignore_errors=True)
     if failed:
-        raise ModelError(failed[0], hint="`anytorch doctor` says what is wrong with a device; -v shows more")
+        raise failed[0]
     return 0

@@ -72,11 +72,11 @@ def serve_on_ray(options: ServeOptions, told: Told, *, address: str | None = Non
     with cluster(address) as ray, stopped_by_signals() as stopped:
         share = share_of(ray, options.device, whole_nodes=True)
         with deployed(options, share, scale or Scale()):
-            started, problem = first_answer(options, key=keys.one if keys else None, stopped=stopped.is_set)
-            if started is None:
+            started = first_answer(options, key=keys.one if keys else None, stopped=stopped.is_set)
+            if isinstance(started, ModelError):
                 if stopped.is_set():
                     return 0
-                raise ModelError(f"the service did not start on Ray: {problem}")
+                raise ModelError(f"the service did not start on Ray: {started.message}", hint=started.hint)
             told(replace(started, workers=replicas_running()))
             while not stopped.wait(LOOK_S):
                 pass

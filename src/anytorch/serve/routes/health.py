@@ -47,6 +47,7 @@ def health_of(service: State) -> schemas.Health:
         versions=schemas.Versions(anytorch=__version__, python=platform.python_version(), torch=torch_version()),
         uptime_seconds=round(time.monotonic() - service.started, 3),
         detail=detail or None,
+        hint=hint_of(service) if detail else None,
     )
 
 
@@ -68,6 +69,12 @@ def status_of(service: State) -> tuple[str, str]:
     # Those that are loaded in the background later do not keep the rest waiting.
     missing = [slot.wanted.id for slot in needed if slot.model is None]
     return ("starting", f"loading {', '.join(missing)}") if missing else ("ready", "; ".join(beside))
+
+
+def hint_of(service: State) -> str | None:
+    """What to do about the first model that cannot be loaded; those the service cannot do without come first."""
+    slots = [*service.needed(), *(slot for job in JOBS for slot in service.models.slots(job))]
+    return next((hint for slot in slots if (hint := getattr(slot.error, "hint", ""))), None)
 
 
 def torch_version() -> str | None:
