@@ -10,6 +10,7 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 │   ├── InputError           the data given to a job cannot be used; names the item, row or column
 │   └── ModelError           a model folder or checkpoint cannot be used; names the file
 ├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
+├── PackageMissing           the job needs a package that is not installed; the hint names the extra that has it
 ├── NativeUnavailable        our C++ code cannot be built or loaded here; callers take another path and say so
 │   ├── CompilerMissing      no C++ compiler was found, and no earlier build is in the cache
 │   └── CompilerFailed       the compiler was run and did not give a library that loads; carries what it said
@@ -77,6 +78,10 @@ class QueueClosed(UsageError):
 
 
 class TorchMissing(AnytorchError):
+    pass
+
+
+class PackageMissing(AnytorchError):
     pass
 
 

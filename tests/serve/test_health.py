@@ -13,6 +13,9 @@ import pytest
 
 import anytorch.serve
 from anytorch import __version__
+from anytorch.devices.types import Candidate, State
+from anytorch.probe.activity import Activity
+from anytorch.serve import machine, schemas
 from anytorch.serve.app import create_app
 from anytorch.serve.options import ServeOptions
 
@@ -105,6 +108,16 @@ def test_devices_are_listed_with_their_reasons(service: Any) -> None:
     assert absent and all(device["reasons"] for device in absent)
     live = service.client.get("/v1/devices/live").json()["devices"]
     assert next(one for one in live if one["id"] == "cpu")["memory"]["total"] == cpu["memory"]["total"]
+
+
+def test_a_device_whose_memory_cannot_be_asked_for_is_listed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unaskable:
+        def memory(self, index: int) -> Any:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(machine, "registry", lambda: {"webgpu": Unaskable()})
+    seen = Candidate("webgpu", "webgpu", 0, "a card that the files name", State.SEEN, 1)
+    assert machine.live_of(seen, {}, Activity()) == schemas.LiveDevice(id="webgpu:0")
 
 
 def test_the_doctor_s_pages(service: Any) -> None:

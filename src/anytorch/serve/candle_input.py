@@ -7,6 +7,7 @@ from typing import Any
 
 from anytorch.engines.candles.generate import sample_candles
 from anytorch.engines.candles.read import CandleSeries, read_candles
+from anytorch.engines.candles.tables import require_pandas
 from anytorch.errors import InputError
 from anytorch.serve import schemas
 from anytorch.serve.options import ServeOptions
@@ -59,6 +60,7 @@ def decode_upload(body: bytes) -> str:
 
 def read(asked: schemas.ForecastRequest) -> CandleSeries:
     """The one series to forecast. Takes a while: call it in a thread. Raises InputError that names line and column."""
+    require_pandas()
     if asked.sample:
         table: Any = sample_candles(SAMPLE_ROWS, seed=(asked.seed or 0) % 2**31)
         name = "sample"
@@ -86,8 +88,6 @@ def read(asked: schemas.ForecastRequest) -> CandleSeries:
 
 
 def table_of(candles: schemas.Candles) -> Any:
-    import pandas as pd  # type: ignore[import-untyped]
-
     columns: dict[str, Any] = {"timestamps": candles.timestamps}
     for name in ("open", "high", "low", "close", "volume", "amount"):
         values = getattr(candles, name)
@@ -97,7 +97,7 @@ def table_of(candles: schemas.Candles) -> Any:
             raise InputError(f"candles.{name} has {len(values)} values and timestamps has {len(candles.timestamps)}")
         columns[name] = values
     # As text, the way a file would bring it: one reader decides about formats, and names the row that is wrong.
-    frame = pd.DataFrame(columns)
+    frame = require_pandas().DataFrame(columns)
     buffer = io.StringIO()
     frame.to_csv(buffer, index=False)
     return buffer.getvalue().encode()

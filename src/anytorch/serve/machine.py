@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from anytorch import logs
 from anytorch.devices.choose import Survey, resolve, survey
 from anytorch.devices.doctor import DIAGNOSES
 from anytorch.devices.ranking import choice_words, parse
@@ -14,6 +15,8 @@ from anytorch.devices.types import Candidate, Level, MemoryUse, Reason, State
 from anytorch.errors import AnytorchError
 from anytorch.probe.activity import Activity, CardActivity
 from anytorch.serve import schemas
+
+log = logs.logger(__name__)
 
 PAGED = frozenset(diagnosis.code for diagnosis in DIAGNOSES)
 
@@ -133,9 +136,12 @@ def live_of(one: Candidate, cards: Mapping[str, CardActivity], activity: Activit
     share = None if card is None else card.utilisation
     if one.state is State.UNUSABLE:
         return schemas.LiveDevice(id=one.id, utilisation=share)
-    return schemas.LiveDevice(
-        id=one.id, memory=memory_of(registry().get(one.backend).memory(one.index)), utilisation=share
-    )
+    try:
+        memory = memory_of(registry().get(one.backend).memory(one.index))
+    except (ImportError, AnytorchError) as exc:  # seen in the system's files; what would ask it is not installed here
+        log.debug("the memory of %s is not known: %s", one.id, exc)
+        memory = None
+    return schemas.LiveDevice(id=one.id, memory=memory, utilisation=share)
 
 
 def memory_of(use: MemoryUse) -> schemas.Memory | None:

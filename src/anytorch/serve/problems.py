@@ -16,6 +16,7 @@ from anytorch.errors import (
     InputError,
     NativeUnavailable,
     OutOfMemory,
+    PackageMissing,
     QueueClosed,
     QueueFull,
     TorchMissing,
@@ -103,7 +104,7 @@ def problem_of(exc: BaseException) -> Problem | None:
         return Problem(422, "bad-request", "The request makes no sense", **words)
     if isinstance(exc, OutOfMemory):
         return Problem(503, "out-of-memory", "The device has not enough memory", **words, headers=retry_after())
-    if isinstance(exc, (TorchMissing, NativeUnavailable)):
+    if isinstance(exc, (TorchMissing, PackageMissing, NativeUnavailable)):
         return Problem(503, "not-installed", "Something this needs is not installed", **words)
     if isinstance(exc, DeviceError):
         return Problem(503, "device-failed", "The device could not compute it", **words)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from anytorch.errors import AnytorchError, InputError
+from anytorch.errors import InputError, PackageMissing
 
 SEPARATORS = (",", ";", "\t", "|")
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "万": 1e4, "亿": 1e8}
@@ -22,7 +22,7 @@ def require_pandas() -> Any:
     except ModuleNotFoundError as exc:
         if exc.name != "pandas":
             raise
-        raise AnytorchError("reading candles needs pandas", hint="pip install 'anytorch[forecast]'") from exc
+        raise PackageMissing("reading candles needs pandas", hint="pip install 'anytorch[forecast]'") from exc
     return pandas
 
 

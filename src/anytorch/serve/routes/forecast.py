@@ -56,8 +56,8 @@ async def forecast(request: Request) -> Response:
     candle_input.check(asked, service.options)
     slot = service.models.slot("forecast", asked.model)
     with service.models.use(slot):
+        model = await service.models.ready(slot)  # first: what is not installed is told before the candles are read
         series = await asyncio.to_thread(candle_input.read, asked)
-        model = await service.models.ready(slot)
         assert isinstance(model, ForecastModel)
         context = model.predictor.max_context
         lookback = min(asked.lookback or max(context // 2, context - asked.horizon), len(series))
