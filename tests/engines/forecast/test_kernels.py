@@ -77,7 +77,10 @@ decoder.tables = decoder._fusion_tables()
 found = []
 for tiles, sampler, rolling, lengths, samples in (
     (dict(dot=False, block_n=32, block_k=32, block=8, splits=3, group=2), Sampler(0.8, 5, 0.9), "exact", [20, 13], 2),
-    (dict(dot=True, block_n=32, block_k=64, block=16, splits=2, group=2), Sampler(1.0, 0, 0.5), "evict", [40, 30], 1),
+    (
+        dict(dot=True, block_n=32, block_k=64, block=16, splits=2, group=2, narrow=(32, 2, 4)),
+        *(Sampler(1.0, 0, 0.5), "evict", [40, 30], 1),
+    ),
     (dict(dot=False, block_n=32, block_k=64, block=32, splits=1, group=1), Sampler(1.0, 1, 1.0), "exact", [20], 1),
 ):
     kernel_step.Tiles.of = classmethod(lambda cls, rows: cls(**tiles))

@@ -41,9 +41,12 @@ def why_not(decoder: Decoder, rows: int) -> str:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut. Found by measuring; none of it changes what is computed beyond the order of sums."""
+    """How the work is cut. None of it changes what is computed beyond the order of sums.
 
-    dot: bool  # matrix units (three products of 10 + 10 bits: float32's accuracy), else plain multiplication
+    The values are the best of those measured on an H200 with Kronos-base (bench/results/forecast-h200-tiles.json).
+    """
+
+    dot: bool  # matrix units (three products of rounded parts: float32's accuracy), else plain multiplication
     precision: str = "tf32x3"
     block_n: int = 4
     block_k: int = 1024
@@ -53,14 +56,16 @@ class Tiles:
     block: int = 64  # keys at a time
     splits: int = 1
     attend_warps: int = 4
-    gated_block_n: int = 0  # 0: as block_n
+    # Of the products back to the model's width, which have the fewest columns: block_k, stages, warps; None: as above.
+    narrow: tuple[int, int, int] | None = None
 
     @classmethod
     def of(cls, rows: int) -> Tiles:
-        if rows > 8:
-            return cls(dot=True, block_n=16, block_k=64, stages=4, group=4, block=32, splits=4, attend_warps=8)
-        tile = power_of_two(rows)
-        return cls(dot=False, block_n=4, block_k=max(128, 1024 // tile), block=64, splits=4)
+        if rows == 1:
+            return cls(dot=False, block=64, splits=8)
+        if rows <= 8:
+            return cls(dot=False, block_k=max(128, 1024 // power_of_two(rows)), stages=3, block=32, splits=8)
+        return cls(dot=True, block_n=16, block_k=32, stages=6, warps=2, group=2, block=32, splits=8, narrow=(64, 4, 4))
 
 
 class Layer:
@@ -168,8 +173,9 @@ class KernelStep:
     ) -> None:
         tiles, rows, columns, width = self.tiles, x.shape[0], out.shape[1], weight.shape[1]
         block_n = tiles.block_n
-        if gated:
-            block_n = tiles.gated_block_n or block_n
+        block_k, stages, warps = tiles.block_k, tiles.stages, tiles.warps
+        if tiles.narrow is not None and residual is not None:
+            block_k, stages, warps = tiles.narrow
         while per_head % block_n:  # a tile's columns belong to one head
             block_n //= 2
         block_m = power_of_two(rows)
@@ -180,8 +186,7 @@ class KernelStep:
             x, weight, absent(bias, x), absent(norm, x), absent(residual, x), out, rows, columns, x.stride(0),
             WIDTH=width, EPSILON=EPS, NORM=norm is not None, BIAS=bias is not None, RESIDUAL=residual is not None,
             GATED=gated, PER_HEAD=per_head, DOT=tiles.dot, PRECISION=tiles.precision,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=min(tiles.block_k, power_of_two(width)), STAGES=tiles.stages,
-            num_warps=tiles.warps,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=min(block_k, power_of_two(width)), STAGES=stages, num_warps=warps,
         )  # fmt: skip
 
     def attend(self, place: int) -> None:
