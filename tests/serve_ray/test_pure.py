@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from anytorch.cli.main import main
-from anytorch.errors import UsageError
+from anytorch.errors import ModelError, UsageError
+from anytorch.serve.options import ServeOptions
 from anytorch.serve.ray.cluster import Share, shares
-from anytorch.serve.ray.deploy import Scale, parse_scale
+from anytorch.serve.ray.deploy import Scale, free_port, parse_scale
 from anytorch.serve.ray.journal import ScatteredJournal, part_path
+from anytorch.serve.start import first_answer
 
 IDENTITY = {"dim": 3, "chunk_rows": 10}
 
@@ -105,6 +107,12 @@ def test_a_journal_that_cannot_be_understood_is_left_alone(tmp_path: Path) -> No
     (folder / "journal.json").write_text('{"format": 9, "parts": {}}')
     with pytest.raises(UsageError, match="cannot be understood"), journal(tmp_path):
         pass
+
+
+def test_a_service_that_never_answers_is_not_waited_for_without_end() -> None:
+    options = ServeOptions(port=free_port("127.0.0.1"))
+    found = first_answer(options, key=None, stopped=lambda: False, limit_s=0.05)
+    assert isinstance(found, ModelError) and str(options.port) in found.message
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 import anytorch
+from anytorch.errors import UsageError
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.ray.cluster import cluster, share_of
 from anytorch.serve.ray.deploy import Scale, deployed, free_port, replicas_running
@@ -85,6 +86,12 @@ with cluster(None) as ray:
                              post(options.url + "/v1/embeddings", {"inputs": 1})[0]]
         with urllib.request.urlopen(options.url + "/", timeout=60) as page:
             answer["page"] = page.read()[:15].decode()
+    try:
+        with deployed(replace(options, port=free_port("127.0.0.1")), share_of(ray, "cpu", whole_nodes=True), Scale()):
+            answer["elsewhere"] = "deployed"
+    except UsageError as exc:
+        answer["elsewhere"] = exc.message
+    answer["listens"] = f"{options.host}:{options.port}"
 print("ANSWER " + json.dumps(answer))
 """
 
@@ -132,6 +139,7 @@ def test_a_job_and_the_service_on_a_local_cluster(tmp_path: Path) -> None:
         np.testing.assert_allclose(vectors, engine.encode(["one", "two"]), atol=1e-6)
     assert status == 200
     assert answer["refused"] == [413, 422], "limits and checks are the app's own"
+    assert f"Ray Serve listens on {answer['listens']} already" in answer["elsewhere"]
     assert answer["page"].lower() == "<!doctype html>"
 
 

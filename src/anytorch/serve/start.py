@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -43,14 +44,19 @@ def process_age_s() -> float:
         return time.monotonic() - BEGAN
 
 
-def first_answer(options: ServeOptions, *, key: str | None, stopped: Callable[[], bool]) -> Started | ModelError:
+def first_answer(
+    options: ServeOptions, *, key: str | None, stopped: Callable[[], bool], limit_s: float = math.inf
+) -> Started | ModelError:
     """Ask the service over its port until it answers a real request; why it does not, with what to do, if it never will."""
     host = options.host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     headers = {"Host": f"{'localhost' if options.loopback else (*options.allow_hosts, host)[0]}:{options.port}"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
+    last = time.monotonic() + limit_s
     while not stopped():
+        if time.monotonic() > last:
+            return ModelError(f"nothing was ready on {options.url} within {limit_s:g} s", hint=GENERAL_HINT)
         try:
             health = _ask(host, options.port, "GET", "/v1/readyz", headers)
         except OSError:

@@ -32,6 +32,7 @@ NAME = "anytorch"
 ONGOING = 32  # requests under way in a replica that call for another one: a batch needs company to be worth it
 MOST_ONGOING = 1024  # of one replica; its own queue refuses with 429 long before
 LOOK_S = 0.2
+START_S = 600.0  # a large model on a slow disk; then something else is wrong
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def serve_on_ray(options: ServeOptions, told: Told, *, address: str | None = Non
     with cluster(address) as ray, stopped_by_signals() as stopped:
         share = share_of(ray, options.device, whole_nodes=True)
         with deployed(options, share, scale or Scale()):
-            started = first_answer(options, key=keys.one if keys else None, stopped=stopped.is_set)
+            started = first_answer(options, key=keys.one if keys else None, stopped=stopped.is_set, limit_s=START_S)
             if isinstance(started, ModelError):
                 if stopped.is_set():
                     return 0
@@ -92,6 +93,7 @@ def deployed(options: ServeOptions, share: Share, scale: Scale) -> Iterator[None
     if share.threads is not None and options.threads is None:
         options = replace(options, threads=share.threads)
     serve.start(http_options={"host": options.host, "port": options.port})
+    require_own_port(options)
     most = max(scale.most or share.count, scale.least, 1)
     made: Any = serve.deployment(
         serve.ingress(app_builder(to_json(options)))(Replica),
@@ -114,6 +116,25 @@ def deployed(options: ServeOptions, share: Share, scale: Scale) -> Iterator[None
         yield
     finally:
         serve.delete(NAME)  # drains; Ray Serve itself stays for others, or ends with a cluster of our own
+
+
+def require_own_port(options: ServeOptions) -> None:
+    """Raise UsageError where the cluster's Ray Serve listens elsewhere than we were told to.
+
+    Ray keeps the options of the first `serve.start` and ignores ours. The app would be reachable where the cluster's proxy
+    is, perhaps by other machines, although `require_safe` has looked at another address.
+    """
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client()
+    http = client.http_config
+    if (http.host, http.port) != (options.host, options.port):
+        closed = options.api_key_file is not None or replace(options, host=http.host).loopback
+        key = "" if closed else " --api-key-file keys.txt"
+        raise UsageError(
+            f"Ray Serve listens on {http.host}:{http.port} already, and not on {options.host}:{options.port}",
+            hint=f"use --host {http.host} --port {http.port}{key}, or stop it with `serve shutdown`",
+        )
 
 
 class Replica:
