@@ -200,15 +200,16 @@ def test_workers_end_with_their_parent(start: Callable[..., Process]) -> None:
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "the workers to end")
 
 
-def test_workers_tell_each_other_of_swaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_tell_each_other_of_swaps(tmp_path: Path) -> None:
     here, there = Shared(tmp_path), Shared(tmp_path)
-    assert here.news() == []
-    load = Load("mini", "embeddings", "cpu", "int8")
-    here.tell(load)
-    assert there.news() == []  # the same process told it
-    monkeypatch.setattr("anytorch.serve.shared.os.getpid", lambda: -1)
-    late = Shared(tmp_path)
-    assert late.news() == [load] and late.news() == []
+    assert here.newest() == []
+    old, new = Load("mini", "embeddings", "cpu", "int8"), Load("midi", "embeddings", "cpu", "int8")
+    other = Load("tiny", "forecast", "cpu", None)
+    here.tell(old)
+    assert there.newest() == here.newest() == [old]
+    there.tell(other)
+    there.tell(new)
+    assert here.newest() == Shared(tmp_path).newest() == [other, new]
 
 
 def test_the_age_of_this_process() -> None:

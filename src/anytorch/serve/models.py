@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,7 +71,8 @@ class Registry:
         self.swapping: set[asyncio.Future[Slot]] = set()  # kept here, because nobody may wait for it any more
         self._swap = asyncio.Lock()
         self._loads_waiting = 0
-        for wanted in first_models(options):
+        self._first = first_models(options)
+        for wanted in self._first:
             self._slots[wanted.job][wanted.id] = Slot(wanted)
             self._default.setdefault(wanted.job, wanted.id)
 
@@ -120,6 +121,9 @@ class Registry:
         slot.users -= 1
         if slot.retired and not slot.users:
             self._close(slot)
+
+    def default(self, job: str) -> Slot | None:
+        return self._slots[job].get(self._default.get(job, ""))
 
     def infos(self, job: str | None = None) -> list[ModelInfo]:
         return [
@@ -187,7 +191,27 @@ class Registry:
             await self._swap.acquire()
         finally:
             self._loads_waiting -= 1
-        swapping = asyncio.ensure_future(self._swap_in(name, job, device, quantization, done))
+        return await self._finished(self._swap_in(name, job, device, quantization, done))
+
+    async def follow(self, choose: Callable[[], tuple[str, str, str, str | None] | None]) -> bool:
+        """When nothing else is being loaded, load what `choose` then names, as `load` does; False: it names nothing.
+
+        For what other workers have: whoever waits for it is not a client, so however many wait, it comes to its turn.
+        """
+        await self._swap.acquire()
+        try:
+            asked = choose()
+        except BaseException:
+            self._swap.release()
+            raise
+        if asked is None:
+            self._swap.release()
+            return False
+        await self._finished(self._swap_in(*asked, lambda _: None))
+        return True
+
+    async def _finished(self, swap: Coroutine[Any, Any, Slot]) -> Slot:
+        swapping = asyncio.ensure_future(swap)
         self.swapping.add(swapping)
         swapping.add_done_callback(self.swapping.discard)
         swapping.add_done_callback(_seen)
@@ -216,9 +240,9 @@ class Registry:
         for kind, embedded in EMBEDDED.items():
             if name == embedded and job in (None, kind):
                 return Wanted(embedded, kind, None)
-        for slots in self._slots.values():  # named on the command line
-            if name in slots and job in (None, slots[name].wanted.job):
-                return slots[name].wanted
+        for wanted in self._first:  # named on the command line
+            if name == wanted.id and job in (None, wanted.job):
+                return wanted
         known = self.loadable()
         found = known.get(name)
         if found is None or job not in (None, found.job):

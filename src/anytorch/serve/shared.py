@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,34 +23,30 @@ class Load:
 
 
 class Shared:
-    """The file's newest entry per job counts. `news` gives what others have told since the last time."""
+    """The file's newest entry per job is what every worker has or is about to have, whoever wrote it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "models.json"
         self._lock = folder / "models.lock"
-        self._seen = 0  # serial number of the newest entry that is known here
-        self._stamp: int | None = None
+        self._stamp: tuple[int, int, int] | None = None
+        self._newest: list[Load] = []
 
     def tell(self, load: Load) -> None:
         with self._locked():
-            entries = self._read()
-            serial = 1 + max((entry["serial"] for entry in entries), default=0)
-            entries = [entry for entry in entries if entry["job"] != load.job]
-            entries.append({**asdict(load), "serial": serial, "by": os.getpid()})
-            replace_file(self._path, json.dumps(entries).encode())
+            entries = [entry for entry in self._read() if entry["job"] != load.job]
+            replace_file(self._path, json.dumps([*entries, asdict(load)]).encode())
 
-    def news(self) -> list[Load]:
+    def newest(self) -> list[Load]:
+        """The last load of each job that any worker has told of. Reads the file only when it is another one."""
         try:
-            stamp = self._path.stat().st_mtime_ns
+            found = self._path.stat()
         except FileNotFoundError:
             return []
-        if stamp == self._stamp:
-            return []
-        self._stamp = stamp
-        entries = sorted(self._read(), key=lambda entry: int(entry["serial"]))
-        fresh = [entry for entry in entries if entry["serial"] > self._seen and entry["by"] != os.getpid()]
-        self._seen = max((entry["serial"] for entry in entries), default=0)
-        return [Load(e["model"], e["job"], e["device"], e["quantization"]) for e in fresh]
+        stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+        if stamp != self._stamp:
+            self._newest = [Load(**entry) for entry in self._read()]
+            self._stamp = stamp
+        return self._newest
 
     def _read(self) -> list[dict[str, Any]]:
         try:

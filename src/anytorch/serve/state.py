@@ -23,6 +23,9 @@ from anytorch.serve.shared import Load, Shared
 log = logs.logger(__name__)
 
 
+TRY_AGAIN_S = 30.0  # with a model that another worker has and that could not be loaded here
+
+
 class State:
     def __init__(self, options: ServeOptions, metrics: Metrics) -> None:
         self.options = options
@@ -38,6 +41,8 @@ class State:
         self.shared = None if options.run_folder is None else Shared(options.run_folder)
         self._tasks: set[asyncio.Future[Any]] = set()
         self._refreshing: asyncio.Future[None] | None = None
+        self._following: asyncio.Future[None] | None = None
+        self._not_before: dict[Load, float] = {}  # what could not be loaded here, and when to try again
 
     def build(self, wanted: Wanted) -> Model:
         """Load a model; runs in the registry's thread."""
@@ -79,24 +84,43 @@ class State:
     def tell_others(self, slot: Slot) -> None:
         """A model was loaded here: the other workers, and those that are started later, load it, too."""
         if self.shared is not None:
-            wanted = slot.wanted
-            self.shared.tell(Load(wanted.id, wanted.job, wanted.device, wanted.quantization))
+            self.shared.tell(load_of(slot))
 
     def on_beat(self) -> None:
         """Called about every second in a worker, on the event loop."""
-        if self.shared is not None and (loads := self.shared.news()):
-            self.keep(asyncio.ensure_future(self._follow(loads)))
+        if (self._following is None or self._following.done()) and self._behind() is not None:
+            self._following = asyncio.ensure_future(self._follow())
+            self.keep(self._following)
         if all(slot.model is not None for slot in self.needed()):
             self.load_rest()
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.ensure_future(asyncio.to_thread(self.metrics.refresh))
             self.keep(self._refreshing)
 
-    async def _follow(self, loads: list[Load]) -> None:
-        for load in loads:
+    def _behind(self) -> Load | None:
+        """What another worker has loaded and this one has not; what failed here a moment ago is left for later."""
+        for load in [] if self.shared is None else self.shared.newest():
+            slot = self.models.default(load.job)
+            if (slot is None or load_of(slot) != load) and time.monotonic() >= self._not_before.get(load, 0.0):
+                return load
+        return None
+
+    async def _follow(self) -> None:
+        """Load until what is loaded here is what the file says: it may change while a model is built or waited for."""
+        load: Load | None = None
+
+        def choose() -> tuple[str, str, str, str | None] | None:
+            nonlocal load
+            load = self._behind()  # asked again when it is our turn
+            return None if load is None else (load.model, load.job, load.device, load.quantization)
+
+        more = True
+        while more:
             try:
-                await self.models.load(load.model, load.job, load.device, load.quantization)
+                more = await self.models.follow(choose)
             except (Problem, AnytorchError) as exc:
+                assert load is not None
+                self._not_before[load] = time.monotonic() + TRY_AGAIN_S
                 log.warning("%s, which another worker has loaded, cannot be loaded here: %s", load.model, exc)
 
     def keep(self, task: asyncio.Future[Any]) -> None:
@@ -113,3 +137,8 @@ class State:
         for task in list(self._tasks):
             task.cancel()
         await self.models.close()
+
+
+def load_of(slot: Slot) -> Load:
+    wanted = slot.wanted
+    return Load(wanted.id, wanted.job, wanted.device, wanted.quantization)
