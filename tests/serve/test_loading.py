@@ -88,6 +88,58 @@ def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
     asyncio.run(run())
 
 
+def test_the_deadline_and_the_client_count_while_the_model_loads() -> None:
+    """A model that takes minutes must not keep those who would not wait, nor those who have gone."""
+
+    async def run() -> None:
+        app = create_app(ServeOptions(forecast=False, threads=1))
+        service, go_on = app.state.service, threading.Event()
+        build = service.models._build
+
+        def slow(wanted: Any) -> Any:
+            assert go_on.wait(30)
+            return build(wanted)
+
+        service.models._build = slow
+        async with client_of(app) as client, app.router.lifespan_context(app):
+            answer = await client.post("/v1/embeddings", json={"input": "x"}, headers={"X-Request-Timeout": "0.05"})
+            assert answer.status_code == 504 and "within 0.05 s" in answer.json()["detail"], answer.text
+            patient = asyncio.ensure_future(client.post("/v1/embeddings", json={"input": "x"}))
+            messages = [{"type": "http.request", "body": b'{"input":"x"}'}, {"type": "http.disconnect"}]
+
+            async def receive() -> Any:
+                return messages.pop(0)
+
+            async def send(message: Any) -> None:
+                raise AssertionError("nobody is there")
+
+            scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [(b"host", b"localhost")],
+                     "client": ("127.0.0.1", 1)}  # fmt: skip
+            await asyncio.wait_for(app(scope, receive, send), 20)
+            (slot,) = service.models.slots("embeddings")
+            assert slot.model is None and slot.users == 1, "the patient one alone is left"
+            go_on.set()
+            assert (await patient).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_deadline_that_is_over_before_the_queue_has_the_request() -> None:
+    async def run() -> None:
+        app = create_app(ServeOptions(forecast=False, threads=1))
+        async with client_of(app) as client, app.router.lifespan_context(app):
+            assert (await client.post("/v1/embeddings", json={"input": "x"})).status_code == 200
+            answer = await client.post("/v1/embeddings", json={"input": "x"}, headers={"X-Request-Timeout": "1e-06"})
+            assert answer.status_code == 504 and "within 1e-06 s" in answer.json()["detail"], answer.text
+            (model,) = app.state.service.models.loaded("embeddings")
+            assert model.queue.stats.requests == 1, "what is late anyway is not queued"
+            body = {"input": ["some words " * 20_000]}
+            answer = await client.post("/v1/embeddings", json=body, headers={"X-Request-Timeout": "0.001"})
+            assert answer.status_code == 504 and model.queue.stats.requests == 1
+
+    asyncio.run(run())
+
+
 def test_a_request_that_outlives_the_drain_gets_a_status() -> None:
     async def run() -> None:
         app = create_app(ServeOptions(forecast=False))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -122,9 +122,9 @@ class Embeddings:
         asked = parse(await self.guard.read(call), self._options)
         slot = self._models.slot("embeddings", asked.model)
         with self._models.use(slot):
-            model = slot.model or await self._models.ready(slot)
+            model = slot.model or await within(self._models.ready(slot), call)
             assert isinstance(model, EmbeddingModel)
-            tokens = await self.tokens(model, asked)
+            tokens = await self.tokens(model, asked, call)
             count = int(tokens.starts[-1])
             if count > self._options.max_request_tokens:
                 raise Problem(
@@ -133,8 +133,10 @@ class Embeddings:
                     hint="send it in several requests", param="input",
                 )  # fmt: skip
             left = call.timeout_s - (time.perf_counter() - call.started)
+            if left <= 0:
+                raise late(call)
             future = model.queue.submit_tokens(tokens, dim=asked.dim, precision=asked.precision, timeout_s=left)
-            vectors = await awaited(future, call.receive, left)
+            vectors = await awaited(future, call, left)
             body = answer(vectors, asked, model.info.id, count)
         self._metrics.embedding_tokens.inc(count)
         call.status = 200
@@ -144,7 +146,7 @@ class Embeddings:
         )
         await call.send({"type": "http.response.body", "body": body})
 
-    async def tokens(self, model: EmbeddingModel, asked: Asked) -> Tokens:
+    async def tokens(self, model: EmbeddingModel, asked: Asked, call: Call) -> Tokens:
         began = time.perf_counter()
         if asked.ids is not None:
             return pack_ids(asked.ids, vocabulary=model.vocabulary, max_length=model.engine.max_length)
@@ -152,12 +154,35 @@ class Embeddings:
         if sum(map(len, texts)) <= ON_LOOP_CHARACTERS:
             made: Tokens = model.engine.tokenize(texts, prompt=asked.prompt)
         else:
-            made = await asyncio.to_thread(model.engine.tokenize, texts, prompt=asked.prompt)
+            made = await within(asyncio.to_thread(model.engine.tokenize, texts, prompt=asked.prompt), call)
         self._metrics.tokenized(time.perf_counter() - began)
         return made
 
 
-async def awaited(future: Future[Any], receive: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+def late(call: Call) -> TimeoutError:
+    return TimeoutError(f"not computed within {call.timeout_s:g} s")
+
+
+async def within(work: Coroutine[Any, Any, Any], call: Call) -> Any:
+    """What takes long before the queue has the request. No longer waited for when its time is up or the client has gone."""
+
+    async def watch() -> None:
+        while (await call.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    left = call.timeout_s - (time.perf_counter() - call.started)
+    try:
+        done, _ = await asyncio.wait({task, watcher}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        raise ClientGone if watcher in done else late(call)
+    finally:
+        task.cancel()
+        watcher.cancel()
+
+
+async def awaited(future: Future[Any], call: Call, timeout_s: float) -> Any:
     """The queue's answer on the event loop. Withdraws the request when its time is up or the client has gone."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
@@ -182,7 +207,7 @@ async def awaited(future: Future[Any], receive: Callable[[], Awaitable[Any]], ti
 
     def watch() -> None:
         nonlocal watcher
-        watcher = asyncio.ensure_future(receive())
+        watcher = asyncio.ensure_future(call.receive())
         watcher.add_done_callback(left)
 
     future.add_done_callback(done)
@@ -200,5 +225,5 @@ async def awaited(future: Future[Any], receive: Callable[[], Awaitable[Any]], ti
     if gone:
         raise ClientGone
     if future.cancelled():
-        raise TimeoutError(f"not computed within {timeout_s:.3g} s")
+        raise late(call)
     return future.result()
