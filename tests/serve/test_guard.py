@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -159,7 +160,18 @@ def test_a_client_that_asks_too_often_waits(serve: Callable[..., Any]) -> None:
     assert {answer.status_code for answer in answers} == {200, 429}
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1 and refused.json()["type"].endswith("rate-limit")
-    assert service.client.get("/v1/readyz").status_code == 200  # a health check is never too often
+    for path in ("/v1/readyz", "/metrics"):  # who watches is never too often
+        assert service.client.get(path).status_code == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere this machine has one loopback address")
+def test_preflights_of_one_address_do_not_use_up_another_s(serve: Callable[..., Any], key_file: Path) -> None:
+    service = serve(rate_limit=0.01, api_key_file=key_file, allow_origins=("https://a.example",))
+    headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    for address in ("127.0.0.2", "127.0.0.3"):
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=address), base_url=service.url) as client:
+            found = [client.options("/v1/embeddings", headers=headers).status_code for _ in range(2)]
+        assert found == [204, 429]
 
 
 def test_a_bucket_fills_again() -> None:

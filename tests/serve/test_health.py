@@ -46,6 +46,12 @@ def test_what_health_says(service: Any) -> None:
     assert health["models"]["text"] == [] and health["uptime_seconds"] > 0
 
 
+@pytest.mark.parametrize("path", ["/v1/readyz", "/v1/healthz"])
+def test_health_checks_may_ask_for_the_head_alone(service: Any, path: str) -> None:
+    answer = service.client.head(path)
+    assert answer.status_code == 200 and answer.content == b""
+
+
 def test_a_model_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         app = create_app(ServeOptions(forecast=False))

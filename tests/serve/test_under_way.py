@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -59,6 +60,21 @@ def test_a_deadline_is_kept_while_the_engine_is_busy(held: Any) -> None:
     until(lambda: held.embedding.queue.stats.waiting_requests == 0, "the late ones to be taken out")
     assert held.gate.batches == 1, "a request whose time was up was computed all the same"
     assert held.state.metrics.registry.get_sample_value("anytorch_rejected_total", {"reason": "deadline"}) == 2
+
+
+def test_a_request_without_a_body_has_a_deadline_too(serve: Callable[..., Any]) -> None:
+    service = serve()
+
+    async def never(**_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    service.state.looks.survey = never
+    answer = service.client.get("/v1/devices?refresh=true", headers={"X-Request-Timeout": "0.1"})
+    assert answer.status_code == 504 and "0.1 s" in answer.json()["detail"]
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as made:
+        made.sendall(b"GET /v1/devices HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: service.app.guard.under_way == 1, "the request to be under way")
+    until(lambda: service.app.guard.under_way == 0, "the service to notice that the client has gone")
 
 
 def test_a_full_queue_says_when_to_come_again(held: Any) -> None:

@@ -122,9 +122,6 @@ class Guard:
             await sending({"type": "http.response.start", "status": 204, "headers": PREFLIGHT})
             await sending({"type": "http.response.body", "body": b""})
             return
-        if call.method in SAFE_METHODS and call.headers.get(b"content-length", b"0") == b"0":
-            await self._inner(scope, call.receive, sending)
-            return
         await self._with_body(call, scope, sending)
 
     # --- checks ------------------------------------------------------------------------------------------------------
@@ -149,7 +146,7 @@ class Guard:
                 hint="allow it with --allow-origin",
             )
         call.client = self._client(call, scope)
-        if self._rates is not None and not is_open(call.path) and (wait_s := self._rates.wait_s(call.client)) > 0:
+        if self._rates is not None and not is_unrated(call.path) and (wait_s := self._rates.wait_s(call.client)) > 0:
             raise Problem(
                 429,
                 "rate-limit",
@@ -166,15 +163,15 @@ class Guard:
 
     def _client(self, call: Call, scope: Scope) -> str:
         """Who asks: the key's name, or the address. Raises a 401 Problem where a key is needed."""
+        address = scope.get("client")
         if self.keys is None:
-            address = scope.get("client")
             return address[0] if address else ""
         given = call.headers.get(b"authorization", b"")
         given = given[7:].strip() if given[:7].lower() == b"bearer " else call.headers.get(b"x-api-key", b"")
         name = self.keys.name_of(given) if given else None
         if name is None and not is_open(call.path):
             if call.method == "OPTIONS" and self._origins:
-                return ""  # a preflight never carries the key
+                return address[0] if address else ""  # a preflight never carries the key
             raise Problem(
                 401,
                 "key-needed",
@@ -349,6 +346,11 @@ PREFLIGHT = [
 def is_open(path: str) -> bool:
     """The page's files and the health checks: no key is asked for, and nobody asks too often."""
     return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
+
+
+def is_unrated(path: str) -> bool:
+    """Nor does who watches a busy service ask too often."""
+    return path == "/metrics" or is_open(path)
 
 
 def allowed_hosts(options: ServeOptions) -> frozenset[str] | None:

@@ -18,6 +18,7 @@ router = APIRouter(tags=["health"])
 UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": schemas.Health, "description": "not now; `detail` says why"}}
 
 
+@router.head("/v1/readyz", include_in_schema=False)  # what some load balancers send
 @router.get("/v1/readyz", responses=UNREADY)
 async def readyz(request: Request, response: Response) -> schemas.Health:
     """May requests be sent here? 503 while it starts and while it drains."""
@@ -26,6 +27,7 @@ async def readyz(request: Request, response: Response) -> schemas.Health:
     return health
 
 
+@router.head("/v1/healthz", include_in_schema=False)
 @router.get("/v1/healthz", responses=UNREADY)
 async def healthz(request: Request, response: Response) -> schemas.Health:
     """Does it still answer? 503 when an engine no longer does, or the service has not started."""
