@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from anytorch.serve import protocol
 
 
 def ask(service: Any, text: str = "x", **options: Any) -> httpx.Response:
@@ -75,6 +80,60 @@ def test_a_request_without_a_body_has_a_deadline_too(serve: Callable[..., Any]) 
         made.sendall(b"GET /v1/devices HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(lambda: service.app.guard.under_way == 1, "the request to be under way")
     until(lambda: service.app.guard.under_way == 0, "the service to notice that the client has gone")
+
+
+def unread(service: Any, room: int = 4096) -> socket.socket:
+    """A request for megabytes from a client that has little room and has not begun to read."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    made.settimeout(20)
+    made.connect(("127.0.0.1", service.port))
+    body = json.dumps({"input": ["x"] * 2048}).encode()
+    made.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return made
+
+
+def test_an_answer_that_nobody_reads_is_let_go(serve: Callable[..., Any]) -> None:
+    service = serve(body_timeout_s=0.5)
+    connections = service.server.server_state.connections
+    with unread(service) as made:
+        until(lambda: service.app.guard.under_way == 1, "the request to arrive")
+        until(lambda: service.app.guard.under_way == 0, "the answer to be made")
+        mine = next(one for one in connections if one in one.unread)
+        until(lambda: mine not in connections, "the connection to be let go")
+        assert not mine.unread and made.fileno() > 0
+    assert ask(service).status_code == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell what it holds")
+def test_a_slow_reader_gets_its_whole_answer(serve: Callable[..., Any]) -> None:
+    service = serve(body_timeout_s=0.5)
+    with unread(service, room=100_000) as made:
+        found = made.recv(65536)
+        head, _, body = found.partition(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
+        end = time.monotonic() + 1.2  # more than two looks at it
+        while len(body) < length:
+            part = made.recv(65536)
+            assert part, f"cut off after {len(body)} of {length} bytes"
+            body += part
+            if time.monotonic() < end:
+                time.sleep(0.02)
+        assert len(json.loads(body)["data"]) == 2048
+        until(lambda: not any(one.unread for one in service.server.server_state.connections), "it to be forgotten")
+
+
+def test_unread_answers_are_bounded_together(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_AT_ONCE", 2)
+    service = serve(max_body_nbytes=2_000_000)  # so 4 MB may wait to be read
+    connections = service.server.server_state.connections
+    with unread(service) as old:
+        until(lambda: any(one in one.unread for one in connections), "an answer to wait")
+        first = next(one for one in connections if one in one.unread)
+        with unread(service):
+            until(lambda: first not in connections, "the older one to be let go")
+            assert any(one in one.unread for one in connections), "the newer one is kept"
+        assert old.fileno() > 0
 
 
 def test_a_full_queue_says_when_to_come_again(held: Any) -> None:
