@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from anytorch.engines.candles.generate import sample_candles
+from anytorch.errors import InputError
+from anytorch.serve import candle_input
+from anytorch.serve.reading import parse_json
 
 pytest.importorskip("torch")
 
@@ -17,6 +23,25 @@ pytest.importorskip("torch")
 def forecaster(served: Callable[..., Any]) -> Iterator[Any]:
     with ExitStack() as stack:
         yield stack.enter_context(served(models=("tiny",), forecast=True))
+
+
+def test_a_large_body_is_parsed_without_the_garbage_collector() -> None:
+    """It would walk what has been made so far again and again, while every other client waits."""
+    body, runs = b'{"input":[' + b",".join([b"[]"] * 100_000) + b"]}", []
+
+    def note(phase: str, info: Any) -> None:
+        runs.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        found = parse_json(body)
+        during = len(runs)
+    finally:
+        gc.callbacks.remove(note)
+    assert len(found["input"]) == 100_000 and during <= 2 and gc.isenabled()  # one, at most, once it is over
+    with pytest.raises(orjson.JSONDecodeError):
+        parse_json(b"[1," * 100_000)
+    assert gc.isenabled()
 
 
 def test_small_prices_keep_their_digits(forecaster: Any) -> None:
@@ -30,6 +55,32 @@ def test_small_prices_keep_their_digits(forecaster: Any) -> None:
     document = answer.json()
     assert document["history"]["close"] == pytest.approx(table["close"].tolist(), rel=1e-8)
     assert len({f"{value:.4g}" for value in document["forecast"]["close"]}) == 3
+
+
+def test_numbers_that_a_model_cannot_hold_are_refused(forecaster: Any) -> None:
+    table = sample_candles(80, seed=2)
+    good = forecaster.client.post(
+        "/v1/forecast", json={"csv": table.assign(volume=1e17).to_csv(index=False), "horizon": 2}
+    )
+    assert good.status_code == 200 and None not in good.json()["forecast"]["volume"], good.text
+    table["volume"] = table["volume"].astype(float)
+    table.loc[7, "volume"] = 1e300
+    answer = forecaster.client.post("/v1/forecast", json={"csv": table.to_csv(index=False), "horizon": 2})
+    assert answer.status_code == 422 and "row 8, column 'volume'" in answer.json()["detail"], answer.text
+
+
+def test_a_forecast_that_is_not_finite_is_an_error() -> None:
+    mean = sample_candles(4, seed=1)
+    candle_input.require_finite(SimpleNamespace(mean=mean))
+    mean.loc[2, "close"] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        candle_input.require_finite(SimpleNamespace(mean=mean))
+
+
+def test_levels_that_are_close_keep_a_name_each(forecaster: Any) -> None:
+    body = {"sample": True, "horizon": 2, "samples": 3, "quantiles": [0.50000001, 0.50000002, 0, 1]}
+    answer = forecaster.client.post("/v1/forecast", json=body)
+    assert list(answer.json()["quantiles"]) == ["0", "0.50000001", "0.50000002", "1"]
 
 
 @pytest.mark.parametrize("zone", ["", "x" * 5000, "Mars/Base", "../../etc/passwd"])

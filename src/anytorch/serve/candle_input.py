@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
+
 from anytorch.engines.candles.generate import sample_candles
 from anytorch.engines.candles.read import CandleSeries, read_candles
 from anytorch.engines.candles.tables import require_pandas
@@ -13,6 +15,8 @@ from anytorch.serve import schemas
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 
+COLUMNS = ("open", "high", "low", "close", "volume", "amount")
+LARGEST = 1e18  # its square is still a float32
 SAMPLE_ROWS = 600
 FEW_ROWS = 64  # fewer are forecast from, but not without saying so
 SHOWN_ROWS = 2000  # of the history, in the answer
@@ -82,14 +86,34 @@ def read(asked: schemas.ForecastRequest) -> CandleSeries:
     elif len(found) > 1:
         raise InputError(f"there are {len(found)} instruments: {', '.join(names[:10])}", hint="name one with `symbol`")
     one = found[0]
+    require_range(one.frame)
     return CandleSeries(
         name if one.name in ("the table", "the data") else one.name, one.frame, one.rhythm, one.notes, one.where
     )
 
 
+def require_range(frame: Any) -> None:
+    """Raise InputError for numbers that a model, which computes in float32, cannot hold; sums of squares included."""
+    for name in COLUMNS:
+        if name in frame and (large := frame[name].abs() > LARGEST).any():
+            row = int(large.to_numpy().argmax())
+            raise InputError(
+                f"row {row + 1}, column {name!r}: {frame[name].iloc[row]:g} is too large, the largest is {LARGEST:g}",
+                hint="send prices in another unit",
+            )
+
+
+def require_finite(found: Any) -> None:
+    """Raise InputError where a forecast left the range of numbers: nulls would not say so."""
+    if not np.isfinite(found.mean[[name for name in COLUMNS if name in found.mean]].to_numpy()).all():
+        raise InputError(
+            "the forecast is not finite: the history's numbers are too far apart", hint="check the history"
+        )
+
+
 def table_of(candles: schemas.Candles) -> Any:
     columns: dict[str, Any] = {"timestamps": candles.timestamps}
-    for name in ("open", "high", "low", "close", "volume", "amount"):
+    for name in COLUMNS:
         values = getattr(candles, name)
         if values is None:
             continue
@@ -108,7 +132,7 @@ def column_lists(frame: Any, timestamps: Any = None) -> dict[str, Any]:
     document: dict[str, Any] = {}
     if timestamps is not None:
         document["timestamps"] = [moment.isoformat() for moment in timestamps]
-    for name in ("open", "high", "low", "close", "volume", "amount"):
+    for name in COLUMNS:
         document[name] = readable(frame[name].to_numpy()) if name in frame else None
     return document
 

@@ -23,6 +23,7 @@ from anytorch.serve.metrics import Metrics
 from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
+from anytorch.serve.reading import parse_json
 
 PATH = "/v1/embeddings"
 ON_LOOP_CHARACTERS = 4_000  # more than that is tokenized in a thread: others must not wait for it
@@ -45,7 +46,7 @@ class Asked(NamedTuple):
 def parse(body: bytes, options: ServeOptions) -> Asked:
     """The request in a body. Raises a Problem that names the field."""
     try:
-        data = orjson.loads(body)
+        data = parse_json(body)
     except orjson.JSONDecodeError as exc:
         raise Problem(400, "not-json", "The body is not JSON", f"the body is not JSON: {exc}") from exc
     if not isinstance(data, dict):

@@ -15,10 +15,10 @@ from anytorch.serve.answers import json_answer, problems
 from anytorch.serve.forecasting import Terms
 from anytorch.serve.loaders import ForecastModel
 from anytorch.serve.problems import Problem, validation_problem
+from anytorch.serve.reading import parse_json
 from anytorch.serve.state import State
 
 router = APIRouter(tags=["forecast"])
-COLUMNS = ("open", "high", "low", "close", "volume", "amount")
 BODY = {
     "requestBody": {
         "required": True,
@@ -90,19 +90,25 @@ async def forecast(request: Request) -> Response:
 
 
 def answer_of(found: Any, series: Any, asked: schemas.ForecastRequest) -> dict[str, Any]:
+    candle_input.require_finite(found)
     shown = series.frame.iloc[-candle_input.SHOWN_ROWS :]
     document = {
         "name": series.name,
         "history": candle_input.column_lists(shown, shown["timestamps"]),
         "forecast": candle_input.column_lists(found.mean, found.mean.index),
-        "quantiles": {f"{level:g}": candle_input.column_lists(frame) for level, frame in found.quantiles.items()},
+        "quantiles": {named(level): candle_input.column_lists(frame) for level, frame in found.quantiles.items()},
     }
     if asked.return_samples and found.samples is not None:
         document["samples"] = [
-            {name: candle_input.readable(path[:, place]) for place, name in enumerate(COLUMNS)}
+            {name: candle_input.readable(path[:, place]) for place, name in enumerate(candle_input.COLUMNS)}
             for path in found.samples
         ]
     return document
+
+
+def named(level: float) -> str:
+    """A quantile's key: all digits of it, so that no two levels share one; 0 and 1 without a point."""
+    return repr(float(level)).removesuffix(".0")
 
 
 async def read_body(request: Request) -> schemas.ForecastRequest:
@@ -114,7 +120,7 @@ async def read_body(request: Request) -> schemas.ForecastRequest:
             raise Problem(
                 415, "unknown-body", "This kind of body is not taken", "send application/json or multipart/form-data"
             )
-        return schemas.ForecastRequest.model_validate(orjson.loads(await request.body()))
+        return schemas.ForecastRequest.model_validate(parse_json(await request.body()))
     except orjson.JSONDecodeError as exc:
         raise Problem(400, "not-json", "The body is not JSON", f"the body is not JSON: {exc}") from exc
     except ValidationError as exc:
