@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -45,6 +46,12 @@ class Metrics:
         self._batch_texts = Histogram("anytorch_batch_texts", "Texts in a batch", buckets=COUNTS, **make)
         self._batch_tokens = Histogram("anytorch_batch_tokens", "Tokens in a batch", buckets=TOKENS, **make)
         self._batch_failed = Counter("anytorch_batches_failed_total", "Batches that failed", **make)
+        self._ended = Counter(
+            "anytorch_queue_ended_total", "Requests that ended without an answer, by cause", ("model", "cause"), **make
+        )
+        self._seen: dict[tuple[str, str], int] = {}  # by model and cause: the queue's own count when last looked at
+        self._set: set[tuple[str, tuple[str, ...]]] = set()  # gauges that were not 0 when last looked at
+        self._refreshing = Lock()
         self._children: dict[tuple[str, int], Any] = {}
         self._routes: dict[str, Any] = {}
         self.embedding_tokens = self._tokens.labels("embeddings")
@@ -84,18 +91,38 @@ class Metrics:
             self.registry.register(_Gauges(look))
 
     def refresh(self) -> None:
-        """Among several workers: put this one's gauges where the others can add them up. Called about every second."""
-        if self._look is None or self._folder is None:
+        """Count what queues have ended; among several workers, put this one's gauges where the others can add them up.
+
+        Called about every second in a worker, and when somebody asks.
+        """
+        if self._look is None:
             return
-        for name, labels, value in self._look().gauges():
-            if name not in self._gauges:
-                words, names = GAUGES[name]
-                self._gauges[name] = Gauge(name, words, names, registry=self.registry, multiprocess_mode="livesum")
-            gauge = self._gauges[name]
-            (gauge.labels(*labels) if labels else gauge).set(value)
+        with self._refreshing:
+            look = self._look()
+            self._count_ended(look)
+            if self._folder is None:
+                return
+            now = {(name, labels): value for name, labels, value in look.gauges()}
+            # A model that was swapped out is no longer among them; what it had last would be told for ever.
+            for (name, labels), value in {**dict.fromkeys(self._set, 0.0), **now}.items():
+                if name not in self._gauges:
+                    words, names = GAUGES[name]
+                    self._gauges[name] = Gauge(name, words, names, registry=self.registry, multiprocess_mode="livesum")
+                gauge = self._gauges[name]
+                (gauge.labels(*labels) if labels else gauge).set(value)
+            self._set = {key for key, value in now.items() if value}
+
+    def _count_ended(self, look: Look) -> None:
+        for model, stats in look.queues.items():
+            for cause in ("cancelled", "rejected", "timed_out", "failed"):
+                count, before = getattr(stats, cause), self._seen.get((model, cause), 0)
+                self._seen[model, cause] = count
+                # A queue that counts less than before is another one, of a model that was loaded anew.
+                self._ended.labels(model, cause).inc(count - before if count >= before else count)
 
     def text(self) -> bytes:
         if self._folder is None:
+            self.refresh()
             return generate_latest(self.registry)
         self.refresh()
         together = CollectorRegistry()
@@ -117,8 +144,6 @@ class Look:
         for model, stats in self.queues.items():
             yield "anytorch_queue_requests", (model,), stats.waiting_requests
             yield "anytorch_queue_tokens", (model,), stats.waiting_tokens
-            for cause in ("cancelled", "rejected", "timed_out", "failed"):
-                yield "anytorch_queue_ended", (model, cause), getattr(stats, cause)
         for device, nbytes in self.memory.items():
             yield "anytorch_memory_bytes", (device,), nbytes
         for loaded in self.models:
@@ -129,7 +154,6 @@ class Look:
 GAUGES = {
     "anytorch_queue_requests": ("Requests that wait for a batch", ("model",)),
     "anytorch_queue_tokens": ("Tokens that wait for a batch", ("model",)),
-    "anytorch_queue_ended": ("Requests that ended without an answer, by cause", ("model", "cause")),
     "anytorch_memory_bytes": ("Memory in use, by device", ("device",)),
     "anytorch_model_loaded": ("How many processes have this model loaded", ("job", "model", "device")),
     "anytorch_requests_under_way": ("Requests being answered", ()),
