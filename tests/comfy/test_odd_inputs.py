@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from anytorch.comfy import layers, tensors
+from anytorch.comfy import files, layers, tensors
+from anytorch.comfy.places import place_for
 from anytorch.comfy.values import DeviceChoice
+from anytorch.comfy.weights import chosen
 from anytorch.errors import InputError
 
 SIZES = st.integers(0, 5)
@@ -63,13 +66,7 @@ def test_convolution(
     if answer is None:
         return
     shown, tensor, weights = answer
-    whole = (
-        image.float()
-        if image.ndim == 4
-        else image.float()[None]
-        if shape[-1] in (1, 3, 4)
-        else image.float()[..., None]
-    )
+    whole = image.float() if image.ndim == 4 else image.float()[..., None]
     wanted = F.conv2d(whole.movedim(-1, 1), weights["weight"], weights.get("bias"), stride, padding).movedim(1, -1)
     torch.testing.assert_close(tensor, wanted, rtol=1e-4, atol=1e-4)
     assert shown.ndim == 4 and float(shown.min()) >= 0 and float(shown.max()) <= 1
@@ -154,3 +151,35 @@ def test_converters(
     ran(lambda: tensors.AnytorchImageToTensor().run(tensor, layout))
     ran(lambda: tensors.AnytorchTensorToLatent().run(tensor))
     ran(lambda: tensors.AnytorchTensorInfo().run(tensor))
+
+
+def test_what_has_three_dimensions_is_a_mask() -> None:
+    """Also one that is 1, 3 or 4 wide: ComfyUI's pictures always have four."""
+    for width in (1, 3, 4, 7):
+        (mask,) = tensors.AnytorchTensorToMask().run(torch.rand(2, 8, width), -1, "clamp")
+        assert mask.shape == (2, 8, width)
+    (image,) = tensors.AnytorchTensorToImage().run(torch.rand(3, 8, 9), "clamp", "channels first", "as they are")
+    assert image.shape == (1, 8, 9, 3)
+
+
+def test_infinities_do_not_blacken_a_picture() -> None:
+    numbers = torch.tensor([[float("inf"), -float("inf")], [0.0, 4.0], [float("nan"), 1.0]])
+    (image,) = tensors.AnytorchTensorToImage().run(numbers, "normalize", "channels last", "as they are")
+    assert image[0, :, :, 0].tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 0.25]]
+
+
+def test_quantized_numbers_are_not_taken_for_weights() -> None:
+    with pytest.raises(InputError, match="was quantized"):
+        chosen({"weight": torch.ones(3, 4, dtype=torch.int8)}, "", (3, 4), bias=False)
+
+
+def test_names_with_brackets_are_counted_too(tmp_path: Path) -> None:
+    first = files.next_free(tmp_path / "layer[1].safetensors")
+    first.touch()
+    assert first.name == "layer[1]_00001.safetensors"
+    assert files.next_free(tmp_path / "layer[1].safetensors").name == "layer[1]_00002.safetensors"
+
+
+def test_a_card_that_is_not_there_falls_back() -> None:
+    found = place_for(DeviceChoice("cpu:9"))
+    assert found.name == "cpu" and "cpu" in found.note

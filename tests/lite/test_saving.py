@@ -100,3 +100,26 @@ def test_any_bytes_give_tensors_or_our_error(tmp_path: Path, junk: bytes, at: in
         lite.load(tmp_path / "x")
     except ModelError:
         pass
+
+
+@pytest.mark.parametrize("shape", [[True], [0] * 100, [0, 2**70]], ids=["bool", "many", "large"])
+def test_shapes_that_numpy_does_not_have(shape: list[int], tmp_path: Path) -> None:
+    size = 4 if shape == [True] else 0
+    text = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(ModelError, match="'x'"):
+        lite.load(path)
+    deep = b"[" * 200_000
+    path.write_bytes(len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(ModelError, match="not JSON"):
+        lite.load(path)
+
+
+@pytest.mark.parametrize(
+    "state", [{"x": np.ones(2, np.complex128)}, {"__metadata__": np.ones(2)}, {"x": np.array(["a"])}]
+)
+def test_what_the_format_does_not_have_is_refused(state: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be kept"):
+        lite.save(state, tmp_path / "x.safetensors")
+    assert not list(tmp_path.iterdir())

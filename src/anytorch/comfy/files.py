@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ class AnytorchSaveWeights:
 
 def next_free(path: Path) -> Path:
     """layer.safetensors → layer_00001.safetensors, or the next number that is free."""
-    taken = [found.stem.removeprefix(f"{path.stem}_") for found in path.parent.glob(f"{path.stem}_*{SUFFIX}")]
+    pattern = f"{glob.escape(path.stem)}_*{SUFFIX}"  # a name may hold brackets
+    taken = [found.stem.removeprefix(f"{path.stem}_") for found in path.parent.glob(pattern)]
     number = max((int(text) for text in taken if text.isdigit()), default=0) + 1
     return path.with_name(f"{path.stem}_{number:05}{SUFFIX}")
 

@@ -18,7 +18,7 @@ from anytorch.devices.choose import resolve
 from anytorch.devices.memory import cleanup
 from anytorch.devices.oom import fit_batch, is_out_of_memory
 from anytorch.devices.registry import BUILT_IN
-from anytorch.errors import DeviceFallbackWarning, OutOfMemory
+from anytorch.errors import DeviceFallbackWarning, DeviceIndexError, OutOfMemory
 
 log = logs.logger(__name__)
 
@@ -83,7 +83,12 @@ def place_for(choice: DeviceChoice | None) -> Place:
         return TorchPlace(own)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeviceFallbackWarning)  # told below, and on the device node
-        found = resolve(None if choice is None else choice.request)
+        try:
+            found = resolve(None if choice is None else choice.request)
+        except DeviceIndexError as exc:  # a workflow of a machine with more cards
+            note = f"{exc.message}; computing on the CPU instead"
+            log.warning("%s", note)
+            return TorchPlace(torch.device("cpu"), note)
     if found.warning:
         log.warning("%s", found.warning)
     return TorchPlace(found.device, found.warning)

@@ -54,6 +54,8 @@ class AnytorchTensorToImage:
             numbers = numbers[None, :, :, None]  # (H, W) → (1, H, W, 1)
         elif numbers.ndim == 4 and layout == LAYOUTS[1]:
             numbers = numbers.movedim(1, -1)
+        elif numbers.ndim == 3 and layout == LAYOUTS[1]:
+            numbers = numbers.movedim(0, -1)[None]  # (C, H, W) → (1, H, W, C)
         image = as_image(numbers, "tensor")  # (B, H, W, C)
         count = image.shape[-1]
         if channels == COLOURS[1]:

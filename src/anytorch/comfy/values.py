@@ -58,11 +58,10 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 
 def as_image(value: Any, name: str = "image") -> Tensor:
-    """[batch, height, width, channels]; a mask, or one picture without a batch, is given the dimensions it lacks."""
+    """[batch, height, width, channels]; a mask [batch, height, width] is given one channel, as ComfyUI means it."""
     image = as_tensor(value, name)
     if image.ndim == 3:
-        # A picture ends in its channels; a mask [batch, height, width] ends in its width.
-        return image[None] if image.shape[-1] in (1, 3, 4) else image[..., None]
+        return image[..., None]
     if image.ndim != 4:
         raise InputError(
             f"{name} has {image.ndim} dimensions ({shape_text(image.shape)}); an image has 4: batch, height, width, channels"
@@ -78,7 +77,9 @@ def in_range(image: Tensor, wanted: str) -> Tensor:
     if wanted == "clamp":
         return clean.clamp(0, 1)
     around = tuple(range(1, image.ndim))
-    lowest, highest = clean.amin(around, keepdim=True), clean.amax(around, keepdim=True)
+    finite = torch.where(image.isfinite(), image, torch.zeros_like(image))
+    lowest, highest = finite.amin(around, keepdim=True), finite.amax(around, keepdim=True)
+    clean = torch.where(image.isnan(), lowest, image).clamp(lowest, highest)  # infinities are the ends of the range
     # A picture of one colour has nothing to stretch: it is cut instead.
     return torch.where(highest > lowest, (clean - lowest) / (highest - lowest).clamp_min(1e-12), clean.clamp(0, 1))
 

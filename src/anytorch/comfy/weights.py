@@ -61,6 +61,11 @@ def chosen(weights: Weights, layer: str, shape: Sequence[int], *, bias: bool) ->
             hint="set layer_name to the part before .weight",
         )
     weight = weights[name]
+    if not weight.is_floating_point():
+        raise InputError(
+            f"{name!r} holds {str(weight.dtype).removeprefix('torch.')} numbers: this layer was quantized",
+            hint="connect the layer's weights from before it was quantized",
+        )
     if tuple(weight.shape) != tuple(shape):
         raise InputError(
             f"{name!r} is {shape_text(weight.shape)}, but this layer's weights are {shape_text(shape)}",

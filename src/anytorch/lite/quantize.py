@@ -48,6 +48,8 @@ def quantize_weight(weight: Array) -> tuple[Array, Array]:
 
 def range_scale(low: float, high: float) -> tuple[float, int]:
     """Scale and zero for numbers from `low` to `high`; 0 is always exact, as padding and ReLU need it."""
+    if not np.isfinite(high - low):
+        raise UsageError(f"numbers from {low} to {high} cannot be quantized: int8 has no NaN and no infinity")
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255 or 1.0
     return scale, round(-128 - low / scale)

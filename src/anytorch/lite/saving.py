@@ -38,6 +38,8 @@ def save(state: Module | Mapping[str, Any], path: str | Path) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
+        if array.dtype.newbyteorder("<") not in NAMES or not isinstance(name, str) or name == "__metadata__":
+            raise ModelError(f"{name!r} of {array.dtype} cannot be kept in a safetensors file")
         begin, end = end, end + array.nbytes
         header[name] = {
             "dtype": NAMES[array.dtype.newbyteorder("<")],
@@ -59,7 +61,7 @@ def load(path: str | Path) -> dict[str, CustomTensor]:
         raise ModelError(f"{path} is not a safetensors file: its header would be {length:,} bytes long")
     try:
         header = json.loads(content[8 : 8 + length])
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ModelError(f"{path} is not a safetensors file: its header is not JSON ({exc})") from exc
     if not isinstance(header, dict):
         raise ModelError(f"{path} is not a safetensors file: its header is a {type(header).__name__}")
@@ -76,9 +78,12 @@ def read_tensor(path: Path, name: str, entry: Any, numbers: memoryview) -> Array
         wanted = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
     except (KeyError, TypeError, ValueError) as exc:
         raise ModelError(f"{path}: the header's entry for {name!r} cannot be understood: {entry}") from exc
-    if any(not isinstance(n, int) or n < 0 for n in sizes) or end - begin != wanted or end > len(numbers):
+    if any(type(n) is not int or n < 0 for n in sizes) or end - begin != wanted or end > len(numbers):
         raise ModelError(f"{path}: {name!r} should be {wanted:,} bytes at {begin}:{end} of {len(numbers):,}")
-    raw = np.frombuffer(numbers[begin:end], dtype).reshape(shape)
+    try:
+        raw = np.frombuffer(numbers[begin:end], dtype).reshape(shape)
+    except ValueError as exc:  # more dimensions, or larger ones, than NumPy has
+        raise ModelError(f"{path}: {name!r} has a shape that NumPy cannot make: {exc}") from exc
     if type_name == "BF16":  # the upper half of a float32
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return raw.astype(dtype.newbyteorder("="))  # a copy of its own, which may be written to
