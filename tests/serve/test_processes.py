@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,6 +78,18 @@ def test_the_start_line_and_a_clean_end(start: Callable[..., Process], number: i
     ]
     assert ask(one.url).status_code == 200
     assert one.end(number) == 0
+
+
+def test_a_second_interrupt_ends_it_at_once(start: Callable[..., Process]) -> None:
+    one = start("--no-forecast")
+    with socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])), timeout=20) as made:
+        made.sendall(b"POST /v1/similarity HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")  # no more comes
+        time.sleep(0.2)
+        one.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):  # the request is waited for
+            one.process.wait(1)
+        assert one.end(signal.SIGINT) == 130
+    assert "Traceback" not in one.process.communicate()[1]
 
 
 def test_a_port_that_is_taken_is_told(start: Callable[..., Process]) -> None:
@@ -192,12 +205,14 @@ def test_workers_are_started_again_and_follow_each_other(start: Callable[..., Pr
 
 
 @pytest.mark.slow
-def test_workers_end_with_their_parent(start: Callable[..., Process]) -> None:
-    one = start("--no-forecast", "--workers", "2")
+def test_workers_end_with_their_parent(tmp_path: Path, start: Callable[..., Process]) -> None:
+    one = start("--no-forecast", "--workers", "2", environment={**os.environ, "TMPDIR": str(tmp_path)})
+    assert list(tmp_path.glob("anytorch-serve-*"))
     until(lambda: len(one.children()) == 2, "two workers")
     children = one.children()
     one.process.kill()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "the workers to end")
+    assert not list(tmp_path.glob("anytorch-serve-*")), "what they shared goes with them"
 
 
 def test_workers_tell_each_other_of_swaps(tmp_path: Path) -> None:

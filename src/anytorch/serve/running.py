@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -20,6 +21,8 @@ from anytorch.serve.app import Service
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.protocol import protocol_class
 from anytorch.serve.start import BACKLOG, Told, first_answer
+
+INTERRUPTED = 128 + signal.SIGINT  # as a shell says it of a program that Ctrl-C has ended
 
 
 def run_app(
@@ -110,9 +113,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         state = self._app.state.service
-        if state.draining and sig == signal.SIGINT:  # the second one
-            self.should_exit = self.force_exit = True
-            return
+        if state.draining and sig == signal.SIGINT:  # the second one: engines that compute would be waited for
+            logging.shutdown()
+            os._exit(INTERRUPTED)
         state.draining = True
         if self._delay_s and self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._stop)

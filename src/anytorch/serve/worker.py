@@ -7,6 +7,7 @@ then so does the worker: none is left behind on the port.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -25,7 +26,8 @@ def main(arguments: list[str]) -> int:
     listening.setblocking(False)
     beats = int(arguments[2])
     os.set_blocking(beats, False)
-    threading.Thread(target=_end_with_parent, name="anytorch-parent", daemon=True).start()
+    alone = threading.Event()
+    threading.Thread(target=_end_with_parent, args=(alone,), name="anytorch-parent", daemon=True).start()
     app = create_app(options)
 
     def beat() -> None:
@@ -35,12 +37,17 @@ def main(arguments: list[str]) -> int:
         except BlockingIOError:  # the parent has enough of them
             pass
 
-    return run_app(app, options, listening, None, beat)
+    try:
+        return run_app(app, options, listening, None, beat)
+    finally:
+        if alone.is_set() and options.run_folder is not None:  # who would have removed it was killed
+            shutil.rmtree(options.run_folder, ignore_errors=True)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(alone: threading.Event) -> None:
     while os.read(0, 1024):
         pass
+    alone.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
