@@ -27,11 +27,15 @@ SOURCE = Path(__file__).with_name("moves.cpp")
 def gather_texts(
     ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], places: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The ids of the texts at `places`, one after the other, and where each starts."""
+    """The ids of the texts at `places`, one after the other, and where each starts. Raises IndexError for no such text."""
+    _check(places, len(starts) - 1, "texts")
     library = _library()
-    if library is None or not _plain(ids, starts, places):
+    if library is None or not (_plain(ids, np.int32) and _plain(starts, np.int32) and _plain(places, np.int64)):
         return gather_by_index(ids, starts, places)
-    total = int((starts[places + 1] - starts[places]).sum())
+    first, last = starts[places], starts[places + 1]
+    if len(places) and (int(first.min()) < 0 or int(last.max()) > len(ids) or bool((last < first).any())):
+        raise IndexError(f"texts that start or end outside of the {len(ids)} ids there are")
+    total = int((last - first).sum())
     out, begins = np.empty(total, np.int32), np.empty(len(places) + 1, np.int32)
     library.moves_gather(
         ids.ctypes.data, starts.ctypes.data, places.ctypes.data, len(places), out.ctypes.data, begins.ctypes.data
@@ -52,21 +56,27 @@ def gather_by_index(
 
 
 def scatter_rows(rows: npt.NDArray[Any], places: npt.NDArray[np.intp], out: npt.NDArray[Any]) -> None:
-    """`out[places] = rows`. Raises IndexError for a place outside `out`."""
+    """`out[places] = rows`. Raises IndexError for a place outside `out`, ValueError where `out` cannot be written to."""
+    _check(places, len(out), "rows")
     library = _library()
-    usable = rows.ndim == out.ndim == 2 and rows.dtype == out.dtype and rows.shape[1] == out.shape[1]
-    if library is None or not usable or not _plain(rows, places, out) or len(places) != len(rows):
+    alike = rows.ndim == out.ndim == 2 and rows.dtype == out.dtype and not rows.dtype.hasobject
+    usable = alike and rows.shape == (len(places), out.shape[1]) and out.flags.writeable
+    if library is None or not (usable and _plain(rows) and _plain(places, np.int64) and _plain(out)):
         out[places] = rows
         return
-    if len(places) and not (int(places.min()) >= 0 and int(places.max()) < len(out)):
-        raise IndexError(f"rows {int(places.min())} to {int(places.max())} of {len(out)}")
     width = rows.shape[1] * rows.itemsize
     library.moves_scatter(rows.ctypes.data, width, places.ctypes.data, len(places), out.ctypes.data)
 
 
-def _plain(*arrays: npt.NDArray[Any]) -> bool:
-    """Does each lie in memory as C has it? Places must be the 64-bit numbers that the library reads, too."""
-    return all(one.flags.c_contiguous and (one.dtype != np.intp or one.itemsize == 8) for one in arrays)
+def _check(places: npt.NDArray[Any], count: int, what: str) -> None:
+    """NumPy would count negative places from the end, and the library would not look at all."""
+    if len(places) and not (int(places.min()) >= 0 and int(places.max()) < count):
+        raise IndexError(f"{what} {int(places.min())} to {int(places.max())} of {count}")
+
+
+def _plain(array: npt.NDArray[Any], dtype: type[np.generic] | None = None) -> bool:
+    """Does it lie in memory as C has it, and are its numbers of the kind that the library reads?"""
+    return bool(array.flags.c_contiguous and array.flags.aligned) and (dtype is None or array.dtype == dtype)
 
 
 @lru_cache(maxsize=1)
