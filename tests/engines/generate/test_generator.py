@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from anytorch.engines.generate import scheduler  # noqa: E402
 from anytorch.engines.generate.generator import TextGenerator  # noqa: E402
 from anytorch.errors import InputError, QueueFull, UsageError  # noqa: E402
 
@@ -244,6 +245,74 @@ def test_a_failure_is_the_answer_of_its_request_alone(llama: TextGenerator, monk
         streams[1].completion()
     assert streams[2].completion().text == alone
     assert llama.stats.failed == 1
+
+
+def held_together(
+    generator: TextGenerator, patch: pytest.MonkeyPatch, **options: Any
+) -> tuple[list[Any], list[int], threading.Event]:
+    """Streams of three prompts that begin when the event is set, and the sizes of the batches that are computed."""
+    forward, sizes, all_there = generator._scheduler._forward, [], threading.Event()
+
+    def held(ids: Any, cache: Any, positions: Any, mask: Any) -> Any:
+        assert all_there.wait(20)
+        sizes.append(ids.shape[0])
+        return forward(ids, cache, positions, mask)
+
+    patch.setattr(generator._scheduler, "_forward", held)
+    streams = [generator.stream(prompt, max_tokens=12, temperature=0, **options) for prompt in PROMPTS[:3]]
+    return streams, sizes, all_there
+
+
+@pytest.mark.parametrize("first_ends", [False, True])
+def test_a_token_that_cannot_be_chosen_ends_its_request_alone(
+    llama: TextGenerator, monkeypatch: pytest.MonkeyPatch, first_ends: bool
+) -> None:
+    options = {"temperature": 0, "repetition_penalty": 1.1, "max_tokens": 12}
+    alone = [tokens_of(llama.stream(prompt, **options)) for prompt in PROMPTS[:3]]
+    choose, end = scheduler.next_token, next(token for token in alone[0] if alone[0].index(token) >= 4)
+    prompts = [llama.tokenize(prompt) for prompt in PROMPTS[:3]]
+    failed_in: list[int] = []  # the size of the batch
+
+    def broken(logits: Any, sampling: Any, seen: Any, random: Any) -> int:
+        of_second = list(seen[: len(prompts[1])]) == prompts[1]
+        # The first has got its last token in this very step, if it gets one early.
+        now = streams[0]._request.cache is None if first_ends else len(seen) == len(prompts[1]) + 4
+        if of_second and now and not failed_in:
+            failed_in.append(sizes[-1])
+            raise RuntimeError("no memory to sort with")
+        return choose(logits, sampling, seen, random)
+
+    monkeypatch.setattr(scheduler, "next_token", broken)
+    streams, sizes, begin = held_together(llama, monkeypatch, repetition_penalty=1.1)
+    if first_ends:
+        streams[0]._request.ends = frozenset([end])
+    begin.set()
+    found = [tokens_of(streams[0]), [], tokens_of(streams[2])]
+    with pytest.raises(RuntimeError, match="no memory to sort"):
+        streams[1].completion()
+    assert failed_in == [3]
+    assert found[0] == (alone[0][: alone[0].index(end)] if first_ends else alone[0])
+    assert found[2] == alone[2]
+    assert llama.stats.failed == 1
+
+
+def test_a_device_that_reports_late_that_it_failed_is_asked_again(
+    llama: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [tokens_of(llama.stream(prompt, max_tokens=12, temperature=0)) for prompt in PROMPTS[:3]]
+    look, failures = scheduler.Outlook.of, []
+
+    def late(requests: Any, logits: Any) -> Any:
+        if len(requests) == 3 and not failures:
+            failures.append(1)
+            raise RuntimeError("a kernel before this one failed")
+        return look(requests, logits)
+
+    monkeypatch.setattr(scheduler.Outlook, "of", late)
+    streams, _, begin = held_together(llama, monkeypatch)
+    begin.set()
+    assert [tokens_of(stream) for stream in streams] == alone
+    assert failures and llama.stats.failed == 0
 
 
 def test_a_chat_goes_through_the_models_template(llama: TextGenerator) -> None:

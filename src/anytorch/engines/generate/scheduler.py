@@ -31,6 +31,9 @@ Forward = Callable[
     ..., torch.Tensor
 ]  # (input_ids, cache, position_ids, attention_mask) → logits [requests, vocabulary]
 
+Computed = tuple[int, torch.Tensor | None]  # how many tokens of each request; logits, where there is one to choose
+Compute = Callable[[list[Request]], Computed]
+
 
 @dataclass(frozen=True)
 class GenerationStats:
@@ -163,23 +166,33 @@ class Scheduler:
             if request not in together:
                 self._attempt([request], self._step)
 
-    def _attempt(self, requests: list[Request], compute: Callable[[list[Request]], int]) -> int:
-        """Compute for these; if that fails, for each alone, so that only the culprit gets the error."""
-        lengths = [request.length for request in requests]
+    def _attempt(self, requests: list[Request], compute: Compute) -> int:
+        """Compute for these; if that fails, for each alone, so that only the culprit gets the error. How many tokens of
+        each were computed.
+
+        Until the numbers have been looked at no request has changed: a device may report only then that it failed.
+        """
         try:
-            return compute(requests)
+            count, logits = compute(requests)
+            outlook = None if logits is None else Outlook.of(requests, logits)
         except Exception as exc:  # noqa: BLE001  (whatever it is, it is the request's answer)
             if len(requests) == 1:
                 self._ended(requests[0], "cancelled", _ours(exc, requests[0]))
                 return 0
             log.info("a batch of %d requests failed (%s); each is computed by itself", len(requests), exc)
-        truncate(requests[0].cache, max(lengths))
+        else:
+            for request in requests:
+                request.length += count
+            if outlook is not None:
+                self._choose(requests, outlook)
+            return count
+        truncate(requests[0].cache, max(request.length for request in requests))
         for request in requests:
             self._attempt([request], compute)
         return 0
 
-    def _read(self, request: Request, portion: int) -> int:
-        """Go on with the prompt. The portion with its last token gives the first new one."""
+    def _read(self, request: Request, portion: int) -> Computed:
+        """Go on with the prompt. The portion with its last token gives the first new one: its logits, else None."""
         if request.cache is None:
             request.cache = new_cache(self._config)
         # A window of keys or a state is only ever filled in one go: that is what every model supports.
@@ -194,12 +207,9 @@ class Scheduler:
             torch.arange(request.length, request.length + count, device=self._device)[None],
             None,
         )
-        request.length += count
-        if request.length == len(request.tokens):
-            self._choose([request], logits)
-        return count
+        return count, logits if count == left else None
 
-    def _step(self, requests: list[Request]) -> int:
+    def _step(self, requests: list[Request]) -> Computed:
         """One token for each of these."""
         cache = requests[0].cache
         alone = len(requests) == 1 and (not can_share(cache) or rows_of(cache) == 1)
@@ -220,23 +230,22 @@ class Scheduler:
             torch.tensor([[r.length] for r in requests], device=self._device),
             mask,
         )
-        for request in requests:
-            request.length += 1
-        self._choose(requests, logits)
-        return len(requests)
+        return 1, logits
 
-    def _choose(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
-        best = logits.argmax(-1).tolist() if any(r.sampling.greedy for r in requests) else []
-        finite = torch.isfinite(logits.amax(-1)).tolist()
+    def _choose(self, requests: Sequence[Request], outlook: Outlook) -> None:
+        """A token for each. A failure here is that of one request: the others' keys and values are as they should be."""
         now = time.perf_counter()
         made = 0
         for row, request in enumerate(requests):
-            if not finite[row]:
+            if not outlook.finite[row]:
                 what = "the model gave numbers that are no numbers (NaN or infinity)"
                 self._ended(request, "cancelled", ArithmeticError(what))
                 continue
-            plain = request.sampling.greedy and request.sampling.repetition_penalty == 1.0
-            token = best[row] if plain else next_token(logits[row], request.sampling, request.tokens, request.random)
+            try:
+                token = outlook.token(row, request)
+            except Exception as exc:  # noqa: BLE001  (whatever it is, it is the request's answer)
+                self._ended(request, "cancelled", _ours(exc, request))
+                continue
             made += 1
             if token in request.ends:
                 self._ended(request, "stop")
@@ -257,6 +266,25 @@ class Scheduler:
                 self._stats, failed=self._stats.failed + failed, cancelled=self._stats.cancelled + cancelled
             )
         request.end(reason, error)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a computation says about the next token of each request. Its numbers are on the host: the device is done."""
+
+    logits: torch.Tensor  # [requests, vocabulary]
+    best: list[int]  # the most likely token of each; empty where nobody asks for it
+    finite: list[bool]
+
+    @staticmethod
+    def of(requests: Sequence[Request], logits: torch.Tensor) -> Outlook:
+        best = logits.argmax(-1).tolist() if any(r.sampling.greedy for r in requests) else []
+        return Outlook(logits, best, torch.isfinite(logits.amax(-1)).tolist())
+
+    def token(self, row: int, request: Request) -> int:
+        if request.sampling.greedy and request.sampling.repetition_penalty == 1.0:
+            return self.best[row]
+        return next_token(self.logits[row], request.sampling, request.tokens, request.random)
 
 
 def _ours(exc: Exception, request: Request) -> Exception:
