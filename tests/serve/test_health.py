@@ -46,6 +46,11 @@ def test_what_health_says(service: Any) -> None:
     assert health["models"]["text"] == [] and health["uptime_seconds"] > 0
 
 
+def test_a_file_that_the_page_has_not_is_a_problem_as_everywhere(service: Any) -> None:
+    answer = service.client.get("/web/nothing.js")
+    assert answer.status_code == 404 and answer.headers["content-type"] == "application/problem+json"
+
+
 @pytest.mark.parametrize("path", ["/v1/readyz", "/v1/healthz"])
 def test_health_checks_may_ask_for_the_head_alone(service: Any, path: str) -> None:
     answer = service.client.head(path)

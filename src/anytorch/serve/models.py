@@ -245,13 +245,19 @@ class Registry:
                 return wanted
         known = self.loadable()
         found = known.get(name)
-        if found is None or job not in (None, found.job):
+        if found is not None and job not in (None, found.job):
+            raise Problem(
+                404, "wrong-job", "The model is for another job",
+                f"{name[:200]!r} is a model for {found.job}, and {job} was asked for",
+                hint="leave `job` out: the model's files say what it is for", param="job",
+            )  # fmt: skip
+        if found is None:
             import difflib
 
             near = difflib.get_close_matches(name, known, n=1)
             raise Problem(
                 404, "model-not-found", "There is no such model",
-                f"{name[:200]!r} is not in the model folders" + (f" as a model for {job}" if found is not None else ""),
+                f"{name[:200]!r} is not in the model folders",
                 hint=f"did you mean {near[0]!r}?" if near else "GET /api/models lists what can be loaded; "
                 "folders are named with --model-folder",
                 param="model",

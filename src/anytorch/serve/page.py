@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
+from anytorch.serve.problems import Problem
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
     "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,7 +56,7 @@ def read_page() -> dict[str, File]:
 def answer(request: Request, name: str) -> Response:
     file: File | None = request.app.state.page.get(name)
     if file is None:
-        return Response("there is no such file", 404, media_type="text/plain")
+        raise Problem(404, "not-found", "There is no such file", "the page has no such file")
     headers = {"ETag": file.etag, "Cache-Control": "no-cache", "Content-Security-Policy": POLICY}
     if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
