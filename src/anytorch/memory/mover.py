@@ -437,8 +437,12 @@ class Mover:
     # --- changing what rests ---------------------------------------------------------------------------------------
 
     def begin_change(self, name: str) -> None:
-        """A block's image at home is about to be written: it leaves the ring, and nobody fetches it before `end_change`."""
+        """A block's image at home is about to be written: it leaves the ring, and nobody fetches it before `end_change`.
+
+        One writer at a time: who comes while another one changes the block waits until that one is done.
+        """
         with self._changed:
+            self.wait_unchanged(name)
             self._changing.add(name)
             self._give_up(name)
 

@@ -80,7 +80,10 @@ def save_training(
 
 
 def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str, Any] | None:
-    """Put weights, states, options and random numbers back as the newest checkpoint has them: {"step": …, "extra": …}."""
+    """Put weights, states, options and random numbers back as the newest checkpoint has them: {"step": …, "extra": …}.
+
+    A step that is still under way, or failed, is given up, and so are the gradients there are.
+    """
     found = checkpoints(Path(folder))
     if not found:
         return None
@@ -93,6 +96,7 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
         ) from exc
     if meta.get("format") != FORMAT:
         raise ModelError(f"the checkpoint {newest} has format {meta.get('format')!r}, not {FORMAT}")
+    optimizer.give_up()
     reader = Reader()
     try:
         _load_weights(optimizer, newest / "model", reader)

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from anytorch.errors import BudgetTooSmall, UsageError
+from anytorch import logs
+from anytorch.errors import BudgetTooSmall, ModelError, UsageError
 from anytorch.memory.buffers import parts_of
 from anytorch.memory.fitting import fitted
 from anytorch.memory.fused import DTYPES, MOMENTS, Update, can_do, decoupled, kind_of, proved
@@ -33,6 +34,7 @@ from anytorch.memory.sizes import words
 from anytorch.memory.streams import Copies
 from anytorch.memory.updating import Updates
 
+log = logs.logger(__name__)
 Factory = Callable[..., torch.optim.Optimizer]
 OF = "::"  # between a parameter's path and the name of its state
 WORKING = "optimizer step"
@@ -290,6 +292,14 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Return when all weights and states are those of the last step. Raises ModelError if one could not be updated."""
         self._updates.wait()
 
+    def give_up(self) -> None:
+        """Forget the step that is under way, failed or broken off: all weights and states are about to be new ones."""
+        try:
+            self.wait()
+        except ModelError as exc:
+            log.warning("%s: it is given up, as the weights go back to a checkpoint", exc.message)
+        self.zero_grad()
+
     def _options(self) -> list[dict[str, Any]]:
         """The groups' options as they are now: a schedule may change them before a block's turn comes."""
         return [options_of(group) for group in self.param_groups]
@@ -438,9 +448,9 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From `state_dict` of this class or of the plain optimizer over the same parameters."""
+        self.wait()
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         order = [p for group in self.param_groups for p in group["params"]]
-        self.wait()
         self.states.clear()
         self.numbers.clear()
         self.give_states((parameter, state_dict["state"].get(index, {})) for index, parameter in enumerate(order))

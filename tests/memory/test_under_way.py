@@ -1,0 +1,163 @@
+"""A step that is still under way, fails or is broken off: nothing is written over, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anytorch
+from anytorch.errors import ModelError
+from anytorch.memory.training import TieredOptimizer
+
+WIDTH = 64
+LAYERS = 6
+LAYER = 4 * (WIDTH * WIDTH + WIDTH)
+INPUTS = [torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + torch.tanh(self.inner(x))
+        return result
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor, *, without: int | None = None) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = x if number == without else layer(x)
+        return x
+
+
+def fit(folder: Path, factory: Any = torch.optim.SGD, **options: Any) -> tuple[Model, Model, TieredOptimizer]:
+    """The plain model, and one with the same weights of which most rest in host memory."""
+    torch.manual_seed(0)
+    plain = Model()
+    model = copy.deepcopy(plain)
+    anytorch.memory.fit(
+        model, "cpu", device_budget=3 * LAYER, host_budget=60 * LAYER, host_reserve=8 * LAYER, disk=folder / "disk"
+    )
+    optimizer = TieredOptimizer(model, factory, lr=0.1, **options)
+    assert len(optimizer.fitted.mover.host) >= 3
+    return plain, model, optimizer
+
+
+def slow_down(optimizer: TieredOptimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = optimizer._update_at_home
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.03)
+        real(*given)
+
+    monkeypatch.setattr(optimizer, "_update_at_home", slowly)
+
+
+def loss_of(model: nn.Module, number: int = 0, **options: Any) -> torch.Tensor:
+    return (model(INPUTS[number], **options) ** 2).mean()
+
+
+def copied(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(model: nn.Module, wanted: dict[str, torch.Tensor]) -> None:
+    found = model.state_dict()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+
+
+def within(seconds: float, do: Callable[[], Any]) -> bool:
+    """Does it come to an end, with or without an error? The thread of one that does not is left behind."""
+
+    def attempt() -> None:
+        try:
+            do()
+        except ModelError:
+            pass
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+# --- new weights while a step is under way -----------------------------------------------------------------------------
+
+
+def test_loaded_weights_stay_after_a_step_that_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model, optimizer = fit(tmp_path, overlap="forward")
+    slow_down(optimizer, monkeypatch)
+    loss_of(model).backward()
+    optimizer.step()
+    model.load_state_dict(plain.state_dict())
+    optimizer.wait()
+    assert_same(model, plain.state_dict())
+
+
+@pytest.mark.parametrize("overlap", ["forward", "backward"])
+def test_resuming_while_a_step_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: Any) -> None:
+    _, model, optimizer = fit(tmp_path, torch.optim.AdamW, overlap=overlap)
+    anytorch.memory.activations(model, "checkpoint")
+    loss_of(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    anytorch.memory.save_training(tmp_path / "run", optimizer, step=1)
+    weights, states = copied(model), optimizer.state_dict()["state"]
+    slow_down(optimizer, monkeypatch)
+    loss_of(model, 1).backward()
+    optimizer.step()
+    assert anytorch.memory.resume_training(tmp_path / "run", optimizer) == {"step": 1, "extra": None}
+    optimizer.wait()
+    assert_same(model, weights)
+    for index, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, states[index][key]) for key, value in state.items())
+
+
+def test_resuming_after_a_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model, optimizer = fit(tmp_path, overlap="forward")
+    anytorch.memory.save_training(tmp_path / "run", optimizer, step=0)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room for a step")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "_update_at_home", fail)
+        loss_of(model).backward()
+        optimizer.step()
+        assert anytorch.memory.resume_training(tmp_path / "run", optimizer) == {"step": 0, "extra": None}
+    assert_same(model, plain.state_dict())
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for network, updated in ((plain, reference), (model, optimizer)):  # without what the failed step had gathered
+        loss_of(network, 1).backward()
+        updated.step()
+    assert_same(model, plain.state_dict())
+
+
+def test_a_block_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    _, _, optimizer = fit(tmp_path)
+    mover = optimizer.fitted.mover
+    name = next(iter(mover.host))
+    mover.begin_change(name)
+    second = threading.Event()
+    thread = threading.Thread(target=lambda: (mover.begin_change(name), second.set()), daemon=True)
+    thread.start()
+    assert not second.wait(0.1)
+    mover.end_change(name)
+    assert second.wait(30)
+    assert not within(0.1, lambda: mover.wait_unchanged(name))  # it is the second one's now
+    mover.end_change(name)
+    assert within(30, lambda: mover.wait_unchanged(name))
