@@ -161,3 +161,44 @@ def test_a_block_has_one_writer_at_a_time(tmp_path: Path) -> None:
     assert not within(0.1, lambda: mover.wait_unchanged(name))  # it is the second one's now
     mover.end_change(name)
     assert within(30, lambda: mover.wait_unchanged(name))
+
+
+# --- the optimizer's thread --------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_fails_while_gradients_come_from_it(tmp_path: Path) -> None:
+    _, model, optimizer = fit(tmp_path, overlap="forward")
+
+    class Event:
+        def query(self) -> bool:
+            raise RuntimeError("the device has an error")
+
+    loss_of(model).backward()
+    optimizer._copied = dict.fromkeys(optimizer._copied, Event())
+    optimizer.step()
+    assert within(30, lambda: loss_of(model))  # nobody waits for ever, whatever they ask for
+    assert within(30, lambda: optimizer.fitted.running.resting(next(iter(optimizer.fitted.mover.host))))
+    with pytest.raises(ModelError, match="others are not: the device has an error"):
+        optimizer.wait()
+    optimizer.close()
+
+
+def test_a_system_without_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model, optimizer = fit(tmp_path, overlap="forward")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loss_of(model).backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            optimizer.step()
+    assert within(30, optimizer.wait)
+    assert within(30, lambda: loss_of(model))
+    assert_same(model, plain.state_dict())
+    optimizer.step()  # the gradients are still there
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    loss_of(plain).backward()
+    reference.step()
+    assert_same(model, plain.state_dict())

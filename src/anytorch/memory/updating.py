@@ -35,13 +35,21 @@ class Updates:
         self._failure: BaseException | None = None
 
     def add(self, name: str, do: Callable[[], None], ready: Callable[[], bool]) -> None:
-        """Queue a block's update; the block cannot be fetched from now on until it is done."""
+        """Queue a block's update; the block cannot be fetched from now on until it is done.
+
+        Raises RuntimeError, with the block as it was, where the system gives no thread.
+        """
         self._mover.begin_change(name)
-        with self._changed:
-            self._waiting[name] = Work(do, ready)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-                self._thread.start()
+        try:
+            with self._changed:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                    thread.start()  # begins when `_changed` is free, so it finds what is added next
+                    self._thread = thread
+                self._waiting[name] = Work(do, ready)
+        except BaseException:
+            self._mover.end_change(name)
+            raise
 
     def __contains__(self, name: str) -> bool:
         with self._changed:
@@ -85,5 +93,14 @@ class Updates:
                 self._mover.end_change(name)
 
     def _next(self) -> str | None:
-        ready = [name for name, work in self._waiting.items() if work.ready()]
+        ready = [name for name, work in self._waiting.items() if self._is_ready(work)]
         return min(ready, key=self._rank.__getitem__, default=None)
+
+    def _is_ready(self, work: Work) -> bool:
+        """After a failure all are, to be left out: a device with an error may never send what they wait for."""
+        if self._failure is None:
+            try:
+                return work.ready()
+            except BaseException as exc:  # noqa: BLE001  (an error of the device; raised by `wait`)
+                self._failure = exc
+        return True
