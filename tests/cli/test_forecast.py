@@ -164,6 +164,7 @@ device: {{use_cuda: false, device_id: 0}}
 """
 
 
+@pytest.mark.slow
 def test_finetune_with_the_published_file_of_settings(cli: Callable[..., Any], tmp_path: Path) -> None:
     (frame,) = sample_market(1, 420, seed=3).values()
     frame.to_csv(tmp_path / "prices.csv", index=False)

@@ -166,6 +166,9 @@ def test_infinities_do_not_blacken_a_picture() -> None:
     numbers = torch.tensor([[float("inf"), -float("inf")], [0.0, 4.0], [float("nan"), 1.0]])
     (image,) = tensors.AnytorchTensorToImage().run(numbers, "normalize", "channels last", "as they are")
     assert image[0, :, :, 0].tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 0.25]]
+    for row, wanted in (([5, 6, float("inf"), 5.5], [0, 1, 1, 0.5]), ([-3e38, 3e38, 0, 1.0], [0, 1, 0.5, 0.5])):
+        (image,) = tensors.AnytorchTensorToImage().run(torch.tensor([row]), "normalize", "channels last", "as they are")
+        assert image[0, 0, :, 0].tolist() == pytest.approx(wanted)
 
 
 def test_quantized_numbers_are_not_taken_for_weights() -> None:

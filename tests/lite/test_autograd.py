@@ -234,3 +234,11 @@ def test_random_programs_agree_with_torch(program: list[str], seed: int) -> None
         gradients.append(np.asarray(x.grad))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-9)
     np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-8, atol=1e-10)
+
+
+def test_a_hook_must_keep_the_shape() -> None:
+    x = lite.tensor([1.0, 2.0], requires_grad=True)
+    x.register_hook(lambda g: lite.ones(5))
+    with pytest.raises(UsageError, match="hook"):
+        (x * 2).sum().backward()
+    assert x.grad is None

@@ -73,15 +73,18 @@ def in_range(image: Tensor, wanted: str) -> Tensor:
     """Numbers for a picture: cut to 0…1 ("clamp"), stretched to it ("normalize", each picture by itself), or as they are."""
     if wanted == "raw":
         return image
-    clean = torch.nan_to_num(image)
     if wanted == "clamp":
-        return clean.clamp(0, 1)
+        return torch.nan_to_num(image).clamp(0, 1)
     around = tuple(range(1, image.ndim))
-    finite = torch.where(image.isfinite(), image, torch.zeros_like(image))
-    lowest, highest = finite.amin(around, keepdim=True), finite.amax(around, keepdim=True)
+    infinite = torch.full_like(image, float("inf"))
+    lowest = torch.where(image.isfinite(), image, infinite).amin(around, keepdim=True)
+    highest = torch.where(image.isfinite(), image, -infinite).amax(around, keepdim=True)
+    lowest, highest = (torch.where(end.isfinite(), end, torch.zeros_like(end)) for end in (lowest, highest))
     clean = torch.where(image.isnan(), lowest, image).clamp(lowest, highest)  # infinities are the ends of the range
     # A picture of one colour has nothing to stretch: it is cut instead.
-    return torch.where(highest > lowest, (clean - lowest) / (highest - lowest).clamp_min(1e-12), clean.clamp(0, 1))
+    # Halves, because a range from -3e38 to 3e38 is more than float32 holds.
+    stretched = (clean / 2 - lowest / 2) / (highest / 2 - lowest / 2).clamp_min(1e-12)
+    return torch.where(highest > lowest, stretched, clean.clamp(0, 1))
 
 
 def resting(tensor: Tensor) -> Tensor:

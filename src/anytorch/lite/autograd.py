@@ -258,7 +258,13 @@ def run_backward(root: Base, seed: Array, retain_graph: bool) -> None:
         hooks = edge.hooks if isinstance(edge, Node) else edge._hooks
         for hook in tuple(hooks or ()):
             replaced = hook(make(root, grad))
-            grad = grad if replaced is None else replaced.data
+            if replaced is None:
+                continue
+            if replaced.data.shape != grad.shape:
+                raise UsageError(
+                    f"a hook was given a gradient of shape {grad.shape} and returned one of {replaced.data.shape}"
+                )
+            grad = replaced.data
         if isinstance(edge, Base):
             accumulate(edge, grad)
             continue

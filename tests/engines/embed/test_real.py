@@ -67,7 +67,12 @@ def test_quantized_vectors_stay_close(
 
 
 @pytest.mark.parametrize(
-    ("quantization", "mean", "least"), [("int8", 0.999, 0.99), ("int4", 0.98, 0.95), ("fp4", 0.975, 0.92)]
+    ("quantization", "mean", "least"),
+    [
+        pytest.param("int8", 0.999, 0.99, marks=pytest.mark.slow),
+        ("int4", 0.98, 0.95),
+        pytest.param("fp4", 0.975, 0.92, marks=pytest.mark.slow),
+    ],
 )
 def test_quantized_vectors_stay_close_by_torch_too(
     quantization: str, mean: float, least: float, model_folder: Path, monkeypatch: pytest.MonkeyPatch,
