@@ -202,3 +202,72 @@ def test_a_system_without_another_thread(tmp_path: Path, monkeypatch: pytest.Mon
     loss_of(plain).backward()
     reference.step()
     assert_same(model, plain.state_dict())
+
+
+# --- asked for something while the thread works ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ask", ["step", "zero_grad"])
+def test_an_update_that_ends_while_the_next_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    """All updates end between the two looks, at what is queued and at what has gradients, whichever comes first."""
+    plain, model, optimizer = fit(tmp_path, overlap="forward")
+    go = threading.Event()
+    real, blocks, names = optimizer._update_at_home, optimizer.gradients.blocks, optimizer._updates.names
+
+    def at_the_gate(*given: Any) -> None:
+        assert go.wait(30)
+        real(*given)
+
+    def then_end(look: Callable[[], Any]) -> Callable[[], Any]:
+        def looked() -> Any:
+            found = look()
+            go.set()
+            optimizer._updates.wait()
+            return found
+
+        return looked
+
+    monkeypatch.setattr(optimizer, "_update_at_home", at_the_gate)
+    loss_of(model).backward()
+    optimizer.step()
+    monkeypatch.setattr(optimizer.gradients, "blocks", then_end(blocks))
+    monkeypatch.setattr(optimizer._updates, "names", then_end(names))
+    getattr(optimizer, ask)()
+    optimizer.wait()
+    loss_of(plain).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert_same(model, plain.state_dict())
+
+
+def test_clipping_counts_no_gradients_of_a_step_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last layer takes no part in the second pass, so nobody waits for its update from the first."""
+    plain, model, optimizer = fit(tmp_path, overlap="forward", clip_norm=0.01)
+    block = next(name for name, found in optimizer._blocks.items() if found[0][0].startswith(f"layers.{LAYERS - 1}."))
+    assert block in optimizer.fitted.mover.host
+    go = threading.Event()
+    real = optimizer._update_at_home
+
+    def last_one_waits(name: str, *given: Any) -> None:
+        assert name != block or go.wait(30)
+        real(name, *given)
+
+    monkeypatch.setattr(optimizer, "_update_at_home", last_one_waits)
+    loss_of(model).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss_of(model, 1, without=LAYERS - 1).backward()
+    threading.Timer(0.2, go.set).start()
+    optimizer.step()
+    optimizer.wait()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for number, without in ((0, None), (1, LAYERS - 1)):
+        reference.zero_grad()
+        loss_of(plain, number, without=without).backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        reference.step()
+    assert optimizer.last_norm == float(norm)
+    assert_same(model, plain.state_dict())

@@ -210,6 +210,15 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.gradients.put(block, there, before_disk=self._arrived)
         self._copied[block] = self._down.copied()
 
+    def _gathered(self) -> list[str]:
+        """Blocks with gradients that no update has taken on, in the order that backward made them.
+
+        The queue is looked at first: an update gives its gradients up before it leaves the queue, so one that ends
+        between the two looks is not taken for a block with new gradients.
+        """
+        queued = self._updates.names()
+        return [block for block in self.gradients.blocks() if block not in queued]
+
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Backward within it only adds up gradients: with overlap="backward", for all backwards of a step but the last."""
@@ -221,9 +230,8 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._pending.clear()
-        for block in self.gradients.blocks():
-            if block not in self._updates:
-                self.gradients.drop(block)
+        for block in self._gathered():
+            self.gradients.drop(block)
         if self._resident is not None:
             self._resident.zero_grad(set_to_none)
 
@@ -242,7 +250,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                 self._shelve(block)
             if self.clip_norm is not None:
                 self._arrived()
-            scale = self._clipping()
+            gathered = self._gathered()
+            scale = self._clipping(gathered)
             if self._resident is not None:
                 for group in self._resident.param_groups:
                     for parameter in group["params"]:
@@ -251,14 +260,14 @@ class TieredOptimizer(torch.optim.Optimizer):
                 for own, outer in zip(self._resident.param_groups, self.param_groups, strict=True):
                     own.update(options_of(outer))
                 self._resident.step()
-            self._step_blocks(scale)
+            self._step_blocks(gathered, scale)
         self._early.clear()
         self._running.forwards.clear()
         return loss
 
-    def _step_blocks(self, scale: torch.Tensor | None) -> None:
+    def _step_blocks(self, gathered: Sequence[str], scale: torch.Tensor | None) -> None:
         # In the order that backward made them: the first ones have arrived while the device is still at the last ones.
-        waiting = [block for block in self.gradients.blocks() if block not in self._updates]
+        waiting = list(gathered)
         options = self._options()
         if self.overlap is not None:
             for block in [block for block in waiting if block in self.fitted.mover.host]:
@@ -304,12 +313,12 @@ class TieredOptimizer(torch.optim.Optimizer):
         """The groups' options as they are now: a schedule may change them before a block's turn comes."""
         return [options_of(group) for group in self.param_groups]
 
-    def _clipping(self) -> torch.Tensor | None:
+    def _clipping(self, gathered: Sequence[str]) -> torch.Tensor | None:
         """The factor that torch.nn.utils.clip_grad_norm_ would multiply all gradients by, from the same norms."""
         if self.clip_norm is None:
             return None
         norms: dict[int, torch.Tensor] = {}
-        for block in self.gradients.blocks():
+        for block in gathered:
             found = self.gradients.take(block)
             for path, parameter in self._blocks[block]:
                 if path in found:

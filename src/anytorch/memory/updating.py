@@ -55,6 +55,11 @@ class Updates:
         with self._changed:
             return name in self._waiting
 
+    def names(self) -> set[str]:
+        """Blocks that wait for their update or are being updated."""
+        with self._changed:
+            return set(self._waiting)
+
     def wait(self) -> None:
         """Return when every update is done. Raises ModelError if one failed: the weights are then not to be trusted."""
         with self._changed:
