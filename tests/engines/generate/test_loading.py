@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,38 @@ def test_a_model_larger_than_its_budget_runs_in_tiers(models: dict[str, Path], q
         for stream in streams:
             text = stream.completion().text
             assert text == wanted if quantization is None else text[:4] == wanted[:4]
+
+
+def tensor_memory() -> dict[int, int]:
+    """Address and bytes of all memory that tensors hold, also of those that only hold each other."""
+    # By type: `isinstance` would wake what other packages have put off.
+    storages = [one.untyped_storage() for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"device_budget": "110KB"}, {"device_budget": "110KB", "quantization": "int8"}]
+)
+def test_closing_gives_the_memory_back_at_once(models: dict[str, Path], options: dict[str, Any]) -> None:
+    gc.collect()
+    gc.disable()  # it would hide what is only kept by a circle
+    try:
+        before = tensor_memory()
+        generator = TextGenerator(models["llama"], device="cpu", **options)
+        assert generator._loaded.in_tiers == bool(options)
+        generator.complete(TEXT, max_tokens=3, temperature=0)
+        assert sum(nbytes for place, nbytes in tensor_memory().items() if place not in before) > 50_000
+        model = weakref.ref(generator.model)
+        generator.close()
+        generator.close()
+        assert model() is None
+        # One element stands for all weights that are away, and stays for the next model.
+        assert sum(nbytes for place, nbytes in tensor_memory().items() if place not in before) < 100
+    finally:
+        gc.enable()
+    for ask in (generator.describe, generator.explain, lambda: generator.parameters):
+        with pytest.raises(UsageError, match="closed"):
+            ask()
 
 
 def test_a_budget_that_cannot_work_names_one_that_does(models: dict[str, Path]) -> None:

@@ -193,8 +193,9 @@ class TextGenerator:
     @property
     def parameters(self) -> int:
         """How many weights the model has; packed ones count as what they stand for."""
-        packed: int = sum(m.in_features * m.out_features for m in self.model.modules() if hasattr(m, "packed"))
-        return packed + sum(int(p.numel()) for p in self.model.parameters())
+        model = self._open_model()
+        packed: int = sum(m.in_features * m.out_features for m in model.modules() if hasattr(m, "packed"))
+        return packed + sum(int(p.numel()) for p in model.parameters())
 
     @property
     def has_chat_template(self) -> bool:
@@ -205,8 +206,8 @@ class TextGenerator:
         return self._scheduler.stats
 
     def describe(self) -> dict[str, Any]:
-        """All that `explain` says, as plain data."""
-        config, stats = self.model.config, self.stats
+        """All that `explain` says, as plain data. Raises UsageError after `close`."""
+        config, stats = self._open_model().config, self.stats
         item_nbytes = getattr(torch, self.dtype).itemsize
         return {
             "model": str(self.folder),
@@ -253,7 +254,8 @@ class TextGenerator:
     def close(self) -> None:
         """Stop what is under way and give the memory back. Calling it twice is no error."""
         self._scheduler.close()
-        self._loaded.model = self.model = None
+        self._loaded.close()
+        self.model = None
 
     def __enter__(self) -> TextGenerator:
         return self
@@ -281,6 +283,11 @@ class TextGenerator:
             options["logits_to_keep"] = 1  # the others are a vocabulary's width of work each, for nothing
         logits: torch.Tensor = self.model(input_ids=ids, **options).logits
         return logits[:, -1]
+
+    def _open_model(self) -> Any:
+        if self.model is None:
+            raise UsageError("the text generator is closed", hint="ask for its facts before close()")
+        return self.model
 
     def _share_per_rate(self) -> float | None:
         """What one token per second is of the device's bandwidth."""

@@ -17,7 +17,8 @@ from anytorch.devices.memory import memory
 from anytorch.devices.types import Caps
 from anytorch.engines.embed.locate import HUB_NAME, hub_model
 from anytorch.errors import ModelError, UsageError
-from anytorch.memory.fitting import fit
+from anytorch.memory.attached import detach
+from anytorch.memory.fitting import HANDLE, fit, fitted
 from anytorch.memory.levels import DEVICE_SHARE, Size
 from anytorch.memory.loading import load as load_in_tiers
 from anytorch.memory.sizes import parse_nbytes, words
@@ -46,6 +47,17 @@ class Loaded:
     @property
     def in_tiers(self) -> bool:
         return self.placed == "in tiers"
+
+    def close(self) -> None:
+        """Let go of the model. One in tiers and its movers hold each other: its memory would stay until the garbage
+        collector comes by, so it is given back here."""
+        model, self.model = self.model, None
+        if model is not None and self.in_tiers:
+            handle = fitted(model)
+            if handle.running is not None:
+                detach(model, handle.running)
+            model.__dict__.pop(HANDLE)
+            handle.close()
 
 
 def find_folder(named: str | Path) -> Path:
