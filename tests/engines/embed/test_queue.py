@@ -476,6 +476,76 @@ def test_batches_are_told_to_who_observes(engine: Any, encoder: Any) -> None:
     assert good.seconds >= 0 and len(good.waited_s) == 1 and good.waited_s[0] >= 0
 
 
+def test_who_observes_and_fails_costs_nobody_an_answer(
+    engine: Any, encoder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = engine.encode(TEXTS[:3])
+    encoder.calls.clear()
+    seen: list[int] = []
+
+    def observe(report: BatchReport) -> None:
+        seen.append(report.requests)
+        raise ZeroDivisionError("a mean of nothing")
+
+    gate = Gate(encoder)
+    with caplog.at_level("ERROR", "anytorch"), EngineQueue(engine, observe=observe) as queue:
+        first = queue.submit(TEXTS[0])
+        assert gate.reached.wait(20)
+        others = [queue.submit(text) for text in TEXTS[1:3]]
+        gate.opened.set()
+        assert np.array_equal([one.result(20) for one in (first, *others)], alone)
+        assert queue.stats.failed == 0
+    assert seen == [1, 2] and len(encoder.calls) == 2, "a batch was computed again"
+    assert caplog.text.count("a mean of nothing") == 1
+
+
+@pytest.mark.parametrize("ending", ["answer", "failure", "timeout", "closing"])
+def test_what_hangs_on_a_future_is_called_without_the_queues_lock(engine: Any, encoder: Any, ending: str) -> None:
+    gate = Gate(encoder)
+    free: list[bool] = []
+
+    def others_can_ask(_: Any) -> None:
+        other = threading.Thread(target=lambda: queue.stats, daemon=True)
+        other.start()
+        other.join(3)
+        free.append(not other.is_alive())
+
+    queue = EngineQueue(engine)
+    first = queue.submit("first")
+    assert gate.reached.wait(20)
+    second = queue.submit("second", timeout_s=0.001 if ending == "timeout" else None)
+    (first if ending in ("answer", "failure") else second).add_done_callback(others_can_ask)
+    if ending == "timeout":
+        time.sleep(0.05)
+    if ending == "failure":
+
+        def fail(*_: Any) -> Any:
+            raise KeyError("poisoned")
+
+        engine.finish = fail
+    closer = threading.Thread(target=queue.close, kwargs={"drain": ending != "closing"})
+    if ending == "closing":
+        closer.start()
+        with pytest.raises(CancelledError):
+            second.result(20)
+    gate.opened.set()
+    if ending == "timeout":
+        with pytest.raises(TimeoutError):
+            second.result(20)
+    elif ending == "failure":
+        with pytest.raises(KeyError, match="poisoned"):
+            first.result(20)
+    else:
+        assert first.result(20).shape == (16,)
+    if ending != "closing":
+        closer.start()
+    closer.join(20)
+    assert free == [True]
+    stats = queue.stats
+    assert (stats.timed_out, stats.cancelled) == (ending == "timeout", ending == "closing")
+    assert stats.failed == (2 if ending == "failure" else 0) and stats.waiting_tokens == 0
+
+
 def test_a_queue_that_hangs_says_so(engine: Any, encoder: Any) -> None:
     gate = Gate(encoder)
     queue = EngineQueue(engine)

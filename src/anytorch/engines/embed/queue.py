@@ -99,6 +99,7 @@ class _Request:
     left: int = 0  # texts without an answer
     waiting_tokens: int = 0  # of the texts not handed over yet
     entered: bool = False  # there was room for it
+    finished: bool = False  # somebody answers it, or nobody has to: see `_claim`
 
     def timed_out(self) -> TimeoutError:
         assert self.deadline is not None
@@ -117,7 +118,8 @@ class EngineQueue:
     `batch_tokens`: of one batch; None: the engine's own. `max_wait_s`: how long a request may wait for company; only
     waited for while there is any (a lone caller is served at once). `max_waiting_tokens`: more than that may not wait;
     nor more than takes `max_waiting_s` to compute, as full batches have measured it. `when_full`: "wait" until there is
-    room, in the order of arrival, or "raise" QueueFull. `observe` is called in the worker's thread after every batch.
+    room, in the order of arrival, or "raise" QueueFull. `observe` is called in the worker's thread after every batch; if
+    it fails that is logged, once.
     `close()` finishes what waits; also a context manager.
 
     >>> with EngineQueue(engine) as queue:
@@ -155,10 +157,12 @@ class EngineQueue:
         self._closing = False
         self._company = 0  # requests in the last batch
         self._stats = QueueStats()
+        self._late: list[_Request] = []  # whose time is up, until the worker has told them
         self._worker: threading.Thread | None = None
         self._tokens_per_s: float | None = None  # of full batches, lately; None until there was one
         self._ended = 0.0  # when the last batch was done
         self._began: float | None = None  # when the worker started the batch it waits for
+        self._observe_failed = False  # and that was said
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -253,10 +257,17 @@ class EngineQueue:
         """Take no more requests; finish those that wait, or with `drain=False` cancel them. Calling it twice is no error."""
         with self._changed:
             self._closing = True
-            for request in () if drain else (*self._requests, *self._line):
-                request.future.cancel()
+            given_up = [] if drain else [*self._requests, *self._line]
+            if given_up:
+                self._requests, self._waiting = [], 0
+                self._line.clear()
             self._changed.notify_all()
             worker = self._worker
+        for request in given_up:
+            request.future.cancel()
+        if given_up:
+            with self._changed:  # those who wait for room look again
+                self._changed.notify_all()
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
@@ -338,13 +349,13 @@ class EngineQueue:
 
     def _wait_for_room(self, request: _Request) -> None:
         try:
-            while not request.entered and not request.future.done():
+            while not request.entered and not request.finished and not request.future.done():
                 if request.deadline is not None and time.monotonic() >= request.deadline:
-                    self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
-                    self._finish(request, request.timed_out())
+                    if self._claim(request):
+                        self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
                     raise request.timed_out()
                 self._changed.wait(self._seconds_until(request.deadline))
-        except BaseException:  # Ctrl-C, or its time is up: it must not be computed for nobody
+        except BaseException:  # Ctrl-C, or its time is up: it must not be computed for nobody (who has no future of it)
             request.future.cancel()
             self._remove(request)
             raise
@@ -389,10 +400,12 @@ class EngineQueue:
     def _expire(self, request: _Request) -> None:
         """Its time is up: the caller gets the TimeoutError now, and others its room."""
         with self._changed:
-            if not request.future.done():
+            mine = self._claim(request)
+            if mine:
                 self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
-                self._finish(request, request.timed_out())
                 self._remove(request)
+        if mine:
+            request.future.set_exception(request.timed_out())
 
     @staticmethod
     def _seconds_until(moment: float | None) -> float:
@@ -405,6 +418,11 @@ class EngineQueue:
         while True:
             with self._changed:
                 taken = self._next_batch(wait=not under_way)
+                late, self._late = self._late, []
+            if late:
+                for request in late:
+                    request.future.set_exception(request.timed_out())
+                continue
             if taken:
                 began = time.monotonic()
                 under_way.append((taken, self._started(taken), began))
@@ -448,23 +466,33 @@ class EngineQueue:
                 return pooled
             finally:
                 lengths = [sum(request.lengths[share.begin : share.end]) for request, share in taken]
-                observe(
-                    BatchReport(
-                        texts=sum(share.end - share.begin for _, share in taken),
-                        tokens=sum(lengths),
-                        requests=len(taken),
-                        waited_s=tuple(began - request.arrived for request, _ in taken),
-                        seconds=time.monotonic() - began,
-                        failed=failed,
-                    )
+                report = BatchReport(
+                    texts=sum(share.end - share.begin for _, share in taken),
+                    tokens=sum(lengths),
+                    requests=len(taken),
+                    waited_s=tuple(began - request.arrived for request, _ in taken),
+                    seconds=time.monotonic() - began,
+                    failed=failed,
                 )
+                try:
+                    observe(report)
+                except Exception as exc:  # noqa: BLE001  (who keeps count wrongly must not cost others their answer)
+                    self._say_observe_failed(exc)
 
         return observed
 
+    def _say_observe_failed(self, exc: Exception) -> None:
+        if not self._observe_failed:  # once: it would be said for every batch
+            self._observe_failed = True
+            log.error("observe=%r of the queue failed: %s: %s", self._observe, type(exc).__name__, exc)
+
     def _next_batch(self, *, wait: bool) -> _Batch | None:
-        """A batch that is full, or whose oldest request has waited long enough. None: none yet (`wait`: closed and done)."""
+        """A batch that is full, or whose oldest request has waited long enough. None: none yet (`wait`: closed and done),
+        or somebody in `_late` is to be told first."""
         while True:
             self._drop_finished()
+            if self._late:
+                return None
             if self._requests:
                 budget = self._batch_tokens or self._engine.batch_tokens
                 ready_at = self._requests[0].arrived + (self._max_wait_s if self._company > 1 else 0.0)
@@ -483,10 +511,12 @@ class EngineQueue:
         """Take out requests that failed in an earlier batch or ran out of time; let others in."""
         now = time.monotonic()
         for group in (self._requests, self._line):
-            for request in [r for r in group if r.future.done() or (r.deadline is not None and now >= r.deadline)]:
-                if not request.future.done():
+            for request in [
+                r for r in group if r.finished or r.future.done() or (r.deadline is not None and now >= r.deadline)
+            ]:
+                if self._claim(request):
                     self._stats = replace(self._stats, timed_out=self._stats.timed_out + 1)
-                    self._finish(request, request.timed_out())
+                    self._late.append(request)
                 self._remove(request)
         self._let_in()
 
@@ -555,7 +585,7 @@ class EngineQueue:
                 self._fail(request, exc)
             row += count
             request.left -= count
-            if request.left == 0 and not request.future.done():
+            if request.left == 0 and not request.finished:
                 self._answer(request)
 
     def _answer(self, request: _Request) -> None:
@@ -565,22 +595,30 @@ class EngineQueue:
             self._fail(request, exc)
             return
         with self._changed:
-            self._finish(request, value[0] if request.single else value)
+            mine = self._claim(request)
+        if mine:
+            request.future.set_result(value[0] if request.single else value)
 
     def _fail(self, request: _Request, exc: Exception) -> None:
         with self._changed:
-            if not request.future.done():
+            mine = self._claim(request)
+            if mine:
                 self._stats = replace(self._stats, failed=self._stats.failed + 1)
-                self._finish(request, exc)
+        if mine:
+            request.future.set_exception(exc)
 
     @staticmethod
-    def _finish(request: _Request, value: Any) -> None:
-        """Only now is the future running, so that it could be cancelled until here."""
-        if not request.future.done() and request.future.set_running_or_notify_cancel():
-            if isinstance(value, Exception):
-                request.future.set_exception(value)
-            else:
-                request.future.set_result(value)
+    def _claim(request: _Request) -> bool:
+        """Is it the caller, who holds the lock, who answers this request? Only now is the future running, so that it
+        could be cancelled until here.
+
+        The answer itself is set after the lock: it calls what others have hung on the future, and that may need a lock
+        whose holder is about to call `submit`.
+        """
+        if request.finished:
+            return False
+        request.finished = True
+        return request.future.set_running_or_notify_cancel()
 
 
 def joined(taken: _Batch) -> Tokens:
