@@ -271,3 +271,72 @@ def test_clipping_counts_no_gradients_of_a_step_that_is_under_way(
         reference.step()
     assert optimizer.last_norm == float(norm)
     assert_same(model, plain.state_dict())
+
+
+# --- a backward that is broken off -------------------------------------------------------------------------------------
+
+
+class Interrupted(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+
+def break_off(module: nn.Module, make_loss: Callable[[], torch.Tensor]) -> None:
+    """A backward that ends where it comes to this module."""
+    handle = module.register_forward_hook(lambda _, given, result: Interrupted.apply(result))
+    with pytest.raises(KeyboardInterrupt):
+        make_loss().backward()
+    handle.remove()
+
+
+@pytest.mark.parametrize("way", ["resume_training", "load_state_dict"])
+def test_going_back_after_a_backward_that_was_broken_off(tmp_path: Path, way: str) -> None:
+    plain, model, optimizer = fit(tmp_path, torch.optim.AdamW, overlap="backward")
+    anytorch.memory.activations(model, "checkpoint")
+    reference = torch.optim.AdamW(plain.parameters(), lr=0.1)
+
+    def both(number: int) -> None:
+        for network, updated in ((plain, reference), (model, optimizer)):
+            loss_of(network, number).backward()
+            updated.step()
+            updated.zero_grad()
+        assert_same(model, plain.state_dict())
+
+    both(0)
+    anytorch.memory.save_training(tmp_path / "run", optimizer, step=1)
+    break_off(model.layers[1], lambda: loss_of(model, 1))
+    assert optimizer._early, "no block was updated before the backward was broken off"
+    if way == "resume_training":
+        anytorch.memory.resume_training(tmp_path / "run", optimizer)
+    else:
+        optimizer.zero_grad()
+        model.load_state_dict(plain.state_dict())
+        optimizer.load_state_dict(reference.state_dict())
+    both(1)
+    seen = []
+    after = optimizer._after_backward
+    optimizer.fitted.running.after_backward = lambda step: (seen.append(step), after(step))
+    both(2)
+    assert len(seen) == len(set(seen)) >= 3  # updated during backward again, each once
+
+
+def test_a_step_after_a_backward_that_was_broken_off_leaves_nothing_of_it(tmp_path: Path) -> None:
+    plain, model, optimizer = fit(tmp_path, overlap="backward")
+    anytorch.memory.activations(model, "checkpoint")
+    running = optimizer.fitted.running
+    break_off(model.layers[1].inner, lambda: loss_of(model))
+    assert running._again, "backward was not broken off within a layer that it computed again"
+    optimizer.step()  # with the gradients there are
+    optimizer.zero_grad()
+    assert not running._again and not running.forwards
+    model.load_state_dict(plain.state_dict())
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for network, updated in ((plain, reference), (model, optimizer)):
+        loss_of(network, 1).backward()
+        updated.step()
+    assert_same(model, plain.state_dict())

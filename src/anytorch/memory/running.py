@@ -221,6 +221,11 @@ class Running:
                 if self.forwards.get(step) == 1:
                     self.after_backward(step)
 
+    def forget_passes(self) -> None:
+        """An optimizer's step is over or given up: what was counted for it, also by a backward that was broken off, goes."""
+        self.forwards.clear()
+        self._again.clear()
+
     def _finish_own(self, number: int) -> None:
         if number == self._backwards:
             self.finish()

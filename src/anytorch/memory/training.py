@@ -116,7 +116,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._early: set[str] = set()  # blocks that were updated, or wait for it, before the step was asked for
         self._accumulating = 0
         if overlap == "backward":
-            running.forwards.clear()
+            running.forget_passes()
             running.after_backward = self._after_backward
         self._reserve_working_memory()
         self._resident = self._resident_optimizer()
@@ -173,7 +173,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         if block in self._early:
             raise UsageError(
                 f"{path} was updated when the last backward was through with it, and now has another gradient",
-                hint="call every backward but the last of a step within `with optimizer.accumulate():`",
+                hint="call every backward but the last of a step within `with optimizer.accumulate():`; after a backward "
+                "that was broken off go back to the last checkpoint (anytorch.memory.resume_training)",
             )
         if path in self._pending.get(block, ()):
             self._shelve(block)  # an earlier backward that some parameters of the block took no part in
@@ -261,9 +262,13 @@ class TieredOptimizer(torch.optim.Optimizer):
                     own.update(options_of(outer))
                 self._resident.step()
             self._step_blocks(gathered, scale)
-        self._early.clear()
-        self._running.forwards.clear()
+        self._begin_anew()
         return loss
+
+    def _begin_anew(self) -> None:
+        """What comes now is the first pass of a step."""
+        self._early.clear()
+        self._running.forget_passes()
 
     def _step_blocks(self, gathered: Sequence[str], scale: torch.Tensor | None) -> None:
         # In the order that backward made them: the first ones have arrived while the device is still at the last ones.
@@ -289,8 +294,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             return
         for block in self._alone.get(step, ()):
             if block in self.gradients and block not in self._pending and block in self.fitted.mover.host:
-                self._early.add(block)
                 self._queue(block, None, self._options())
+                self._early.add(block)
 
     def _queue(self, block: str, scale: torch.Tensor | None, options: Sequence[Mapping[str, Any]]) -> None:
         event = self._copied.get(block)
@@ -308,6 +313,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         except ModelError as exc:
             log.warning("%s: it is given up, as the weights go back to a checkpoint", exc.message)
         self.zero_grad()
+        self._begin_anew()
 
     def _options(self) -> list[dict[str, Any]]:
         """The groups' options as they are now: a schedule may change them before a block's turn comes."""
@@ -458,6 +464,7 @@ class TieredOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From `state_dict` of this class or of the plain optimizer over the same parameters."""
         self.wait()
+        self._begin_anew()
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         order = [p for group in self.param_groups for p in group["params"]]
         self.states.clear()
