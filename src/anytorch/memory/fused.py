@@ -3,7 +3,8 @@
 A step of the optimizer on the host is limited by memory bandwidth and divisions. torch's fused kernel takes one tensor at a
 time with all of torch's threads; ours takes all tensors of a block at once with as many threads as it is told, beside
 whatever else the process computes, and scales the gradients (clipping) on the way. It is used only after it has given the
-same bits as torch's kernel on random numbers, in this process, for the same options.
+same bits as torch's kernel in this process: once for each kind (Adam, AdamW) and dtype, on random numbers, with one set of
+options and without clipping. Other options and clipped gradients are compared by tests/memory/test_fused.py, not here.
 """
 
 from __future__ import annotations

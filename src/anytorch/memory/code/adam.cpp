@@ -13,7 +13,7 @@
 
 extern "C" {
 
-// One tensor. Constants are already rounded to float by the caller's rules: see `constants` in fused.py.
+// One tensor. Constants are already rounded to float by the caller's rules: see `_spans` in fused.py.
 struct AdamSpan {
     void* weight;
     const void* gradient;
