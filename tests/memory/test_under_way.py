@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -202,6 +204,36 @@ def test_a_system_without_another_thread(tmp_path: Path, monkeypatch: pytest.Mon
     loss_of(plain).backward()
     reference.step()
     assert_same(model, plain.state_dict())
+
+
+PROGRAM = """
+import sys, time, torch, anytorch
+from torch import nn
+
+model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64)) for _ in range(6)])
+anytorch.memory.fit(model, "cpu", device_budget=50_000, host_budget=1_000_000, host_reserve=140_000, disk=sys.argv[1])
+optimizer = anytorch.memory.TieredOptimizer(model, torch.optim.AdamW, overlap="forward", lr=0.1)
+real = optimizer._update_at_home
+
+def slowly(*given):
+    time.sleep(0.05)
+    real(*given)
+    print("updated", flush=True)
+
+optimizer._update_at_home = slowly
+model(torch.ones(1, 64)).sum().backward()
+optimizer.step()
+print("blocks", len(optimizer.fitted.mover.host), flush=True)
+"""
+
+
+def test_a_program_that_ends_after_its_last_step(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert sorted(lines) == [f"blocks {len(lines) - 1}", *["updated"] * (len(lines) - 1)] and len(lines) > 3
 
 
 # --- asked for something while the thread works ------------------------------------------------------------------------

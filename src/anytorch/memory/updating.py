@@ -43,7 +43,9 @@ class Updates:
         try:
             with self._changed:
                 if self._thread is None:
-                    thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                    # No daemon: a program that ends after its last step waits for it. A thread that the interpreter ends
+                    # in the middle of torch's code takes the process down with it.
+                    thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
                     thread.start()  # begins when `_changed` is free, so it finds what is added next
                     self._thread = thread
                 self._waiting[name] = Work(do, ready)
