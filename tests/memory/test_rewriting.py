@@ -99,3 +99,22 @@ def test_a_disk_that_is_full_leaves_the_old_values(models: Any, given: dict[str,
         with pytest.raises(OutOfMemory, match="the disk is full"):
             model.layers[number].load_state_dict(other.layers[number].state_dict())
     assert same(model, plain) and torch.equal(model(models.IDS), plain(models.IDS))
+
+
+def test_a_load_that_was_broken_off_and_another(models: Any, given: dict[str, Any]) -> None:
+    model, other = models.made(), models.made(seed=7)
+    anytorch.memory.fit(model, "cpu", **given, **LEVELS["memory and disk"])
+    layer = model.layers[3].up
+    load = layer._load_from_state_dict
+
+    def broken(*arguments: Any, **named: Any) -> None:
+        load(*arguments, **named)
+        raise KeyboardInterrupt
+
+    layer._load_from_state_dict = broken
+    with pytest.raises(KeyboardInterrupt):
+        model.load_state_dict(other.state_dict())
+    del layer._load_from_state_dict
+    model(models.IDS)
+    model.load_state_dict(other.state_dict())
+    assert same(model, other), "a placeholder was taken for a value"

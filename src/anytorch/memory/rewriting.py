@@ -74,7 +74,7 @@ class Loading:
         """The parameters that the state has values for show them, so that torch's own copying does no harm."""
         if not prefix:
             self._top = module
-            self._new.clear()  # of one that was broken off
+            self._forget_broken_off()
         for name, block in names.items():
             parameter = held_by(module, name)
             values = state.get(f"{prefix}{name}")
@@ -88,6 +88,16 @@ class Loading:
             if values.shape == parameter.shape:  # torch says so if not
                 wake(parameter, values.detach().to("cpu", parameter.dtype, copy=True))
                 self._awake.setdefault(module, []).append((name, block))
+
+    def _forget_broken_off(self) -> None:
+        """A load that an exception ended left parameters awake; listed twice, a placeholder would count as a new value."""
+        for module, waiting in self._awake.items():
+            for name, _ in waiting:
+                parameter = held_by(module, name)
+                if not isinstance(parameter, PARKED):
+                    park(parameter, self.fit.device)
+        self._awake.clear()
+        self._new.clear()
 
     def after(self, module: nn.Module) -> None:
         running = self.fit.running

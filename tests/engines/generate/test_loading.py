@@ -192,3 +192,15 @@ def test_experts_that_a_token_does_not_use_are_not_counted() -> None:
 
     assert bandwidth.expert_share(SimpleNamespace(num_experts_per_tok=2, num_local_experts=8)) == 0.25
     assert bandwidth.expert_share(SimpleNamespace()) == 1.0
+
+
+def test_what_is_packed_is_counted_tensor_by_tensor(models: dict[str, Any]) -> None:
+    """Embeddings are never packed, so they are counted whole when the question is what fits."""
+    from anytorch.engines.generate.loading import packable_nbytes
+    from anytorch.models.checkpoint import Checkpoint
+
+    with Checkpoint(models["llama"]) as checkpoint:
+        entries = {name: checkpoint.entry(name) for name in checkpoint.names()}
+        packable = packable_nbytes(checkpoint)
+    layers = sum(e.end - e.begin for n, e in entries.items() if "proj" in n)
+    assert 0 < packable == layers < sum(e.end - e.begin for e in entries.values())

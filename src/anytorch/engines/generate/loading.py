@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ log = logs.logger(__name__)
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+WHOLE = re.compile(r"embed|wte|wpe|lm_head|position")  # names of tensors that quantizing leaves alone
+UNKNOWN = 1 << 62  # bytes, where a device does not tell what is free
 CONTEXT_KEPT = 4096  # tokens whose keys and values are counted when the question is whether a model fits
 
 
@@ -93,6 +96,7 @@ def load(
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:  # refuses pickles, checks every header
         stored, nbytes = stored_dtype(checkpoint), checkpoint.nbytes()
+        packable = packable_nbytes(checkpoint)
     chosen = choose_dtype(dtype, stored, caps)
     transformers = import_transformers(folder)
     with quiet(transformers):
@@ -100,8 +104,9 @@ def load(
         need = round(nbytes * ITEM_NBYTES[chosen] / ITEM_NBYTES.get(stored, 4))
         kept = cache_nbytes(config, CONTEXT_KEPT, ITEM_NBYTES[chosen])
         budget = parse_nbytes(device_budget, "device_budget") if device_budget is not None else None
-        room = budget if budget is not None else int((memory(device).free or 1 << 62) * DEVICE_SHARE)
-        packed = round(need * packed_share(quantization, chosen))
+        free = memory(device).free
+        room = budget if budget is not None else int((UNKNOWN if free is None else free) * DEVICE_SHARE)
+        packed = round(need * (1 - (1 - packed_share(quantization, chosen)) * packable / max(nbytes, 1)))
         if packed + kept <= room:
             model = from_folder(transformers, folder, chosen)
             notes = []
@@ -179,6 +184,14 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
         entry = checkpoint.entry(name)
         nbytes[entry.dtype] = nbytes.get(entry.dtype, 0) + entry.end - entry.begin
     return STORED.get(max(nbytes, key=lambda kind: nbytes[kind]), "float32") if nbytes else "float32"
+
+
+def packable_nbytes(checkpoint: Checkpoint) -> int:
+    """The bytes that are packed for certain: matrices of layers. Embeddings, and a head that shares theirs, are not."""
+    entries = {name: checkpoint.entry(name) for name in checkpoint.names()}
+    return sum(
+        entry.end - entry.begin for name, entry in entries.items() if len(entry.shape) == 2 and not WHOLE.search(name)
+    )
 
 
 def choose_dtype(asked: str, stored: str, caps: Caps) -> str:
