@@ -29,6 +29,7 @@ def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "digits.safetensors").stat().st_size > 20_000
 
 
+@pytest.mark.slow
 def test_characters() -> None:
     loss, written = load("lite_characters").main(steps=120)
     assert loss < 0.5

@@ -343,7 +343,7 @@ def test_adapters_train_on_a_packed_model() -> None:
     with torch.no_grad():
         start = model(IDS)
         names = add_lora(model, 4, only="blocks")
-        assert torch.allclose(model(IDS), start, atol=1e-4)
+        assert torch.allclose(model(IDS), start, rtol=1e-4, atol=1e-3)
     assert names == ["blocks.0.0", "blocks.0.2", "blocks.1.0", "blocks.1.2"]
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert all("lora_" in name for name in trained) and len(trained) == 8
@@ -443,7 +443,7 @@ def test_neurons_are_taken_out_of_both_layers() -> None:
         before = model(x)
         assert prune_neurons(model, [("0", "2")], 0.5) == {"0": 16}
         assert model[0].weight.shape == (16, 16) and model[2].weight.shape == (4, 16)
-        assert torch.allclose(model(x), before, atol=1e-4)
+        assert torch.allclose(model(x), before, rtol=1e-4, atol=1e-3)
 
 
 def test_pruning_that_makes_no_sense_is_refused() -> None:
