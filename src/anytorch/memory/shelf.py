@@ -63,12 +63,10 @@ class Shelf:
         ledger, holder, level = self.fitted.ledger, f"{self.what} of {block}", memory_level(self.fitted)
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         if block not in self._on_disk:
-            before = ledger.release(level, holder)
             try:
-                ledger.reserve(level, holder, nbytes)
+                ledger.resize(level, holder, nbytes)
             except BudgetTooSmall:
-                if before:
-                    ledger.reserve(level, holder, before)  # what is there stays until it is on disk
+                pass  # what is there stays until the new tensors are on disk
             else:
                 self._in_memory[block] = dict(tensors)
                 return

@@ -1,0 +1,54 @@
+"""A block's gradients and states keep the room they have while others take what is free."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from anytorch.errors import BudgetTooSmall
+from anytorch.memory.ledger import Ledger
+from anytorch.memory.shelf import Shelf
+
+
+def test_a_block_that_is_put_back_keeps_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread asks for room at every moment at which the ledger could give it."""
+    ledger = Ledger({"host": 1000, "disk": 0})
+    fitted: Any = SimpleNamespace(ledger=ledger, tiers=SimpleNamespace(find=lambda kind: object()), spill=None)
+    shelf = Shelf(fitted, "states")
+    shelf.put("a block", {"weight": torch.zeros(100)})
+    refused = []
+
+    def then_another_asks(real: Any) -> Any:
+        def ask(*given: Any) -> Any:
+            found = real(*given)
+            with pytest.raises(BudgetTooSmall):
+                reserve("host", "gradients of another", 700)
+            refused.append(given)
+            return found
+
+        return ask
+
+    reserve = ledger.reserve
+    for name in ("reserve", "release", "resize"):
+        monkeypatch.setattr(ledger, name, then_another_asks(getattr(ledger, name)))
+    shelf.put("a block", {"weight": torch.ones(150)})
+    assert refused and torch.equal(shelf.take("a block")["weight"], torch.ones(150))
+    assert ledger.holders("host") == {"states of a block": 600}
+
+
+def test_what_does_not_fit_leaves_the_reservation_as_it_was() -> None:
+    ledger = Ledger({"host": 1000})
+    ledger.resize("host", "one", 400)
+    ledger.reserve("host", "other", 500)
+    with pytest.raises(
+        BudgetTooSmall, match="one needs 600 bytes at level host, where 500 bytes of 1000 bytes are used"
+    ):
+        ledger.resize("host", "one", 600)
+    assert ledger.holders("host") == {"one": 400, "other": 500}
+    ledger.resize("host", "one", 500)
+    assert (ledger.free("host"), ledger.use("host").peak) == (0, 1000)
+    ledger.resize("host", "one", 100)
+    assert (ledger.free("host"), ledger.use("host").peak) == (400, 1000)
