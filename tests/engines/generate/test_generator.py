@@ -99,6 +99,23 @@ def test_a_prompt_longer_than_a_portion_is_read_in_several(models: dict[str, Pat
     assert len(tokens_of(llama.stream(exact, max_tokens=3, temperature=0))) == 3
 
 
+def test_a_long_prompt_does_not_hold_up_a_short_one(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = llama.tokenize("quick brown fox " * 60)[:600], llama.tokenize(PROMPTS[0])
+    real, sizes = llama._scheduler._forward, []
+
+    def noted(ids: Any, *given: Any) -> Any:
+        sizes.append(tuple(ids.shape))
+        return real(ids, *given)
+
+    monkeypatch.setattr(llama._scheduler, "_forward", noted)
+    with llama._scheduler._changed:  # the worker sees both at once
+        streams = [llama.stream(prompt, max_tokens=3, temperature=0) for prompt in (long, short)]
+    for stream in streams:
+        list(stream)
+    assert sizes[:2] == [(1, scheduler.PORTION // 2), (1, len(short))]  # half the round's portion each
+    assert sizes[2:4] == [(1, 1), (1, 600 - scheduler.PORTION // 2)]  # the short one goes on, then the long one alone
+
+
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(llama: TextGenerator) -> None:
     def text(seed: int) -> str:
         return llama.complete("The", max_tokens=30, temperature=1.5, seed=seed).text

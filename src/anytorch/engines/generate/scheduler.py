@@ -1,7 +1,7 @@
 """The worker: computes the tokens of all requests, in turns and where the model allows it in one batch.
 
-In every round each prompt that is not read yet goes on by one portion, and every other request gets one token. Nobody
-waits for a whole answer of somebody else. Requests beyond `most_at_once` wait in line.
+In every round each prompt that is not read yet goes on by its share of a portion, and every other request gets one
+token. Nobody waits for a whole answer of somebody else. Requests beyond `most_at_once` wait in line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from anytorch.errors import OutOfMemory, QueueFull, UsageError
 
 log = logs.logger(__name__)
 
-PORTION = 512  # tokens of a prompt that are computed in one round: longer ones would hold up the others
+PORTION = 512  # tokens of prompts that are computed in one round: more would hold up the others
+LEAST = 32  # of one prompt: fewer would cost as much
 IDLE_S = 2.0  # after which the worker ends; the next request starts another
 
 Forward = Callable[
@@ -151,11 +152,9 @@ class Scheduler:
             elif request.deadline is not None and now >= request.deadline:
                 waited = now - request.arrived
                 self._ended(request, "cancelled", TimeoutError(f"the text was not finished within {waited:.3g} s"))
-        portions = PORTION
-        for request in [r for r in self._running if r.reading]:
-            if portions <= 0:
-                break
-            portions -= self._attempt([request], lambda one: self._read(one[0], PORTION)) or PORTION
+        readers = [r for r in self._running if r.reading]
+        for request in readers:  # a long prompt does not hold up the short ones behind it
+            self._attempt([request], lambda one: self._read(one[0], max(LEAST, PORTION // len(readers))))
         ready = [r for r in self._running if not r.reading]
         together = [r for r in ready if self._shares and can_share(r.cache)]
         if len(together) < 2:
