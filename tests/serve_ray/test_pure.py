@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from anytorch.cli.main import main
+from anytorch.engines.embed.files_journal import part_path
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.ray.cluster import Share, shares
 from anytorch.serve.ray.deploy import Scale, free_port, parse_scale
-from anytorch.serve.ray.journal import ScatteredJournal, part_path
+from anytorch.serve.ray.journal import ScatteredJournal
 from anytorch.serve.start import first_answer
 
 IDENTITY = {"dim": 3, "chunk_rows": 10}

@@ -15,15 +15,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from anytorch import logs
 from anytorch._version import __version__
 from anytorch.errors import UsageError
 from anytorch.files import replace_file
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logs.logger(__name__)
 
@@ -98,13 +101,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
     return found
 
 
-class Journal:
-    """The folder of one run. A context manager: it holds the lock."""
+def part_path(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:06d}.parquet"
+
+
+class RunFolder:
+    """The folder of one run, and whose run it is. A context manager: it holds the lock."""
 
     def __init__(self, target: Path, identity: Identity, *, resume: bool) -> None:
         self.target, self.identity = target, identity
         self.folder = partial_folder(target)
-        self.parts: list[dict[str, Any]] = []
         self._resume = resume
         self._lock: IO[bytes] | None = None
 
@@ -112,15 +118,10 @@ class Journal:
     def path(self) -> Path:
         return self.folder / "journal.json"
 
-    @property
-    def rows(self) -> int:
-        """Rows in finished parts."""
-        return sum(part["rows"] for part in self.parts)
-
     def part(self, number: int) -> Path:
-        return self.folder / f"part-{number:06d}.parquet"
+        return part_path(self.folder, number)
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("wb")
         try:
@@ -138,25 +139,49 @@ class Journal:
         self._lock.close()
 
     def _open(self) -> None:
-        stored = self._stored()
-        if stored is not None and not self._resume:
-            stored = None
-        if stored is not None:
-            changed = differences(stored["identity"], self.identity)
-            if changed:
-                raise UsageError(
-                    f"{self.target} has an unfinished run that cannot be gone on with: {'; '.join(changed)}",
-                    hint="resume=False (on the command line --no-resume) starts afresh and drops what is finished",
-                )
-            for number, part in enumerate(stored["parts"]):
-                if not self.part(number).is_file() or self.part(number).stat().st_size != part["nbytes"]:
-                    log.warning("%s is damaged; going on from there", self.part(number))
-                    break
-                self.parts.append(part)
-        kept = {self.part(number).name for number in range(len(self.parts))} | {"lock", "journal.json"}
+        """Find what an earlier run has finished; called with the lock held."""
+        raise NotImplementedError
+
+    def _check_same(self, before: Mapping[str, Any]) -> None:
+        changed = differences(before, self.identity)
+        if changed:
+            raise UsageError(
+                f"{self.target} has an unfinished run that cannot be gone on with: {'; '.join(changed)}",
+                hint="resume=False (on the command line --no-resume) starts afresh and drops what is finished",
+            )
+
+    def _is_whole(self, number: int, nbytes: int) -> bool:
+        return self.part(number).is_file() and self.part(number).stat().st_size == nbytes
+
+    def _keep_only(self, numbers: Iterable[int]) -> None:
+        kept = {self.part(number).name for number in numbers} | {"lock", "journal.json"}
         for path in self.folder.iterdir():
             if path.name not in kept:
                 path.unlink()
+
+
+class Journal(RunFolder):
+    """Parts that are finished one after the other."""
+
+    def __init__(self, target: Path, identity: Identity, *, resume: bool) -> None:
+        super().__init__(target, identity, resume=resume)
+        self.parts: list[dict[str, Any]] = []
+
+    @property
+    def rows(self) -> int:
+        """Rows in finished parts."""
+        return sum(part["rows"] for part in self.parts)
+
+    def _open(self) -> None:
+        stored = self._stored() if self._resume else None
+        if stored is not None:
+            self._check_same(stored["identity"])
+            for number, part in enumerate(stored["parts"]):
+                if not self._is_whole(number, part["nbytes"]):
+                    log.warning("%s is damaged; going on from there", self.part(number))
+                    break
+                self.parts.append(part)
+        self._keep_only(range(len(self.parts)))
         self._write()
 
     def _stored(self) -> dict[str, Any] | None:
@@ -167,11 +192,7 @@ class Journal:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as exc:
-            if self._resume:
-                raise UsageError(
-                    f"{self.path}: cannot be understood: {exc}", hint="resume=False starts afresh"
-                ) from exc
-            return None
+            raise UsageError(f"{self.path}: cannot be understood: {exc}", hint="resume=False starts afresh") from exc
         return stored
 
     def add(self, rows: int, missing: int) -> None:

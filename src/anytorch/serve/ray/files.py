@@ -22,6 +22,7 @@ from anytorch.engines.embed.files_journal import (
     differences,
     engine_identity,
     file_identity,
+    part_path,
     partial_folder,
     remove_leftovers,
 )
@@ -29,7 +30,7 @@ from anytorch.engines.embed.files_read import Source
 from anytorch.engines.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
 from anytorch.errors import AnytorchError, InputError, UsageError
 from anytorch.serve.ray.cluster import Share, cluster, share_of
-from anytorch.serve.ray.journal import ScatteredJournal, part_path
+from anytorch.serve.ray.journal import ScatteredJournal
 from anytorch.values import dataclass
 
 log = logs.logger(__name__)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from anytorch import logs
-from anytorch.engines.embed.files_journal import Identity, differences, hold_lock, partial_folder
+from anytorch.engines.embed.files_journal import Identity, RunFolder
 from anytorch.errors import UsageError
 from anytorch.files import replace_file
 
@@ -25,18 +24,12 @@ log = logs.logger(__name__)
 FORMAT, IN_ORDER = 2, 1
 
 
-def part_path(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:06d}.parquet"
-
-
-class ScatteredJournal:
-    """A context manager: it holds the lock. `parts`: the finished ones by their number."""
+class ScatteredJournal(RunFolder):
+    """`parts`: the finished ones by their number."""
 
     def __init__(self, target: Path, identity: Identity, *, resume: bool) -> None:
-        self.target, self.identity, self.folder = target, identity, partial_folder(target)
+        super().__init__(target, identity, resume=resume)
         self.parts: dict[int, dict[str, int]] = {}
-        self._resume = resume
-        self._lock: IO[bytes] | None = None
 
     @property
     def rows(self) -> int:
@@ -46,48 +39,21 @@ class ScatteredJournal:
     def missing(self) -> int:
         return sum(part["missing"] for part in self.parts.values())
 
-    def __enter__(self) -> ScatteredJournal:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("wb")
-        try:
-            hold_lock(self._lock, self.target)
-            self._open()
-        except BaseException:
-            self._lock.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._lock is not None
-        self._lock.close()
-
     def _open(self) -> None:
         stored = self._stored() if self._resume else None
         if stored is not None:
-            changed = differences(stored["identity"], self.identity)
-            if changed:
-                raise UsageError(
-                    f"{self.target} has an unfinished run that cannot be gone on with: {'; '.join(changed)}",
-                    hint="resume=False (on the command line --no-resume) starts afresh and drops what is finished",
-                )
+            self._check_same(stored["identity"])
             for number, part in stored["parts"].items():
-                path = part_path(self.folder, number)
-                if path.is_file() and path.stat().st_size == part["nbytes"]:
+                if self._is_whole(number, part["nbytes"]):
                     self.parts[number] = part
                 else:
-                    log.warning("%s is damaged; it is computed again", path)
-        kept = {part_path(self.folder, number).name for number in self.parts} | {"lock", "journal.json"}
-        for path in self.folder.iterdir():
-            if path.name not in kept:
-                path.unlink()
+                    log.warning("%s is damaged; it is computed again", self.part(number))
+        self._keep_only(self.parts)
         self._write()
 
     def _stored(self) -> dict[str, Any] | None:
-        path = self.folder / "journal.json"
         try:
-            stored: dict[str, Any] = json.loads(path.read_bytes())
+            stored: dict[str, Any] = json.loads(self.path.read_bytes())
             parts = stored["parts"]
             if stored["format"] == IN_ORDER:
                 parts = dict(enumerate(parts))
@@ -97,7 +63,7 @@ class ScatteredJournal:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise UsageError(f"{path}: cannot be understood: {exc}", hint="resume=False starts afresh") from exc
+            raise UsageError(f"{self.path}: cannot be understood: {exc}", hint="resume=False starts afresh") from exc
 
     def add(self, number: int, rows: int, missing: int, nbytes: int) -> None:
         self.parts[number] = {"rows": rows, "missing": missing, "nbytes": nbytes}
@@ -106,4 +72,4 @@ class ScatteredJournal:
     def _write(self) -> None:
         parts = {str(number): part for number, part in sorted(self.parts.items())}
         body = {"format": FORMAT, "identity": self.identity, "parts": parts}
-        replace_file(self.folder / "journal.json", json.dumps(body, indent=1).encode())
+        replace_file(self.path, json.dumps(body, indent=1).encode())
