@@ -382,8 +382,26 @@ def test_files_that_are_numbered(comfy: Any, prompt_of: Callable[[str], dict[str
         prompt["2"]["inputs"]["weight_seed"] = seed
         names.append(comfy.run(prompt).value("5"))
     assert names == ["anytorch/two_layers_00001.safetensors [output]", "anytorch/two_layers_00002.safetensors [output]"]
-    prompt["5"]["inputs"]["filename_prefix"] = "../elsewhere"
-    assert "not a name inside" in str(comfy.run(prompt).refused)
+    for wrong in ("../elsewhere", "..", "", "a/", "a\0b", "/tmp/elsewhere", "x" * 300):
+        prompt["5"]["inputs"]["filename_prefix"] = wrong
+        refused = str(comfy.run(prompt).refused)
+        assert "not a name inside" in refused or "longer than a file's name" in refused, wrong
+
+
+def test_a_link_in_the_models_folder_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are often kept on another disk."""
+    monkeypatch.chdir(tmp_path)
+    save, load = NODE_CLASS_MAPPINGS["AnytorchSaveWeights"], NODE_CLASS_MAPPINGS["AnytorchLoadWeights"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "output").symlink_to(tmp_path / "elsewhere")
+    save().run({"weight": torch.ones(2, 2)}, "made", True)
+    (tmp_path / "models" / "anytorch").mkdir(parents=True)
+    (tmp_path / "models" / "anytorch" / "there.safetensors").symlink_to(tmp_path / "elsewhere" / "made.safetensors")
+    listed = load.INPUT_TYPES()["required"]["file"][0]
+    assert listed == ["there.safetensors", "made.safetensors [output]"]
+    for name in listed:
+        assert load.VALIDATE_INPUTS(name) is True
+        assert torch.equal(load().run(name)[0]["weight"], torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("backend", [name for name in REQUESTS if name not in ("webgpu", "cpu", "numpy", "auto")])

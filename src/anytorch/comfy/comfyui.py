@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,20 @@ def folder(kind: str) -> Path:
     return Path(paths.get_input_directory() if kind == "input" else paths.get_output_directory())
 
 
+LONGEST_NAME_NBYTES = 240  # of 255 that file systems have; a number is put behind it
+
+
 def inside(root: Path, name: str, what: str) -> Path:
-    """`root / name`, refused if that is not below `root`: workflows come from strangers."""
-    path = (root / name).resolve()
-    if not name.strip() or not path.is_relative_to(root.resolve()) or path == root.resolve():
+    """`root / name`, refused if that is not the name of a file below `root`: workflows come from strangers.
+
+    Links are followed: whoever put one into these folders owns them, a workflow cannot make any.
+    """
+    path = Path(os.path.normpath(root / name))
+    is_below = path.is_relative_to(os.path.normpath(root)) and path != Path(os.path.normpath(root))
+    if not is_below or not name.strip() or "\0" in name or ".." in Path(name).parts or name.endswith(("/", os.sep)):
         raise InputError(f"{what} {name!r} is not a name inside {root}", hint="write a relative path without '..'")
+    if len(os.fsencode(path.name)) > LONGEST_NAME_NBYTES:
+        raise InputError(f"{what} {name[:40]!r}… is longer than a file's name can be")
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,23 @@ class AnytorchSaveWeights:
     @classmethod
     def VALIDATE_INPUTS(cls, filename_prefix: str | None) -> bool | str:
         try:
-            inside(folder("output"), filename_prefix or "layer", "filename_prefix")
+            if filename_prefix is not None:  # None: it comes from another node
+                cls._target(filename_prefix)
         except InputError as exc:
             return exc.message
         return True
 
+    @staticmethod
+    def _target(filename_prefix: str) -> Path:
+        path = inside(folder("output"), filename_prefix, "filename_prefix")
+        return path.with_name(path.name + SUFFIX)
+
     def run(self, weights: Weights, filename_prefix: str, overwrite: bool) -> dict[str, Any]:
-        root = folder("output")
-        path = inside(root, filename_prefix + SUFFIX, "filename_prefix")
+        path = self._target(filename_prefix)
         if not overwrite:
             path = next_free(path)
         layer_weights.write(weights, path)
-        name = path.relative_to(root.resolve()).as_posix() + FROM_OUTPUT
+        name = path.relative_to(os.path.normpath(folder("output"))).as_posix() + FROM_OUTPUT
         return text_shown(f"saved: {path}", name)
 
 

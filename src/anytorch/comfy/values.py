@@ -46,7 +46,7 @@ def shape_text(shape: Sequence[int]) -> str:
 def as_tensor(value: Any, name: str) -> Tensor:
     """What came in at the input `name`, as float32. Raises InputError for what is no tensor."""
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+        value = torch.from_numpy(np.ascontiguousarray(value))  # torch has no negative strides
     if not isinstance(value, Tensor):
         kind = "a latent" if isinstance(value, dict) and "samples" in value else f"a {type(value).__name__}"
         raise InputError(f"{name} is {kind}, not a tensor", hint="put the node that converts it in between")
