@@ -327,3 +327,25 @@ def test_shared_parameters_are_counted_once() -> None:
             self.b.weight = self.a.weight
 
     assert len(Tied().parameters()) == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lite.CustomDevice("webgpu", 1),
+        lambda: lite.CustomDevice("webgpu:1"),
+        lambda: lite.CustomDevice("custom", -1),
+        lambda: lite.tensor("abc"),
+        lambda: lite.tensor(np.array([None])),
+        lambda: lite.tensor(1j),
+        lambda: lite.CustomLinear(-1, 4),
+        lambda: lite.CustomConv2d(1, 1, 3, stride=0)(lite.ones(1, 1, 8, 8)),
+        lambda: lite.CustomConv2d(1, 1, 3, padding=-1)(lite.ones(1, 1, 8, 8)),
+        lambda: lite.MaxPool2d(2, stride=0)(lite.ones(1, 1, 8, 8)),
+        lambda: lite.ones(4).split(0),
+        lambda: lite.Adam([lite.ones(1, requires_grad=True)], betas=(1.0, 2.0)),
+    ],
+)
+def test_what_cannot_be_made_says_so(make: Callable[[], object]) -> None:
+    with pytest.raises(UsageError):
+        make()

@@ -21,6 +21,8 @@ try:
 
     error_handler = _api.error_handler
     _checked = (lib.wgpuComputePassEncoderSetImmediates, _api.libf.wgpuDeviceCreateShaderModuleTrusted)
+except ModuleNotFoundError as exc:  # pragma: no cover - not installed
+    raise ImportError(f"{exc}; run: pip install 'anytorch[webgpu]'") from exc
 except (ImportError, AttributeError) as exc:  # pragma: no cover - another wgpu than the one we were written for
     raise ImportError(
         f"anytorch's WebGPU runtime was written for wgpu 0.32 and cannot use the one installed: {exc}; "

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base
 from anytorch.lite.device import CustomDevice, as_device
-from anytorch.lite.dtypes import Array, DType, float32, int64
+from anytorch.lite.dtypes import KINDS, Array, DType, float32, int64
 from anytorch.lite.moving import on_device
 from anytorch.lite.tensors import CustomTensor, Result
 
@@ -44,6 +45,8 @@ def tensor(data: Any, dtype: Any = None, device: Device = None, requires_grad: b
     host = np.array(data.data if isinstance(data, Base) else data, dtype=dtype)
     if dtype is None and not isinstance(data, (np.ndarray, np.generic, Base)):
         host = host.astype(PYTHONS.get(host.dtype, host.dtype), copy=False)
+    if host.dtype.kind not in KINDS:
+        raise UsageError(f"a tensor of {host.dtype} cannot be made", hint="numbers and truth values can")
     return wrap(host, device, requires_grad)
 
 

@@ -27,6 +27,13 @@ class CustomDevice:
             raise UsageError(f"{device_type!r} is not a device name", hint="write 'custom' or 'custom:0'")
         self.device_type = name
         self.index = index if index is not None else int(number or 0)
+        if self.index < 0:
+            raise UsageError(f"a device's number is not negative: {self.index}")
+        if self.is_gpu and self.index:
+            raise UsageError(
+                f"{self} is not there: the process uses one adapter, {GPU_TYPE}:0",
+                hint="the setting ANYTORCH_WEBGPU_ADAPTER chooses which GPU that is",
+            )
 
     @property
     def type(self) -> str:

@@ -93,6 +93,8 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(parameters, lr, weight_decay)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise UsageError(f"betas of {betas}", hint="each is at least 0 and below 1")
         self.betas, self.eps = betas, eps
 
     def update(self, p: Array, g: Array, state: dict[str, Array]) -> None:

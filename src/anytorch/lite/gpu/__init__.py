@@ -19,6 +19,4 @@ try:
 except ImportError as exc:
     if "wgpu" not in str(exc):
         raise
-    raise DeviceUnavailable(
-        f"tensors on the GPU need the package wgpu: {exc}", hint="pip install 'anytorch[webgpu]'"
-    ) from exc
+    raise DeviceUnavailable(f"tensors on the GPU need the package wgpu: {exc}") from exc

@@ -23,6 +23,8 @@ class CustomLinear(Module):
     """y = x Wᵀ + b: (…, in_features) → (…, out_features)"""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        if min(in_features, out_features) < 0:
+            raise UsageError(f"a layer from {in_features} to {out_features} features")
         self.in_features, self.out_features = in_features, out_features
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
         self.weight = uniform(bound, out_features, in_features)

@@ -160,6 +160,8 @@ def stack(tensors: Sequence[T], dim: int = 0) -> T:
 
 
 def split(x: T, size: int, dim: int = 0) -> tuple[T, ...]:
+    if size < 1:
+        raise UsageError(f"parts of {size}")
     (dim,) = axes(x.data, dim)
     before = (slice(None),) * dim
     return tuple(getitem(x, (*before, slice(i, i + size))) for i in range(0, max(x.data.shape[dim], 1), size))

@@ -34,6 +34,9 @@ class Windows:
 
     @cached_property
     def out(self) -> tuple[int, int]:
+        if min(*self.kernel, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
+            kernel, stride, padding, dilation = self.geometry
+            raise UsageError(f"a window of kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}")
         sizes = [
             (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(self.image, *self.geometry, strict=True)
         ]
