@@ -16,7 +16,11 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
 def build(target: Path) -> Path:
-    """Copy the pack and the package to `target`, which must not exist yet."""
+    """Copy the pack and the package to `target`: a new folder, or one that this made before."""
+    if target.exists():
+        if not (target / "vendor" / "anytorch").is_dir():
+            sys.exit(f"{target} is there and was not made by this program; remove it, or name another folder")
+        shutil.rmtree(target)
     shutil.copytree(ROOT / "comfyui" / "anytorch_nodes", target, ignore=LEFT_OUT)
     shutil.copytree(ROOT / "src" / "anytorch", target / "vendor" / "anytorch", ignore=LEFT_OUT)
     return target

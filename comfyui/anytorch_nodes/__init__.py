@@ -12,7 +12,8 @@ _vendor = Path(__file__).parent / "vendor"
 if importlib.util.find_spec("anytorch") is None:
     if not _vendor.is_dir():
         raise ImportError(
-            f"the anytorch nodes need anytorch in ComfyUI's Python: {sys.executable} -m pip install anytorch"
+            f"the anytorch nodes need anytorch in ComfyUI's Python: {sys.executable} -m pip install /path/to/anytorch "
+            "(a clone of it; or tools/comfy_pack.py there makes a folder with everything inside)"
         )
     sys.path.append(str(_vendor))
 

@@ -14,8 +14,8 @@ from anytorch import set_backend as set_backend
 __getattr__ = later(
     __name__,
     {
-        "new_kernel_graph": "the kernel graphs (requirement Y2)",
-        "PersistentKernel": "the persistent kernel (requirement Y3)",
+        "new_kernel_graph": "the kernel graphs",
+        "PersistentKernel": "the persistent kernel",
     },
 )
 __all__ = [
