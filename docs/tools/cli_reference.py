@@ -49,7 +49,7 @@ def options_table(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -
 def value_of(action: argparse.Action) -> str:
     if action.nargs == 0:
         return ""
-    return f" {action.metavar} …" if action.nargs == "+" else f" {action.metavar}"
+    return {"+": f" {action.metavar} …", "?": f" [{action.metavar}]"}.get(str(action.nargs), f" {action.metavar}")
 
 
 def updated(page: str) -> str:

@@ -29,7 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", default="all", metavar="DEVICE", help="one device, or all usable ones (the default)"
     )
     parser.add_argument("--iterations", type=int, default=20, metavar="N", help="timed training steps (default: 20)")
-    parser.add_argument("--skip-persistent", action="store_true", help="leave out the persistent decoding kernel")
+    parser.add_argument(
+        "--skip-persistent",
+        action="store_true",
+        help="say nothing of the persistent decoding kernel, which this version does not have",
+    )
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
