@@ -15,21 +15,19 @@ FOLDER = Path(__file__).parents[1] / "doctor"
 FOOTER = "\n---\n[All diagnoses](index.md) · `anytorch doctor` makes them all; `anytorch doctor --json` for programs.\n"
 HEAD = """# The doctor's diagnoses
 
-`anytorch doctor` makes every diagnosis below and prints what it finds with the command that fixes it. An *error* keeps
-a device, or torch, from working; a *warning* is slow, fragile or surprising; a *note* is good to know. *files*: the
-probe's files alone can tell; *child*: torch was tried in a process of its own. The numbers are those of the research
-that the list began with.
+`anytorch doctor` makes every diagnosis below and prints what it finds with the command that fixes it; `anytorch doctor CODE`
+prints one of these pages. An *error* keeps a device, or torch, from working; a *warning* is slow, fragile or surprising; a
+*note* is good to know. *files*: the machine's files alone can tell; *child*: torch was tried in a process of its own.
 
-| # | Code | Level | Needs | What is wrong |
-| --- | --- | --- | --- | --- |
+| Code | Level | Needs | What is wrong |
+| --- | --- | --- | --- |
 """
 LEVELS = {"error": "Error", "warning": "Warning", "note": "Note"}
 
 
 def row(known: Diagnosis) -> str:
-    number = str(known.number) if known.number is not None else ""
     needs = "files" if known.needs == "files" else "child"
-    return f"| {number} | [`{known.code}`]({known.code}.md) | {LEVELS[known.level.value]} | {needs} | {known.title} |"
+    return f"| [`{known.code}`]({known.code}.md) | {LEVELS[known.level.value]} | {needs} | {known.title} |"
 
 
 def index() -> str:
