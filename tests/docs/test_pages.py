@@ -1,0 +1,65 @@
+"""What `make docs` does not see: the README's links, pages outside the navigation, and paths named in the text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from anytorch.cli.parser import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+PLACES = r"(?:bench|docs|examples|tests|tools|compat|comfyui|requirements|src)"
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+
+
+def anchor(heading: str) -> str:
+    """As mkdocs and GitHub write it, for the headings we use."""
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\- ]", "", heading.lower()).strip())
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", prose(page), re.M)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith("https://"):
+            continue
+        file, _, place = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not place or place in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    for name in re.findall(rf"`({PLACES}/[\w./-]+)`", prose(page)):
+        assert (ROOT / name).exists() or (ROOT / "compat" / name).exists(), name
+
+
+def test_named_results_exist() -> None:
+    results = {path.name for path in (ROOT / "bench" / "results").glob("*.json")}
+    for page in PAGES:
+        for name in re.findall(r"`([a-z0-9]+-[a-z0-9-]+\.json)`", prose(page)):
+            assert name in results, f"{page.name}: {name}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    lost = [page for page in pages if not page.startswith("doctor/") and page not in navigation]
+    assert not lost
+
+
+def test_the_documents_of_all_commands_are_described() -> None:
+    described = (DOCS / "reference" / "cli.md").read_text("utf-8").partition("## Commands")[0]
+    missing = [name for name in COMMANDS if f"`{name}" not in described.partition("## The JSON documents")[2]]
+    assert not missing
