@@ -57,9 +57,12 @@ def test_health_checks_may_ask_for_the_head_alone(service: Any, path: str) -> No
     assert answer.status_code == 200 and answer.content == b""
 
 
-def test_a_model_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("host", "words"), [("127.0.0.1", "the disk is on fire"), ("0.0.0.0", "log says why")])
+def test_a_model_that_cannot_be_loaded_is_told(host: str, words: str) -> None:
+    """To whom it may concern: health checks need no key, and an error may name folders."""
+
     async def run() -> None:
-        app = create_app(ServeOptions(forecast=False))
+        app = create_app(ServeOptions(forecast=False, host=host))
 
         def broken(_: Any) -> Any:
             raise RuntimeError("the disk is on fire")
@@ -74,7 +77,8 @@ def test_a_model_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) 
                 if health["status"] != "starting":
                     break
                 await asyncio.sleep(0.01)
-            assert health["status"] == "failed" and "the disk is on fire" in health["detail"]
+            assert health["status"] == "failed" and words in health["detail"]
+            assert ("disk" in health["detail"]) is (host == "127.0.0.1")
             answer = await client.post("/v1/embeddings", json={"input": "x"})
             assert answer.status_code == 503 and answer.json()["type"].endswith("model-not-loaded")
 

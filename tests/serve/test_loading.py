@@ -6,12 +6,14 @@ import asyncio
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from anytorch.engines.embed import ArrowEngine
+from anytorch.serve import models
 from anytorch.serve.app import create_app
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
@@ -40,7 +42,41 @@ def test_a_job_that_is_not_installed_does_not_fail_the_others() -> None:
             assert answer.status_code == 503 and answer.json()["type"].endswith("not-installed"), answer.text
             assert "anytorch[forecast]" in answer.json()["hint"]
             health = await client.get("/v1/readyz")
-            assert health.status_code == 200 and "No module named 'torch'" in health.json()["detail"]
+            assert health.status_code == 200
+            assert health.json()["detail"] == "tiny cannot be loaded: No module named 'torch'"
+
+    asyncio.run(run())
+
+
+def test_a_model_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for every request: building it may read gigabytes before it fails."""
+
+    async def run() -> None:
+        loading = create_app(ServeOptions(forecast=False)).state.service.models
+        (slot,) = loading.slots("embeddings")
+        now, built, broken = [100.0], [], True
+
+        def build(wanted: Any) -> Any:
+            built.append(now[0])
+            if broken:
+                raise OSError("the disk sleeps")
+            return Engine(wanted)
+
+        loading._build = build
+        monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        for _ in range(300):
+            with pytest.raises(Problem, match="the disk sleeps") as caught:
+                await loading.ready(slot)
+            now[0] += 1.0
+        assert built == [100.0, 105.0, 115.0, 135.0, 175.0, 235.0, 295.0, 355.0], "twice as long, up to a minute"
+        frames = 0
+        trace = caught.value.__traceback__
+        while trace is not None:
+            frames, trace = frames + 1, trace.tb_next
+        assert frames < 20, "it remembers everybody who was told"
+        broken = False
+        now[0] += 60.0
+        assert isinstance(await loading.ready(slot), Engine) and slot.error is None and slot.failures == 0
 
     asyncio.run(run())
 
@@ -60,7 +96,7 @@ class Engine:
 
 def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
     async def run() -> None:
-        models = create_app(ServeOptions(forecast=False)).state.service.models
+        registry = create_app(ServeOptions(forecast=False)).state.service.models
         go_on, built = threading.Event(), []
 
         def slow(wanted: Any) -> Any:
@@ -68,21 +104,21 @@ def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
             built.append(Engine(wanted))
             return built[-1]
 
-        models._build = slow
-        asked = [asyncio.ensure_future(models.load("all-MiniLM-L6-v2", None, None, None)) for _ in range(3)]
+        registry._build = slow
+        asked = [asyncio.ensure_future(registry.load("all-MiniLM-L6-v2", None, None, None)) for _ in range(3)]
         await asyncio.sleep(0.05)
         with pytest.raises(Problem, match="wait already"):
-            await models.load("all-MiniLM-L6-v2", None, None, None)
+            await registry.load("all-MiniLM-L6-v2", None, None, None)
         for one in asked:
             one.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
         assert all(one.cancelled() for one in asked)
         go_on.set()
-        await asyncio.wait(models.swapping)
-        assert len(built) == 1 and models.loaded("embeddings") == built, (
+        await asyncio.wait(registry.swapping)
+        assert len(built) == 1 and registry.loaded("embeddings") == built, (
             "what had begun has its place, the rest is gone"
         )
-        await models.close()
+        await registry.close()
         assert built and all(engine.closed.is_set() for engine in built)
 
     asyncio.run(run())

@@ -15,7 +15,7 @@ import pytest
 from anytorch.engines.embed.locate import packaged_model
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.folders import list_models, require
-from anytorch.serve.models import first_models
+from anytorch.serve.named import first_models
 from anytorch.serve.options import ServeOptions
 
 

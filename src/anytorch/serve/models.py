@@ -10,29 +10,32 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception
-from typing import Any
+from typing import Any, TypeVar
 
 from anytorch import logs
-from anytorch.engines.embed.locate import DEFAULT_MODEL, find_model
-from anytorch.errors import AnytorchError, ModelError, UsageError
-from anytorch.serve.folders import Found, job_of, list_models, require
+from anytorch.errors import AnytorchError
+from anytorch.serve.folders import Found, list_models
 from anytorch.serve.loaders import Model, Wanted
+from anytorch.serve.named import first_models, wanted_by
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, retry_after
 from anytorch.serve.schemas import ModelInfo
+from anytorch.serve.shared import Lineup, Load
 
 log = logs.logger(__name__)
 
 JOBS = ("embeddings", "forecast", "text")
-EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
 Build = Callable[[Wanted], Model]
 MOST_LOADS = 2  # that wait for the one that is under way
-PAUSE_S = 5.0  # before a model that could not be loaded is tried again
+PAUSE_S = 5.0  # before a model that could not be loaded is tried again; each time it fails, twice as long
+LONGEST_PAUSE_S = 60.0
+Result = TypeVar("Result")
 
 
 class Slot:
@@ -44,8 +47,20 @@ class Slot:
         self.users = 0
         self.loading: asyncio.Future[Model] | None = None
         self.error: Exception | None = None
+        self.failures = 0  # in a row
         self.try_again_at = 0.0
         self.retired = False
+
+    @property
+    def load(self) -> Load:
+        wanted = self.wanted
+        return Load(wanted.id, wanted.job, wanted.device, wanted.quantization)
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+        self.failures += 1
+        pause = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** min(self.failures - 1, 10))
+        self.try_again_at = time.monotonic() + pause
 
     def info(self, default: bool) -> ModelInfo:
         if self.model is not None:
@@ -60,7 +75,8 @@ class Slot:
 class Registry:
     """The loaded models of each job, by id; one of them is the default."""
 
-    def __init__(self, options: ServeOptions, build: Build) -> None:
+    def __init__(self, options: ServeOptions, build: Build, lineups: Sequence[Lineup] = ()) -> None:
+        """`lineups`: what the other workers have by now, of the jobs in which it is not what the options say."""
         self.options = options
         self._build = build
         self._slots: dict[str, dict[str, Slot]] = {job: {} for job in JOBS}
@@ -68,13 +84,24 @@ class Registry:
         # One at a time: two engines that are built at once would both measure a busy machine.
         self._builder = ThreadPoolExecutor(1, "anytorch-load")
         self._closing: set[asyncio.Future[None]] = set()
-        self.swapping: set[asyncio.Future[Slot]] = set()  # kept here, because nobody may wait for it any more
+        self.swapping: set[asyncio.Future[Any]] = set()  # kept here, because nobody may wait for it any more
         self._swap = asyncio.Lock()
         self._loads_waiting = 0
         self._first = first_models(options)
         for wanted in self._first:
             self._slots[wanted.job][wanted.id] = Slot(wanted)
             self._default.setdefault(wanted.job, wanted.id)
+        self.first = {job: self.lineup(job) for job in JOBS}
+        for lineup in lineups:
+            self._begin_with(lineup)
+
+    def _begin_with(self, lineup: Lineup) -> None:
+        try:
+            slots = {load.model: Slot(self._wanted_as(load)) for load in lineup.models}
+        except (Problem, AnytorchError) as exc:  # it is followed later, if it can be by then
+            log.warning("a model that the other workers have cannot be found: %s", exc)
+            return
+        self._slots[lineup.job], self._default[lineup.job] = slots, lineup.default
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -102,7 +129,7 @@ class Registry:
         if slot.model is not None:
             return slot.model
         if slot.error is not None and time.monotonic() < slot.try_again_at:
-            raise slot.error
+            raise slot.error.with_traceback(None)  # it would grow by every request that is told
         if slot.loading is None:
             slot.loading = asyncio.ensure_future(self._load(slot))
             slot.loading.add_done_callback(_seen)
@@ -122,8 +149,8 @@ class Registry:
         if slot.retired and not slot.users:
             self._close(slot)
 
-    def default(self, job: str) -> Slot | None:
-        return self._slots[job].get(self._default.get(job, ""))
+    def lineup(self, job: str) -> Lineup:
+        return Lineup(job, tuple(slot.load for slot in self._slots[job].values()), self._default.get(job, ""))
 
     def infos(self, job: str | None = None) -> list[ModelInfo]:
         return [
@@ -149,21 +176,26 @@ class Registry:
         began = time.monotonic()
         try:
             slot.model = await asyncio.get_running_loop().run_in_executor(self._builder, self._build, slot.wanted)
-            slot.error = None
         except ModuleNotFoundError as exc:
-            slot.error, slot.try_again_at = not_installed(slot.wanted, exc), time.monotonic() + PAUSE_S
-            log.warning("%s", slot.error)
-            raise slot.error from exc
+            missing = not_installed(slot.wanted, exc)
+            slot.failed(missing)
+            log.warning("%s", missing)
+            raise missing from exc
         except AnytorchError as exc:
-            slot.error, slot.try_again_at = exc, time.monotonic() + PAUSE_S
+            slot.failed(exc)
+            log.warning("%s cannot be loaded: %s", slot.wanted.id, exc)
             raise
         except Exception as exc:
             log.error("%s cannot be loaded: %s", slot.wanted.id, "".join(format_exception(exc)))
-            slot.error, slot.try_again_at = not_loaded(slot.wanted.id, exc), time.monotonic() + PAUSE_S
-            raise slot.error from exc
+            problem = not_loaded(slot.wanted.id, exc)
+            slot.failed(problem)
+            raise problem from exc
         finally:
             slot.loading = None
+        slot.error, slot.failures = None, 0
         log.info("%s %s is loaded (%.2f s)", slot.wanted.job, slot.wanted.id, time.monotonic() - began)
+        if slot.retired and not slot.users:  # another took its place meanwhile
+            self._close(slot)
         return slot.model
 
     async def load(
@@ -193,24 +225,24 @@ class Registry:
             self._loads_waiting -= 1
         return await self._finished(self._swap_in(name, job, device, quantization, done))
 
-    async def follow(self, choose: Callable[[], tuple[str, str, str, str | None] | None]) -> bool:
-        """When nothing else is being loaded, load what `choose` then names, as `load` does; False: it names nothing.
+    async def follow(self, choose: Callable[[], Lineup | None]) -> bool:
+        """When nothing else is being loaded, bring a job's models in line with what `choose` then says; False: nothing.
 
         For what other workers have: whoever waits for it is not a client, so however many wait, it comes to its turn.
         """
         await self._swap.acquire()
         try:
-            asked = choose()
+            lineup = choose()
         except BaseException:
             self._swap.release()
             raise
-        if asked is None:
+        if lineup is None:
             self._swap.release()
             return False
-        await self._finished(self._swap_in(*asked, lambda _: None))
+        await self._finished(self._line_up(lineup))
         return True
 
-    async def _finished(self, swap: Coroutine[Any, Any, Slot]) -> Slot:
+    async def _finished(self, swap: Coroutine[Any, Any, Result]) -> Result:
         swapping = asyncio.ensure_future(swap)
         self.swapping.add(swapping)
         swapping.add_done_callback(self.swapping.discard)
@@ -222,47 +254,43 @@ class Registry:
     ) -> Slot:
         try:
             wanted = await asyncio.to_thread(self._wanted, name, job)
-            wanted = Wanted(wanted.id, wanted.job, wanted.source, device or self.options.device, quantization)
-            slot = Slot(wanted)
+            slot = Slot(replace(wanted, device=device or self.options.device, quantization=quantization))
             await self.ready(slot)
-            slots = self._slots[wanted.job]
-            old = slots.pop(wanted.id, None) or slots.pop(self._default.get(wanted.job, ""), None)
-            slots[wanted.id] = slot
-            self._default[wanted.job] = wanted.id
-            if old is not None:
-                self._retire(old)
+            self._arrange(self.lineup(wanted.job).after(slot.load), slot)
             done(slot)
             return slot
         finally:
             self._swap.release()
 
-    def _wanted(self, name: str, job: str | None) -> Wanted:
-        for kind, embedded in EMBEDDED.items():
-            if name == embedded and job in (None, kind):
-                return Wanted(embedded, kind, None)
-        for wanted in self._first:  # named on the command line
-            if name == wanted.id and job in (None, wanted.job):
-                return wanted
-        known = self.loadable()
-        found = known.get(name)
-        if found is not None and job not in (None, found.job):
-            raise Problem(
-                404, "wrong-job", "The model is for another job",
-                f"{name[:200]!r} is a model for {found.job}, and {job} was asked for",
-                hint="leave `job` out: the model's files say what it is for", param="job",
-            )  # fmt: skip
-        if found is None:
-            import difflib
+    async def _line_up(self, lineup: Lineup) -> None:
+        try:
+            # The default first: as soon as it is here, most requests get what they would get elsewhere.
+            for load in sorted(lineup.models, key=lambda load: load.model != lineup.default):
+                have = self._slots[lineup.job].get(load.model)
+                if have is None or have.load != load:
+                    slot = Slot(await asyncio.to_thread(self._wanted_as, load))
+                    await self.ready(slot)
+                    self._arrange(lineup, slot)
+            self._arrange(lineup)
+        finally:
+            self._swap.release()
 
-            near = difflib.get_close_matches(name, known, n=1)
-            raise Problem(
-                404, "model-not-found", "There is no such model",
-                f"{name[:200]!r} is not in the model folders",
-                hint=f"did you mean {near[0]!r}?" if near else "GET /api/models lists what can be loaded; "
-                "folders are named with --model-folder",
-                param="model",
-            )  # fmt: skip
-        return Wanted(found.id, found.job, require(found))
+    def _arrange(self, lineup: Lineup, *built: Slot) -> None:
+        """Make a job's models those of the lineup, as far as they are here or in `built`; the others are let go."""
+        before = self._slots[lineup.job]
+        known = {**before, **{slot.wanted.id: slot for slot in built}}
+        after = {load.model: known[load.model] for load in lineup.models if load.model in known}
+        self._slots[lineup.job], self._default[lineup.job] = after, lineup.default
+        for slot in before.values():
+            if slot not in after.values():
+                self._retire(slot)
+
+    def _wanted(self, name: str, job: str | None) -> Wanted:
+        """Reads the disk: call it in a thread."""
+        return wanted_by(name, job, self._first, self.loadable())
+
+    def _wanted_as(self, load: Load) -> Wanted:
+        return replace(self._wanted(load.model, load.job), device=load.device, quantization=load.quantization)
 
     def _retire(self, slot: Slot) -> None:
         slot.retired = True
@@ -275,7 +303,7 @@ class Registry:
         task = asyncio.ensure_future(asyncio.to_thread(close_model, slot.model))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        task.add_done_callback(_seen)
+        task.add_done_callback(_closed)
 
     async def close(self) -> None:
         """Let every engine finish what it has, then give its memory back."""
@@ -300,47 +328,14 @@ HOW = {
 
 
 def _seen(future: asyncio.Future[Any]) -> None:
-    """A failure that nobody waited for is logged once, and not reported as lost by asyncio."""
+    """A failure that nobody waited for was logged where it happened: asyncio need not report it as lost."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _closed(future: asyncio.Future[Any]) -> None:
     if not future.cancelled() and (exc := future.exception()) is not None:
-        log.warning("a model could not be loaded or closed: %s", exc)
-
-
-def first_models(options: ServeOptions) -> list[Wanted]:
-    """What the command line asks for: named models, else the embedded ones. Raises ModelError where one cannot be."""
-    wanted: list[Wanted] = []
-    for name in options.models:
-        wanted.append(_named(name, options))
-    if options.text_model is not None:
-        wanted.append(Wanted(Path(options.text_model).name, "text", _folder(options.text_model), options.device))
-    jobs = {one.job for one in wanted}
-    if "embeddings" not in jobs and not (jobs - {"text"}):
-        wanted.append(Wanted(EMBEDDED["embeddings"], "embeddings", None, options.device, options.quantization))
-    if "forecast" not in jobs and options.forecast:
-        wanted.append(Wanted(EMBEDDED["forecast"], "forecast", None, options.device))
-    return wanted
-
-
-def _named(name: str, options: ServeOptions) -> Wanted:
-    if name in (EMBEDDED["embeddings"], DEFAULT_MODEL):
-        return Wanted(EMBEDDED["embeddings"], "embeddings", None, options.device, options.quantization)
-    if name == EMBEDDED["forecast"] or name.lower().startswith("kronos-"):
-        return Wanted(name.lower(), "forecast", None if name == EMBEDDED["forecast"] else name, options.device)
-    path, title = Path(name).expanduser(), name.rpartition("/")[2]
-    if path.is_dir():
-        title = path.resolve().name
-    else:
-        path = find_model(name)  # of the Hugging Face Hub; says what to do where there is none
-    job = job_of(path)
-    if job is None:
-        raise ModelError(f"{path}: its config.json does not say what it is", hint="name a model's folder")
-    return Wanted(title, job, path, options.device, options.quantization if job == "embeddings" else None)
-
-
-def _folder(name: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        raise UsageError(f"--text-model {name}: there is no such folder")
-    return path
+        log.warning("a model could not be closed: %s", exc)
 
 
 def close_model(model: Model) -> None:

@@ -18,7 +18,7 @@ from anytorch.serve.metrics import Look, Metrics
 from anytorch.serve.models import JOBS, Registry, Slot
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
-from anytorch.serve.shared import Load, Shared
+from anytorch.serve.shared import Lineup, Shared
 
 log = logs.logger(__name__)
 
@@ -30,7 +30,9 @@ class State:
     def __init__(self, options: ServeOptions, metrics: Metrics) -> None:
         self.options = options
         self.metrics = metrics
-        self.models = Registry(options, self.build)
+        self.shared = None if options.run_folder is None else Shared(options.run_folder)
+        # A worker that is started again begins with what the others have by now.
+        self.models = Registry(options, self.build, [] if self.shared is None else self.shared.newest())
         self.started = time.monotonic()
         self.created = int(time.time())
         self.draining = False
@@ -38,11 +40,10 @@ class State:
         self.looks = Looks()
         self.activity = Activity()
         self.measuring = Measuring()
-        self.shared = None if options.run_folder is None else Shared(options.run_folder)
         self._tasks: set[asyncio.Future[Any]] = set()
         self._refreshing: asyncio.Future[None] | None = None
         self._following: asyncio.Future[None] | None = None
-        self._not_before: dict[Load, float] = {}  # what could not be loaded here, and when to try again
+        self._not_before: dict[Lineup, float] = {}  # what could not be followed here, and when to try again
 
     def build(self, wanted: Wanted) -> Model:
         """Load a model; runs in the registry's thread."""
@@ -84,7 +85,7 @@ class State:
     def tell_others(self, slot: Slot) -> None:
         """A model was loaded here: the other workers, and those that are started later, load it, too."""
         if self.shared is not None:
-            self.shared.tell(load_of(slot))
+            self.shared.tell(slot.load, self.models.first[slot.wanted.job])
 
     def on_beat(self) -> None:
         """Called about every second in a worker, on the event loop."""
@@ -97,31 +98,30 @@ class State:
             self._refreshing = asyncio.ensure_future(asyncio.to_thread(self.metrics.refresh))
             self.keep(self._refreshing)
 
-    def _behind(self) -> Load | None:
-        """What another worker has loaded and this one has not; what failed here a moment ago is left for later."""
-        for load in [] if self.shared is None else self.shared.newest():
-            slot = self.models.default(load.job)
-            if (slot is None or load_of(slot) != load) and time.monotonic() >= self._not_before.get(load, 0.0):
-                return load
+    def _behind(self) -> Lineup | None:
+        """What the other workers have and this one has not; what failed here a moment ago is left for later."""
+        for lineup in [] if self.shared is None else self.shared.newest():
+            if self.models.lineup(lineup.job) != lineup and time.monotonic() >= self._not_before.get(lineup, 0.0):
+                return lineup
         return None
 
     async def _follow(self) -> None:
         """Load until what is loaded here is what the file says: it may change while a model is built or waited for."""
-        load: Load | None = None
+        lineup: Lineup | None = None
 
-        def choose() -> tuple[str, str, str, str | None] | None:
-            nonlocal load
-            load = self._behind()  # asked again when it is our turn
-            return None if load is None else (load.model, load.job, load.device, load.quantization)
+        def choose() -> Lineup | None:
+            nonlocal lineup
+            lineup = self._behind()  # asked again when it is our turn
+            return lineup
 
         more = True
         while more:
             try:
                 more = await self.models.follow(choose)
             except (Problem, AnytorchError) as exc:
-                assert load is not None
-                self._not_before[load] = time.monotonic() + TRY_AGAIN_S
-                log.warning("%s, which another worker has loaded, cannot be loaded here: %s", load.model, exc)
+                assert lineup is not None
+                self._not_before[lineup] = time.monotonic() + TRY_AGAIN_S
+                log.warning("what another worker has loaded cannot be loaded here: %s", exc)
 
     def keep(self, task: asyncio.Future[Any]) -> None:
         self._tasks.add(task)
@@ -137,8 +137,3 @@ class State:
         for task in list(self._tasks):
             task.cancel()
         await self.models.close()
-
-
-def load_of(slot: Slot) -> Load:
-    wanted = slot.wanted
-    return Load(wanted.id, wanted.job, wanted.device, wanted.quantization)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from anytorch._version import __version__
 from anytorch.serve import schemas
-from anytorch.serve.models import JOBS, failure
+from anytorch.serve.models import JOBS, Slot, failure
 from anytorch.serve.state import State
 
 router = APIRouter(tags=["health"])
@@ -62,7 +62,7 @@ def status_of(service: State) -> tuple[str, str]:
             if slot.model is not None and (why := slot.model.alive()):
                 return "failed", f"{slot.wanted.id}: {why}"
             if slot.error is not None:
-                said = f"{slot.wanted.id}: {failure(slot.error)}"
+                said = why_failed(service, slot)
                 if slot in needed:
                     return "failed", said
                 beside.append(said)
@@ -73,8 +73,20 @@ def status_of(service: State) -> tuple[str, str]:
     return ("starting", f"loading {', '.join(missing)}") if missing else ("ready", "; ".join(beside))
 
 
+def why_failed(service: State, slot: Slot) -> str:
+    """Strangers are told that a model failed and no more: what an error says may name folders and users."""
+    name, error = slot.wanted.id, slot.error
+    assert error is not None
+    if not service.options.loopback:
+        return f"{name} cannot be loaded; the service's log says why"
+    said = failure(error)
+    return said if said.startswith(name) else f"{name}: {said}"
+
+
 def hint_of(service: State) -> str | None:
     """What to do about the first model that cannot be loaded; those the service cannot do without come first."""
+    if not service.options.loopback:
+        return None
     slots = [*service.needed(), *(slot for job in JOBS for slot in service.models.slots(job))]
     return next((hint for slot in slots if (hint := getattr(slot.error, "hint", ""))), None)
 
