@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from anytorch.cli.main import main
-from anytorch.serve.shared import Load, Shared
+from anytorch.serve.shared import Lineup, Load, Shared
 from anytorch.serve.start import process_age_s
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and inherited sockets of POSIX")
@@ -218,13 +218,15 @@ def test_workers_end_with_their_parent(tmp_path: Path, start: Callable[..., Proc
 def test_workers_tell_each_other_of_swaps(tmp_path: Path) -> None:
     here, there = Shared(tmp_path), Shared(tmp_path)
     assert here.newest() == []
-    old, new = Load("mini", "embeddings", "cpu", "int8"), Load("midi", "embeddings", "cpu", "int8")
+    first, second = Load("mini", "embeddings", "cpu", None), Load("midi", "embeddings", "cpu", "int8")
+    started = Lineup("embeddings", (first,), "mini")
+    here.tell(second, started)
+    assert there.newest() == here.newest() == [Lineup("embeddings", (second,), "midi")]
     other = Load("tiny", "forecast", "cpu", None)
-    here.tell(old)
-    assert there.newest() == here.newest() == [old]
-    there.tell(other)
-    there.tell(new)
-    assert here.newest() == Shared(tmp_path).newest() == [other, new]
+    there.tell(other, Lineup("forecast"))
+    there.tell(first, started)  # which counts for the first load of a job alone
+    both = [Lineup("embeddings", (first,), "mini"), Lineup("forecast", (other,), "tiny")]
+    assert here.newest() == Shared(tmp_path).newest() == both
 
 
 def test_the_age_of_this_process() -> None:

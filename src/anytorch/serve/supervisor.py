@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -25,8 +24,9 @@ from prometheus_client.multiprocess import mark_process_dead
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.keys import read_keys
-from anytorch.serve.models import first_models
+from anytorch.serve.named import first_models
 from anytorch.serve.options import ServeOptions, to_json
+from anytorch.serve.run_folder import make_run_folder, sweep_run_folders
 from anytorch.serve.start import Told, first_answer
 
 log = logs.logger(__name__)
@@ -49,11 +49,11 @@ class Worker:
 
 
 class Supervisor:
-    def __init__(self, options: ServeOptions, listening: socket.socket, folder: Path) -> None:
+    def __init__(self, options: ServeOptions, listening: socket.socket, folder: Path, lock: int) -> None:
         threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
         self._options = replace(options, threads=threads, run_folder=folder)
         self._listening = listening
-        self._folder = folder
+        self._folder, self._lock = folder, lock
         self._workers: list[Worker] = []
         self._again_at: dict[int, tuple[float, int]] = {}  # by number: when to start one, and how often it died
         self.stopping = False
@@ -76,7 +76,7 @@ class Supervisor:
             [sys.executable, "-m", "anytorch.serve.worker", to_json(self._options), str(descriptor), str(theirs)],
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno() if sys.stderr is not None else None,
-            pass_fds=(descriptor, theirs),
+            pass_fds=(descriptor, theirs, self._lock),  # of the folder: nobody sweeps it while a worker lives
             env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._folder / "metrics")},
             start_new_session=True,  # Ctrl-C goes to the parent alone, which drains them
         )
@@ -150,9 +150,11 @@ def check(options: ServeOptions) -> None:
 def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> int:
     """Run the workers until a signal comes; the exit status."""
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
-    folder = Path(tempfile.mkdtemp(prefix="anytorch-serve-"))
+    for old in sweep_run_folders():
+        log.info("removed %s, which a service that was killed has left behind", old)
+    folder, lock = make_run_folder()
     (folder / "metrics").mkdir()
-    supervisor = Supervisor(options, listening, folder)
+    supervisor = Supervisor(options, listening, folder, lock)
 
     def stop(number: int, frame: FrameType | None) -> None:
         if supervisor.stopping and number == signal.SIGINT:
@@ -177,6 +179,7 @@ def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> in
         for number, handler in before.items():
             signal.signal(number, handler)
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
     if failed:
         raise failed[0]
     return 0
