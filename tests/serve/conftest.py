@@ -133,10 +133,17 @@ def served() -> Callable[..., Any]:
     return served_with
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service() -> Iterator[Running]:
-    """One service with the default options for the tests of a module that change nothing about it."""
+    """One service with the default options for all tests that leave it as it was."""
     with served_with() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def forecaster() -> Iterator[Running]:
+    """The same with the embedded forecasting model, and no other."""
+    with served_with(models=("tiny",), forecast=True) as running:
         yield running
 
 

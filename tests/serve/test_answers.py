@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +12,10 @@ import pytest
 from anytorch.engines.candles.generate import sample_candles
 from anytorch.errors import InputError
 from anytorch.serve import candle_input
-from anytorch.serve.reading import parse_json
+from anytorch.serve.problems import Problem
+from anytorch.serve.reading import opened, parse_json, refuse_crowds
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def forecaster(served: Callable[..., Any]) -> Iterator[Any]:
-    with ExitStack() as stack:
-        yield stack.enter_context(served(models=("tiny",), forecast=True))
 
 
 def test_a_large_body_is_parsed_without_the_garbage_collector() -> None:
@@ -42,6 +35,37 @@ def test_a_large_body_is_parsed_without_the_garbage_collector() -> None:
     with pytest.raises(orjson.JSONDecodeError):
         parse_json(b"[1," * 100_000)
     assert gc.isenabled()
+
+
+def test_brackets_of_texts_are_not_lists() -> None:
+    assert opened(b'{"a": [1, [], {}], "b": "x"}') == 4
+    tricky = {"[": '[[{{"\\[', "b\\": ["\\", '"', "[", '\\"[{', {"c": "\u005b["}]}
+    assert opened(orjson.dumps(tricky)) == 3
+    text = orjson.dumps({"input": "[" * 200_000})
+    refuse_crowds(text)
+    with pytest.raises(Problem, match="200001 lists and objects, it may have 65536"):
+        refuse_crowds(text.replace(b'"[', b"[").replace(b'["', b"["))
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/embeddings", "input"), ("/v1/similarity", "a"), ("/v1/search", "queries"), ("/v1/forecast", "csv"),
+     ("/v1/completions", "prompt"), ("/v1/chat/completions", "messages"), ("/api/load-model", "model"),
+     ("/v1/benchmark", "devices")],
+)  # fmt: skip
+def test_a_crowd_of_small_lists_is_refused_before_it_is_made(service: Any, path: str, field: str) -> None:
+    """5 million of them would hold up every client for seconds, whatever the end point then thinks of them."""
+    body = b'{"%s":[' % field.encode() + b",".join([b"[]"] * 70_000) + b"]}"
+    for kind in ("application/json", "multipart/form-data; boundary=x"):
+        answer = service.client.post(path, content=body, headers={"Content-Type": kind})
+        assert answer.status_code == 413 and answer.json()["type"].endswith(":too-much"), answer.text
+
+
+def test_every_json_body_is_read_the_same_way(service: Any) -> None:
+    for path in ("/v1/embeddings", "/v1/similarity", "/v1/forecast"):
+        for body in (b"{", b'{"a": NaN}', b'{"a": "\\ud800"}', b"\xff"):
+            answer = service.client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400 and answer.json()["type"].endswith(":not-json"), (path, body, answer.text)
 
 
 def test_small_prices_keep_their_digits(forecaster: Any) -> None:
@@ -103,14 +127,19 @@ def test_a_search_finds_and_does_not_multiply(service: Any) -> None:
     assert wide.status_code == 413 and "2000 × 1000" in wide.json()["detail"]
 
 
-def test_a_forecasting_model_in_fewer_bits(served: Callable[..., Any]) -> None:
-    with served(models=("tiny",), forecast=True) as running:
-        refused = running.client.post("/api/load-model", json={"model": "tiny", "quantization": "int3"})
-        assert refused.status_code == 422, refused.text
-        answer = running.client.post("/api/load-model", json={"model": "tiny", "quantization": "int8"})
+def test_a_forecasting_model_in_fewer_bits(forecaster: Any) -> None:
+    def load(quantization: str | None) -> Any:
+        return forecaster.client.post("/api/load-model", json={"model": "tiny", "quantization": quantization})
+
+    refused = load("int3")
+    assert refused.status_code == 422, refused.text
+    answer = load("int8")
+    try:
         assert answer.status_code == 200 and answer.json()["model"]["quantization"] == "int8"
-        again = running.client.post("/v1/forecast", json={"sample": True, "horizon": 2, "samples": 1})
+        again = forecaster.client.post("/v1/forecast", json={"sample": True, "horizon": 2, "samples": 1})
         assert again.status_code == 200, again.text
+    finally:
+        assert load(None).status_code == 200  # as it was, for the other tests
 
 
 def test_health_tells_strangers_no_paths(service: Any) -> None:

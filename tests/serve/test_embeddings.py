@@ -122,7 +122,7 @@ def test_what_makes_no_sense_is_told(service: Any, body: Any, status: int, words
     assert document["error"]["message"] and document["error"]["type"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"input": NaN}', b'{"input": "\\ud800"}', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{", b'{"input": NaN}', b'{"input": "\\ud800"}', b"\xff\xfe", b"[" * 60_000])
 def test_what_is_not_json_is_told(service: Any, body: bytes) -> None:
     answer = service.client.post("/v1/embeddings", content=body)
     assert answer.status_code == 400 and answer.json()["type"].endswith(":not-json")

@@ -7,9 +7,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ from anytorch.errors import QueueClosed, QueueFull
 from anytorch.serve.forecasting import ForecastQueue, Job, Terms, take
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def forecaster(served: Callable[..., Any]) -> Iterator[Any]:
-    with ExitStack() as stack:
-        yield stack.enter_context(served(models=("tiny",), forecast=True))
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +222,30 @@ def test_a_forecast_nobody_waits_for_any_more_ends() -> None:
         queue.submit("c", terms(horizon=5))
     assert waiting.cancel() and queue.waiting == 0
     running.cancel()
+    queue.close()
+
+
+class Costly:
+    """A predictor that takes 20 ms, however little is asked for, and next to nothing for the rest."""
+
+    def predict_batch(self, df_list: Any, **_: Any) -> list[str]:
+        time.sleep(0.02)
+        return list(df_list)
+
+
+def test_a_small_forecast_does_not_make_the_large_ones_seem_endless() -> None:
+    gate = Fake()
+    queue = ForecastQueue(Costly(), most_waiting_s=10.0)
+    queue.submit("large", terms(horizon=1000, samples=20)).result(20)
+    queue.submit("small", terms(horizon=1, samples=1)).result(20)  # 20 ms for one number
+    queue._predictor = gate
+    first = queue.submit("first", terms())
+    while queue.waiting:
+        time.sleep(0.001)
+    waiting = [queue.submit(f"large {n}", terms(horizon=1000 + n, samples=20)) for n in range(20)]
+    assert queue.waiting == 20, "by the small one alone they would take hours"
+    gate.gate.set()
+    assert first.result(20) and all(one.result(20) for one in waiting)
     queue.close()
 
 

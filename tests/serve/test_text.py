@@ -107,6 +107,7 @@ def test_the_stream_s_own_form(writer: Any) -> None:
 
 def test_a_client_that_leaves_ends_the_text(writer: Any) -> None:
     generator = writer.state.models.loaded("text")[0].generator
+    counted = tokens_counted(writer)
     body = {"prompt": "one", "max_tokens": 3000, "temperature": 0, "stream": True}
     with writer.client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
@@ -117,12 +118,19 @@ def test_a_client_that_leaves_ends_the_text(writer: Any) -> None:
     tokens = generator.stats.tokens
     time.sleep(0.2)
     assert generator.stats.tokens - tokens < 100 and writer.state.models.slots("text")[0].users == 0
+    assert tokens_counted(writer) > counted, "what was made of it counts"
+
+
+def tokens_counted(writer: Any) -> float:
+    return writer.state.metrics.registry.get_sample_value("anytorch_tokens_total", {"job": "text"}) or 0.0
 
 
 def test_a_deadline_ends_a_text_with_words(writer: Any) -> None:
     body = {"prompt": "one", "max_tokens": 4000, "temperature": 0}
     headers = {"X-Request-Timeout": "0.2"}
+    counted = tokens_counted(writer)
     assert writer.client.post("/v1/completions", json=body, headers=headers).status_code == 504
+    assert tokens_counted(writer) > counted
     with writer.client.stream("POST", "/v1/completions", json={**body, "stream": True}, headers=headers) as answer:
         last = [line for line in answer.iter_lines() if line][-1]
     assert json.loads(last[6:])["error"]["code"] == "deadline"

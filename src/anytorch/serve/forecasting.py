@@ -21,6 +21,7 @@ log = logs.logger(__name__)
 
 MOST_WAITING = 64  # requests
 MOST_PATHS = 512  # in one batch: series times samples
+FADE = 0.7  # of what earlier batches say about the speed, with every new one
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class ForecastQueue:
         self._predictor = predictor
         self._most = most_waiting
         self._most_s = most_waiting_s  # what waits may take so long, by the speed of what was computed; then it is full
-        self._seconds_per_size = 0.0
+        # Of the last few batches together: a small one, which is mostly overhead, says little about a large one.
+        self._seconds, self._sizes = 0.0, 0.0
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._closing = False
@@ -88,7 +90,7 @@ class ForecastQueue:
             self._drop_cancelled()
             if len(self._jobs) >= self._most:
                 raise QueueFull(f"{len(self._jobs)} forecasts are waiting, {self._most} may", hint="try again later")
-            seconds = self._seconds_per_size * sum(other.size for other in self._jobs)
+            seconds = self._seconds / max(self._sizes, 1.0) * sum(other.size for other in self._jobs)
             if self._most_s is not None and seconds > self._most_s:
                 raise QueueFull(f"the forecasts that wait take about {seconds:.0f} s", hint="try again later")
             self._jobs.append(job)
@@ -160,7 +162,8 @@ class ForecastQueue:
             for job in jobs:
                 self._compute([job])
             return
-        self._seconds_per_size = (time.perf_counter() - began) / sum(job.size for job in jobs)
+        self._seconds = FADE * self._seconds + time.perf_counter() - began
+        self._sizes = FADE * self._sizes + sum(job.size for job in jobs)
         for job, forecast in zip(jobs, found, strict=True):
             job.future.set_result(forecast)
 

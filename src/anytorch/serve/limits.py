@@ -19,6 +19,7 @@ from anytorch.serve.metrics import Metrics
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, problem_of, retry_after, unexpected
 from anytorch.serve.rates import Rates
+from anytorch.serve.reading import MOST_NESTED, refuse_crowds
 
 log = logs.logger(__name__)
 
@@ -87,6 +88,7 @@ class Guard:
         self._hosts = allowed_hosts(options)
         self._origins = frozenset(options.allow_origins)
         self._bodies_left = BODIES_AT_ONCE * options.max_body_nbytes
+        self._most_nested = max(MOST_NESTED, 2 * options.max_texts)  # token ids are a list for each text
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -216,6 +218,11 @@ class Guard:
 
     async def read(self, call: Call) -> bytes:
         """The whole body. Raises ClientGone, or a 413 Problem."""
+        body = await self._received(call)
+        refuse_crowds(body, self._most_nested)
+        return body
+
+    async def _received(self, call: Call) -> bytes:
         message = await call.receive()
         if message["type"] != "http.request":
             raise ClientGone

@@ -12,6 +12,8 @@ Text = Annotated[str, Field(max_length=2_000_000)]
 # Where reading a list ends, whatever the options allow: millions of tiny items would hold up the event loop.
 MOST_TEXTS = 65_536
 MOST_MESSAGES = 4096
+MOST_ROWS = 1_000_000
+MOST_WORDS = 256  # of a list that people write: stops, workloads
 
 
 class Body(BaseModel):
@@ -252,15 +254,17 @@ class SearchAnswer(Answer):
 
 # --- forecasts ---------------------------------------------------------------------------------------------------------
 
+Column = Annotated[list[Finite], Field(max_length=MOST_ROWS)]
+
 
 class Candles(Body):
-    timestamps: list[str] = Field(min_length=2)
-    open: list[Finite]
-    high: list[Finite]
-    low: list[Finite]
-    close: list[Finite]
-    volume: list[Finite] | None = None
-    amount: list[Finite] | None = None
+    timestamps: list[str] = Field(min_length=2, max_length=MOST_ROWS)
+    open: Column
+    high: Column
+    low: Column
+    close: Column
+    volume: Column | None = None
+    amount: Column | None = None
 
 
 class ForecastRequest(Body):
@@ -326,7 +330,7 @@ class Sampling(Body):
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(1.0, ge=0, le=10)
     top_p: float | None = Field(1.0, gt=0, le=1)
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_WORDS)] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool | None = False
     n: Literal[1] | None = 1
@@ -334,7 +338,7 @@ class Sampling(Body):
 
 
 class CompletionRequest(Sampling):
-    prompt: str | list[str]
+    prompt: str | Annotated[list[str], Field(max_length=MOST_WORDS)]
     echo: Literal[False] | None = False
 
 
@@ -402,7 +406,7 @@ class ChatAnswer(Answer):
 class BenchmarkRequest(Body):
     devices: list[str] | None = Field(None, min_length=1, max_length=32)
     seconds: float = Field(10.0, gt=0, le=600)
-    workloads: list[str] | None = None
+    workloads: list[str] | None = Field(None, max_length=MOST_WORDS)
 
 
 class BenchmarkRow(Answer):

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Request, Response
 
 from anytorch.serve import measuring, schemas
 from anytorch.serve.answers import EVENT_STREAM, event, event_stream, problems
+from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
 
-router = APIRouter(tags=["benchmark"])
+router = APIRouter(tags=["benchmark"], route_class=JsonRoute)
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}, "description": "events: progress, result, done"}
 }

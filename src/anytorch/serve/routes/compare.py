@@ -15,9 +15,10 @@ from anytorch.serve import schemas
 from anytorch.serve.answers import json_answer, problems
 from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.problems import Problem
+from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
 
-router = APIRouter(tags=["embeddings"])
+router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
 CELLS = 4_000_000  # of a similarity matrix: 32 MB of JSON
 HITS = 100_000  # of all queries of a search together
 

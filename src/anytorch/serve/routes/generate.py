@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -15,9 +15,10 @@ from anytorch.serve import schemas
 from anytorch.serve.answers import EVENT_STREAM, event, event_stream, json_answer, problems
 from anytorch.serve.loaders import TextModel
 from anytorch.serve.problems import Problem, clean, internal, problem_of
+from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
 
-router = APIRouter(tags=["text"])
+router = APIRouter(tags=["text"], route_class=JsonRoute)
 DEFAULT_TOKENS = 256
 DEFAULT_LENGTH = 131_072  # positions, of a model that does not say
 LONGEST_TOKEN = 16  # characters per token, on average over a prompt
@@ -98,7 +99,7 @@ class Writing:
             self._check_length(model)
             stream = await self._started(model, max_tokens or min(DEFAULT_TOKENS, most))
             if asked.stream:
-                return Held(event_stream(self._events(stream)), lambda: service.models.release(self._slot), stream)
+                return Held(event_stream(self._events(stream)), lambda: self._let_go(stream))
         except BaseException:
             service.models.release(self._slot)
             raise
@@ -107,7 +108,13 @@ class Writing:
                 text = "".join([piece async for piece in stream])
                 return json_answer(self._document([self._choice(text, finish(stream))], self._usage(stream)))
         finally:
-            service.models.release(self._slot)
+            self._let_go(stream)
+
+    def _let_go(self, stream: Any) -> None:
+        """The answer has ended, whole or not: what was made of it counts."""
+        stream.close()
+        self._service.metrics.tokens("text", stream.completion_tokens)
+        self._service.models.release(self._slot)
 
     def _check_length(self, model: TextModel) -> None:
         """Refuse what cannot fit before it is tokenized: a token of more than a few characters is rare."""
@@ -173,7 +180,6 @@ class Writing:
         return {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
 
     def _usage(self, stream: Any) -> dict[str, Any]:
-        self._service.metrics.tokens("text", stream.completion_tokens)
         rate, share = stream.tokens_per_second, stream.bandwidth_share
         return {
             "prompt_tokens": stream.prompt_tokens,
@@ -187,8 +193,8 @@ class Writing:
 class Held(Response):
     """A streamed response that lets go of its model when it ends, however it ends."""
 
-    def __init__(self, inner: Response, release: Any, stream: Any) -> None:
-        self._inner, self._release, self._stream = inner, release, stream
+    def __init__(self, inner: Response, let_go: Callable[[], None]) -> None:
+        self._inner, self._let_go = inner, let_go
         self.background = None
         self.status_code = 200
         self.raw_headers = inner.raw_headers
@@ -197,8 +203,7 @@ class Held(Response):
         try:
             await self._inner(scope, receive, send)
         finally:
-            self._stream.close()
-            self._release()
+            self._let_go()
 
 
 def finish(stream: Any) -> str:

@@ -11,9 +11,10 @@ from anytorch.devices.documented.system import get_device_info
 from anytorch.serve import schemas
 from anytorch.serve.answers import problems
 from anytorch.serve.named import EMBEDDED
+from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
 
-router = APIRouter(tags=["models"])
+router = APIRouter(tags=["models"], route_class=JsonRoute)
 
 
 @router.get("/v1/models", responses=problems(401))
