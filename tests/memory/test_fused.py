@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,20 @@ def test_a_loop_that_gives_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fused, "_spans", wrong)
     monkeypatch.setattr(fused, "_proofs", {})
     assert not fused.can_do("adamw", update())
+
+
+def test_without_memory_for_the_list_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = fused._library()
+    assert library is not None
+    endless = fused.Span(count=1 << 62)  # its list of parts has no room in any machine's addresses
+    assert library.anytorch_adam((fused.Span * 1)(endless), 1, 2) == 1, "and the process lives"
+    update, state = good()
+    one = update()
+    before = [tensor.clone() for tensor in (*one.weight, *state.values())]
+    monkeypatch.setattr(fused, "_loaded", [SimpleNamespace(anytorch_adam=lambda *_: 1)])
+    with pytest.raises(MemoryError, match="no weight was changed"):
+        fused.step("adamw", [one], None, 1)
+    assert all(map(torch.equal, before, (*one.weight, *state.values())))
 
 
 def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:

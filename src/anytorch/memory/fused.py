@@ -92,14 +92,17 @@ def decoupled(kind: str, options: Mapping[str, Any]) -> bool:
 
 
 def step(kind: str, updates: Sequence[Update], scale: float | None, threads: int) -> None:
-    """Do the steps of several parameters, all of which `can_do` agreed to."""
+    """Do the steps of several parameters, all of which `can_do` agreed to. A MemoryError has changed nothing."""
     library = _library()
     assert library is not None
     parts = []
     for update in updates:
         update.state["step"].add_(1)
         parts += _spans(update, decoupled(kind, update.options), scale)
-    library.anytorch_adam((Span * len(parts))(*parts), len(parts), max(1, threads))
+    if library.anytorch_adam((Span * len(parts))(*parts), len(parts), max(1, threads)):
+        for update in updates:
+            update.state["step"].sub_(1)
+        raise MemoryError("there is no memory left for the optimizer's step; no weight was changed")
     for update in updates:
         if update.gradient.numel() % WHOLE:
             _rest(kind, update, scale)
@@ -211,9 +214,9 @@ def _library() -> ctypes.CDLL | None:
     if not _loaded:
         try:
             library = native.load("adam", [SOURCE], flags=BUILD)
-            # H: void anytorch_adam(const AdamSpan* spans, int64_t count, int32_t threads)
+            # H: int32_t anytorch_adam(const AdamSpan* spans, int64_t count, int32_t threads)
             library.anytorch_adam.argtypes = [ctypes.POINTER(Span), ctypes.c_int64, ctypes.c_int32]
-            library.anytorch_adam.restype = None
+            library.anytorch_adam.restype = ctypes.c_int32
             _loaded.append(library)
         except NativeUnavailable as exc:
             log.info("torch does the optimizer's steps on the host: %s", exc)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -163,6 +164,16 @@ def test_a_twin_that_differs_is_found_out(pair: tuple[Any, WordPiece]) -> None:
 def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYTORCH_CXX", "no-such-compiler")
     assert compile_wordpiece(build()) is None
+
+
+def test_without_memory_there_is_an_error_and_not_the_end(pair: tuple[Any, WordPiece]) -> None:
+    library = pair[1]._library
+    none = np.zeros(1, np.int64).ctypes.data
+    made = library.wordpiece_new(b"", none, none, none, 0, none, 1 << 60, b"", 0, none, 0, none, 0, 0, 100)
+    assert made is None, "a table that no machine has room for"
+    short = WordPiece(SimpleNamespace(wordpiece_room=lambda *_: 4, wordpiece_encode=lambda *_: -1), 0)  # type: ignore[arg-type]
+    with pytest.raises(MemoryError, match="2 texts"):
+        short.encode(["one", "two"], 8)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])

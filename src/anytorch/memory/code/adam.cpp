@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -101,8 +102,17 @@ struct Part {
 }  // namespace
 
 // Updates all spans. Every element is computed by itself, so the result does not depend on the number of threads.
-extern "C" __attribute__((visibility("default"))) void anytorch_adam(const AdamSpan* spans, int64_t count, int32_t threads) {
+// Gives 0, or 1 where there is no memory for the list of parts: then nothing has been changed.
+extern "C" __attribute__((visibility("default"))) int32_t anytorch_adam(const AdamSpan* spans, int64_t count,
+                                                                        int32_t threads) {
     std::vector<Part> parts;
+    try {  // no exception may leave for the C of the caller
+        int64_t needed = 0;
+        for (int64_t index = 0; index < count; ++index) needed += (spans[index].count - 1) / CHUNK + 1;
+        parts.reserve(size_t(needed));
+    } catch (const std::exception&) {
+        return 1;
+    }
     for (int64_t index = 0; index < count; ++index)
         for (int64_t at = 0; at < spans[index].count; at += CHUNK)
             parts.push_back({index, at, at + CHUNK < spans[index].count ? at + CHUNK : spans[index].count});
@@ -125,4 +135,5 @@ extern "C" __attribute__((visibility("default"))) void anytorch_adam(const AdamS
     }
     work();
     for (auto& helper : helpers) helper.join();
+    return 0;
 }

@@ -56,7 +56,7 @@ class WordPiece:
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Packed ids of all texts, at most `most` for each, special ones included.
 
-        Raises UnicodeEncodeError for a lone surrogate, TypeError for what is no str.
+        Raises UnicodeEncodeError for a lone surrogate, TypeError for what is no str, MemoryError.
         """
         held = list(texts)  # the bytes belong to the texts, which must stay while this works without the GIL
         count = len(held)
@@ -69,6 +69,8 @@ class WordPiece:
             self._handle, begins.ctypes.data, sizes.ctypes.data, count, most, self.threads, ids.ctypes.data,
             starts.ctypes.data, flags.ctypes.data,
         )  # fmt: skip
+        if total < 0:
+            raise MemoryError(f"there is no memory left to tokenize {count} texts")
         return ids[:total], starts, flags
 
     def __del__(self) -> None:
@@ -188,6 +190,8 @@ def _compile(reference: Any, layout: dict[str, Any]) -> WordPiece:
         len(entries), table.ctypes.data, CODES, added, len(added), before.ctypes.data, len(before), after.ctypes.data,
         len(after), vocabulary[str(model.get("unk_token") or "[UNK]")], int(model.get("max_input_chars_per_word") or 100),
     )  # fmt: skip
+    if not handle:
+        raise MemoryError(f"there is no memory left for a tokenizer of {len(entries)} pieces")
     return WordPiece(library, handle)
 
 

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
+#include <memory>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -174,31 +175,35 @@ struct Tokenizer {
 }  // namespace
 
 // pieces: `count` texts in one block, piece i at [offsets[i], offsets[i + 1]), root 0 or 1. characters: `codes` entries of
-// sizeof(Character). added: the added tokens' texts, separated by zeros.
+// sizeof(Character). added: the added tokens' texts, separated by zeros. Null where there is no memory for it.
 EXPORT void* wordpiece_new(const uint8_t* pieces, const int64_t* offsets, const uint8_t* roots, const int32_t* ids,
                            int64_t count, const uint8_t* characters, int64_t codes, const char* added,
                            int64_t added_length, const int32_t* before, int64_t befores, const int32_t* after,
                            int64_t afters, int32_t unknown, int64_t most_characters) {
-    Tokenizer* made = new Tokenizer();
-    for (int64_t i = 0; i < count; i++)
-        made->trie.insert(roots[i], pieces + offsets[i], offsets[i + 1] - offsets[i], ids[i]);
-    made->table.resize(codes);
-    std::memcpy(made->table.data(), characters, codes * sizeof(Character));
-    // A text has no more tokens than bytes, which `wordpiece_room` relies on: what becomes more is for the reference.
-    for (int64_t code = 0; code < codes; code++)
-        if (made->table[code].count > (code < 0x80 ? 1 : code < 0x800 ? 2 : 3)) made->table[code].kind = UNKNOWN;
-    for (int64_t begin = 0; begin < added_length;) {
-        std::string one(added + begin);
-        begin += static_cast<int64_t>(one.size()) + 1;
-        if (one.empty()) continue;
-        made->added_starts[static_cast<uint8_t>(one[0])] = true;
-        made->added.push_back(one);
+    try {  // no exception may leave for the C of the caller
+        std::unique_ptr<Tokenizer> made(new Tokenizer());
+        for (int64_t i = 0; i < count; i++)
+            made->trie.insert(roots[i], pieces + offsets[i], offsets[i + 1] - offsets[i], ids[i]);
+        made->table.resize(codes);
+        std::memcpy(made->table.data(), characters, codes * sizeof(Character));
+        // A text has no more tokens than bytes, which `wordpiece_room` relies on: what becomes more is for the reference.
+        for (int64_t code = 0; code < codes; code++)
+            if (made->table[code].count > (code < 0x80 ? 1 : code < 0x800 ? 2 : 3)) made->table[code].kind = UNKNOWN;
+        for (int64_t begin = 0; begin < added_length;) {
+            std::string one(added + begin);
+            begin += static_cast<int64_t>(one.size()) + 1;
+            if (one.empty()) continue;
+            made->added_starts[static_cast<uint8_t>(one[0])] = true;
+            made->added.push_back(one);
+        }
+        made->before.assign(before, before + befores);
+        made->after.assign(after, after + afters);
+        made->unknown = unknown;
+        made->most_characters = most_characters;
+        return made.release();
+    } catch (const std::exception&) {
+        return nullptr;
     }
-    made->before.assign(before, before + befores);
-    made->after.assign(after, after + afters);
-    made->unknown = unknown;
-    made->most_characters = most_characters;
-    return made;
 }
 
 EXPORT void wordpiece_delete(void* tokenizer) { delete static_cast<Tokenizer*>(tokenizer); }
@@ -233,7 +238,7 @@ EXPORT int64_t wordpiece_room(const void* tokenizer, const int64_t* sizes, int64
 }
 
 // `count` texts by at most `threads` threads. Fills ids (which must have the room asked for), starts [count + 1] and flags
-// [count]; gives the number of ids.
+// [count]; gives the number of ids, or -1 where there is no memory to share the work out.
 EXPORT int64_t wordpiece_encode(const void* tokenizer, const char* const* texts, const int64_t* sizes, int64_t count,
                                 int64_t most, int64_t threads, int32_t* ids, int32_t* starts, uint8_t* flags) {
     const Tokenizer& it = *static_cast<const Tokenizer*>(tokenizer);
@@ -243,6 +248,13 @@ EXPORT int64_t wordpiece_encode(const void* tokenizer, const char* const* texts,
     threads = std::max<int64_t>(1, std::min({threads, count, bytes / 12288 + 1}));
     struct Share { int64_t first, last, room, made; };
     std::vector<Share> shares;
+    std::vector<std::thread> others;
+    try {
+        shares.reserve(threads);
+        others.reserve(threads);
+    } catch (const std::exception&) {
+        return -1;
+    }
     for (int64_t first = 0, seen = 0, room = 0, part = 1; part <= threads; part++) {
         int64_t last = first, own = 0;
         while (last < count && (part == threads || seen * threads < bytes * part)) {
@@ -262,11 +274,10 @@ EXPORT int64_t wordpiece_encode(const void* tokenizer, const char* const* texts,
         }
         share.made = made;
     };
-    std::vector<std::thread> others;
     for (size_t part = 1; part < shares.size(); part++) {
         try {
             others.emplace_back(work, std::ref(shares[part]));
-        } catch (const std::system_error&) {  // no more threads: this one does it
+        } catch (const std::exception&) {  // no more threads, or no memory for one: this one does it
             work(shares[part]);
         }
     }
