@@ -342,6 +342,12 @@ def test_a_chat_goes_through_the_models_template(llama: TextGenerator) -> None:
     assert llama.complete(messages, max_tokens=5).completion_tokens <= 5
 
 
+def test_a_template_that_leaves_nothing_is_told(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(InputError, match="makes an empty text"):
+        llama.complete([{"role": "user", "content": ""}], max_tokens=2)
+
+
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [

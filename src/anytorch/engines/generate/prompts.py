@@ -38,7 +38,7 @@ def is_chat(prompt: Any) -> bool:
 
 
 def chat_ids(tokenizer: Any, messages: list[dict[str, str]], name: str) -> list[int]:
-    """The messages in the model's own form, with the beginning of its answer."""
+    """The messages in the model's own form, with the beginning of its answer. Never none."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"the model {name} has no chat template: it goes on with a text, it does not answer messages",
@@ -49,7 +49,13 @@ def chat_ids(tokenizer: Any, messages: list[dict[str, str]], name: str) -> list[
     except Exception as exc:
         # A template is a program of the model's makers; it says itself what it does not take ("roles must alternate").
         raise InputError(f"the chat template of {name} does not take these messages: {exc}") from exc
-    return [int(token) for token in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+    ids = [int(token) for token in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+    if not ids:
+        raise InputError(
+            f"the chat template of {name} makes an empty text of these messages",
+            hint="the model needs at least one token to go on from: give a message with words, or the prompt as a text",
+        )
+    return ids
 
 
 def check_messages(messages: Sequence[Any]) -> list[dict[str, str]]:
