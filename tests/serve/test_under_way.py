@@ -217,7 +217,7 @@ def test_a_model_is_swapped_without_a_lost_request(serve: Callable[..., Any]) ->
             thread.join(20)
     assert set(statuses) == {200} and len(statuses) > 4
     assert service.embedding is not first
-    until(lambda: first.queue._closing, "the first engine to be closed")
+    until(lambda: first.queue.closing, "the first engine to be closed")
     assert [info["id"] for info in service.client.get("/v1/readyz").json()["models"]["embeddings"]] == [
         "all-MiniLM-L6-v2"
     ]
@@ -228,10 +228,10 @@ def test_a_swap_lets_the_old_engine_finish(held: Any) -> None:
     assert held.client.post("/api/load-model", json={"model": "all-MiniLM-L6-v2"}).status_code == 200
     assert held.embedding is not old
     assert ask(held, "on the new engine").status_code == 200  # the old one is still held
-    assert not old.queue._closing, "closed with a request under way"
+    assert not old.queue.closing, "closed with a request under way"
     held.gate.open.set()
     assert held.first.result().status_code == 200
-    until(lambda: old.queue._closing, "the old engine to be closed")
+    until(lambda: old.queue.closing, "the old engine to be closed")
 
 
 def test_healthz_is_red_when_an_engine_hangs(held: Any) -> None:

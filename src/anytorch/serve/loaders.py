@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anytorch.engines.embed.engine import ArrowEngine
-from anytorch.engines.embed.queue import BatchReport, EngineQueue
+from anytorch.engines.embed.queue import EngineQueue
+from anytorch.engines.embed.queue_worker import BatchReport
 from anytorch.errors import DeviceFallbackWarning, ModelError
 from anytorch.models.checkpoint import Checkpoint
 from anytorch.serve.forecasting import ForecastQueue

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anytorch.engines.embed import engine as engine_module
+from anytorch.engines.embed import building
 from anytorch.engines.embed.engine import ArrowEngine
 from anytorch.engines.embed.locate import packaged_model
 from anytorch.errors import OutOfMemory
@@ -83,7 +83,7 @@ def fake_engine(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
     def make(*encoders: FakeEncoder, **options: Any) -> ArrowEngine:
         left = list(encoders) or [FakeEncoder()]
-        monkeypatch.setattr(engine_module, "build_encoder", lambda *given, **named: (left.pop(0), "a test's"))
+        monkeypatch.setattr(building, "build_encoder", lambda *given, **named: (left.pop(0), "a test's"))
         made.append(ArrowEngine(options.pop("model_path", model_folder), options.pop("device", "cpu"), **options))
         return made[-1]
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from anytorch.cli.main import main
+from anytorch.engines.embed import building
 from anytorch.engines.embed import engine as engine_module
 from anytorch.engines.embed.files_read import Source
 from anytorch.engines.embed.outputs import replacing, write_vectors
@@ -32,7 +33,7 @@ def embed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, make_encoder: Any, model_folder: Path
 ) -> Callable[..., Answer]:
     """`embed("file", "--option")` with a stand-in encoder behind it."""
-    monkeypatch.setattr(engine_module, "build_encoder", lambda *given, **named: (make_encoder(), "a test's"))
+    monkeypatch.setattr(building, "build_encoder", lambda *given, **named: (make_encoder(), "a test's"))
 
     def call(*arguments: object) -> Answer:
         capsys.readouterr()

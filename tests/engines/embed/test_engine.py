@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import anytorch
-from anytorch.engines.embed import engine as engine_module
-from anytorch.engines.embed import place
+from anytorch.engines.embed import building, place
 from anytorch.engines.embed.engine import ArrowEngine
 from anytorch.engines.embed.place import Place, choose_place
 from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, OutOfMemory, UsageError
@@ -416,7 +415,7 @@ def test_a_model_too_large_to_load(model_folder: Path, monkeypatch: pytest.Monke
             raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
         return make_encoder(quantization=quantization), "a test's"
 
-    monkeypatch.setattr(engine_module, "build_encoder", build)
+    monkeypatch.setattr(building, "build_encoder", build)
     with pytest.raises(OutOfMemory, match="does not fit into the memory of cpu"):
         ArrowEngine(model_folder, "cpu")
     with pytest.warns(DeviceFallbackWarning, match="int"):
@@ -448,7 +447,7 @@ def test_a_forced_device_falls_back_with_a_warning(cpu_wheel: None, fake_engine:
 
 
 def test_a_device_that_is_there_gets_torch(monkeypatch: pytest.MonkeyPatch, fake_engine: Callable[..., Any]) -> None:
-    monkeypatch.setattr(engine_module, "choose_place", lambda request: Place("cuda:0", "cuda:0", "a test says so"))
+    monkeypatch.setattr(building, "choose_place", lambda request: Place("cuda:0", "cuda:0", "a test says so"))
     engine = fake_engine(device="auto")
     assert engine.device == "cuda:0" and not engine.on_cpu and engine.batch_tokens > 10_000
     on_cpu = fake_engine(device="cpu")
@@ -496,7 +495,7 @@ def test_explain_and_describe(engine: ArrowEngine) -> None:
 def test_the_batch_size_is_measured_and_remembered(
     fake_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "CPU_TOKENS", 512)
+    monkeypatch.setattr(building, "CPU_TOKENS", 512)
     engine = fake_engine()
     for _ in range(20):
         engine.encode(TEXTS * 5)
@@ -528,7 +527,7 @@ def test_a_device_may_normalise_and_write_the_rows(
         asked.append(normalize)
         return Device(), "a test's"
 
-    monkeypatch.setattr(engine_module, "build_encoder", build)
+    monkeypatch.setattr(building, "build_encoder", build)
     with ArrowEngine(model_folder, "cpu") as engine:
         assert engine.head.does_nothing and engine.head.normalizes and asked == [True]
         np.testing.assert_allclose(engine.encode(TEXTS), wanted.encode(TEXTS), atol=1e-6)

@@ -239,7 +239,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from anytorch.engines.embed import engine as engine_module, files, files_journal, files_write
+from anytorch.engines.embed import building, engine as engine_module, files, files_journal, files_write
 
 class Fake:
     width, padded = 16, False
@@ -251,7 +251,7 @@ class Fake:
     def close(self):
         pass
 
-engine_module.build_encoder = lambda *given, **named: (Fake(), "a test's")
+building.build_encoder = lambda *given, **named: (Fake(), "a test's")
 
 def die(*given, **named):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anytorch.engines.embed.queue import BatchReport, EngineQueue
+from anytorch.engines.embed import queue_worker
+from anytorch.engines.embed.queue import EngineQueue
+from anytorch.engines.embed.queue_worker import BatchReport
 from anytorch.engines.embed.token_ids import pack_ids
 from anytorch.errors import InputError, OutOfMemory, QueueClosed, QueueFull, UsageError
 
@@ -234,6 +238,28 @@ def test_a_full_queue_refuses_or_waits(engine: Any, encoder: Any) -> None:
         assert third[0].shape == (16,)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals to a thread")
+def test_an_interrupted_caller_leaves_nothing_in_the_queue(engine: Any, encoder: Any) -> None:
+    gate = Gate(encoder)
+    with EngineQueue(engine) as queue:
+        first = queue.submit("first")
+        assert gate.reached.wait(20)
+        mine = threading.get_ident()
+
+        def interrupt() -> None:
+            while not queue.stats.waiting_requests:
+                time.sleep(0.001)
+            signal.pthread_kill(mine, signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            queue.encode(TEXTS)
+        assert queue.stats.waiting_requests == 0 and queue.stats.cancelled == 1
+        gate.opened.set()
+        first.result(20)
+        assert len(encoder.calls) == 1, "computed for nobody"
+
+
 def test_closing_finishes_or_cancels_what_waits(engine: Any, encoder: Any) -> None:
     gate = Gate(encoder)
     queue = EngineQueue(engine)
@@ -242,7 +268,7 @@ def test_closing_finishes_or_cancels_what_waits(engine: Any, encoder: Any) -> No
     second = queue.submit(TEXTS)
     closing = threading.Thread(target=queue.close)
     closing.start()
-    while not queue._closing:
+    while not queue.closing:
         time.sleep(0.001)
     with pytest.raises(UsageError, match="closed"):
         queue.submit("too late")
@@ -269,15 +295,13 @@ def test_engine_close_drains_its_queue(engine: Any, encoder: Any) -> None:
 
 
 def test_an_idle_queue_lets_its_engine_go(engine: Any, encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anytorch.engines.embed import queue as module
-
-    monkeypatch.setattr(module, "IDLE_S", 0.02)
+    monkeypatch.setattr(queue_worker, "IDLE_S", 0.02)
     queue = EngineQueue(engine)
     expected = queue.encode(TEXTS[:2])
-    worker = queue._worker
-    assert worker is not None
-    worker.join(20)
-    assert not worker.is_alive() and queue._worker is None
+    thread = queue._worker.thread
+    assert thread is not None
+    thread.join(20)
+    assert not thread.is_alive() and queue._worker.thread is None
     assert np.array_equal(queue.encode(TEXTS[:2]), expected)  # another worker serves it
     queue.close()
 
@@ -336,8 +360,9 @@ def test_no_more_may_wait_than_can_be_computed_in_time(engine: Any, encoder: Any
         gate = Gate(encoder)
         first = queue.submit("one")
         assert gate.reached.wait(20)
-        assert queue._tokens_per_s is not None and 0 < queue._tokens_per_s <= tokens / 0.1
-        queue._tokens_per_s = tokens / 0.1  # on a busy machine it was slower
+        rate = queue._line.tokens_per_s
+        assert rate is not None and 0 < rate <= tokens / 0.1
+        queue._line.tokens_per_s = tokens / 0.1  # on a busy machine it was slower
         accepted = []
         with pytest.raises(QueueFull, match=r"which takes 0\.\d s; 0\.35 s may wait"):
             for _ in range(20):

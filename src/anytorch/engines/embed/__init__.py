@@ -5,7 +5,8 @@ tokens      texts → packed token ids     windows   any iterable, tokenized one
 place       a request → a device and an encoder on it
 runner      batches through the encoder; budget finds their best size, fit_batch their largest
 head        pooled vectors → the answer  compare   similarities, and the nearest
-engine      all of it together           queue     many callers, one engine (sharing: who gets into a batch)
+engine      all of it together (building: the encoder for it; parts: a stream of windows through it)
+queue       many callers, one engine: queue_line, who waits; queue_worker, who computes; sharing, who gets into a batch
 outputs     vectors to .npy and .jsonl   pool, files   several devices; whole files, resumable
 """
 
@@ -16,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anytorch.engines.embed.compare import Hit as Hit
     from anytorch.engines.embed.engine import ArrowEngine as ArrowEngine
-    from anytorch.engines.embed.engine import EncodeStats as EncodeStats
     from anytorch.engines.embed.files import FileReport as FileReport
     from anytorch.engines.embed.files import encode_file as encode_file
     from anytorch.engines.embed.queue import EngineQueue as EngineQueue
-    from anytorch.engines.embed.queue import QueueStats as QueueStats
+    from anytorch.engines.embed.queue_line import QueueStats as QueueStats
+    from anytorch.engines.embed.stats import EncodeStats as EncodeStats
 
 NAMES = {
     "ArrowEngine": "engine",
-    "EncodeStats": "engine",
+    "EncodeStats": "stats",
     "EngineQueue": "queue",
     "FileReport": "files",
     "Hit": "compare",
-    "QueueStats": "queue",
+    "QueueStats": "queue_line",
     "encode_file": "files",
 }
 __all__ = ["ArrowEngine", "EncodeStats", "EngineQueue", "FileReport", "Hit", "QueueStats", "encode_file"]

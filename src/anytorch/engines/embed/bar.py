@@ -1,32 +1,41 @@
-"""A progress bar on standard error with texts per second and the time that is left."""
+"""Progress: the caller's own function, or a bar on standard error with texts per second and the time that is left."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+Progress = Callable[[int, "int | None"], None]  # texts done, and how many there are (None: not known)
+
+
+def shown(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
+    """A context that gives what to report to: the caller's function, a bar (True), or nothing."""
+    if progress is True:
+        return progress_bar("encoding")
+    return nullcontext(progress or None)
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int | None], None] | None]:
+def progress_bar(title: str) -> Iterator[Progress | None]:
     """Gives what to call with texts done and their number (None: not known); None itself off a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     try:
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ModuleNotFoundError:
         yield None
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[rate]}"),
+        rich.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None, rate="")
 
         def show(done: int, total: int | None) -> None:

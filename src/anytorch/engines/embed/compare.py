@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anytorch.engines.embed.head import normalized
+from anytorch.engines.embed.head import normalized, out_shape
 from anytorch.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,36 @@ def as_matrix(vectors: Any, what: str = "vectors") -> npt.NDArray[Any]:
             hint="give what `encode` returned",
         )
     return matrix
+
+
+def vectors_of(
+    given: Any, precision: str, encode: Callable[[Any, str], npt.NDArray[Any]], width: int
+) -> npt.NDArray[Any]:
+    """Texts encoded so that they can be compared with vectors of this precision; vectors as they are.
+
+    `encode(texts, precision)` makes vectors of texts, `width` dimensions each.
+    """
+    import numpy as np
+
+    given = [given] if isinstance(given, str) else listed(given)
+    if isinstance(given, (list, tuple)):
+        # Bits can be compared with bits only; all else is compared as float32.
+        kept = precision if precision in ("binary", "ubinary") else "float32"
+        if not given:
+            return np.zeros((0, out_shape(width, kept)[0]), np.float32)
+        if isinstance(given[0], str):
+            return encode(given, kept)
+    return as_matrix(given)
+
+
+def listed(given: Any) -> Any:
+    """A column of texts (NumPy, pandas, Arrow, …) as a list; anything else as it is."""
+    if isinstance(given, (str, list, tuple)) or not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        return given
+    if hasattr(given, "to_pylist"):  # Arrow; its items are scalars, which are no str
+        return given.to_pylist() if str(getattr(given, "type", "")).endswith(("string", "string_view")) else given
+    first = next(iter(given), None) if getattr(given, "ndim", 1) == 1 else None
+    return list(given) if isinstance(first, str) else given
 
 
 def prepared(matrix: npt.NDArray[Any], kind: str, precision: str = "float32") -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""From pooled vectors to the answer: Dense, LayerNorm, normalising, Matryoshka dimensions, int8 and binary. NumPy only.
+"""From pooled vectors to the answer: Dense, LayerNorm, normalising, Matryoshka dimensions, int8 and binary, in NumPy.
 
 Every function treats each row by itself and gives it the same bits whatever rows stand beside it.
 """
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "float16", "int8", "binary", "ubinary"]
 PRECISIONS = ("float32", "float16", "int8", "binary", "ubinary")
+Output = Literal["numpy", "torch", "arrow", "list"]
+OUTPUTS = ("numpy", "torch", "arrow", "list")
 BLOCK = 32  # rows of one matrix product: always as many, so that a row's sum is always made in the same order
 
 
@@ -233,3 +235,23 @@ def as_precision(vectors: Vectors, precision: str) -> npt.NDArray[Any]:
     bits = np.packbits(vectors > 0, axis=-1)
     packed: npt.NDArray[Any] = bits if precision == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
     return packed
+
+
+def check_output(output: str) -> None:
+    if output not in OUTPUTS:
+        raise UsageError(f"output={output!r} is not one of {', '.join(OUTPUTS)}")
+
+
+def as_output(vectors: npt.NDArray[Any], output: str) -> Any:
+    """A NumPy matrix as another kind; these need their own packages."""
+    if output == "numpy":
+        return vectors
+    if output == "list":
+        return vectors.tolist()
+    if output == "torch":
+        import torch
+
+        return torch.from_numpy(vectors)
+    import pyarrow  # type: ignore[import-untyped]
+
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), vectors.shape[1])
