@@ -76,10 +76,18 @@ def test_the_same_answers_from_where_they_rest(
         assert torch.equal(packed(x), want)
 
 
-def test_gradients_through_codes_that_are_gone_are_refused(packed: Any, given: dict[str, Any]) -> None:
-    """The layer keeps itself for backward, not its codes; never a wrong number."""
-    anytorch.memory.fit(packed, "cpu", **given, **LEVELS["disk"])
-    out = packed(torch.randn(3, 128, requires_grad=True))
-    with pytest.raises(UsageError, match="on another memory level"):
-        out.sum().backward()
-    anytorch.memory.unfit(packed)  # the failed backward's traceback would keep it alive
+@pytest.mark.parametrize(("level", "blocks"), [("disk", "leaves"), ("host", None)])
+def test_gradients_fetch_the_codes_again(packed: Any, given: dict[str, Any], level: str, blocks: str | None) -> None:
+    x = torch.randn(3, 128, requires_grad=True)
+
+    def gradient() -> torch.Tensor:
+        return torch.autograd.grad(packed(x).square().sum(), x)[0]
+
+    want = gradient()
+    anytorch.memory.fit(packed, "cpu", blocks=blocks, **given, **LEVELS[level])
+    handle = anytorch.memory.fitted(packed)
+    assert torch.equal(gradient(), want)
+    once = handle.stats()["fetched"]
+    assert torch.equal(gradient(), want) and handle.stats()["fetched"] > once
+    anytorch.memory.unfit(packed)
+    assert torch.equal(gradient(), want)

@@ -1,4 +1,8 @@
-"""A fitted model at work: weights are there while their module runs, parked otherwise, and fetched again for backward."""
+"""A fitted model at work: weights are there while their module runs, parked otherwise, and fetched again for backward.
+
+A model with packed blocks has one room that they are unpacked to. Whoever runs a unit, forward or backward, takes the room
+before anything else, so such a model computes one unit at a time, whatever the number of threads.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytorch.errors import ModelError
+from anytorch.errors import ModelError, UsageError
 from anytorch.memory.buffers import parts_of
-from anytorch.memory.formats import Packing, unpack_block, whole_tensors
+from anytorch.memory.formats import Packing, whole_tensors
 from anytorch.memory.images import Image, views_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.order import AGAIN, BACKWARD, FORWARD, TRAINING
 from anytorch.memory.parked import PARKED, park, wake
+from anytorch.memory.room import Room
 from anytorch.memory.sums import sums_of
 from anytorch.memory.types import Home
 from anytorch.memory.units import Found, Unit
@@ -27,10 +32,10 @@ from anytorch.memory.units import Found, Unit
 
 @dataclass(frozen=True)
 class Reference:
-    """A saved tensor that lies in the ring, as what it takes to make it again after the ring was overwritten."""
+    """A saved tensor that lies in the ring or the room, as what it takes to make it again after these were overwritten."""
 
     step: str
-    block: str
+    block: str | None  # None: in the room, where a step's blocks have their places
     offset: int
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -66,18 +71,20 @@ class Running:
         live: torch.Tensor | None = None,
     ) -> None:
         self.packings = packings or {}
-        self.live = live  # device memory that packed blocks are unpacked to; one unit's at a time
-        self._alone = threading.RLock()
+        self.room = Room(live, self.packings, found.units, mover.copies) if live is not None else None
         self.mover = mover
         self.found = found
         self.images = images
         self.homes = homes
         self.device = device
         self.units = tuple(u for u in found.units if any(homes[b] != "device" for b in u.blocks))
+        self._units = {unit.name: unit for unit in self.units}
         self._lock = threading.RLock()
         self._awake: dict[str, int] = {}  # block → how many running forwards use it
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
-        self._backward: str | None = None  # the step whose blocks the running backward holds
+        self._holding: dict[
+            int, tuple[str, int]
+        ] = {}  # thread → the step whose blocks its backward holds, and which one
         self.offload = False  # activations wait for backward in host memory
         self._backwards = 0  # how many steps backward has asked for so far
         self._again: set[str] = set()  # steps computed again whose graph is not gone through
@@ -90,12 +97,12 @@ class Running:
 
     def enter(self, unit: Unit) -> None:
         """Before a unit's forward: its weights are on the device and its Parameters show them."""
-        if self._backward not in (None, unit.name) and in_backward():
-            self.finish()  # a block computed again within backward needs the room; what backward still needs comes again
-        if self.live is not None:
-            self._alone.acquire()
+        if self.room is not None:
+            self.room.take()
         entered: list[str] = []
         try:
+            if in_backward() and self._held_step() != unit.name:
+                self._let_go()  # what is computed again in backward needs the place; what backward still needs comes again
             buffers = self.mover.acquire(unit.name, self._way(unit))
             try:
                 with self._lock:
@@ -105,8 +112,8 @@ class Running:
                 self.mover.release(unit.name)
                 raise
         except BaseException:
-            if self.live is not None:
-                self._alone.release()
+            if self.room is not None:
+                self.room.give_back()
             raise
 
     def _way(self, unit: Unit) -> str:
@@ -121,24 +128,19 @@ class Running:
         """After it, however it ended."""
         self._park([name for name in unit.blocks if self.homes[name] != "device"])
         self.mover.release(unit.name)
-        if self.live is not None:
-            self._alone.release()
+        if self.room is not None:
+            self.room.give_back()
 
     def _wake(self, unit: Unit, buffers: Mapping[str, torch.Tensor], entered: list[str]) -> None:
-        offset = 0
         for name in unit.blocks:
             if self.homes[name] == "device":
                 continue
             self._awake[name] = self._awake.get(name, 0) + 1
             entered.append(name)
-            if name in self.packings:
-                assert self.live is not None
-                target = self.live[offset : offset + self.packings[name].live.nbytes]
-                offset += target.numel()
             if self._awake[name] > 1:
                 continue
             views = (
-                self._unpacked(name, buffers[name], target)
+                self._unpacked(unit, name, buffers[name])
                 if name in self.packings
                 else self._views_in(name, buffers[name])
             )
@@ -155,12 +157,26 @@ class Running:
                     for layer in self.found.packed_layers[name]:
                         layer._bound.clear()
 
-    def _unpacked(self, name: str, buffer: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
-        packing = self.packings[name]
-        with torch.inference_mode(False), torch.no_grad():
-            views = views_of(packing.live, target)
-            unpack_block(packing, views_of(self.images[name], buffer), views)
+    def _unpacked(self, unit: Unit, name: str, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """A packed block's tensors in the room, which the calling thread has taken."""
+        assert self.room is not None
+        if not self.room.has(unit.name, name, buffer):
+            self._refuse_nesting(unit)
+            self.room.unpack(unit.name, name, self.images[name], buffer)
+        views = self.room.views(unit.name, name)
         return [views[path] for path in self.found.groups[name].paths]
+
+    def _refuse_nesting(self, unit: Unit) -> None:
+        """Only one thread is here at a time: another packed block that is awake belongs to a forward around this one."""
+        with self._lock:
+            outer = next((name for name in self.packings if self._awake.get(name) and name not in unit.blocks), None)
+        if outer is not None:
+            raise UsageError(
+                f"{unit.name!r} is used within the forward of {outer!r}, and both rest packed: the memory that weights are "
+                "unpacked to holds one of them",
+                hint="name a module that holds both with blocks=[…], keep one on the device with resident=[…], or leave "
+                "rest_format out",
+            )
 
     def _views_in(self, name: str, buffer: torch.Tensor) -> list[torch.Tensor]:
         """A block's tensors in one place of the ring; blocks come back to the same places, so these are kept."""
@@ -178,17 +194,18 @@ class Running:
     # --- backward --------------------------------------------------------------------------------------------------
 
     def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | Reference | Offloaded:
-        """autograd saves a tensor: one in the ring will be overwritten, so it is remembered by its place in its block."""
+        """autograd saves a tensor: one in the ring or the room will be overwritten, and is remembered by its place there."""
         if isinstance(tensor, PARKED):
             tensor = tensor.data
-        if self.live is not None and tensor.untyped_storage().data_ptr() == self.live.untyped_storage().data_ptr():
-            return tensor.clone()  # the next unit's weights are unpacked over it
-        place = self.mover.ring_offset(tensor)
+        place = self._place(tensor)
         if place is None:
             # An operation's own output, kept as it is, would keep its graph and with it the model alive for ever.
             return Offloaded.of(tensor) if self.offload else tensor.detach()
-        block, offset = place
-        return Reference(unit.name, block, offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
+        return Reference(unit.name, *place, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+    def _place(self, tensor: torch.Tensor) -> tuple[str | None, int] | None:
+        offset = self.room.offset(tensor) if self.room is not None else None
+        return self.mover.ring_offset(tensor) if offset is None else (None, offset)
 
     def unpack(self, saved: torch.Tensor | Reference | Offloaded) -> torch.Tensor:
         """backward needs it: the block is fetched again and held until backward needs another step's."""
@@ -196,16 +213,39 @@ class Running:
             return saved.back()
         if not isinstance(saved, Reference):
             return saved
-        if self._backward != saved.step:
-            self.finish()
-            self.mover.acquire(saved.step, BACKWARD)
-            self._backward = saved.step
-            self._backwards += 1
-            # Called when this backward ends, whichever step came last; dropped, and so finalized, when it fails.
-            ending = partial(self._ended, self._backwards)
-            weakref.finalize(ending, self._finish_own, self._backwards).atexit = False
-            torch.autograd.Variable._execution_engine.queue_callback(ending)
-        buffer = self.mover.held(saved.block)
+        if self.room is not None:
+            self.room.take()  # until the tensor is found; then backward holds it, as it does the ring's blocks
+        try:
+            if self._held_step() != saved.step:
+                self._let_go()
+                self._begin_backward(saved.step)
+            return self._found_again(saved)
+        finally:
+            if self.room is not None:
+                self.room.give_back()
+
+    def _begin_backward(self, step: str) -> None:
+        self.mover.acquire(step, BACKWARD)
+        if self.room is not None:
+            self.room.take()
+        with self._lock:
+            self._backwards = number = self._backwards + 1
+            self._holding[threading.get_ident()] = (step, number)
+        # Called when this backward ends, whichever step came last; dropped, and so finalized, when it fails.
+        ending = partial(self._ended, number)
+        weakref.finalize(ending, self._finish_own, number).atexit = False
+        torch.autograd.Variable._execution_engine.queue_callback(ending)
+
+    def _found_again(self, saved: Reference) -> torch.Tensor:
+        if saved.block is None:
+            assert self.room is not None
+            unit = self._units[saved.step]
+            for name in unit.blocks:
+                if name in self.packings:
+                    self._unpacked(unit, name, self.mover.held(name))
+            buffer = self.room.memory
+        else:
+            buffer = self.mover.held(saved.block)
         whole = buffer[saved.offset :]
         whole = whole[: whole.numel() // saved.dtype.itemsize * saved.dtype.itemsize].view(saved.dtype)
         return whole.as_strided(saved.size, saved.stride)
@@ -226,15 +266,30 @@ class Running:
         self.forwards.clear()
         self._again.clear()
 
+    def _held_step(self) -> str | None:
+        """The step whose blocks the calling thread's backward holds."""
+        return self._holding.get(threading.get_ident(), (None, 0))[0]
+
     def _finish_own(self, number: int) -> None:
-        if number == self._backwards:
-            self.finish()
+        """The end of a backward, which may be told in another thread than the one that ran it."""
+        with self._lock:
+            thread = next((thread for thread, (_, held) in self._holding.items() if held == number), None)
+        if thread is not None:
+            self._let_go(thread)
+
+    def _let_go(self, thread: int | None = None) -> None:
+        """Nothing of the ring is held any more for a thread's backward (the calling thread's own), nor the room."""
+        with self._lock:
+            step, _ = self._holding.pop(threading.get_ident() if thread is None else thread, (None, 0))
+        if step is not None:
+            self.mover.release(step)
+            if self.room is not None:
+                self.room.give_back()
 
     def finish(self) -> None:
-        """Backward is over (or was given up): nothing of the ring is held for it."""
-        if self._backward is not None:
-            step, self._backward = self._backward, None
-            self.mover.release(step)
+        """All backwards are over, or were given up."""
+        for thread in list(self._holding):
+            self._let_go(thread)
 
     # --- at rest ---------------------------------------------------------------------------------------------------
 

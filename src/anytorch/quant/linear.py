@@ -18,7 +18,12 @@ from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, pack, unpa
 class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, layer: QuantLinear) -> torch.Tensor:
-        ctx.layer = layer
+        if ctx.needs_input_grad[0]:
+            # Saved as autograd saves tensors, not with the layer: codes may be elsewhere by the time backward comes, and
+            # whoever moves them (`anytorch.memory`) hears of it here and brings them back.
+            packed = layer.packed
+            ctx.stands_for = (packed.format, packed.shape, packed.dtype, tuple(packed.parts))
+            ctx.save_for_backward(*packed.parts.values())
         ctx.needs_bias = bias is not None and bias.requires_grad
         return layer.compute(x)
 
@@ -26,7 +31,11 @@ class _Multiply(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         (gradient,) = gradients
         gradient = gradient.contiguous()
-        for_x = input_gradient(ctx.layer.packed, gradient) if ctx.needs_input_grad[0] else None
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            format, shape, dtype, names = ctx.stands_for
+            parts = dict(zip(names, ctx.saved_tensors, strict=True))
+            for_x = input_gradient(QuantTensor(format, shape, dtype, parts), gradient)
         for_bias = gradient.sum(0) if ctx.needs_bias else None
         return for_x, for_bias, None
 
