@@ -226,8 +226,13 @@ def test_reset_of_a_cache_that_is_a_folder(cache_file: Path, cli: Callable[..., 
 
 
 def test_reset_knows_every_store() -> None:
-    text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py"))
-    assert set(re.findall(r"\bStore\(\"([a-z]+)\"", text)) == set(reset.STORES)
+    named: set[str] = set()
+    for path in SOURCES.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        named.update(re.findall(r"\bStore\(\"([a-z-]+)\"", text))
+        for constant in set(re.findall(r"\bStore\((_?[a-zA-Z_]+)\)", text)):  # and CACHE = "…" above it
+            named.update(re.findall(rf"^{constant} = \"([a-z-]+)\"", text, re.M))
+    assert named and named <= set(reset.STORES)
     assert Store("x").path.suffix == ".json"
 
 

@@ -92,7 +92,7 @@ COMMANDS: dict[str, Command] = {
     "reset": Command(
         "forget settings or cached measurements",
         "anytorch reset                remove the settings file (a .bak copy stays)\n"
-        "anytorch reset --cache        forget what was found when devices were tried\n"
+        "anytorch reset --cache        forget what was found and measured\n"
         "anytorch reset --all          both",
     ),
     "config": Command(

@@ -11,7 +11,18 @@ from anytorch.cache import Store
 from anytorch.cli.output import Output
 from anytorch.errors import CacheError, ConfigError
 
-STORES = ("devices", "batches")  # every Store of this package; a test compares the list with the source
+STORES = (  # every Store of this package; a test compares the list with the source
+    "devices",
+    "batches",
+    "tiers",
+    "bandwidth",
+    "encoders",
+    "embed-batches",
+    "embed-processes",
+    "quant-kernels",
+    "webgpu-matmul",
+    "forecast-kernels",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
