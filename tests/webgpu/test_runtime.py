@@ -191,6 +191,24 @@ def test_many_dispatches_are_one_submission(runtime: Any, buffer: Any) -> None:
     assert runtime.statistics.submissions == before + 1
 
 
+def test_submissions_to_an_idle_gpu_grow_until_somebody_waits(
+    runtime: Any, buffer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = add_one(runtime)
+    runtime.synchronize()
+    real = runtime.poll
+    monkeypatch.setattr(runtime, "poll", lambda *, wait: real(wait=wait) or True)  # idle whenever it is asked
+    for _ in range(2):
+        sizes, commands = [], runtime.statistics.commands
+        for _ in range(32 + 64 + 128 + 256 + 256):
+            runtime.dispatch(program, (buffer,), struct.pack("I", 64), 1)
+            if runtime.statistics.commands != commands:
+                sizes.append(runtime.statistics.commands - commands)
+                commands = runtime.statistics.commands
+        assert sizes == [32, 64, 128, 256, 256]
+        runtime.synchronize()
+
+
 def test_a_program_is_compiled_once(runtime: Any) -> None:
     first = add_one(runtime)
     count = len(runtime.programs)

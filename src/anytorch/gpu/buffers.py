@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -59,6 +60,7 @@ class Buffers(dict[int, Buffer]):
         )
 
 
+@lru_cache(maxsize=4096)  # every small op asks
 def bucket(nbytes: int) -> int:
     """The size a buffer is made with: eight steps per doubling, so at most an eighth is wasted; 256 bytes at least."""
     if nbytes <= 256:
@@ -91,10 +93,15 @@ class Pool:
     def take(self, nbytes: int, relieve: Callable[[], None]) -> Buffer:
         """A buffer of at least `nbytes`. When the device is full, `relieve` is called and unused buffers are given up."""
         size = bucket(nbytes)
+        statistics = self._statistics
         if self.returned:
+            buffer = self.returned.pop()
+            if buffer.nbytes == size and not buffer.pins:  # given back a moment ago: as much is in use as before
+                statistics.reused += 1
+                return buffer
+            self.returned.append(buffer)
             self._sort_in()
         free = self._free.get(size)
-        statistics = self._statistics
         if free:
             buffer = free.pop()
             statistics.reused += 1

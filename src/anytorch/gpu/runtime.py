@@ -35,7 +35,7 @@ FEATURES = (
     "pipeline-cache",
 )
 MOST_PENDING = 256  # dispatches per submission
-LOOK_EVERY = 32  # how often to look whether the GPU has run dry
+LOOK_AFTER = 32  # dispatches until a first look whether the GPU has run dry
 
 _set_pipeline = lib.wgpuComputePassEncoderSetPipeline
 _set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
@@ -106,6 +106,9 @@ class Runtime:
         self._pass: Any = None
         self._program: Program | None = None
         self._pending = 0
+        # A submission costs the host as much as several dispatches, and commands kept back too long leave the GPU idle: the
+        # first after a wait comes soon, each later one, while the GPU is the faster, after twice as many.
+        self._patience = self._look_at = LOOK_AFTER
         self.lost: DeviceError | None = None
         self.recorder: Recorder | None = None
         self.profiler: Profiler | None = None
@@ -170,8 +173,16 @@ class Runtime:
             if self.recorder is not None:
                 self.recorder.note_launch(program, buffers, group, immediates, x, y, z)
             pending = self._pending = self._pending + 1
-            if pending % LOOK_EVERY == 0 and (pending >= MOST_PENDING or self.poll(wait=False)):
-                self.submit()
+            if pending >= self._look_at:
+                self._look()
+
+    def _look(self) -> None:
+        """Submit if the GPU has nothing to do, or if much has been kept back."""
+        if self._pending >= MOST_PENDING or self.poll(wait=False):
+            self._patience = min(2 * self._patience, MOST_PENDING)
+            self.submit()
+        else:
+            self._look_at = self._pending + LOOK_AFTER
 
     def _timed_dispatch(self, program: Program, x: int, y: int, z: int) -> None:
         assert self.profiler is not None
@@ -261,6 +272,7 @@ class Runtime:
                 error = error_handler.release("submit")
             self.statistics.commands += self._pending
             self._pending = 0
+            self._look_at = self._patience
             if error is None:
                 error_handler.capture("submit")
                 lib.wgpuQueueSubmit(self._queue, 1, ffi.new("WGPUCommandBuffer[1]", [commands]))
@@ -278,6 +290,8 @@ class Runtime:
 
     def poll(self, *, wait: bool) -> bool:
         """Let the device report; returns whether it has nothing left to do."""
+        if wait:
+            self._patience = self._look_at = LOOK_AFTER
         return bool(lib.wgpuDevicePoll(self._device, wait, NULL))
 
     def synchronize(self) -> None:
