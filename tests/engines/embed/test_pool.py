@@ -101,16 +101,27 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     return condition()
 
 
+def shares_of(pool: PoolEncoder) -> list[int]:
+    return [worker["batches"] for worker in pool.describe()["workers"]]
+
+
+def all_at_work(pool: PoolEncoder) -> list[int]:
+    """Wait until every worker has computed something: processes start in their own time. How many batches each had."""
+    assert wait_for(lambda: pool.submit(*batch([1])).result() is not None and all(shares_of(pool)))
+    return shares_of(pool)
+
+
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
 def test_batches_of_all_sizes_come_back_to_whoever_sent_them(make_pool: Callable[..., PoolEncoder]) -> None:
-    pool = make_pool({"wait_s": 0.01}, {})
+    pool = make_pool({"wait_s": 0.05}, {})
+    before = all_at_work(pool)
     texts = [[[number, k] * (1 + number % 7) for k in range(1 + number % 5)] for number in range(40)]
     pending = [pool.submit(*batch(*some)) for some in texts]
     for some, task in zip(texts, pending, strict=True):
         np.testing.assert_array_equal(task.result(), expected(*some))
-    shares = [worker["batches"] for worker in pool.describe()["workers"]]
+    shares = [now - then for now, then in zip(shares_of(pool), before, strict=True)]
     assert sum(shares) == 40 and shares[0] < shares[1], "the faster one takes more"
     assert pool.width == 8 and pool.padded is False and pool.in_flight == 4
 
@@ -118,8 +129,14 @@ def test_batches_of_all_sizes_come_back_to_whoever_sent_them(make_pool: Callable
 def test_one_batch_is_shared_out(make_pool: Callable[..., PoolEncoder]) -> None:
     pool = make_pool({"wait_s": 0.05}, {"wait_s": 0.05})
     texts = [[number] * 100 for number in range(20)]
-    np.testing.assert_array_equal(pool.run(*batch(*texts)), expected(*texts))
-    assert all(worker["batches"] for worker in pool.describe()["workers"])
+    all_at_work(pool)
+
+    def every_worker_had_a_part() -> bool:
+        before = shares_of(pool)
+        np.testing.assert_array_equal(pool.run(*batch(*texts)), expected(*texts))
+        return all(now > then for now, then in zip(shares_of(pool), before, strict=True))
+
+    assert wait_for(every_worker_had_a_part)  # at once, unless the machine gives one of them no time just then
 
 
 def test_an_answer_belongs_to_the_caller(make_pool: Callable[..., PoolEncoder]) -> None:
