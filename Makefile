@@ -17,7 +17,7 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test coverage test-all test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,11 +32,18 @@ demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of th
 	@echo; echo '$$ anytorch forecast --sample --horizon 6 --samples 5 --seed 1'
 	@$(BIN)/anytorch forecast --sample --horizon 6 --samples 5 --seed 1
 
+# Much here is about processes, time limits and killed workers, on machines that others use as well: what fails is tried once
+# more, and listed as RERUN. One that is listed twice is a defect of the test.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --reruns 1 -q
+
 test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not device" --cov --cov-report=term:skip-covered -q
+	@$(PYTEST) -m "not slow and not device"
+
+coverage: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which lines no test runs (slower)
+	@$(PYTEST) -m "not slow and not device" --cov --cov-report=term:skip-covered
 
 test-all: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not device" -q
+	@$(PYTEST) -m "not device"
 
 test-webgpu-full: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's whole operator suite on the webgpu device; renews its table
 	@VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(CURDIR)/.cache/mesa/lvp.json} $(BIN)/python tests/webgpu/opinfo.py --all --jobs $(JOBS) --output docs/reference/webgpu-operators.json

@@ -6,6 +6,7 @@ missing fails instead of being skipped. CI names all it should find, so that a g
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -38,6 +39,13 @@ MAY_CHANGE = ("PYTEST_", "COV_CORE_", "TORCHINDUCTOR_")
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(MAY_CHANGE)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """Every `gc.collect()` of a test would look at the millions of objects that the whole session has imported and kept."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

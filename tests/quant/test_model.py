@@ -110,7 +110,7 @@ def test_a_lone_layer_and_a_wrong_method_are_refused() -> None:
 
 
 def live_nbytes() -> int:
-    """Bytes of all float tensors that exist, shared storage counted once."""
+    """Bytes of all float tensors made since this module began (tests/conftest.py), shared storage counted once."""
     gc.collect()
     storages = {}
     for one in gc.get_objects():
