@@ -13,6 +13,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from anytorch.engines.candles.generate import Recipe, sample_market
 from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
@@ -70,7 +71,10 @@ def main() -> None:
             **SHARES,
         )
         show(name, results[name])
-    body = {name: {**asdict(found), "scores": [asdict(s) for s in found.scores]} for name, found in results.items()}
+    body: dict[str, Any] = {
+        name: {**asdict(found), "scores": [asdict(s) for s in found.scores]} for name, found in results.items()
+    }
+    body["validation_loss"] = {"before": done.first_loss, "best": done.best_loss, "at_step": done.best_step}
     replace_file(options.output / "scores.json", json.dumps(body, indent=1).encode())
 
 
