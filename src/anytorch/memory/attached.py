@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from anytorch.memory.running import Running
 
 RECORD = "_anytorch_doors"
+ACTIVATIONS = "_anytorch_activations"  # what `checkpointing` put around blocks' forwards
 COMPILER = "torch._dynamo"
 Undo = Callable[[], None]
 
@@ -38,9 +39,13 @@ def attach(model: nn.Module, running: Running, loading: Loading) -> None:
     undo.append(_replace(model, "_apply", _apply(model, running)))
 
 
-def detach(model: nn.Module, running: Running) -> None:
+def detach(model: nn.Module, running: Running | None = None) -> None:
+    """Put every door back. Nothing of the model leads to what ran it any more, so each goes with its last user."""
     for undo in reversed(model.__dict__.pop(RECORD, [])):
         undo()
+    around = model.__dict__.get(ACTIVATIONS, ())
+    if any(one.streamed for _, one in around):  # they call forwards that were ours
+        del model.__dict__[ACTIVATIONS]
 
 
 def _replace(module: nn.Module, name: str, value: Any) -> Undo:

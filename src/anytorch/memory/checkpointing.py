@@ -7,6 +7,8 @@ anytorch.memory.activations(model, "keep")          # torch's own way
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anytorch.errors import UsageError
+from anytorch.memory.attached import ACTIVATIONS as RECORD
 from anytorch.memory.fitting import HANDLE, fitted
 
-RECORD = "_anytorch_activations"
 WAYS = ("keep", "checkpoint", "offload")
 
 
@@ -31,6 +33,8 @@ def activations(model: nn.Module, way: str) -> int:
     if way == "offload" and HANDLE in model.__dict__:
         _offload_of(model, True)  # the fitted model's own saved-tensor hooks do it: of two, only the inner is heard
         return len(repeated_blocks(model))
+    if way == "checkpoint":
+        load_compiler()
     made = [(block, Around(block, way, streamed=HANDLE in model.__dict__)) for block in repeated_blocks(model)]
     model.__dict__[RECORD] = made
     for block, around in made:
@@ -42,6 +46,14 @@ def _offload_of(model: nn.Module, on: bool) -> None:
     running = fitted(model).running
     assert running is not None
     running.offload = on
+
+
+def load_compiler() -> None:
+    """torch's checkpoint loads dynamo when it is first called. That import keeps the frames it was called from for ever, and
+    with them the model whose forward was running: so it is done in a thread, whose frames hold nothing."""
+    thread = threading.Thread(target=importlib.import_module, args=("torch._dynamo",), name="anytorch-import")
+    thread.start()
+    thread.join()
 
 
 def restore(model: nn.Module) -> None:

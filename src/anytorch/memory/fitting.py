@@ -19,7 +19,7 @@ from anytorch.memory.images import Image, from_files, packed, views_of
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.levels import Size, create_tiers, speeds_of
 from anytorch.memory.mover import Mover
-from anytorch.memory.parked import park, wake
+from anytorch.memory.parked import give_up, park, wake
 from anytorch.memory.plan import least_device_nbytes, make_plan
 from anytorch.memory.reader import Reader
 from anytorch.memory.rewriting import Loading
@@ -419,6 +419,7 @@ class Fitted:
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a block as they rest: on the device, in host memory, or mapped from the file (no memory)."""
+        self._check_open()
         assert self.running is not None
         return self.running.resting(name)
 
@@ -442,6 +443,7 @@ class Fitted:
 
     def unfit(self, device: str | torch.device | None = None) -> None:
         """Bring every weight back and give everything else back. The model then is an ordinary one."""
+        self._check_open()
         target = torch.device(device) if device is not None else None
         if self.running is not None:
             self.running.finish()
@@ -460,9 +462,8 @@ class Fitted:
                         park(parameter, self.device)
                 self._move_extras(self.device)
             raise
-        if self.running is not None:
-            detach(self.model, self.running)
-            self.model.__dict__.pop(HANDLE, None)
+        detach(self.model)
+        self.model.__dict__.pop(HANDLE, None)
         self._moved.clear()
         self._unbind()
         for group in self.found.groups.values():
@@ -484,11 +485,33 @@ class Fitted:
                 place = target or self.origins[id(parameter)]
                 wake(parameter, resting[path].to(place if place.type != "meta" else self.device, copy=True))
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(
+                "this fitted model is closed", hint="what was not on the device is gone: load or make it again"
+            )
+
     def close(self) -> None:
-        """Threads, files and buffers. Weights that are not on the device are lost with it: `unfit` first."""
+        """Give threads, files and buffers back, now. Calling it twice is no error; give an optimizer back before.
+
+        The model is an ordinary one afterwards. Its weights on the device stay; those that were not are lost, and using one
+        raises UsageError: `unfit` keeps them. Nothing of ours refers to the model any more, nor the other way round, so that
+        it goes with its last user and not with the garbage collector's next round.
+        """
         if self._closed:
             return
         self._closed = True
+        model = self._model()
+        if model is not None:
+            detach(model)
+            model.__dict__.pop(HANDLE, None)
+        for name in self._moved:
+            for parameter in self.found.groups[name].parameters:
+                give_up(parameter)
+        self._moved.clear()
+        if self.running is not None:
+            self.running.close()
+            self.running = None
         if hasattr(self, "mover"):
             self.mover.close()
         self.reader.close()
@@ -499,7 +522,7 @@ class Fitted:
         if self.live is not None:
             self.live = None
             self.ledger.release("device", "unpacked block")
-        self.running = None
+        self.found = Found((), {}, (), {})  # its units, groups and slots are the model's modules and weights
 
 
 def _give_back(reader: Reader, spill: Spill | None) -> None:

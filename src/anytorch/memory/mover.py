@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from anytorch import logs
-from anytorch.errors import BudgetTooSmall
+from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import Image
 from anytorch.memory.ledger import Ledger
@@ -157,6 +157,10 @@ class Mover:
         """
         names = self._steps[step].blocks
         with self._changed:
+            if self._closed:
+                raise UsageError(
+                    f"{step!r} needs weights of a fitted model that is closed", hint="close it after backward"
+                )
             self._order.follow(step, use)
             taken: list[str] = []
             try:

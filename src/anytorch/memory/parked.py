@@ -25,9 +25,16 @@ ALLOWED = frozenset(
 )
 
 
-def described(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def described(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, gone: bool = False
+) -> Any:
     """Answer what can be known without the values. Raises UsageError for everything else."""
     if not describes(func):
+        if gone:
+            raise UsageError(
+                f"{function_name(func)} was called on a weight whose values went when its fitted model was closed",
+                hint="load_state_dict(…, assign=True) gives the model weights again; unfit(model) before closing keeps them",
+            )
         raise UsageError(
             f"{function_name(func)} was called on a weight whose values are on another memory level just now",
             hint="use it inside the forward of its module, or read it through state_dict(); "
@@ -67,6 +74,24 @@ class ParkedBuffer(torch.Tensor):
         return shown(self, "Buffer")
 
 
+class Gone(Parked):
+    """A parked Parameter whose values are nowhere any more: its fitted model was closed."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return described(func, args, kwargs, gone=True)
+
+
+class GoneBuffer(ParkedBuffer):
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return described(func, args, kwargs, gone=True)
+
+
 PARKED = (Parked, ParkedBuffer)
 
 
@@ -91,6 +116,11 @@ def park(parameter: torch.Tensor, device: torch.device) -> None:
             return
         parameter.data = placeholder(tuple(parameter.shape), parameter.dtype, device)
     parameter.__class__ = Parked if isinstance(parameter, nn.Parameter) else ParkedBuffer
+
+
+def give_up(parameter: torch.Tensor) -> None:
+    """What a parked parameter stands for is lost, and whoever uses it is told so."""
+    parameter.__class__ = Gone if isinstance(parameter, nn.Parameter) else GoneBuffer
 
 
 def wake(parameter: torch.Tensor, values: torch.Tensor) -> None:

@@ -74,6 +74,12 @@ class Room:
                 self._views[step, block] = views_of(live, self.memory[start : start + live.nbytes])
         return self._views[step, block]
 
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self._step, self._sources = None, {}
+        self._views.clear()
+
     def offset(self, tensor: torch.Tensor) -> int | None:
         """A tensor's byte offset in the room, if its memory is the room's."""
         if tensor.untyped_storage().data_ptr() != self.memory.untyped_storage().data_ptr():

@@ -291,6 +291,13 @@ class Running:
         for thread in list(self._holding):
             self._let_go(thread)
 
+    def close(self) -> None:
+        """Let go of the ring and the room: a graph that nobody went through may keep this object for long."""
+        self.finish()
+        self._views.clear()
+        if self.room is not None:
+            self.room.close()
+
     # --- at rest ---------------------------------------------------------------------------------------------------
 
     def resting(self, name: str) -> dict[str, torch.Tensor]:

@@ -152,6 +152,7 @@ class Spill:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._bounce = None
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
 
