@@ -172,14 +172,14 @@ int main(int argc, char **argv) {
         if (open_connection(&all[i])) { perror("load_client: connect"); return 1; }
     began = now();
     long due_count = 0;
-    int ending = 0;
+    int ending = 0, none_free = 0;
     double checked = began;
     if (rate == 0)
         for (int i = 0; i < connections; i++) start(&all[i], now());
     for (;;) {
         struct epoll_event events[256];
         int wait_ms = 100;
-        if (rate > 0 && !ending) {
+        if (rate > 0 && !ending && !none_free) {  // none free: nothing can be sent before an answer comes
             double left = began + due_count / rate - now();
             wait_ms = left <= 0 ? 0 : (int)(left * 1000) + (left * 1000 < 1 ? 1 : 0);
             if (wait_ms > 100) wait_ms = 100;
@@ -199,9 +199,10 @@ int main(int argc, char **argv) {
         if (moment - began >= seconds) ending = 1;
         if (rate > 0 && !ending) {
             int place = 0;
+            none_free = 0;
             while (began + due_count / rate <= moment) {
                 while (place < connections && all[place].busy) place++;
-                if (place == connections) break;  // all wait for answers: what is due waits, and its clock runs
+                if ((none_free = place == connections)) break;  // all wait: what is due waits, too, and its clock runs
                 start(&all[place], began + due_count / rate);
                 due_count++;
             }

@@ -33,7 +33,7 @@ from serve import commit, machine, mixed_texts, say
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "bench" / "results" / "serve-load.json"
-CONNECTIONS = 1024  # of the overload: more requests than that are never under way
+CONNECTIONS = 4096  # of the overload: more than the service lets wait, so that what is refused is refused at once
 FACTOR = 2.0
 SAMPLE_S = 5.0
 
