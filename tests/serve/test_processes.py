@@ -69,15 +69,14 @@ def ask(url: str) -> httpx.Response:
     return httpx.post(f"{url}/v1/embeddings", json={"input": "x"}, timeout=30)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_start_line_and_a_clean_end(start: Callable[..., Process], number: int) -> None:
+def test_the_start_line_and_a_clean_end(start: Callable[..., Process]) -> None:
     one = start("--no-forecast")
     assert one.started["device"] == "cpu" and one.started["workers"] == 1
     assert 0 < one.started["seconds_to_first_answer"] < 60 and one.started["models"]["embeddings"] == [
         "all-MiniLM-L6-v2"
     ]
     assert ask(one.url).status_code == 200
-    assert one.end(number) == 0
+    assert one.end(signal.SIGTERM) == 0
 
 
 def test_a_second_interrupt_ends_it_at_once(start: Callable[..., Process]) -> None:
@@ -92,13 +91,10 @@ def test_a_second_interrupt_ends_it_at_once(start: Callable[..., Process]) -> No
     assert "Traceback" not in one.process.communicate()[1]
 
 
-def test_a_port_that_is_taken_is_told(start: Callable[..., Process]) -> None:
-    one = start("--no-forecast")
-    port = one.url.rpartition(":")[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "anytorch", "serve", "--port", port], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2 and f"127.0.0.1:{port}" in done.stderr and "--port" in done.stderr
+def test_a_port_that_is_taken_is_told(service: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", str(service.port), "--no-forecast"]) == 2
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{service.port}" in said and "--port" in said
 
 
 @pytest.mark.parametrize(
@@ -157,6 +153,7 @@ def test_a_service_without_torch_and_pandas_says_what_it_cannot_do(
         answer = httpx.post(f"{one.url}/v1/forecast", json=body, timeout=60)
         assert answer.status_code == 503 and answer.json()["type"].endswith("not-installed"), answer.text
         assert "anytorch[forecast]" in answer.json()["hint"]
+    assert one.end(signal.SIGINT) == 0, "the first Ctrl-C drains"
 
 
 def test_the_extra_brings_the_embedded_models() -> None:

