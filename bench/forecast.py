@@ -27,6 +27,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -223,14 +224,17 @@ def ours_side(case: dict[str, Any]) -> dict[str, Any]:
     predictor = KronosPredictor(model, tokenizer, case["device"], CONTEXT, threads=threads, **options)
     sampler = Sampler(1.0, 0, 0.9)
     warm = case["device"] != "cpu"
-    for _ in range(2 if warm else 0):  # kernels are loaded and recorded once per process
+    warmed = time.perf_counter()
+    for _ in range(4 if warm else 0):  # kernels are compiled, measured and recorded once per process
         predictor.paths([series], sampler, case["samples"], rolling=rolling, seed=SEED)
     if not warm:
         predictor.decoder()
+    began = time.perf_counter()
     with Meter(predictor.device) as meter:
         (paths,) = predictor.paths([series], sampler, case["samples"], rolling=rolling, seed=SEED)
     found = meter.found() | {"tokens_per_s": round(case["samples"] * case["horizon"] / meter.wall, 1)}
     if warm:
+        found["warm_up_s"] = round(began - warmed, 2)
         found["repeats_wall_s"] = []
         for _ in range(4):
             with Meter(predictor.device) as again:
@@ -242,6 +246,9 @@ def ours_side(case: dict[str, Any]) -> dict[str, Any]:
         found["recorded"] = kept is not None and kept.recorder is not None and bool(kept.recorder.recordings)
         found["recording_failed"] = "" if kept is None or kept.recorder is None else kept.recorder.failed
         found["no_kernels"] = "nothing is recorded" if kept is None else kept.no_kernels
+        full = predictor.decoder().kept_rolled
+        found["no_kernels_in_full_windows"] = "nothing is prepared" if full is None else full.no_kernels
+        found["choices"] = [asdict(one) for part in (kept, full) if part is not None for one in part.choices.values()]
         found["parts_s"] = parts_of(
             predictor, lambda: predictor.paths([series], sampler, case["samples"], rolling=rolling, seed=SEED)
         )

@@ -211,6 +211,13 @@ SETTINGS: dict[str, Setting] = {
             "the instructions our native code uses; the best this processor has when unset",
         ),
         Setting(
+            "measure_kernels",
+            True,
+            _boolean,
+            ("ANYTORCH_MEASURE_KERNELS",),
+            "time a forecast's kernels on the GPU once and take the fastest; off: those that are built in",
+        ),
+        Setting(
             "api_key_file",
             "",
             _text,

@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from anytorch.engines.forecast import kernel_step
+from anytorch.engines.forecast import choice, kernel_step
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.kernel_step import Tiles, power_of_two, query_table, why_not
 from anytorch.models.kronos import PUBLISHED, Kronos
 from anytorch.models.kronos.fused import attend_shared
 
-SCRIPT = """
+START = """
 import numpy as np
 import torch
 import triton
@@ -42,8 +42,11 @@ except Exception as exc:  # the interpreter of Triton 3.6 cannot loop to a loade
     answer(unusable=f"{type(exc).__name__}: {exc}")
     raise SystemExit
 
-from anytorch.engines.forecast import KronosPredictor, generate, kernel_step
+import anytorch
+from anytorch.engines.forecast import KronosPredictor, choice, generate, kernel_step, product_parts
 from anytorch.engines.forecast.inputs import Series
+from anytorch.engines.forecast.product_parts import error_of
+from anytorch.engines.forecast.products import Cut, Products, Work, candidates
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer
 
@@ -74,7 +77,23 @@ def series(length, seed):
 predictor = KronosPredictor(model, tokenizer, "cpu", 40, threads=1)
 decoder = predictor.decoder()
 decoder.tables = decoder._fusion_tables()
-found = []
+
+
+def compared(histories, sampler, samples, rolling):
+    # Are the kernels used, and are their ids those of torch's? And what was chosen.
+    ids = []
+    for static, forecasts in (("", 1), ("plain", 2)):  # the second of a shape uses the kernels
+        predictor.static, predictor.kernels = static, True
+        decoder.kept = decoder.kept_rolled = None
+        for _ in range(forecasts):
+            paths = predictor.paths(histories, sampler, samples, rolling=rolling, seed=3)
+        ids.append([[path.s1.tolist(), path.s2.tolist()] for path in paths])
+    kept = decoder.kept
+    return [kept.kernel_step is not None, kept.no_kernels, ids[0] == ids[1], sorted(c.way for c in kept.choices.values())]
+
+"""
+
+IDS = """found = []
 for tiles, sampler, rolling, lengths, samples in (
     (dict(dot=False, block_n=32, block_k=32, block=8, splits=3, group=2), Sampler(0.8, 5, 0.9), "exact", [20, 13], 2),
     (
@@ -82,29 +101,98 @@ for tiles, sampler, rolling, lengths, samples in (
         *(Sampler(1.0, 0, 0.5), "evict", [40, 30], 1),
     ),
     (dict(dot=False, block_n=32, block_k=64, block=32, splits=1, group=1), Sampler(1.0, 1, 1.0), "exact", [20], 1),
+    # Sums in parts, and all samples on the matrix units: with prompts of two lengths, and with some of it evicted.
+    (
+        dict(dot=True, block_n=32, block_k=32, block=16, splits=2, group=0, parts=2),
+        *(Sampler(1.0, 0, 0.9), "exact", [20, 13], 3),
+    ),
+    (
+        dict(dot=False, block_n=32, block_k=32, block=16, splits=3, group=0, parts=3),
+        *(Sampler(0.8, 5, 0.9), "evict", [40, 33], 2),
+    ),
 ):
     kernel_step.Tiles.of = classmethod(lambda cls, rows: cls(**tiles))
-    histories = [series(length, seed) for seed, length in enumerate(lengths)]
-    ids = []
-    for static, forecasts in (("", 1), ("plain", 2)):  # the second of a shape uses the kernels
-        predictor.static, predictor.kernels = static, True
-        for _ in range(forecasts):
-            paths = predictor.paths(histories, sampler, samples, rolling=rolling, seed=3)
-        ids.append([[path.s1.tolist(), path.s2.tolist()] for path in paths])
-    found.append([decoder.kept.kernel_step is not None, decoder.kept.no_kernels, ids[0] == ids[1], len(str(ids[0]))])
+    with anytorch.use(measure_kernels=False):
+        found.append(compared([series(length, seed) for seed, length in enumerate(lengths)], sampler, samples, rolling))
 answer(found=found, unusable="")
 """
 
+PRODUCTS = """
+# Every kind of product, cut in every way that is tried.
+built_in = kernel_step.Tiles.of
+errors = []
+for rows in (5, 20, 70):
+    x, inner, weight = torch.randn(rows, 64), torch.randn(rows, 96), torch.randn(96, 64) / 8
+    for work in (
+        Work(x, weight, torch.empty(rows, 96), bias=torch.randn(96), norm=torch.rand(64)),
+        Work(x, weight, torch.empty(rows, 48), norm=torch.rand(64), gated=True),
+        Work(inner, torch.randn(64, 96), torch.empty(rows, 64), bias=torch.randn(64), residual=torch.randn(rows, 64)),
+        Work(torch.randn(rows, 2 * 64), weight, torch.empty(rows, 96), bias=torch.randn(96), per_head=48),
+    ):
+        product = work.product
+        ours = Products(x.device, lambda p: None if p.rows > 64 else built_in(p.rows).cut(p))
+        more = [Cut(16, 32, 2, 2, 2), Cut(32, 32, 2, 4, 3), Cut(16, 16, 2, 2, 3, block_m=16)]
+        more += [Cut(16, 32, 1, 2, 2, dot=False)] if rows <= 8 else []
+        for way in [*candidates(product, ours.built_in(product)), *more]:
+            for again in range(2 if way in more else 1):  # the counters are where they were
+                ours.compute(work, way)
+            errors.append([str(product), str(way), error_of(work)(work.out)])
+            work.out.zero_()
+answer(errors=errors, unusable="")
+"""
+
+CHOSEN = """
+product_parts.FEWEST_LAUNCHES = 1
+
+
+class Stopwatch(choice.Stopwatch):
+    # The later an option comes, the faster it is.
+    count = 0
+
+    def prepared(self, name, run):
+        Stopwatch.count += 1
+        return lambda number=Stopwatch.count: number
+
+    def seconds(self, work):
+        return 1 / work()
+
+
+choice.Stopwatch = Stopwatch
+chosen = compared([series(20, 0)], Sampler(1.0, 0, 0.9), 3, "exact")
+answer(chosen=chosen, unusable="")
+"""
+
+
+@pytest.fixture
+def interpreted(run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]) -> Callable[[str], Any]:
+    def run(script: str) -> Any:
+        if find_spec("triton") is None:
+            missing("triton", "it is not installed")
+        found = run_script(START + script, {"TRITON_INTERPRET": "1"})
+        if found["unusable"]:
+            missing("triton", f"its interpreter does not work here: {found['unusable']}")
+        return found
+
+    return run
+
 
 @pytest.mark.slow
-def test_the_kernels_draw_the_same_ids(run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]) -> None:
-    if find_spec("triton") is None:
-        missing("triton", "it is not installed")
-    found = run_script(SCRIPT, {"TRITON_INTERPRET": "1"})
-    if found["unusable"]:
-        missing("triton", f"its interpreter does not work here: {found['unusable']}")
-    for used, why, same, _ in found["found"]:
-        assert used and not why and same
+def test_the_kernels_draw_the_same_ids(interpreted: Callable[[str], Any]) -> None:
+    for used, why, same, ways in interpreted(IDS)["found"]:
+        assert used and not why and same and not ways
+
+
+@pytest.mark.slow
+def test_products_are_right_however_they_are_cut(interpreted: Callable[[str], Any]) -> None:
+    errors = interpreted(PRODUCTS)["errors"]
+    assert len(errors) > 80 and not [one for one in errors if not one[2] <= choice.MOST_ERROR]
+
+
+@pytest.mark.slow
+def test_what_is_chosen_draws_the_same_ids(interpreted: Callable[[str], Any]) -> None:
+    used, why, same, ways = interpreted(CHOSEN)["chosen"]
+    assert used and not why and same
+    assert any(way.startswith("all samples") for way in ways) and len(ways) > 5
 
 
 def small(**changes: Any) -> Kronos:

@@ -93,6 +93,7 @@ class Run:
 
     def __init__(self, decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None) -> None:
         self.decoder, self.prompts, self.plan, self.draws = decoder, prompts, plan, draws
+        self.mark = object()  # which forecast this is, for what outlives it
         rows = len(prompts.lengths) * plan.samples
         self.s1 = torch.empty(rows, plan.pred_len, dtype=torch.long, device=decoder.device)
         self.s2 = torch.empty_like(self.s1)
@@ -155,9 +156,8 @@ class Run:
         series = len(prompts.lengths)
         if not plan.static or step >= plan.max_context or self.rolled(step) < series:
             return 0
-        shape = plan_rolled(
-            decoder, prompts.lengths, plan.samples, plan.max_context, plan.pred_len, step, plan.limit_rows, plan.sampler
-        )
+        windows = (plan.samples, plan.max_context, plan.pred_len, step, plan.limit_rows)
+        shape = plan_rolled(decoder, prompts.lengths, *windows, plan.sampler, plan.kernels)
         if shape is None:
             return 0
         self.cache = None
@@ -166,7 +166,7 @@ class Run:
             decoder.kept_rolled = RolledSteps(decoder, shape, plan.static == "recorded")
         steps: RolledSteps = decoder.kept_rolled
         count = steps.count(step)
-        steps.start(self.generated, step, prompts.future)
+        steps.start(self.mark, self.generated, step, prompts.future)
         s1, s2 = steps.run(self.history, prompts.lengths, step, count, self.noise)
         end = min(step + count, plan.pred_len - 1)
         self.s1[:, step : step + count], self.s2[:, step : step + count] = s1, s2

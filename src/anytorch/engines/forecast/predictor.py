@@ -20,6 +20,7 @@ from anytorch.devices.memory import memory
 from anytorch.devices.precision import capabilities
 from anytorch.devices.types import Caps
 from anytorch.engines.forecast.cache import Cache
+from anytorch.engines.forecast.choice import Choice
 from anytorch.engines.forecast.chunks import (
     ACCELERATOR_ROWS,
     ACCELERATOR_WINDOWS,
@@ -29,6 +30,7 @@ from anytorch.engines.forecast.chunks import (
     split,
 )
 from anytorch.engines.forecast.decoder import Decoder
+from anytorch.engines.forecast.explain import explained
 from anytorch.engines.forecast.generate import Plan, Prompts, generate
 from anytorch.engines.forecast.inputs import Series, one_each, read_series
 from anytorch.engines.forecast.progress import Progress, Verbose
@@ -192,6 +194,28 @@ class KronosPredictor:
             checks,
         )
         return [answer(forecast, return_samples, quantiles) for forecast in found]
+
+    def explain(self) -> str:
+        """Where and how forecasts are computed, in words; after two forecasts of a shape also what was measured for it."""
+
+        def known(steps: Any) -> tuple[str | None, list[Choice]] | None:
+            if steps is None:
+                return None
+            return steps.no_kernels if steps.tried_kernels else None, list(steps.choices.values())
+
+        decoder = self._decoder
+        return explained(
+            {
+                "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+                "dtype": self.quantization or str(self.model.norm.weight.dtype).removeprefix("torch."),
+                "device": str(self.device),
+                "why": self.device_warning or f"{self.resolution.requested} was asked for",
+                "max_context": self.max_context,
+                "recorded": self.static == "recorded",
+                "step": known(decoder.kept) if decoder is not None else None,
+                "windows": known(decoder.kept_rolled) if decoder is not None else None,
+            }
+        )
 
     # --- what they stand on ------------------------------------------------------------------------------------------
 

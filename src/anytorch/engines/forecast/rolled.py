@@ -16,12 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anytorch import logs
 from anytorch.engines.forecast.cache import hidden
+from anytorch.engines.forecast.choice import Choice, Chooser
+from anytorch.engines.forecast.chosen_block import ChosenBlock
 from anytorch.engines.forecast.decoder import Decoder
+from anytorch.engines.forecast.kernel_step import SAME_VALUES, why_not
+from anytorch.engines.forecast.product_parts import take
+from anytorch.engines.forecast.products import Layer, Products, power_of_two
 from anytorch.engines.forecast.replayed import Replayed
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
 from anytorch.models.kronos.fused import (
+    FusedBlock,
     attend_masked,
     attend_products,
     attend_whole,
@@ -30,12 +37,15 @@ from anytorch.models.kronos.fused import (
     window_mask,
 )
 
+log = logs.logger(__name__)
+
 Draws = Callable[[], tuple[Any, Any]]  # the next step's noise for s1 and s2, if there is any
 
 FEWEST_STEPS = 3  # fewer are not worth preparing
 OWN_ROWS = 64  # own rows are rounded up to a multiple of these: so many steps share a recording
 MOST_WINDOWS = 16  # of each series, prepared at once
 FEW_QUERIES = 16384  # of all rows and heads: fewer leave a fused attention's device idle
+TIMED_LAYERS = 2  # a window's product takes long enough to be timed in few layers
 MOST_NBYTES = 2**28  # for their keys and values
 
 
@@ -51,11 +61,12 @@ class RolledShape:
     shared_rows: int  # of history, at most
     own_rows: int
     sampler: Sampler
+    kernels: bool = False  # our own may be used
 
 
 def plan_rolled(
     decoder: Decoder, lengths: Sequence[int], samples: int, max_context: int, pred_len: int, step: int, limit_rows: int,
-    sampler: Sampler,
+    sampler: Sampler, kernels: bool = False,
 ) -> RolledShape | None:  # fmt: skip
     """How the steps around `step` are prepared; None where that does not pay or does not fit.
 
@@ -72,7 +83,7 @@ def plan_rolled(
     windows = min(MOST_WINDOWS, last - first + 1, limit_rows // (series * shared_rows), MOST_NBYTES // nbytes)
     if windows < 2:
         return None
-    return RolledShape(series, samples, max_context, pred_len, windows, shared_rows, own_rows, sampler)
+    return RolledShape(series, samples, max_context, pred_len, windows, shared_rows, own_rows, sampler, kernels)
 
 
 class RolledSteps:
@@ -101,21 +112,34 @@ class RolledSteps:
         self.tables = make_tables(every[None], head_width, decoder.dtype)
         self.own_places, self.shared_places = every[: shape.own_rows], every[: shape.shared_rows]
         self.causal = window_mask(0, shape.own_rows, self.own)
+        self.record = record
         self.recorder = Recorder(device) if record else None
         self.preparing = Replayed(device, record)
+        self.blocks: Sequence[FusedBlock | ChosenBlock] = decoder.blocks
+        self.choices: dict[str, Choice] = {}
+        self.no_kernels = why_not(decoder, 1) if shape.kernels else "not asked for"
+        self.tried_kernels = bool(self.no_kernels)
+        self.forecast: object = None  # whose steps these are
+        self.forecasts = 0
 
     def count(self, step: int) -> int:
         """How many steps from `step` on can be prepared together."""
         last = min(self.shape.own_rows, self.shape.pred_len - 1, self.shape.max_context - 1)
         return min(self.shape.windows, last - step + 1)
 
-    def start(self, generated: Tensor, step: int, future: Tensor) -> None:
-        """The own rows so far, [rows, at least `step`, width], and the embedded times of all steps."""
+    def start(self, forecast: object, generated: Tensor, step: int, future: Tensor) -> None:
+        """The own rows so far, [rows, at least `step`, width], and the embedded times of all steps of a `forecast`."""
+        if forecast is not self.forecast:
+            self.forecast = forecast
+            self.forecasts += 1
         self.own[:, :step] = generated[:, :step]
         self.future.copy_(future)
 
     def run(self, history: Tensor, lengths: Sequence[int], step: int, count: int, draws: Draws) -> Tensor:
         """`count` steps from `step` on; → ids of s1 and s2, [2, rows, count]. `history` are the first block's inputs."""
+        # As in `StaticSteps`: compiling pays where forecasts of this shape are made again.
+        if self.forecasts > 1 and not self.tried_kernels:
+            self._try_kernels(history, lengths, step, count)
         self.preparing(("prepare", tuple(lengths), step, count), partial(self.prepare, lengths, step, count), history)
         recording = None
         if self.recorder is not None and not self.recorder.failed:
@@ -135,6 +159,50 @@ class RolledSteps:
                 self._step()
         return self.ids[:, :, :count]
 
+    def _try_kernels(self, history: Tensor, lengths: Sequence[int], step: int, count: int) -> None:
+        """Choose how the products are computed (torch's way is built in), and compare one step with torch's."""
+        self.tried_kernels = True
+        decoder = self.decoder
+        history = history.to(decoder.device)
+        wanted = self._values_of(history, lengths, step, count)
+        products = Products(decoder.device, lambda product: None)
+        blocks = [
+            ChosenBlock(block, Layer(module), products)
+            for block, module in zip(decoder.blocks, decoder.model.transformer, strict=True)
+        ]
+        try:
+            shape, works = self.shape, []
+            prepared = count * shape.series * (shape.max_context - step)
+            for rows in {
+                power_of_two(number): number for number in (prepared, len(self.own) * shape.own_rows)
+            }.values():
+                like = torch.empty(rows, decoder.width, device="meta")  # its shape is what counts
+                works += [work for block in blocks[:TIMED_LAYERS] for work in block.works(like)]
+            self.choices = take(products, works, Chooser(decoder.device, self.record))
+            if not any(products.chosen.values()):
+                self.no_kernels = "torch's products are the fastest here"
+                return
+            self.blocks = blocks
+            found = self._values_of(history, lengths, step, count)
+            apart = max(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True))
+            if not apart <= SAME_VALUES:
+                self.no_kernels = f"they differ from torch's by {apart:.2g}"
+        except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; torch's products have just worked)
+            self.no_kernels = f"{type(exc).__name__}: {exc}"
+        if self.no_kernels:
+            self.blocks = decoder.blocks
+            log.warning("%s: torch's products in full windows: %s", decoder.device, self.no_kernels)
+            return
+        if self.recorder is not None:
+            self.recorder.clear()
+        self.preparing = Replayed(decoder.device, self.record)  # what it has recorded goes the old way
+
+    def _values_of(self, history: Tensor, lengths: Sequence[int], step: int, count: int) -> list[Tensor]:
+        """The context of the first of these steps, and its logits of s2. What is written is written again."""
+        self.prepare(lengths, step, count, history)
+        self._go_to(step)
+        return [part.clone() for part in self._compute()]
+
     def _go_to(self, step: int) -> None:
         self.window.zero_()
         self.step.fill_(step)
@@ -149,7 +217,7 @@ class RolledSteps:
                 windows[place, series, :rows] = history[series, length - rows : length]
         x = windows.flatten(0, 1)
         tables = (self.tables[0][:, :, :most], self.tables[1][:, :, :most])
-        for layer, block in enumerate(self.decoder.blocks):
+        for layer, block in enumerate(self.blocks):
             q, k, v = block.project(x, tables)
             self.keys[layer, :count, :, :, :most] = k.unflatten(0, (count, -1))
             self.values[layer, :count, :, :, :most] = v.unflatten(0, (count, -1))
@@ -159,6 +227,11 @@ class RolledSteps:
 
     def _step(self) -> Tensor:
         """Generate the pair of ids of `step`. No shape and no address depends on which step it is."""
+        self._compute()
+        return self.counters
+
+    def _compute(self) -> tuple[Tensor, Tensor]:
+        """The step; → its row's context and logits of s2."""
         decoder, shape = self.decoder, self.shape
         before = shape.max_context - self.step  # rows of history in this window
         cos, sin = (table.index_select(2, self.own_places + before) for table in self.tables)
@@ -167,7 +240,7 @@ class RolledSteps:
         x = self.own[:, : shape.own_rows]
         few = x.shape[0] * decoder.heads * shape.own_rows <= FEW_QUERIES
         attend = attend_products if few else attend_masked
-        for layer, block in enumerate(decoder.blocks):
+        for layer, block in enumerate(self.blocks):
             q, k, v = block.project(x, (cos, sin))
             prefix = (
                 self.keys[layer].index_select(0, self.window)[0],
@@ -182,9 +255,10 @@ class RolledSteps:
         s1 = shape.sampler.draw(decoder.s1_logits(last), noise_1)
         shared = self.context.index_select(0, self.window)[0]
         own_bias = hidden(self.own_places >= self.step, decoder.dtype)
-        s2 = shape.sampler.draw(decoder.s2_logits(last, s1, shared, context, shared_bias, own_bias), noise_2)
+        s2_logits = decoder.s2_logits(last, s1, shared, context, shared_bias, own_bias)
+        s2 = shape.sampler.draw(s2_logits, noise_2)
         self.ids.index_copy_(2, self.window, torch.stack((s1, s2))[:, :, None])
         time = per_sample(self.future.index_select(1, self.step), shape.samples)
         self.own.index_copy_(1, self.step, decoder.embed(s1[:, None], s2[:, None], time))
         self.counters += 1
-        return self.counters
+        return last, s2_logits

@@ -8,7 +8,7 @@ forecast of a shape has them compiled and compares them with torch's on its firs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,8 @@ from anytorch import logs
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
-from anytorch.engines.forecast.kernel_step import KernelStep, why_not
+from anytorch.engines.forecast.choice import Choice, Chooser
+from anytorch.engines.forecast.kernel_step import SAME_VALUES, KernelStep, why_not
 from anytorch.engines.forecast.replayed import Replayed
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.models.encoders.graphs import Recorder
@@ -30,8 +31,6 @@ log = logs.logger(__name__)
 FEWEST_STEPS = 16  # a recording costs about four steps
 # The next steps' random numbers are made while the device computes these: few, so that the first ones are soon there.
 NOISE_STEPS = 8
-# Largest difference of a row's context (whose values are about 1) and logits between two ways of computing in float32.
-SAME_VALUES = 1e-3
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,11 @@ class StaticSteps:
         self.no_kernels = why_not(decoder, rows) if shape.kernels else "not asked for"
         self.tried_kernels = bool(self.no_kernels)
         self.runs = 0
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """What was measured or remembered for our kernels."""
+        return {} if self.kernel_step is None else self.kernel_step.choices
 
     def run(
         self, s1: Tensor, s2: Tensor, future: Tensor, ahead: Ahead | None, tick: Callable[[int], None]
@@ -119,15 +123,14 @@ class StaticSteps:
         self._start(s1, s2, future)
         wanted = [part.clone() for part in self._step_by_torch()]
         try:
-            self.kernel_step = KernelStep(
+            step = self.kernel_step = KernelStep(
                 self.cache, self.sampler, self.counters, (self.s1, self.s2), self.future, self.noise
             )
-            self._start(s1, s2, future)
-            self.kernel_step()
-            found = (self.kernel_step.last, self.kernel_step.logits[1])
-            apart = max(float((one - other).abs().max()) for one, other in zip(found, wanted, strict=True))
-            if not apart <= SAME_VALUES:
-                self.no_kernels = f"they differ from torch's by {apart:.2g}"
+            step.choose(Chooser(self.cache.decoder.device, self.recorder is not None))
+            self.no_kernels = self._differences(step, wanted, (s1, s2, future))
+            if self.no_kernels and step.forget():
+                log.warning("%s: built-in kernels instead of measured ones: %s", step.decoder.device, self.no_kernels)
+                self.no_kernels = self._differences(step, wanted, (s1, s2, future))
         except Exception as exc:
             # A compiler or a driver may raise anything; torch's kernels are always there.
             if is_out_of_memory(exc):
@@ -138,6 +141,13 @@ class StaticSteps:
             log.warning("%s: torch's kernels instead of ours: %s", self.cache.decoder.device, self.no_kernels)
         elif self.recorder is not None:
             self.recorder.clear()  # of torch's kernels
+
+    def _differences(self, step: KernelStep, wanted: Sequence[Tensor], given: tuple[Tensor, Tensor, Tensor]) -> str:
+        """Why our kernels' first row will not do; "" if it will."""
+        self._start(*given)
+        step()
+        apart = max(float((a - b).abs().max()) for a, b in zip((step.last, step.logits[1]), wanted, strict=True))
+        return "" if apart <= SAME_VALUES else f"they differ from torch's by {apart:.2g}"
 
     def _step(self) -> Tensor:
         """Add row `at`, generate row `at` + 1. No shape and no address depends on which step it is."""

@@ -120,9 +120,12 @@ class FusedBlock:
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """q, k (both turned to their positions) and v of windows: each [batch, heads, rows, head width]."""
-        batch, rows, width = x.shape
-        qkv = self.qkv(rms_norm(x, self.norm1)).view(batch, rows, 3, self.heads, width // self.heads)
-        qkv = qkv.permute(2, 0, 3, 1, 4)
+        return self.turned(self.qkv(rms_norm(x, self.norm1)), x.shape, tables)
+
+    def turned(self, qkv: Tensor, shape: torch.Size, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """The three of them from their product, for rows of `shape`."""
+        batch, rows, width = shape
+        qkv = qkv.view(batch, rows, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         q, k = turn(qkv[:2], tables)
         return q, k, qkv[2]
 

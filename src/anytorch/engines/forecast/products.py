@@ -1,0 +1,292 @@
+"""The linear layers of generated rows, each with what stands before and behind it, and the ways to compute one.
+
+A way is a `Cut` of our own kernel (`models.kronos.kernels_linear`) or torch's product with the rest as kernels of their own.
+All of them are float32: they differ in the order of sums, and so in the last digits. Which one computes a product is fixed
+before its step is recorded, by what is built in or by measuring (`choice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytorch.models.kronos.fused import fuse
+from anytorch.models.kronos.layers import EPS
+
+MOST_ROWS = 64  # of a step that goes through our kernels whole; more are a window's
+FEW_ROWS = 8  # up to these, plain multiplication reads the weights as fast as matrix units do
+SMALLEST_PRODUCT = 16  # rows and columns of a matrix unit's tile
+PROGRAMS = 512  # as many as keep a large device's units busy with a few each
+SHORT_WINDOWS = 512  # rows up to which a window's products leave a large device idle
+MOST_SPLITS = 8  # more parts cost more to put together than they save
+
+
+@dataclass(frozen=True)
+class Product:
+    """What decides how a product is best computed."""
+
+    rows: int  # of windows (more than MOST_ROWS): rounded up to a power of two
+    width: int
+    columns: int
+    norm: bool = False
+    bias: bool = False
+    residual: bool = False
+    gated: bool = False
+    per_head: int = 0
+
+    def __str__(self) -> str:
+        with_these = [name for name in ("norm", "bias", "residual", "gated") if getattr(self, name)]
+        heads = [f"{self.per_head} columns per head"] if self.per_head else []
+        return " ".join([f"{self.rows}x{self.width}->{self.columns}", *with_these, *heads])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How our kernel divides a product among programs."""
+
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+    splits: int = 1  # of the sum
+    block_m: int = 0  # 0: all rows in one tile
+    dot: bool = True  # matrix units (three products of rounded parts: float32's accuracy), else plain multiplication
+    precision: str = "tf32x3"
+
+    def __str__(self) -> str:
+        unit = self.precision if self.dot else "plain"
+        rows = f"{self.block_m}x" if self.block_m else ""
+        parts = f", {self.splits} parts" if self.splits > 1 else ""
+        return f"{unit} {rows}{self.block_n}x{self.block_k}, {self.stages} stages, {self.warps} warps{parts}"
+
+
+Way = Cut | None  # None: torch's product
+
+
+def name_of(way: Way) -> str:
+    return "torch" if way is None else str(way)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A product with its tensors: `x` [rows, width], `weight` [columns, width] (twice the columns if `gated`), `out`."""
+
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+    bias: Tensor | None = None
+    norm: Tensor | None = None
+    residual: Tensor | None = None
+    gated: bool = False
+    per_head: int = 0  # so many columns in a row share one of x's parts of `width` values
+
+    @property
+    def product(self) -> Product:
+        rows = self.x.shape[0]
+        return Product(
+            rows if rows <= MOST_ROWS else power_of_two(rows),
+            self.weight.shape[1],
+            self.out.shape[1],
+            self.norm is not None,
+            self.bias is not None,
+            self.residual is not None,
+            self.gated,
+            self.per_head,
+        )
+
+
+class Layer:
+    """The weights of one block as the kernels read them: views of the model's own."""
+
+    def __init__(self, block: Any) -> None:
+        attention, ffn = block.self_attn, block.ffn
+        self.norm1, self.norm2 = block.norm1.weight.data, block.norm2.weight.data
+        self.qkv, self.qkv_bias = fuse((attention.q_proj, attention.k_proj, attention.v_proj))
+        self.out, self.out_bias = attention.out_proj.weight.data, attention.out_proj.bias.data
+        self.gate, _ = fuse((ffn.w1, ffn.w3))
+        self.down = ffn.w2.weight.data
+
+
+class Products:
+    """Computes products, each the way that was chosen for it; `built_in` says how where nothing was.
+
+    What a split product needs to put its parts together is kept per product, so that recordings find it in its place.
+    """
+
+    def __init__(self, device: torch.device, built_in: Callable[[Product], Way]) -> None:
+        self.device, self.built_in = device, built_in
+        self.chosen: dict[Product, Way] = {}
+        self.kernels: Any = None
+        self.rooms: dict[tuple[Product, Cut], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, work: Work) -> None:
+        self.compute(work, self.way(work.product))
+
+    def way(self, product: Product) -> Way:
+        return self.chosen[product] if product in self.chosen else self.built_in(product)
+
+    def compute(self, work: Work, way: Way) -> None:
+        """Write `work.out`, one way."""
+        if way is None:
+            by_torch(work)
+            return
+        if self.kernels is None:
+            self.kernels = import_module("anytorch.models.kronos.kernels_linear")
+        self.kernels.linear[grid_of(work, way)](*self.arguments(work, way), **constants(work, way))
+
+    def compile(self, work: Work, way: Cut) -> None:
+        """Have the kernel ready, without running it."""
+        if self.kernels is None:
+            self.kernels = import_module("anytorch.models.kronos.kernels_linear")
+        self.kernels.linear.warmup(*self.arguments(work, way), grid=grid_of(work, way), **constants(work, way))
+
+    def tidy(self) -> None:
+        """Give back what only the ways that were not chosen needed."""
+        self.rooms = {key: room for key, room in self.rooms.items() if self.way(key[0]) == key[1]}
+
+    def arguments(self, work: Work, way: Cut) -> tuple[Any, ...]:
+        x, out = work.x, work.out
+        part, arrived = self.room(work, way)
+        return (
+            *(x, work.weight, absent(work.bias, x), absent(work.norm, x), absent(work.residual, x), out, part, arrived),
+            *(x.shape[0], out.shape[1], x.stride(0)),
+        )
+
+    def room(self, work: Work, way: Cut) -> tuple[Tensor, Tensor]:
+        """For the parts of a split product: their sums, and how many of them have arrived."""
+        if way.splits == 1:
+            return work.out, work.out  # never looked at
+        key = (work.product, way)
+        if key not in self.rooms:
+            columns, rows, splits = grid_of(work, way)
+            block_m, block_n = tile_of(work, way)
+            size = columns * rows * splits * (2 * block_m * block_n + block_m)
+            part = torch.empty(size, device=self.device, dtype=torch.float32)
+            self.rooms[key] = (part, torch.zeros(columns * rows, device=self.device, dtype=torch.int32))
+        return self.rooms[key]
+
+
+def tile_of(work: Work, way: Cut) -> tuple[int, int]:
+    """Rows and columns of what one program computes."""
+    block_n = way.block_n
+    while work.per_head % block_n:  # a tile's columns belong to one head
+        block_n //= 2
+    block_m = way.block_m or power_of_two(work.x.shape[0])
+    return (max(SMALLEST_PRODUCT, block_m) if way.dot else block_m), block_n
+
+
+def grid_of(work: Work, way: Cut) -> tuple[int, int, int]:
+    block_m, block_n = tile_of(work, way)
+    share = share_of(work.weight.shape[1], way)
+    return -(-work.out.shape[1] // block_n), -(-work.x.shape[0] // block_m), -(-work.weight.shape[1] // share)
+
+
+def share_of(width: int, way: Cut) -> int:
+    """How much of the sum one part takes: a multiple of what is read at a time."""
+    return -(-width // (way.splits * way.block_k)) * way.block_k
+
+
+def constants(work: Work, way: Cut) -> dict[str, Any]:
+    block_m, block_n = tile_of(work, way)
+    width = work.weight.shape[1]
+    return {
+        "WIDTH": width,
+        "EPSILON": EPS,
+        "NORM": work.norm is not None,
+        "BIAS": work.bias is not None,
+        "RESIDUAL": work.residual is not None,
+        "GATED": work.gated,
+        "PER_HEAD": work.per_head,
+        "DOT": way.dot,
+        "PRECISION": way.precision,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": min(way.block_k, power_of_two(width)),
+        "STAGES": way.stages,
+        "SPLITS": grid_of(work, way)[2],
+        "SHARE": share_of(width, way),
+        "num_warps": way.warps,
+    }
+
+
+def by_torch(work: Work) -> None:
+    """The library's product, and kernels of their own for the rest."""
+    x, weight, bias, out = work.x, work.weight, work.bias, work.out
+    if work.norm is not None:
+        x = F.rms_norm(x, work.norm.shape, work.norm, EPS)
+    if work.per_head:
+        heads = len(weight) // work.per_head
+        rows = x.reshape(len(x), heads, -1).transpose(0, 1)
+        found = torch.bmm(rows, weight.view(heads, work.per_head, -1).transpose(1, 2))
+        found = found.transpose(0, 1).reshape(out.shape)
+        out.copy_(found if bias is None else found + bias)
+    elif work.gated:
+        gate, value = F.linear(x, weight).chunk(2, dim=-1)
+        torch.mul(F.silu(gate), value, out=out)
+    elif work.residual is not None:
+        torch.add(F.linear(x, weight, bias), work.residual, out=out)
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+# --- what is tried ----------------------------------------------------------------------------------------------------
+
+# block_n, block_k, stages, warps
+FOR_ONE = ((8, 256, 3, 4), (2, 1024, 1, 2))
+FOR_FEW = ((4, 128, 3, 4), (8, 128, 3, 4))
+FOR_MANY = ((16, 32, 6, 2), (16, 64, 4, 4))
+# Operands are split into rounded parts in registers, so the more is read at a time, the fewer programs fit on a unit.
+SPLIT = ((16, 32, 4, 2), (32, 16, 6, 4), (16, 16, 8, 2), (64, 32, 3, 4))
+FOR_WINDOWS = (
+    Cut(64, 16, 4, 4, block_m=64),
+    Cut(64, 32, 3, 8, block_m=128),
+    Cut(128, 16, 4, 8, block_m=128),
+    Cut(128, 16, 4, 4, block_m=64),
+)
+
+
+def candidates(product: Product, built_in: Way, seldom: bool = False) -> list[Way]:
+    """The ways that are worth timing, the built-in one first; fewer for a product that comes `seldom`. Pure."""
+    found: list[Way] = [built_in, None]
+    if seldom:
+        found += split(product, SPLIT[:1]) if product.rows > FEW_ROWS else []
+    elif product.rows > MOST_ROWS:
+        found += FOR_WINDOWS
+        found += split(product, [(64, 16, 4, 4)], block_m=64) if product.rows <= SHORT_WINDOWS else []
+    elif product.rows > FEW_ROWS:
+        found += [Cut(*shape) for shape in FOR_MANY]
+        found += split(product, SPLIT)
+    elif product.rows > 1:
+        found += [Cut(*shape, dot=False) for shape in FOR_FEW]
+        found += split(product, SPLIT[:2])
+    else:
+        found += [Cut(*shape, dot=False) for shape in FOR_ONE]
+    return list(dict.fromkeys(found))
+
+
+def split(product: Product, shapes: Iterable[tuple[int, int, int, int]], block_m: int = 0) -> list[Way]:
+    """These cuts with the sum divided, so that there are about `PROGRAMS` programs."""
+    found: list[Way] = []
+    for block_n, block_k, stages, warps in shapes:
+        tiles = -(-product.columns // block_n) * -(-product.rows // (block_m or product.rows))
+        splits = min(MOST_SPLITS, power_of_two(-(-PROGRAMS // tiles)), product.width // (2 * block_k))
+        if splits > 1:
+            found.append(Cut(block_n, block_k, stages, warps, splits, block_m))
+    return found
+
+
+def absent(tensor: Tensor | None, instead: Tensor) -> Tensor:
+    return instead if tensor is None else tensor
+
+
+def power_of_two(count: int) -> int:
+    """The least that is not below `count`."""
+    return 1 << max(0, count - 1).bit_length()

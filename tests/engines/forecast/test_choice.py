@@ -1,0 +1,319 @@
+"""Choosing how a step's parts are computed: what is tried, what is right, what is fastest, what is remembered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import anytorch
+from anytorch.engines.forecast import attention, choice, kernel_step, products, rolled
+from anytorch.engines.forecast.attention import Share
+from anytorch.engines.forecast.choice import Budget, Chooser, Option, Part, Timed, decide
+from anytorch.engines.forecast.inputs import read_series
+from anytorch.engines.forecast.kernel_step import Tiles
+from anytorch.engines.forecast.product_parts import error_of, made_up, part_of, reference, spread
+from anytorch.engines.forecast.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
+from anytorch.engines.forecast.sampling import Sampler
+
+CPU = torch.device("cpu")
+SAMPLER = Sampler(1.0, 0, 0.9)
+
+
+# --- what is tried ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20, 64, 128, 4096])
+def test_the_built_in_way_comes_first_and_torch_is_among_them(rows: int) -> None:
+    product = Product(rows, 832, 2496, norm=True, bias=True)
+    built_in = None if rows > 64 else Tiles.of(rows).cut(product)
+    found = candidates(product, built_in)
+    assert found[0] == built_in and None in found and len(found) == len(set(found)) >= 4
+    assert len({products.name_of(way) for way in found}) == len(found), "choices are remembered by name"
+    for cut in found:
+        if cut is not None:
+            assert cut.dot or rows <= 8
+            assert 1 <= cut.splits <= products.MOST_SPLITS
+            assert cut.splits == 1 or 832 // cut.splits >= cut.block_k, "a part reads at least once"
+
+
+def test_parts_of_a_sum_cover_it_once() -> None:
+    for width in (64, 96, 832, 2048):
+        for splits in (1, 2, 4, 7, 8):
+            cut = Cut(16, 32, 4, 2, splits)
+            work = Work(torch.empty(20, width), torch.empty(48, width), torch.empty(20, 48))
+            share, (_, _, parts) = share_of(width, cut), grid_of(work, cut)
+            assert share % cut.block_k == 0 and parts <= splits
+            assert share * (parts - 1) < width <= share * parts
+
+
+def test_attention_of_one_sample_is_what_is_built_in() -> None:
+    assert attention.candidates(1, Share(8, 64)) == [Share(8, 64)]
+    assert len(attention.candidates(20, Share(8, 32, 4, 2))) == 4
+
+
+# --- what is right ----------------------------------------------------------------------------------------------------
+
+
+def works(rows: int = 20) -> dict[str, Work]:
+    torch.manual_seed(0)
+    x, inner, weight = torch.randn(rows, 64), torch.randn(rows, 96), torch.randn(160, 64) / 8
+    heads = torch.randn(rows, 4 * 64)
+    out, wide = torch.empty(rows, 160), torch.empty(rows, 80)
+    return {
+        "plain": Work(x, weight, out),
+        "norm and bias": Work(x, weight, out, bias=torch.randn(160), norm=torch.rand(64)),
+        "bias and sum": Work(x, weight, out, bias=torch.randn(160), residual=torch.randn(rows, 160)),
+        "gate": Work(x, weight, wide, norm=torch.rand(64), gated=True),
+        "sum": Work(inner, torch.randn(160, 96), out, residual=torch.randn(rows, 160)),
+        "heads": Work(heads, weight, out, bias=torch.randn(160), per_head=40),
+    }
+
+
+@pytest.mark.parametrize("name", list(works()))
+def test_torch_computes_every_kind_of_product(name: str) -> None:
+    work = works(70)[name]
+    by_torch(work)
+    assert error_of(work)(work.out) < 1e-6
+    everywhere = reference(work, torch.arange(70), torch.arange(work.out.shape[1]))
+    torch.testing.assert_close(work.out.double(), everywhere, rtol=1e-4, atol=1e-4)
+    rounded = replace(work, weight=work.weight.bfloat16().float())
+    by_torch(rounded)
+    assert error_of(work)(rounded.out) > choice.MOST_ERROR, "rounded products are noticed"
+
+
+def test_what_is_looked_at() -> None:
+    assert spread(5).tolist() == [0, 1, 2, 3, 4]
+    many = spread(1000)
+    assert len(many) == 64 and (many[0], many[-1]) == (0, 999)
+
+
+def test_measuring_leaves_the_forecast_alone() -> None:
+    work = works()["bias and sum"]
+    before = [work.x.clone(), work.residual.clone() if work.residual is not None else work.x]
+    state = torch.get_rng_state()
+    (trial,) = made_up([work])
+    assert trial.weight is work.weight and trial.out is not work.out
+    by_torch(trial)
+    assert torch.equal(before[0], work.x) and work.residual is not None and torch.equal(before[1], work.residual)
+    assert torch.equal(state, torch.get_rng_state()), "the caller's random numbers stay where they were"
+
+
+# --- what is fastest --------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_is_taken_if_it_is_worth_it() -> None:
+    assert decide([Timed("built in", 10.0), Timed("torch", 9.8), Timed("cut", 9.9)]) == "built in"
+    assert decide([Timed("built in", 10.0), Timed("torch", 6.0), Timed("cut", 5.0)]) == "cut"
+    assert decide([Timed("built in", refused="wrong"), Timed("torch", 60.0)]) == "torch"
+    assert decide([Timed("built in"), Timed("torch")]) == "built in"
+
+
+class FakeStopwatch:
+    """Takes as long as it is told, by the options' names."""
+
+    took: ClassVar[dict[str, float]] = {}
+    timed: ClassVar[list[str]] = []
+
+    def __init__(self, device: torch.device, record: bool) -> None:
+        self.names: dict[Any, str] = {}
+
+    def prepared(self, name: str, run: Callable[[], Tensor]) -> Callable[[], object]:
+        self.names[run] = name
+        return run
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        self.timed.append(self.names[work])
+        return self.took[self.names[work]] * 1e-6
+
+    def clear(self) -> None:
+        self.names.clear()
+
+
+@pytest.fixture
+def stopwatch(monkeypatch: pytest.MonkeyPatch) -> type[FakeStopwatch]:
+    monkeypatch.setattr(choice, "Stopwatch", FakeStopwatch)
+    monkeypatch.setattr(FakeStopwatch, "took", {})
+    monkeypatch.setattr(FakeStopwatch, "timed", [])
+    return FakeStopwatch
+
+
+def part(answers: dict[str, Any], name: str = "a part") -> Part:
+    """Options by name; an answer is the error, or an exception."""
+
+    def option(text: str, answer: Any) -> Option:
+        def run() -> Tensor:
+            if isinstance(answer, Exception):
+                raise answer
+            return torch.tensor(float(answer))
+
+        return Option(text, run)
+
+    return Part(name, [option(*one) for one in answers.items()], float, 1)
+
+
+def test_only_what_is_right_is_timed(stopwatch: type[FakeStopwatch]) -> None:
+    stopwatch.took = {"built in": 95.0, "torch": 55.0, "better": 40.0}
+    answers: dict[str, Any] = {"built in": 2e-7, "torch": 1.9e-7, "tf32": 3e-4, "nonsense": math.nan, "better": 2e-7}
+    answers["broken"] = RuntimeError("out of registers\nand a long story")
+    found = Chooser(CPU, False).choose([part(answers)])["a part"]
+    assert found.way == "better" and found.source == "measured"
+    assert set(stopwatch.timed) == {"built in", "torch", "better"}
+    refused = {one.name: one.refused for one in found.timed if one.refused}
+    assert refused["broken"] == "RuntimeError: out of registers" and "0.0003" in refused["tf32"]
+    assert "nonsense" in refused
+    assert str(found) == "a part: better, 40.0 µs (measured; built in 95.0 µs; torch 55.0 µs)"
+
+
+def test_a_choice_is_remembered(stopwatch: type[FakeStopwatch]) -> None:
+    stopwatch.took = {"built in": 95.0, "torch": 55.0}
+    answers = {"built in": 0, "torch": 0}
+    assert Chooser(CPU, False).choose([part(answers)])["a part"].way == "torch"
+    stopwatch.timed.clear()
+    stopwatch.took = {"built in": 1.0, "torch": 55.0}  # today the machine is in another mood: the digits stay the same
+    again = Chooser(CPU, False).choose([part(answers), part(answers, "another part")])
+    assert (again["a part"].way, again["a part"].source) == ("torch", "remembered")
+    assert again["another part"].way == "built in" and len(stopwatch.timed) == 2 * choice.ROUNDS
+    gone = Chooser(CPU, False).choose([part({"built in": 0})])["a part"]  # without the way that is remembered
+    assert (gone.way, gone.source) == ("built in", "measured")
+
+
+def test_the_key_names_what_a_choice_depends_on() -> None:
+    key = choice.key_of(CPU, "20x832->2496 norm")
+    assert torch.__version__ in key and "triton" in key and "20x832->2496 norm" in key and "cpu" in key.lower()
+
+
+def test_a_cache_that_cannot_be_read_is_measured_again(
+    stopwatch: type[FakeStopwatch], caplog: pytest.LogCaptureFixture
+) -> None:
+    stopwatch.took = {"built in": 2.0, "torch": 1.0}
+    answers = {"built in": 0, "torch": 0}
+    store = choice.Store(choice.STORE)
+    for content in (b"{", b'{"format": 1, "entries": {}}'):
+        store.path.parent.mkdir(parents=True, exist_ok=True)
+        store.path.write_bytes(content)
+        assert Chooser(CPU, False).choose([part(answers)])["a part"].way == "torch"
+    store.put(choice.key_of(CPU, "a part"), {"way": "torch"})
+    assert Chooser(CPU, False).choose([part(answers)])["a part"].source == "measured"
+
+
+def test_nothing_is_measured_where_it_is_turned_off(stopwatch: type[FakeStopwatch]) -> None:
+    with anytorch.use(measure_kernels=False):
+        assert Chooser(CPU, False).choose([part({"built in": 0, "torch": 0})]) == {}
+    assert not stopwatch.timed
+
+
+def test_time_that_runs_out_leaves_what_is_built_in(stopwatch: type[FakeStopwatch]) -> None:
+    seconds = iter(range(1000))
+    chooser = Chooser(CPU, False)
+    chooser.measuring = Budget(6.5, lambda: float(next(seconds)))  # every look at the clock takes a second
+    stopwatch.took = {"built in": 3.0, "torch": 2.0, "late": 1.0}
+    answers = {"built in": 0, "torch": 0, "late": 0}
+    found = chooser.choose([part(answers, "first"), part(answers, "second")])
+    assert found["first"].way == "late"
+    assert found["second"].way == "built in", "with no time left nothing is known"
+    assert all("no time" in one.refused for one in found["second"].timed)
+    compiled = Chooser(CPU, False)
+    compiled.compiling = Budget(0.0)
+    slow = part(answers, "third")
+    ready = [replace(option, ready=lambda: None) for option in slow.options]
+    (third,) = compiled.choose([replace(slow, options=ready)]).values()
+    assert third.way == "built in" and [bool(one.refused) for one in third.timed] == [False, True, True]
+
+
+def test_compiling_ahead_may_fail(stopwatch: type[FakeStopwatch]) -> None:
+    stopwatch.took = {"built in": 3.0, "torch": 2.0}
+    compiled: list[str] = []
+
+    def fails() -> None:
+        compiled.append("tried")
+        raise RuntimeError("no such target")
+
+    one = part({"built in": 0, "torch": 0})
+    found = Chooser(CPU, False).choose([replace(one, options=[replace(o, ready=fails) for o in one.options])])
+    assert found["a part"].way == "torch" and compiled == ["tried", "tried"]
+
+
+def test_a_real_measurement_on_the_cpu() -> None:
+    """No recording and no Triton here: torch's own product is right, our kernel is refused, and time is taken."""
+    work = works()["norm and bias"]
+    ours = Products(CPU, lambda product: None)
+    one, ways = part_of(ours, work.product, [work])
+    assert one.launches == 8 and None in ways.values()
+    kept = [option for option in one.options if option.name == "torch"]
+    (found,) = Chooser(CPU, False).choose([replace(one, options=kept)]).values()
+    assert found.way == "torch" and found.timed[0].us is not None and found.timed[0].us > 0
+    assert found.timed[0].error is not None and found.timed[0].error < 1e-6
+
+
+# --- full windows -----------------------------------------------------------------------------------------------------
+
+
+def series_of(frame: Any, rows: slice, pred_len: int) -> Any:
+    part = frame.iloc[rows]
+    return read_series(part.drop(columns="timestamps"), part["timestamps"], None, pred_len, where="it", checks=True)
+
+
+def ids_of(paths: Sequence[Any]) -> list[Any]:
+    return [np.concatenate((path.s1, path.s2)).tolist() for path in paths]
+
+
+@pytest.mark.parametrize("kernel", ["right", "wrong at once", "wrong later", "raises", "slow"])
+def test_full_windows_use_what_measured_best(
+    kernel: str, minutes: Any, predictor: Any, stopwatch: type[FakeStopwatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our kernel is played by torch's product; the ids are those of the plain loop whatever it does."""
+    calls: list[str] = []
+    checked: list[str] = []
+    plain = Products.compute
+
+    def compute(self: Products, work: Work, way: Any) -> None:
+        if way is None:
+            return plain(self, work, way)
+        calls.append(str(way))
+        if kernel == "raises":
+            raise RuntimeError("an unlikely story")
+        by_torch(work)
+        if kernel == "wrong at once" or (kernel == "wrong later" and checked):
+            work.out.add_(0.1)
+        return None
+
+    def seconds(self: FakeStopwatch, work: Any) -> float:
+        checked.append("timed: all answers have been checked")
+        return 1.0 if (self.names[work] == "torch") == (kernel != "slow") else 0.5
+
+    monkeypatch.setattr(stopwatch, "seconds", seconds)
+    monkeypatch.setattr(Products, "compute", compute)
+    monkeypatch.setattr(Products, "compile", lambda self, work, way: None)
+    monkeypatch.setattr(rolled, "why_not", lambda decoder, rows: "")
+    monkeypatch.setattr(kernel_step, "find_spec", lambda name: None)
+    made = predictor("b", max_context=40)
+    several = [series_of(minutes, slice(0, 20), 44)]
+    wanted = ids_of(made.paths(several, SAMPLER, 3, seed=5))
+    made.static, made.kernels = "plain", True
+    for number in range(3):
+        assert ids_of(made.paths(several, SAMPLER, 3, seed=5)) == wanted
+        steps = made.decoder().kept_rolled
+        assert steps.tried_kernels == (number > 0) and bool(calls) == (number > 0), "the second forecast tries them"
+    words = made.explain()
+    if kernel == "right":
+        assert steps.no_kernels == "" and {name.split("x")[0] for name in steps.choices} == {"256", "512"}
+        assert "our kernels where they are faster" in words and "measured; torch" in words
+    else:
+        assert steps.no_kernels and steps.blocks is made.decoder().blocks
+        assert steps.no_kernels in words
+    assert ("differ" in steps.no_kernels) == (kernel == "wrong later")
+
+
+def test_explaining_before_and_after(minutes: Any, predictor: Any) -> None:
+    made = predictor("b", max_context=40)
+    assert "windows of 40 rows; steps are computed one after the other" in made.explain()
+    made.static, made.kernels = "plain", True
+    made.paths([series_of(minutes, slice(0, 20), 44)], SAMPLER, 1, seed=5)
+    assert "tried with the next forecast" in made.explain() or "torch's kernels (" in made.explain()
