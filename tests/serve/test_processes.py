@@ -76,6 +76,11 @@ def test_the_start_line_and_a_clean_end(start: Callable[..., Process]) -> None:
         "all-MiniLM-L6-v2"
     ]
     assert ask(one.url).status_code == 200
+    counted = [line for line in httpx.get(f"{one.url}/metrics").text.splitlines() if "anytorch_requests_total{" in line]
+    assert sorted(counted) == [
+        'anytorch_requests_total{route="/v1/embeddings",status="200"} 2.0',
+        'anytorch_requests_total{route="/v1/readyz",status="200"} 1.0',
+    ], "its own start counts as one question and one request"
     assert one.end(signal.SIGTERM) == 0
 
 

@@ -20,6 +20,7 @@ from anytorch.errors import ModelError
 from anytorch.serve.app import Service
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.protocol import protocol_class
+from anytorch.serve.routes.health import status_of
 from anytorch.serve.start import BACKLOG, Told, first_answer
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell says it of a program that Ctrl-C has ended
@@ -64,7 +65,13 @@ def run_app(
 def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed: list[ModelError]) -> None:
     """In a thread: wait for the first answer, tell how long it took, then let the rest be loaded."""
     keys = app.guard.keys
-    started = first_answer(options, key=keys.one if keys else None, stopped=lambda: server.should_exit)
+    service = app.state.service
+    started = first_answer(
+        options,
+        key=keys.one if keys else None,
+        stopped=lambda: server.should_exit,
+        worth_asking=lambda: server.started and status_of(service)[0] != "starting",
+    )
     if isinstance(started, ModelError):
         if not server.should_exit:
             failed.append(started)
@@ -73,7 +80,7 @@ def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed
     try:
         told(started)
     finally:  # whoever listens may be gone; the service goes on all the same
-        server.call(app.state.service.load_rest)
+        server.call(service.load_rest)
 
 
 class Server(uvicorn.Server):

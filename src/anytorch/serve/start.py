@@ -45,9 +45,17 @@ def process_age_s() -> float:
 
 
 def first_answer(
-    options: ServeOptions, *, key: str | None, stopped: Callable[[], bool], limit_s: float = math.inf
+    options: ServeOptions,
+    *,
+    key: str | None,
+    stopped: Callable[[], bool],
+    limit_s: float = math.inf,
+    worth_asking: Callable[[], bool] = lambda: True,
 ) -> Started | ModelError:
-    """Ask the service over its port until it answers a real request; why it does not, with what to do, if it never will."""
+    """Ask the service over its port until it answers a real request; why it does not, with what to do, if it never will.
+
+    `worth_asking`: who runs in the same process sees when there is something to hear; the metrics count every question.
+    """
     host = options.host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     headers = {"Host": f"{'localhost' if options.loopback else (*options.allow_hosts, host)[0]}:{options.port}"}
@@ -57,6 +65,9 @@ def first_answer(
     while not stopped():
         if time.monotonic() > last:
             return ModelError(f"nothing was ready on {options.url} within {limit_s:g} s", hint=GENERAL_HINT)
+        if not worth_asking():
+            time.sleep(PAUSE_S)
+            continue
         try:
             health = _ask(host, options.port, "GET", "/v1/readyz", headers)
         except OSError:
