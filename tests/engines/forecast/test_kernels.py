@@ -158,8 +158,10 @@ class Stopwatch(choice.Stopwatch):
 
 
 choice.Stopwatch = Stopwatch
-chosen = compared([series(20, 0)], Sampler(1.0, 0, 0.9), 3, "exact")
-answer(chosen=chosen, unusable="")
+HORIZON = 8
+chosen = compared([series(37, 0)], Sampler(1.0, 0, 0.9), 2, "exact")
+full = decoder.kept_rolled
+answer(chosen=chosen, full=[full.no_kernels, [one.way for one in full.choices.values()]], unusable="")
 """
 
 
@@ -190,9 +192,12 @@ def test_products_are_right_however_they_are_cut(interpreted: Callable[[str], An
 
 @pytest.mark.slow
 def test_what_is_chosen_draws_the_same_ids(interpreted: Callable[[str], Any]) -> None:
-    used, why, same, ways = interpreted(CHOSEN)["chosen"]
+    found = interpreted(CHOSEN)
+    used, why, same, ways = found["chosen"]
     assert used and not why and same
     assert any(way.startswith("all samples") for way in ways) and len(ways) > 5
+    why, ways = found["full"]
+    assert not why and len(ways) >= 4 and "torch" not in ways, "windows that are full go through our kernel, too"
 
 
 def small(**changes: Any) -> Kronos:

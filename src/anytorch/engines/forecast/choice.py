@@ -75,11 +75,11 @@ class Choice:
     timed: tuple[Timed, ...]
 
     def __str__(self) -> str:
+        """With what the built-in way and torch's took; `timed` has the others."""
         took = {one.name: f"{one.us:.1f} µs" for one in self.timed if one.us is not None}
-        others = [f"{name} {us}" for name, us in took.items() if name != self.way]
-        return f"{self.part}: {self.way}, {took.get(self.way, 'not timed')}" + (
-            f" ({self.source}; {'; '.join(others)})" if others else f" ({self.source})"
-        )
+        known = dict.fromkeys((self.timed[0].name, "torch")) if self.timed else {}
+        others = "".join(f"; {name} {took[name]}" for name in known if name in took and name != self.way)
+        return f"{self.part}: {self.way}, {took.get(self.way, 'not timed')} ({self.source}{others})"
 
 
 class Budget:

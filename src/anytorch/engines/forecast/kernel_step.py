@@ -163,7 +163,7 @@ class KernelStep:
         decoder, samples = self.decoder, self.cache.samples
         shares = {str(share): share for share in attention.candidates(samples, self.built_in)}
         attending = attention.part_of(self.attend, shares, f"{decoder.heads} heads of {decoder.head_width}")
-        self.choices = take(self.products, works, chooser, attending)
+        self.choices = take(self.products, works, chooser, attending, seldom=2)
         if attending.name in self.choices:
             self.attend.share = shares[self.choices[attending.name].way]
         self.attend.tidy()

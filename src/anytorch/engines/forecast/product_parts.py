@@ -15,16 +15,16 @@ from anytorch.engines.forecast.products import MOST_ROWS, Cut, Product, Products
 from anytorch.models.kronos.layers import EPS
 
 CHECKED = 64  # rows and columns of an answer
-SELDOM = 2  # so many of a product in a step are not worth compiling many kernels for
 FEWEST_LAUNCHES = 8  # in one timing, also where a step has one such product
 
 
-def part_of(products: Products, product: Product, works: Sequence[Work]) -> tuple[Part, dict[str, Way]]:
+def part_of(
+    products: Products, product: Product, works: Sequence[Work], seldom: bool = False
+) -> tuple[Part, dict[str, Way]]:
     """A product that `works` (one of each layer) share: the part to choose for, and its ways by name.
 
     All layers' weights are read, as in a step: one of them alone would lie in the device's cache.
     """
-    seldom = len(works) <= SELDOM and product.rows <= MOST_ROWS
     trial = made_up(works)
     trial += trial * (max(0, FEWEST_LAUNCHES - len(trial)) // len(trial) if product.rows <= MOST_ROWS else 0)
     ways = {name_of(way): way for way in candidates(product, products.built_in(product), seldom)}
@@ -45,14 +45,19 @@ def part_of(products: Products, product: Product, works: Sequence[Work]) -> tupl
     return Part(str(product), options, error_of(trial[-1]), len(trial)), ways
 
 
-def take(products: Products, works: Sequence[Work], chooser: Chooser, *others: Part) -> dict[str, Choice]:
-    """Choose for all products among `works`, and for other parts first; → all choices, by the names of their parts."""
+def take(
+    products: Products, works: Sequence[Work], chooser: Chooser, *others: Part, seldom: int = 0
+) -> dict[str, Choice]:
+    """Choose for all products among `works`, and for other parts first; → all choices, by the names of their parts.
+
+    For products that come up to `seldom` times fewer ways are tried: they are not worth compiling many kernels for.
+    """
     grouped: dict[Product, list[Work]] = {}
     for work in works:
         grouped.setdefault(work.product, []).append(work)
     # What comes most often first: if the time runs out, it runs out on what matters least.
     order = sorted(grouped, key=lambda product: -len(grouped[product]))
-    made = [part_of(products, product, grouped[product]) for product in order]
+    made = [part_of(products, one, grouped[one], len(grouped[one]) <= seldom) for one in order]
     found = chooser.choose([*others, *(part for part, _ in made)])
     for product, (part, ways) in zip(order, made, strict=True):
         if part.name in found:
