@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import anytorch
-from anytorch.memory.fitting import live_nbytes, packed_sizes, resting_sizes
 from anytorch.memory.formats import pack_block, packing_of, resting_nbytes
 from anytorch.memory.images import packed
+from anytorch.memory.planning import live_nbytes, packed_sizes, resting_sizes
 from anytorch.memory.units import find_units
 from anytorch.quant.tensor import pack, unpack
 

@@ -367,11 +367,11 @@ def test_an_update_that_fails_is_told_at_the_next_step(model: Model, tmp_path: P
     train(model, optimizer)
     optimizer.wait()
 
-    def fail(*_: Any) -> bool:
+    def fail(*_: Any) -> None:
         raise MemoryError("no room for a step")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizer, "_update_natively", fail)
+        patch.setattr(optimizer, "_step_block", fail)
         loss_of(model, BATCHES[0]).backward()
         optimizer.step()
         loss_of(model, BATCHES[0])  # nobody waits for ever

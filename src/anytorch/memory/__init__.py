@@ -1,7 +1,7 @@
 """Run models that are larger than the device: tiers of memory with enforced budgets, a planner, and a mover.
 
-Importing this package imports nothing else. The way data flows: `blocks` (what moves) → `plan` (where it rests; pure) →
-`fitting` (puts it there) → `mover` (brings it up, pass after pass) → the module's own forward.
+Importing this package imports nothing else. The way data flows: `units` (what moves) → `plan` (where it rests; pure) →
+`placement` (puts it there) → `mover` (brings it up, pass after pass) → the module's own forward.
 `anytorch.memory("cpu")` still answers with the memory facts of a device: the package can be called.
 """
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from anytorch.devices.types import MemoryUse
     from anytorch.memory.caching import tiered_cache as tiered_cache
     from anytorch.memory.checkpointing import activations as activations
-    from anytorch.memory.fitting import Fitted as Fitted
     from anytorch.memory.fitting import fit as fit
     from anytorch.memory.fitting import fitted as fitted
     from anytorch.memory.fitting import unfit as unfit
+    from anytorch.memory.handle import Fitted as Fitted
     from anytorch.memory.levels import create_tiers as create_tiers
     from anytorch.memory.loading import load as load
     from anytorch.memory.plan import make_plan as make_plan
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PUBLIC: dict[str, str] = {
     "Block": "anytorch.memory.types",
     "Budgets": "anytorch.memory.types",
-    "Fitted": "anytorch.memory.fitting",
+    "Fitted": "anytorch.memory.handle",
     "Plan": "anytorch.memory.types",
     "Speeds": "anytorch.memory.types",
     "Step": "anytorch.memory.types",

@@ -12,11 +12,13 @@ from torch import nn
 
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
-from anytorch.memory.fitting import Fitted, plan_for
+from anytorch.memory.handle import Fitted
 from anytorch.memory.images import Image, Located, from_files
 from anytorch.memory.levels import Size, create_tiers
 from anytorch.memory.parked import placeholder
-from anytorch.memory.running import map_file
+from anytorch.memory.placement import place_from
+from anytorch.memory.planning import plan_for
+from anytorch.memory.rest import map_file
 from anytorch.memory.shards import locate_tensors
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.memory.types import Block, Plan, Speeds, Tiers
@@ -61,7 +63,7 @@ def load(
         compute_s=compute_s,
         rest_format=rest_format,
     )
-    handle.place_from(handle.images)
+    place_from(handle, handle.images)
     return model
 
 

@@ -1,39 +1,32 @@
 """Brings blocks to the device before they are needed, through a ring that is allocated once.
 
-A block comes from host memory (copied on the copy stream) or from disk (reading threads, then the copy stream; straight into
-the ring where the device computes in host RAM). While a step computes, the blocks of the next steps are on their way. What
-comes next is what came next the last time, so the mover follows the program rather than a fixed trace.
+While a step computes, the blocks of the next steps are on their way (`transfers`). What comes next is what came next the
+last time, so the mover follows the program rather than a fixed trace.
 """
 
 from __future__ import annotations
 
 import math
-import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from anytorch import logs
 from anytorch.errors import BudgetTooSmall, UsageError
-from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import Image
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.order import FORWARD, Order
-from anytorch.memory.reader import CHUNK, Chunk, Reader, chunks_of, finish
+from anytorch.memory.reader import finish
+from anytorch.memory.rest import device_buffer
 from anytorch.memory.ring import Space
 from anytorch.memory.sizes import words
-from anytorch.memory.streams import Copies
+from anytorch.memory.transfers import Transfers, UnderWay
 from anytorch.memory.types import Home, Step
 
 log = logs.logger(__name__)
-MIB = 2**20
-STAGING_CHUNKS = 8
-LOAD_CHUNK = 16 * MIB
 
 
 @dataclass
@@ -42,8 +35,7 @@ class Held:
 
     name: str
     buffer: torch.Tensor
-    futures: list[Future[None]] = field(default_factory=list)  # reads and copies still under way
-    arrived: Any = None  # event on the copy stream
+    under_way: UnderWay
     done: Any = None  # event on the computing stream, after the last use
     users: int = 0
     fresh: bool = True  # fetched and not used yet
@@ -62,35 +54,26 @@ class MoverStats:
 class Mover:
     """`acquire` and `release` are called around every step; they may be nested and come from several threads.
 
-    `resident`: buffers that stay on the device. `host`: images in host memory, in pieces. Every other image has pieces in
-    files. The ring (`ring_nbytes` of device memory) and the staging buffers are reserved in the ledger and allocated here.
+    The ring (`ring_nbytes` of device memory) is reserved in the ledger and allocated here. `images` is the caller's: a block
+    that is written anew gets a new one there, between `begin_change` and `end_change`.
     """
 
     def __init__(
         self,
-        device: torch.device,
         images: Mapping[str, Image],
         homes: Mapping[str, Home],
         steps: Sequence[Step],
+        transfers: Transfers,
         *,
         ring_nbytes: int,
-        staging_nbytes: int,
         ledger: Ledger,
-        reader: Reader,
-        shared: bool,
-        pinned: bool = False,
     ) -> None:
-        self.device = device
-        self.images = dict(images)
-        self.homes = dict(homes)
-        self.shared = shared
-        self.pinned = pinned
+        self.images = images
         self.ledger = ledger
-        self.reader = reader
         self.stats = MoverStats()
-        self.copies = Copies(device)
-        self.resident: dict[str, torch.Tensor] = {}
-        self.host: dict[str, list[torch.Tensor]] = {}
+        self.copies = transfers.copies
+        self._transfers = transfers
+        self._homes = homes
         # Blocks that live on the device need no moving, and steps that use only those are none of ours.
         moving = [
             Step(step.name, tuple(name for name in step.blocks if homes[name] != "device"), step.compute_s)
@@ -102,51 +85,8 @@ class Mover:
         self._space = Space(ring_nbytes)
         self._changed = threading.Condition(threading.RLock())
         self._changing: set[str] = set()  # blocks whose image at home is being written: not to be fetched
-        self.ring = self._allocate("device", "ring", ring_nbytes)
-        self._staging: queue.SimpleQueue[tuple[torch.Tensor, memoryview, list[Any]]] = queue.SimpleQueue()
-        self._staging_chunk = 0
-        if staging_nbytes and not shared:
-            self._make_staging(staging_nbytes)
-        self._host_arena: HostArena | None = None
-        self._load_buffer: torch.Tensor | None = None
+        self.ring = device_buffer(ledger, "ring", ring_nbytes, transfers.device)
         self._closed = False
-
-    # --- memory ----------------------------------------------------------------------------------------------------
-
-    def _allocate(self, level: str, holder: str, nbytes: int) -> torch.Tensor:
-        self.ledger.reserve(level, holder, nbytes)
-        try:
-            if self.device.type == "cpu" or level == "host":
-                return host_buffer(nbytes)
-            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        except BaseException:
-            self.ledger.release(level, holder)
-            raise
-
-    def _make_staging(self, nbytes: int) -> None:
-        self.ledger.reserve("host", "staging", nbytes)
-        chunk = max(MIB, nbytes // STAGING_CHUNKS // MIB * MIB)
-        if self.pinned:
-            chunk = 2 ** (chunk.bit_length() - 1)  # what the pinned allocator would round it up to
-        self._staging_chunk = chunk
-        for _ in range(max(1, nbytes // chunk)):
-            buffer = host_buffer(chunk, pinned=self.pinned)
-            self._staging.put((buffer, bytes_of(buffer), []))
-
-    def add_resident(self, name: str) -> torch.Tensor:
-        """Room on the device for a block that stays; the caller fills it."""
-        self.resident[name] = self._allocate("device", f"block {name}", self.images[name].nbytes)
-        return self.resident[name]
-
-    def make_host(self, nbytes: int) -> None:
-        """The host memory for all blocks that live there, at once."""
-        self.ledger.reserve("host", "blocks", nbytes)
-        self._host_arena = HostArena(nbytes, pinned=self.pinned)
-
-    def add_host(self, name: str) -> list[torch.Tensor]:
-        assert self._host_arena is not None
-        self.host[name] = self._host_arena.take(self.images[name].nbytes)
-        return self.host[name]
 
     # --- use -------------------------------------------------------------------------------------------------------
 
@@ -195,7 +135,7 @@ class Mover:
 
     def _take(self, name: str) -> None:
         held = self._held.get(name)
-        if held is not None and any(future.done() and future.exception() for future in held.futures):
+        if held is not None and any(future.done() and future.exception() for future in held.under_way.futures):
             self._forget(name)  # fetched ahead, and failed: the reason may be gone by now
             held = None
         if held is None:
@@ -217,17 +157,17 @@ class Mover:
 
     def _arrived(self, name: str) -> torch.Tensor:
         held = self._held[name]
-        if held.futures:
+        coming = held.under_way
+        if coming.futures:
             try:
-                finish(held.futures)
+                finish(coming.futures)
             except BaseException:
                 held.users = 0
                 self._forget(name)  # what arrived of it is not to be trusted
                 raise
-            held.futures = []
-            if held.arrived is None:
-                held.arrived = self.copies.copied()
-        self.copies.compute_after(held.arrived)
+            arrived = self.copies.copied() if coming.arrived is None else coming.arrived
+            held.under_way = coming = UnderWay(arrived=arrived)
+        self.copies.compute_after(coming.arrived)
         return held.buffer
 
     def _fetch_now(self, name: str) -> Held:
@@ -302,71 +242,28 @@ class Mover:
         offset = self._space.take(name, image.nbytes)
         if offset is None:
             return None
-        held = Held(name, self.ring[offset : offset + image.nbytes])
+        held = Held(name, self.ring[offset : offset + image.nbytes], UnderWay())
         self._space.wait_for(name, self.copies.copy_after)
         self._held[name] = held
         try:
-            self._begin(held, image)
+            held.under_way = self._transfers.begin(image, held.buffer)
         except BaseException:
             self._forget(name)
             raise
         self.stats.fetched += 1
-        return held
-
-    def _begin(self, held: Held, image: Image) -> None:
-        if image.name in self.host:
+        if self._homes[name] == "host":
             self.stats.from_host_nbytes += image.nbytes
-            pieces = self.host[image.name]
-            if self.copies.asynchronous:
-                with self.copies.use():
-                    self._copy_pieces(pieces, held.buffer)
-                held.arrived = self.copies.copied()
-            elif self.device.type == "cpu":
-                held.futures = [self.reader.submit(lambda: gather(pieces, held.buffer))]
-            else:
-                gather(pieces, held.buffer)
-            return
-        self.stats.from_disk_nbytes += sum(piece.nbytes for piece in image.pieces)
-        if self.shared:
-            held.futures = self.reader.start(image.pieces, held.buffer)
-            return
-        chunks = [chunk for piece in image.pieces for chunk in chunks_of(piece, self._staging_chunk)]
-        if self.copies.asynchronous or self.device.type == "cpu":
-            held.futures = [self.reader.submit(partial(self._through_staging, c, held.buffer)) for c in chunks]
-        else:  # a device that only its own thread may use
-            for chunk in chunks:
-                self._through_staging(chunk, held.buffer)
-
-    @staticmethod
-    def _copy_pieces(pieces: list[torch.Tensor], target: torch.Tensor) -> None:
-        at = 0
-        for piece in pieces:
-            target[at : at + piece.numel()].copy_(piece, non_blocking=True)
-            at += piece.numel()
-
-    def _through_staging(self, chunk: Chunk, target: torch.Tensor) -> None:
-        """Disk → a staging buffer → the ring. Only this reading thread waits until the buffer can be used again."""
-        buffer, view, busy = self._staging.get()
-        try:
-            while busy:
-                busy.pop().synchronize()
-            self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
-            wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
-            self.reader.check(chunk, wanted)
-            with self.copies.use():
-                target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted, non_blocking=True)
-                event = self.copies.copied()
-            if event is not None:
-                busy.append(event)
-        finally:
-            self._staging.put((buffer, view, busy))
+        else:
+            self.stats.from_disk_nbytes += sum(piece.nbytes for piece in image.pieces)
+        return held
 
     def _forget(self, name: str) -> None:
         """Take a block out of the ring. Threads that still write into it are waited for."""
         held = self._held.pop(name)
-        for future in held.futures:
+        futures = held.under_way.futures
+        for future in futures:
             future.cancel()
-        for future in held.futures:
+        for future in futures:
             if not future.cancelled():
                 future.exception()
         event = held.done
@@ -375,45 +272,7 @@ class Mover:
             event = self.copies.copied()  # the copies may still be in the queue
         self._space.give_back(name, event)
 
-    # --- what rests ------------------------------------------------------------------------------------------------
-
-    def load(self, name: str, target: torch.Tensor) -> None:
-        """Read an image from its files into device memory, and wait for it: for what becomes resident."""
-        if self.shared:
-            self.reader.read(self.images[name].pieces, target)
-            return
-        for chunk, wanted in self.chunks(name):
-            target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)
-
-    def load_host(self, name: str) -> None:
-        """Read an image from its files into the host memory of its own."""
-        pieces = self.add_host(name)
-        for chunk, wanted in self.chunks(name):
-            scatter(wanted, pieces, chunk.image_offset)
-
-    def chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
-        """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
-        if self._load_buffer is None:
-            self._load_buffer = host_buffer(LOAD_CHUNK)
-        view = bytes_of(self._load_buffer)
-        for piece in self.images[name].pieces:
-            for chunk in chunks_of(piece, LOAD_CHUNK):
-                parts = range(0, chunk.read_nbytes, CHUNK)
-                finish([self.reader.submit(partial(self.reader.read_part, part, chunk, view)) for part in parts])
-                wanted = self._load_buffer[chunk.lead : chunk.lead + chunk.nbytes]
-                self.reader.check(chunk, wanted)
-                yield chunk, wanted
-
-    def loaded(self) -> None:
-        """Setting up is over: its buffer goes."""
-        self._load_buffer = None
-
-    def pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """The image as it rests on the device or the host, in one or more uint8 tensors; nothing for one on disk."""
-        if name in self.resident:
-            yield self.resident[name]
-        else:
-            yield from self.host.get(name, ())
+    # --- what the ring has ----------------------------------------------------------------------------------------
 
     def held(self, name: str) -> torch.Tensor:
         """The image of a block that is in use."""
@@ -482,15 +341,6 @@ class Mover:
         with self._changed:
             for name in list(self._held):
                 self._forget(name)
-        self.copies.synchronize()
-        for name in self.resident:
-            self.ledger.release("device", f"block {name}")
+        self._transfers.close()
         self.ledger.release("device", "ring")
-        for holder in ("staging", "blocks"):
-            if "host" in self.ledger.levels():
-                self.ledger.release("host", holder)
-        self.resident.clear()
-        self.host.clear()
-        self._host_arena = None
         self.ring = torch.empty(0, dtype=torch.uint8)
-        self._staging = queue.SimpleQueue()

@@ -28,7 +28,8 @@ from anytorch.memory.reader import Reader
 from anytorch.memory.rewriting import write_back
 from anytorch.memory.saving import write_shard
 from anytorch.memory.shards import locate_tensors, read_header
-from anytorch.memory.training import OF, TieredOptimizer
+from anytorch.memory.states import OF
+from anytorch.memory.training import TieredOptimizer
 
 FORMAT = 1
 PREFIX = "step-"
@@ -60,7 +61,7 @@ def save_training(
             "step": step,
             "param_groups": optimizer.state_dict_groups(),
             "blocks": blocks,
-            "numbers": optimizer.numbers,
+            "numbers": optimizer.states.numbers,
             "resident_numbers": numbers,
             "random": _random_state(),
             "extra": extra,
@@ -210,7 +211,6 @@ def _give_streamed(optimizer: TieredOptimizer, folder: Path, meta: Mapping[str, 
         if isinstance(parameter, torch.nn.Parameter)
     }
     optimizer.states.clear()
-    optimizer.numbers.clear()
     for name in {**meta["blocks"], **meta["numbers"]}:
         file = meta["blocks"].get(name)
         tensors = _read(read_header(folder / file), reader) if file else {}

@@ -17,7 +17,7 @@ from anytorch.memory.running import held_by
 from anytorch.memory.shelf import spill_of
 
 if TYPE_CHECKING:
-    from anytorch.memory.fitting import Fitted
+    from anytorch.memory.handle import Fitted
 
 
 def write_back(fit: Fitted, block: str, weights: Mapping[str, torch.Tensor]) -> None:
@@ -30,17 +30,17 @@ def write_back(fit: Fitted, block: str, weights: Mapping[str, torch.Tensor]) -> 
     image = fit.images[block]
     packing = fit.packings.get(block)
     if packing is not None:
-        whole = {path: weights.get(path, tensor) for path, tensor in fit.running.at_home(block).items()}
+        whole = {path: weights.get(path, tensor) for path, tensor in fit.rest.tensors(block).items()}
         weights = pack_block(packing, {path: tensor.detach().cpu() for path, tensor in whole.items()})
-    if block in fit.mover.host:
-        pieces = fit.mover.host[block]
+    if block in fit.rest.host:
+        pieces = fit.rest.host[block]
         for view in image.views:
             if view.name in weights:
                 scatter(weights[view.name].contiguous().view(-1).view(torch.uint8), pieces, view.offset)
         return
     everything = dict(weights)
     if packing is None:
-        everything = {path: weights.get(path, tensor) for path, tensor in fit.running.at_home(block).items()}
+        everything = {path: weights.get(path, tensor) for path, tensor in fit.rest.tensors(block).items()}
     nbytes = sum(tensor.nbytes for tensor in everything.values())
     spill = spill_of(fit)
     fit.ledger.reserve("disk", f"new block {block}", nbytes)
@@ -50,7 +50,7 @@ def write_back(fit: Fitted, block: str, weights: Mapping[str, torch.Tensor]) -> 
         fit.ledger.release("disk", f"new block {block}")
         raise
     # From here on the new file is the truth; the old one goes if it is ours, never if it is the checkpoint's.
-    fit.images[block] = fit.mover.images[block] = from_files(block, located.values(), in_place=fit.tiers.shared)
+    fit.images[block] = from_files(block, located.values(), in_place=fit.tiers.shared)
     fit.running.forget_views(block)
     for path in {piece.path for piece in image.pieces}:
         if path.startswith(str(spill.folder)):

@@ -6,78 +6,40 @@ before anything else, so such a model computes one unit at a time, whatever the 
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
-from anytorch.errors import ModelError, UsageError
-from anytorch.memory.buffers import parts_of
-from anytorch.memory.formats import Packing, whole_tensors
-from anytorch.memory.images import Image, views_of
+from anytorch.errors import UsageError
+from anytorch.memory.formats import Packing
+from anytorch.memory.images import views_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.order import AGAIN, BACKWARD, FORWARD, TRAINING
 from anytorch.memory.parked import PARKED, park, wake
+from anytorch.memory.rest import Rest
 from anytorch.memory.room import Room
-from anytorch.memory.sums import sums_of
-from anytorch.memory.types import Home
+from anytorch.memory.saved import Offloaded, Reference
 from anytorch.memory.units import Found, Unit
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A saved tensor that lies in the ring or the room, as what it takes to make it again after these were overwritten."""
-
-    step: str
-    block: str | None  # None: in the room, where a step's blocks have their places
-    offset: int
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Offloaded:
-    """A saved activation in host memory (pinned, where it is not the device's own), and the device it belongs on."""
-
-    values: torch.Tensor
-    device: torch.device
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Offloaded:
-        away = tensor.device.type != "cpu"
-        values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=away)
-        return Offloaded(values.copy_(tensor), tensor.device)
-
-    def back(self) -> torch.Tensor:
-        return self.values.to(self.device, non_blocking=True)
 
 
 class Running:
     def __init__(
-        self,
-        mover: Mover,
-        found: Found,
-        images: Mapping[str, Image],
-        homes: Mapping[str, Home],
-        device: torch.device,
-        packings: Mapping[str, Packing] | None = None,
-        live: torch.Tensor | None = None,
+        self, mover: Mover, rest: Rest, found: Found, packings: Mapping[str, Packing], live: torch.Tensor | None
     ) -> None:
-        self.packings = packings or {}
-        self.room = Room(live, self.packings, found.units, mover.copies) if live is not None else None
+        """`live`: the device memory that packed blocks are unpacked to, where there are some."""
         self.mover = mover
+        self.rest = rest
         self.found = found
-        self.images = images
-        self.homes = homes
-        self.device = device
-        self.units = tuple(u for u in found.units if any(homes[b] != "device" for b in u.blocks))
+        self.packings = packings
+        self.images = rest.images
+        self.homes = rest.homes
+        self.device = rest.device
+        self.room = Room(live, packings, found.units, mover.copies) if live is not None else None
+        self.units = tuple(u for u in found.units if any(self.homes[b] != "device" for b in u.blocks))
         self._units = {unit.name: unit for unit in self.units}
         self._lock = threading.RLock()
         self._awake: dict[str, int] = {}  # block → how many running forwards use it
@@ -301,36 +263,9 @@ class Running:
     # --- at rest ---------------------------------------------------------------------------------------------------
 
     def resting(self, name: str) -> dict[str, torch.Tensor]:
-        """A block's tensors as they rest, by path: the parameters, host memory, or the file mapped into memory.
-
-        Of a packed block, the weights its codes stand for.
-        """
+        """A block's tensors as they rest, when nobody changes them."""
         self.mover.wait_unchanged(name)
-        return self.at_home(name)
-
-    def at_home(self, name: str) -> dict[str, torch.Tensor]:
-        """The same for whoever is changing it: does not wait for a change to end."""
-        if name in self.packings and self.homes[name] != "device":
-            return whole_tensors(self.packings[name], self._stored(name))
-        return self._stored(name)
-
-    def _stored(self, name: str) -> dict[str, torch.Tensor]:
-        group, image = self.found.groups[name], self.images[name]
-        if self.homes[name] == "device":
-            return dict(zip(group.paths, group.parameters, strict=True))
-        if name in self.mover.host:
-            return {view.name: _from_pieces(self.mover.host[name], view) for view in image.views}
-        mapped = {piece.path: map_file(piece.path) for piece in image.pieces}
-        found: dict[str, torch.Tensor] = {}
-        for piece in image.pieces:
-            data = mapped[piece.path][piece.file_offset : piece.file_offset + piece.nbytes]
-            if piece.sums is not None and self.mover.reader.verify and sums_of(data) != piece.sums:
-                raise ModelError(f"{piece.path} is damaged: its checksum is not the one it was written with")
-            for view in image.views:
-                begin = view.offset - piece.image_offset
-                if begin >= 0 and begin + view.nbytes <= piece.nbytes:
-                    found[view.name] = _typed(data[begin : begin + view.nbytes], view)
-        return found
+        return self.rest.tensors(name)
 
     def parked_slots(self) -> dict[nn.Module, dict[str, str]]:
         """Owner → parameter name → block, for every parameter that does not rest on the device."""
@@ -372,21 +307,3 @@ def held_by(module: nn.Module, name: str) -> torch.Tensor:
 def in_backward() -> bool:
     """Is the calling thread within backward (which computes a checkpointed block again)?"""
     return torch._C._current_graph_task_id() != -1
-
-
-def map_file(path: str) -> torch.Tensor:
-    """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file."""
-    size = os.stat(path).st_size  # noqa: PTH116
-    return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
-
-
-def _typed(data: torch.Tensor, view: Any) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, view.dtype)
-    if data.storage_offset() % dtype.itemsize:
-        data = data.clone()
-    return data.view(dtype).view(view.shape)
-
-
-def _from_pieces(pieces: list[torch.Tensor], view: Any) -> torch.Tensor:
-    parts = parts_of(pieces, view.offset, view.nbytes)
-    return _typed(parts[0] if len(parts) == 1 else torch.cat(parts), view)

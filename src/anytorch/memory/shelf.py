@@ -18,7 +18,7 @@ from anytorch.memory.images import Located, from_files, views_of
 from anytorch.memory.spill import Spill
 
 if TYPE_CHECKING:
-    from anytorch.memory.fitting import Fitted
+    from anytorch.memory.handle import Fitted
 
 Tensors = dict[str, torch.Tensor]
 

@@ -1,0 +1,175 @@
+"""Blocks at rest: the memory of those that live on the device or in the host, and the tensors of all, wherever they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+
+from anytorch.errors import ModelError
+from anytorch.memory.buffers import HostArena, bytes_of, host_buffer, parts_of, scatter
+from anytorch.memory.formats import Packing, whole_tensors
+from anytorch.memory.images import Image, View
+from anytorch.memory.ledger import Ledger
+from anytorch.memory.reader import CHUNK, Chunk, Reader, chunks_of, finish
+from anytorch.memory.sums import sums_of
+from anytorch.memory.types import Home
+from anytorch.memory.units import Group
+
+LOAD_CHUNK = 16 * 2**20
+
+
+class Rest:
+    """`images` says what a block's bytes are and which files hold them, `host` where they lie in host memory, in pieces.
+
+    `images` is the caller's: a block that is written anew gets a new one there.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        groups: Mapping[str, Group],
+        images: Mapping[str, Image],
+        homes: Mapping[str, Home],
+        packings: Mapping[str, Packing],
+        *,
+        ledger: Ledger,
+        reader: Reader,
+        shared: bool,
+        pinned: bool,
+    ) -> None:
+        self.device = device
+        self.images = images
+        self.homes = homes
+        self.host: dict[str, list[torch.Tensor]] = {}
+        self._groups = groups
+        self._packings = packings
+        self._ledger = ledger
+        self._reader = reader
+        self._shared = shared
+        self._pinned = pinned
+        self._resident: list[str] = []
+        self._host_arena: HostArena | None = None
+        self._load_buffer: torch.Tensor | None = None
+
+    # --- setting up ------------------------------------------------------------------------------------------------
+
+    def add_resident(self, name: str) -> torch.Tensor:
+        """Room on the device for a block that stays; the caller fills it, and its weights keep it."""
+        buffer = device_buffer(self._ledger, f"block {name}", self.images[name].nbytes, self.device)
+        self._resident.append(name)
+        return buffer
+
+    def make_host(self, nbytes: int) -> None:
+        """The host memory for all blocks that live there, at once."""
+        self._ledger.reserve("host", "blocks", nbytes)
+        self._host_arena = HostArena(nbytes, pinned=self._pinned)
+
+    def add_host(self, name: str) -> list[torch.Tensor]:
+        assert self._host_arena is not None
+        self.host[name] = self._host_arena.take(self.images[name].nbytes)
+        return self.host[name]
+
+    def load(self, name: str, target: torch.Tensor) -> None:
+        """Read an image from its files into device memory, and wait for it: for what becomes resident."""
+        if self._shared:
+            self._reader.read(self.images[name].pieces, target)
+            return
+        for chunk, wanted in self.chunks(name):
+            target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)
+
+    def load_host(self, name: str) -> None:
+        """Read an image from its files into the host memory of its own."""
+        pieces = self.add_host(name)
+        for chunk, wanted in self.chunks(name):
+            scatter(wanted, pieces, chunk.image_offset)
+
+    def chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
+        """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
+        if self._load_buffer is None:
+            self._load_buffer = host_buffer(LOAD_CHUNK)
+        view = bytes_of(self._load_buffer)
+        for piece in self.images[name].pieces:
+            for chunk in chunks_of(piece, LOAD_CHUNK):
+                parts = range(0, chunk.read_nbytes, CHUNK)
+                finish([self._reader.submit(partial(self._reader.read_part, part, chunk, view)) for part in parts])
+                wanted = self._load_buffer[chunk.lead : chunk.lead + chunk.nbytes]
+                self._reader.check(chunk, wanted)
+                yield chunk, wanted
+
+    def loaded(self) -> None:
+        """Setting up is over: its buffer goes."""
+        self._load_buffer = None
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """A block's tensors as they rest, by path: the parameters, host memory, or the file mapped into memory.
+
+        Of a packed block, the weights its codes stand for. Does not wait for a change of the block to end.
+        """
+        if name in self._packings and self.homes[name] != "device":
+            return whole_tensors(self._packings[name], self._stored(name))
+        return self._stored(name)
+
+    def _stored(self, name: str) -> dict[str, torch.Tensor]:
+        group, image = self._groups[name], self.images[name]
+        if self.homes[name] == "device":
+            return dict(zip(group.paths, group.parameters, strict=True))
+        if name in self.host:
+            return {view.name: _from_pieces(self.host[name], view) for view in image.views}
+        mapped = {piece.path: map_file(piece.path) for piece in image.pieces}
+        found: dict[str, torch.Tensor] = {}
+        for piece in image.pieces:
+            data = mapped[piece.path][piece.file_offset : piece.file_offset + piece.nbytes]
+            if piece.sums is not None and self._reader.verify and sums_of(data) != piece.sums:
+                raise ModelError(f"{piece.path} is damaged: its checksum is not the one it was written with")
+            for view in image.views:
+                begin = view.offset - piece.image_offset
+                if begin >= 0 and begin + view.nbytes <= piece.nbytes:
+                    found[view.name] = _typed(data[begin : begin + view.nbytes], view)
+        return found
+
+    def close(self) -> None:
+        """Give the host memory back. The device's belongs to the weights in it; the budget is freed of both."""
+        for name in self._resident:
+            self._ledger.release("device", f"block {name}")
+        self._resident.clear()
+        if "host" in self._ledger.levels():
+            self._ledger.release("host", "blocks")
+        self.host.clear()
+        self._groups = {}
+        self._host_arena = None
+        self._load_buffer = None
+
+
+def device_buffer(ledger: Ledger, holder: str, nbytes: int, device: torch.device) -> torch.Tensor:
+    """Reserve, then allocate. Where the device computes in host RAM, memory that disks like."""
+    ledger.reserve("device", holder, nbytes)
+    try:
+        if device.type == "cpu":
+            return host_buffer(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    except BaseException:
+        ledger.release("device", holder)
+        raise
+
+
+def map_file(path: str) -> torch.Tensor:
+    """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file."""
+    size = os.stat(path).st_size  # noqa: PTH116
+    return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+
+
+def _typed(data: torch.Tensor, view: View) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, view.dtype)
+    if data.storage_offset() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).view(view.shape)
+
+
+def _from_pieces(pieces: list[torch.Tensor], view: View) -> torch.Tensor:
+    parts = parts_of(pieces, view.offset, view.nbytes)
+    return _typed(parts[0] if len(parts) == 1 else torch.cat(parts), view)

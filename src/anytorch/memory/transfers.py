@@ -1,0 +1,119 @@
+"""Bytes on their way to the device: copies from host memory, and reads from disk, through staging buffers or straight in.
+
+Where the device has memory of its own, reading threads fill pinned buffers that the copy stream empties. Where it computes
+in host RAM they read into the target itself.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from anytorch.memory.buffers import bytes_of, gather, host_buffer
+from anytorch.memory.images import Image
+from anytorch.memory.ledger import Ledger
+from anytorch.memory.reader import Chunk, Reader, chunks_of
+from anytorch.memory.streams import Copies
+
+MIB = 2**20
+STAGING_CHUNKS = 8
+
+
+@dataclass
+class UnderWay:
+    """What has to end before an image is there."""
+
+    futures: list[Future[None]] = field(default_factory=list)  # reads and copies by other threads
+    arrived: Any = None  # event on the copy stream
+
+
+class Transfers:
+    """The staging buffers (`staging_nbytes` of host memory) are reserved in the ledger and allocated here, once."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        host: Mapping[str, list[torch.Tensor]],
+        *,
+        staging_nbytes: int,
+        ledger: Ledger,
+        reader: Reader,
+        shared: bool,
+        pinned: bool,
+    ) -> None:
+        self.device = device
+        self.copies = Copies(device)
+        self.reader = reader
+        self._host = host
+        self._ledger = ledger
+        self._shared = shared
+        self._staging: queue.SimpleQueue[tuple[torch.Tensor, memoryview, list[Any]]] = queue.SimpleQueue()
+        self._staging_chunk = 0
+        if staging_nbytes and not shared:
+            self._make_staging(staging_nbytes, pinned)
+
+    def _make_staging(self, nbytes: int, pinned: bool) -> None:
+        self._ledger.reserve("host", "staging", nbytes)
+        chunk = max(MIB, nbytes // STAGING_CHUNKS // MIB * MIB)
+        if pinned:
+            chunk = 2 ** (chunk.bit_length() - 1)  # what the pinned allocator would round it up to
+        self._staging_chunk = chunk
+        for _ in range(max(1, nbytes // chunk)):
+            buffer = host_buffer(chunk, pinned=pinned)
+            self._staging.put((buffer, bytes_of(buffer), []))
+
+    def begin(self, image: Image, target: torch.Tensor) -> UnderWay:
+        """Begin to bring an image from its home into device memory."""
+        if image.name in self._host:
+            return self._from_host(self._host[image.name], target)
+        if self._shared:
+            return UnderWay(self.reader.start(image.pieces, target))
+        chunks = [chunk for piece in image.pieces for chunk in chunks_of(piece, self._staging_chunk)]
+        if self.copies.asynchronous or self.device.type == "cpu":
+            return UnderWay([self.reader.submit(partial(self._through_staging, chunk, target)) for chunk in chunks])
+        for chunk in chunks:  # a device that only its own thread may use
+            self._through_staging(chunk, target)
+        return UnderWay()
+
+    def _from_host(self, pieces: list[torch.Tensor], target: torch.Tensor) -> UnderWay:
+        if self.copies.asynchronous:
+            with self.copies.use():
+                at = 0
+                for piece in pieces:
+                    target[at : at + piece.numel()].copy_(piece, non_blocking=True)
+                    at += piece.numel()
+            return UnderWay(arrived=self.copies.copied())
+        if self.device.type == "cpu":
+            return UnderWay([self.reader.submit(lambda: gather(pieces, target))])
+        gather(pieces, target)
+        return UnderWay()
+
+    def _through_staging(self, chunk: Chunk, target: torch.Tensor) -> None:
+        """Disk → a staging buffer → the ring. Only this reading thread waits until the buffer can be used again."""
+        buffer, view, busy = self._staging.get()
+        try:
+            while busy:
+                busy.pop().synchronize()
+            self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
+            wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
+            self.reader.check(chunk, wanted)
+            with self.copies.use():
+                target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted, non_blocking=True)
+                event = self.copies.copied()
+            if event is not None:
+                busy.append(event)
+        finally:
+            self._staging.put((buffer, view, busy))
+
+    def close(self) -> None:
+        """Wait for the copy stream and give the staging buffers back."""
+        self.copies.synchronize()
+        if "host" in self._ledger.levels():
+            self._ledger.release("host", "staging")
+        self._staging = queue.SimpleQueue()
