@@ -32,7 +32,7 @@ class Room:
         self._owner: int | None = None
         self._times = 0
         self._used: Any = None  # event on the computing stream, after the last use
-        self._step: str | None = None  # whose blocks are in it
+        self.step: str | None = None  # whose blocks are in it
         self._sources: dict[str, torch.Tensor] = {}  # block → the buffer in the ring that it was unpacked from
         self._views: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
 
@@ -55,12 +55,12 @@ class Room:
 
     def has(self, step: str, block: str, buffer: torch.Tensor) -> bool:
         """Was the block unpacked for this step from this very buffer? The ring makes a new one for every fetch."""
-        return self._step == step and self._sources.get(block) is buffer
+        return self.step == step and self._sources.get(block) is buffer
 
     def unpack(self, step: str, block: str, image: Image, buffer: torch.Tensor) -> None:
         """Put a block's weights in the place that they have for this step. Whoever asks has taken the room."""
-        if self._step != step:
-            self._step, self._sources = step, {}
+        if self.step != step:
+            self.step, self._sources = step, {}
         self._sources.pop(block, None)  # unpacking that fails half-way leaves nothing that is taken for whole
         with torch.inference_mode(False), torch.no_grad():
             unpack_block(self._packings[block], views_of(image, buffer), self.views(step, block))
@@ -77,7 +77,7 @@ class Room:
     def close(self) -> None:
         """Let go of the memory."""
         self.memory = torch.empty(0, dtype=torch.uint8)
-        self._step, self._sources = None, {}
+        self.step, self._sources = None, {}
         self._views.clear()
 
     def offset(self, tensor: torch.Tensor) -> int | None:

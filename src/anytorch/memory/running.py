@@ -94,6 +94,7 @@ class Running:
             self.room.give_back()
 
     def _wake(self, unit: Unit, buffers: Mapping[str, torch.Tensor], entered: list[str]) -> None:
+        self._refuse_nesting(unit)
         for name in unit.blocks:
             if self.homes[name] == "device":
                 continue
@@ -123,15 +124,15 @@ class Running:
         """A packed block's tensors in the room, which the calling thread has taken."""
         assert self.room is not None
         if not self.room.has(unit.name, name, buffer):
-            self._refuse_nesting(unit)
             self.room.unpack(unit.name, name, self.images[name], buffer)
         views = self.room.views(unit.name, name)
         return [views[path] for path in self.found.groups[name].paths]
 
     def _refuse_nesting(self, unit: Unit) -> None:
-        """Only one thread is here at a time: another packed block that is awake belongs to a forward around this one."""
-        with self._lock:
-            outer = next((name for name in self.packings if self._awake.get(name) and name not in unit.blocks), None)
+        """Only one thread has the room: a packed block that is awake belongs to a forward around this one."""
+        if self.room is None or self.room.step == unit.name or self.packings.keys().isdisjoint(unit.blocks):
+            return
+        outer = next((name for name in self.packings if self._awake.get(name)), None)
         if outer is not None:
             raise UsageError(
                 f"{unit.name!r} is used within the forward of {outer!r}, and both rest packed: the memory that weights are "
@@ -202,6 +203,7 @@ class Running:
         if saved.block is None:
             assert self.room is not None
             unit = self._units[saved.step]
+            self._refuse_nesting(unit)
             for name in unit.blocks:
                 if name in self.packings:
                     self._unpacked(unit, name, self.mover.held(name))
