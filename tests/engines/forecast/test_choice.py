@@ -21,6 +21,8 @@ from anytorch.engines.forecast.kernel_step import Tiles
 from anytorch.engines.forecast.product_parts import error_of, made_up, part_of, reference, spread
 from anytorch.engines.forecast.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
 from anytorch.engines.forecast.sampling import Sampler
+from anytorch.engines.forecast.window_attention import WindowCut, Windows
+from anytorch.models.kronos.fused import attend_masked, turn, window_mask
 
 CPU = torch.device("cpu")
 SAMPLER = Sampler(1.0, 0, 0.9)
@@ -264,6 +266,19 @@ def ids_of(paths: Sequence[Any]) -> list[Any]:
     return [np.concatenate((path.s1, path.s2)).tolist() for path in paths]
 
 
+def attended(windows: Windows, layer: int, qkv: Tensor) -> Tensor:
+    """What our kernel computes, sample by sample."""
+    _, _, series, heads, _, head_width = windows.keys.shape
+    window, step = windows.counters.tolist()
+    before, own_rows = windows.max_context - step, windows.own_rows
+    own = qkv.view(series * windows.samples, own_rows, 3, heads, head_width).permute(2, 0, 3, 1, 4)
+    cos, sin = (table[:, :, before : before + own_rows] for table in windows.tables)
+    q, k = turn(own[:2], (cos, sin))
+    keys, values = (part[layer, window, :, :, :before] for part in (windows.keys, windows.values))
+    found = attend_masked(q, (keys, values), (k, own[2]), window_mask(before, own_rows, q))
+    return found.transpose(1, 2).reshape(len(qkv), -1)
+
+
 @pytest.mark.parametrize("kernel", ["right", "wrong at once", "wrong later", "raises", "slow"])
 def test_full_windows_use_what_measured_best(
     kernel: str, minutes: Any, predictor: Any, stopwatch: type[FakeStopwatch], monkeypatch: pytest.MonkeyPatch
@@ -284,6 +299,13 @@ def test_full_windows_use_what_measured_best(
             work.out.add_(0.1)
         return None
 
+    def attend(self: Windows, cut: Any, layer: int, qkv: Tensor) -> Tensor:
+        calls.append(str(cut))
+        if kernel == "raises":
+            raise RuntimeError("an unlikely story")
+        found = attended(self, layer, qkv)
+        return found + 0.1 if kernel == "wrong at once" or (kernel == "wrong later" and checked) else found
+
     def seconds(self: FakeStopwatch, work: Any) -> float:
         checked.append("timed: all answers have been checked")
         return 1.0 if (self.names[work] == "torch") == (kernel != "slow") else 0.5
@@ -291,6 +313,8 @@ def test_full_windows_use_what_measured_best(
     monkeypatch.setattr(stopwatch, "seconds", seconds)
     monkeypatch.setattr(Products, "compute", compute)
     monkeypatch.setattr(Products, "compile", lambda self, work, way: None)
+    monkeypatch.setattr(Windows, "attend", attend)
+    monkeypatch.setattr(Windows, "compile", lambda self, cut, qkv: None)
     monkeypatch.setattr(rolled, "why_not", lambda decoder, rows: "")
     monkeypatch.setattr(kernel_step, "find_spec", lambda name: None)
     made = predictor("b", max_context=40)
@@ -303,10 +327,11 @@ def test_full_windows_use_what_measured_best(
         assert steps.tried_kernels == (number > 0) and bool(calls) == (number > 0), "the second forecast tries them"
     words = made.explain()
     if kernel == "right":
-        assert steps.no_kernels == "" and {name.split("x")[0] for name in steps.choices} == {"256", "512"}
+        assert steps.no_kernels == "" and isinstance(steps.cut, WindowCut)
+        assert {name.split()[0].split("x")[0] for name in steps.choices} == {"256", "512", "attention"}
         assert "our kernels where they are faster" in words and "measured; torch" in words
     else:
-        assert steps.no_kernels and steps.blocks is made.decoder().blocks
+        assert steps.no_kernels and steps.blocks is made.decoder().blocks and steps.cut is None
         assert steps.no_kernels in words
     assert ("differ" in steps.no_kernels) == (kernel == "wrong later")
 

@@ -161,7 +161,9 @@ choice.Stopwatch = Stopwatch
 HORIZON = 8
 chosen = compared([series(37, 0)], Sampler(1.0, 0, 0.9), 2, "exact")
 full = decoder.kept_rolled
-answer(chosen=chosen, full=[full.no_kernels, [one.way for one in full.choices.values()]], unusable="")
+every = [*decoder.kept.choices.values(), *full.choices.values()]
+refused = [one.name + one.refused for part in every for one in part.timed if one.refused]
+answer(chosen=chosen, full=[full.no_kernels, [c.way for c in full.choices.values()]], refused=refused, unusable="")
 """
 
 
@@ -196,8 +198,9 @@ def test_what_is_chosen_draws_the_same_ids(interpreted: Callable[[str], Any]) ->
     used, why, same, ways = found["chosen"]
     assert used and not why and same
     assert any(way.startswith("all samples") for way in ways) and len(ways) > 5
+    assert not found["refused"]
     why, ways = found["full"]
-    assert not why and len(ways) >= 4 and "torch" not in ways, "windows that are full go through our kernel, too"
+    assert not why and len(ways) >= 5 and "torch" not in ways, "windows that are full go through our kernel, too"
 
 
 def small(**changes: Any) -> Kronos:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from anytorch.engines.forecast.products import Layer, Products, Work
-from anytorch.models.kronos.fused import FusedBlock, Tables
+from anytorch.models.kronos.fused import Apply, FusedBlock, Tables
 
 
 class ChosenBlock:
@@ -22,13 +22,23 @@ class ChosenBlock:
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        back = self.back(attended.transpose(1, 2).reshape(rows.shape), rows)
+        return self.rest(rows, attended.transpose(1, 2).reshape(rows.shape)).view(x.shape)
+
+    def through(self, x: Tensor, attend: Apply) -> Tensor:
+        """The whole block; `attend` takes q, k and v side by side, [rows, 3 × width], and gives [rows, width]."""
+        rows = x.reshape(-1, x.shape[-1])
+        work = self.to_qkv(rows)
+        self.products(work)
+        return self.rest(rows, attend(work.out)).view(x.shape)
+
+    def rest(self, rows: Tensor, attended: Tensor) -> Tensor:
+        back = self.back(attended, rows)
         self.products(back)
         gate = self.to_gate(back.out)
         self.products(gate)
         down = self.down(gate.out, back.out)
         self.products(down)
-        return down.out.view(x.shape)
+        return down.out
 
     def works(self, rows: Tensor) -> list[Work]:
         """All products of so many rows, with memory of their own: for choosing."""

@@ -26,9 +26,11 @@ from anytorch.engines.forecast.product_parts import take
 from anytorch.engines.forecast.products import Layer, Products, power_of_two
 from anytorch.engines.forecast.replayed import Replayed
 from anytorch.engines.forecast.sampling import Sampler
+from anytorch.engines.forecast.window_attention import WindowCut, Windows, part_of
 from anytorch.models.encoders.graphs import Recorder
 from anytorch.models.kronos.fused import (
     FusedBlock,
+    Tables,
     attend_masked,
     attend_products,
     attend_whole,
@@ -116,6 +118,7 @@ class RolledSteps:
         self.recorder = Recorder(device) if record else None
         self.preparing = Replayed(device, record)
         self.blocks: Sequence[FusedBlock | ChosenBlock] = decoder.blocks
+        self.cut: WindowCut | None = None  # of our attention; None: torch's
         self.choices: dict[str, Choice] = {}
         self.no_kernels = why_not(decoder, 1) if shape.kernels else "not asked for"
         self.tried_kernels = bool(self.no_kernels)
@@ -178,9 +181,14 @@ class RolledSteps:
             }.values():
                 like = torch.empty(rows, decoder.width, device="meta")  # its shape is what counts
                 works += [work for block in blocks[:TIMED_LAYERS] for work in block.works(like)]
-            self.choices = take(products, works, Chooser(decoder.device, self.record))
-            if not any(products.chosen.values()):
-                self.no_kernels = "torch's products are the fastest here"
+            self._go_to(step)
+            by_torch = partial(self._attend_by_torch, self._around())
+            attending, cuts = part_of(self.windows(), by_torch, min(TIMED_LAYERS, len(blocks)))
+            self.choices = take(products, works, Chooser(decoder.device, self.record), attending)
+            if attending.name in self.choices:
+                self.cut = cuts[self.choices[attending.name].way]
+            if self.cut is None and not any(products.chosen.values()):
+                self.no_kernels = "torch's are the fastest here"
                 return
             self.blocks = blocks
             found = self._values_of(history, lengths, step, count)
@@ -190,7 +198,7 @@ class RolledSteps:
         except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; torch's products have just worked)
             self.no_kernels = f"{type(exc).__name__}: {exc}"
         if self.no_kernels:
-            self.blocks = decoder.blocks
+            self.blocks, self.cut = decoder.blocks, None
             log.warning("%s: torch's products in full windows: %s", decoder.device, self.no_kernels)
             return
         if self.recorder is not None:
@@ -225,6 +233,33 @@ class RolledSteps:
         self.context[:count, :, :most] = self.decoder.context(x).unflatten(0, (count, -1))
         return self.counters
 
+    def windows(self) -> Windows:
+        """What our attention reads."""
+        sizes = (self.shape.samples, self.shape.own_rows, self.shape.max_context)
+        return Windows(self.keys, self.values, self.tables, self.counters, *sizes)
+
+    def _around(self) -> tuple[Tables, Tensor, Tensor]:
+        """Of this step's windows: the own rows' positions, what is not there of the history, and what each row may see."""
+        shape, decoder = self.shape, self.decoder
+        before = shape.max_context - self.step  # rows of history in this window
+        cos, sin = (table.index_select(2, self.own_places + before) for table in self.tables)
+        shared_bias = hidden(self.shared_places >= before, decoder.dtype)
+        mask = torch.cat((shared_bias.expand(shape.own_rows, -1), self.causal), dim=1)
+        return (cos, sin), shared_bias, mask
+
+    def _attend(self, around: tuple[Tables, Tensor, Tensor], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        few = q.shape[0] * q.shape[1] * q.shape[2] <= FEW_QUERIES
+        attend = attend_products if few else attend_masked
+        prefix = (self.keys[layer].index_select(0, self.window)[0], self.values[layer].index_select(0, self.window)[0])
+        return attend(q, prefix, (k, v), around[2])
+
+    def _attend_by_torch(self, around: tuple[Tables, Tensor, Tensor], layer: int, qkv: Tensor) -> Tensor:
+        """From q, k and v side by side, [rows, 3 × width], to [rows, width]."""
+        width = qkv.shape[1] // 3
+        shape = torch.Size((len(self.own), self.shape.own_rows, width))
+        q, k, v = self.decoder.blocks[layer].turned(qkv, shape, around[0])
+        return self._attend(around, layer, q, k, v).transpose(1, 2).reshape(-1, width)
+
     def _step(self) -> Tensor:
         """Generate the pair of ids of `step`. No shape and no address depends on which step it is."""
         self._compute()
@@ -233,20 +268,18 @@ class RolledSteps:
     def _compute(self) -> tuple[Tensor, Tensor]:
         """The step; → its row's context and logits of s2."""
         decoder, shape = self.decoder, self.shape
-        before = shape.max_context - self.step  # rows of history in this window
-        cos, sin = (table.index_select(2, self.own_places + before) for table in self.tables)
-        shared_bias = hidden(self.shared_places >= before, decoder.dtype)
-        mask = torch.cat((shared_bias.expand(shape.own_rows, -1), self.causal), dim=1)
+        around = self._around()
+        shared_bias = around[1]
+        windows = self.windows()
         x = self.own[:, : shape.own_rows]
-        few = x.shape[0] * decoder.heads * shape.own_rows <= FEW_QUERIES
-        attend = attend_products if few else attend_masked
         for layer, block in enumerate(self.blocks):
-            q, k, v = block.project(x, (cos, sin))
-            prefix = (
-                self.keys[layer].index_select(0, self.window)[0],
-                self.values[layer].index_select(0, self.window)[0],
-            )
-            x = block.finish(x, attend(q, prefix, (k, v), mask))
+            if isinstance(block, FusedBlock):
+                q, k, v = block.project(x, around[0])
+                x = block.finish(x, self._attend(around, layer, q, k, v))
+            elif self.cut is None:
+                x = block.through(x, partial(self._attend_by_torch, around, layer))
+            else:
+                x = block.through(x, partial(windows.attend, self.cut, layer))
         context = decoder.context(x)
         last = context.index_select(1, self.step - 1)[:, 0]
         noise_1, noise_2 = (
