@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -221,12 +222,26 @@ def test_time_that_runs_out_leaves_what_is_built_in(stopwatch: type[FakeStopwatc
     assert found["first"].way == "late"
     assert found["second"].way == "built in", "with no time left nothing is known"
     assert all("no time" in one.refused for one in found["second"].timed)
-    compiled = Chooser(CPU, False)
-    compiled.compiling = Budget(0.0)
-    slow = part(answers, "third")
-    ready = [replace(option, ready=lambda: None) for option in slow.options]
-    (third,) = compiled.choose([replace(slow, options=ready)]).values()
-    assert third.way == "built in" and [bool(one.refused) for one in third.timed] == [False, True, True]
+
+
+def test_what_is_not_compiled_in_time_is_not_tried(stopwatch: type[FakeStopwatch]) -> None:
+    stopwatch.took = {"built in": 3.0, "torch": 2.5, "quick": 2.0, "late": 1.0}
+    ended = threading.Event()
+    one = part({"built in": 0, "torch": 0, "quick": 0, "late": 0})
+    ready: dict[str, Any] = {"quick": lambda: None, "late": lambda: ended.wait(30)}
+    chooser = Chooser(CPU, False)
+    chooser.compiling = Budget(0.5)
+    options = [replace(option, ready=ready.get(option.name)) for option in one.options]
+    found = chooser.choose([replace(one, options=options)])["a part"]
+    ended.set()
+    assert found.way == "quick"
+    assert [one.refused for one in found.timed] == ["", "", "", "no time was left to compile it"]
+
+
+def test_parts_take_turns_in_being_compiled() -> None:
+    first, second = part({"a": 0, "b": 0}), part({"c": 0, "d": 0, "e": 0})
+    assert [option.name for option in choice.in_turns([first, second])] == ["a", "c", "b", "d", "e"]
+    assert choice.in_turns([]) == []
 
 
 def test_compiling_ahead_may_fail(stopwatch: type[FakeStopwatch]) -> None:

@@ -31,7 +31,7 @@ from anytorch.models.encoders.graphs import Recorder
 log = logs.logger(__name__)
 
 MEASURE_S = 0.3  # for all parts of one shape, without compiling
-COMPILE_S = 30.0
+COMPILE_S = 10.0  # what is not compiled by then is not tried
 COMPILERS = 8  # threads: most of compiling is done outside Python
 ROUNDS, REPLAYS = 3, 3
 # Of the answer's size. Sums of 2048 float32 products in any order stay below 1e-6; products rounded to TF32 are at 3e-4.
@@ -145,29 +145,46 @@ class Chooser:
                 unknown.append(part)
             else:
                 found[part.name] = remembered
-        self._compile([option.ready for part in unknown for option in part.options if option.ready is not None])
+        compiled = self._compile([option for option in in_turns(unknown) if option.ready is not None])
         for part in unknown:
-            found[part.name] = choice = self._measure(part)
+            found[part.name] = choice = self._measure(part, compiled)
             keep(self.device, choice)
             log.info("%s: %s", self.device, choice)
         return found
 
-    def _compile(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Several at a time. What fails or is late is compiled, or fails, when it is run."""
-        if not tasks:
-            return
+    def _compile(self, options: Sequence[Option]) -> set[int]:
+        """Several at a time; → the ids of those that need no compiling any more. What fails says why when it is run."""
+        if not options:
+            return set()
+        done: set[int] = set()
+
+        def compiled(option: Option) -> None:
+            assert option.ready is not None
+            try:
+                on_device(self.device, option.ready)
+            finally:
+                done.add(id(option))
+
         with self.compiling.spend():
             pool = ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1), "anytorch-compile")
-            futures = [pool.submit(on_device, self.device, task) for task in tasks]
+            futures = [pool.submit(compiled, option) for option in options]
+            until = self.compiling.clock() + self.compiling.left
             for future in futures:
                 try:
-                    future.result(timeout=max(0.0, self.compiling.left))
+                    future.result(timeout=max(0.0, until - self.compiling.clock()))
                 except Exception as exc:  # noqa: BLE001  (a compiler may raise anything, and running it says so again)
                     log.debug("%s: not compiled ahead: %s: %s", self.device, type(exc).__name__, exc)
             pool.shutdown(wait=False, cancel_futures=True)
+        return set(done)
 
-    def _measure(self, part: Part) -> Choice:
-        tried = [self._try(part, option) for option in part.options]
+    def _measure(self, part: Part, compiled: set[int]) -> Choice:
+        tried = [
+            self._try(part, option)
+            # The built-in way is tried in any case: it is what is left.
+            if place == 0 or option.ready is None or id(option) in compiled
+            else Timed(option.name, refused="no time was left to compile it")
+            for place, option in enumerate(part.options)
+        ]
         ready = [
             (place, option)
             for place, (one, option) in enumerate(zip(tried, part.options, strict=True))
@@ -183,12 +200,9 @@ class Chooser:
         return Choice(part.name, decide(tried), "measured", tuple(tried))
 
     def _try(self, part: Part, option: Option) -> Timed:
-        """Compile and run once: is it right?"""
-        if self.compiling.left <= 0 and option.ready is not None and option is not part.options[0]:
-            return Timed(option.name, refused="no time was left to compile it")
+        """Run it once: is it right?"""
         try:
-            with self.compiling.spend():
-                error = part.error(option.run())
+            error = part.error(option.run())
         except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; the reason is kept and shown)
             if is_out_of_memory(exc):
                 return Timed(option.name, refused="not enough memory for it")
@@ -215,6 +229,12 @@ class Chooser:
                     best[place] = took if earlier is None else min(earlier, took)
         self.stopwatch.clear()
         return best
+
+
+def in_turns(parts: Sequence[Part]) -> list[Option]:
+    """The first option of every part, then the second of every part, …: what each part should not be without."""
+    most = max((len(part.options) for part in parts), default=0)
+    return [part.options[place] for place in range(most) for part in parts if place < len(part.options)]
 
 
 def on_device(device: torch.device, task: Callable[[], None]) -> None:

@@ -254,7 +254,7 @@ FOR_WINDOWS = (
 
 
 def candidates(product: Product, built_in: Way, seldom: bool = False) -> list[Way]:
-    """The ways that are worth timing, the built-in one first; fewer for a product that comes `seldom`. Pure."""
+    """The ways worth timing: the built-in one, then the most promising first; fewer for what comes `seldom`. Pure."""
     found: list[Way] = [built_in, None]
     if seldom:
         found += split(product, SPLIT[:1]) if product.rows > FEW_ROWS else []
@@ -262,8 +262,8 @@ def candidates(product: Product, built_in: Way, seldom: bool = False) -> list[Wa
         found += FOR_WINDOWS
         found += split(product, [(64, 16, 4, 4)], block_m=64) if product.rows <= SHORT_WINDOWS else []
     elif product.rows > FEW_ROWS:
-        found += [Cut(*shape) for shape in FOR_MANY]
         found += split(product, SPLIT)
+        found += [Cut(*shape) for shape in FOR_MANY]
     elif product.rows > 1:
         found += [Cut(*shape, dot=False) for shape in FOR_FEW]
         found += split(product, SPLIT[:2])
