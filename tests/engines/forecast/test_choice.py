@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 import anytorch
-from anytorch.engines.forecast import attention, choice, kernel_step, products, rolled
+from anytorch.engines.forecast import attention, choice, kernel_step, products, rolled, static
 from anytorch.engines.forecast.attention import Share
 from anytorch.engines.forecast.choice import Budget, Chooser, Option, Part, Timed, decide
 from anytorch.engines.forecast.inputs import read_series
@@ -22,6 +23,7 @@ from anytorch.engines.forecast.kernel_step import Tiles
 from anytorch.engines.forecast.product_parts import error_of, made_up, part_of, reference, spread
 from anytorch.engines.forecast.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
 from anytorch.engines.forecast.sampling import Sampler
+from anytorch.engines.forecast.static import StaticSteps
 from anytorch.engines.forecast.window_attention import WindowCut, Windows
 from anytorch.models.kronos.fused import attend_masked, turn, window_mask
 
@@ -349,6 +351,62 @@ def test_full_windows_use_what_measured_best(
         assert steps.no_kernels and steps.blocks is made.decoder().blocks and steps.cut is None
         assert steps.no_kernels in words
     assert ("differ" in steps.no_kernels) == (kernel == "wrong later")
+
+
+class FakeStep:
+    """Our kernels of a growing window's step, played by torch's; wrong or out of order as `mode` says."""
+
+    mode = "right"
+
+    def __init__(self, cache: Any, sampler: Any, counters: Tensor, ids: Any, future: Tensor, noise: Any) -> None:
+        self.cache, self.sampler, self.counters, self.future, self.noise = cache, sampler, counters, future, noise
+        self.at, self.slot = counters[:1], counters[1:]
+        self.s1, self.s2 = ids
+        self.shape = SimpleNamespace(samples=cache.samples)
+        self.decoder, self.chosen, self.choices = cache.decoder, False, {}
+
+    def start(self, s1: Tensor, s2: Tensor, time: Tensor) -> None:
+        """torch's step looks its row up itself."""
+
+    def choose(self, chooser: Chooser) -> None:
+        self.chosen = True
+        if self.mode == "cannot measure":
+            raise RuntimeError("the clock is broken")
+
+    def forget(self) -> bool:
+        before, self.chosen = self.chosen, False
+        return before
+
+    def __call__(self) -> None:
+        self.last, logits = StaticSteps._step_by_torch(self)  # type: ignore[arg-type]
+        wrong = self.mode == "always wrong" or (self.mode == "chosen is wrong" and self.chosen)
+        self.logits = [logits, logits + (1.0 if wrong else 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "used", "chosen"),
+    [
+        ("right", True, True),
+        ("chosen is wrong", True, False),
+        ("cannot measure", True, False),
+        ("always wrong", False, False),
+    ],
+)
+def test_growing_windows_fall_back_to_what_is_right(
+    mode: str, used: bool, chosen: bool, minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeStep, "mode", mode)
+    monkeypatch.setattr(static, "KernelStep", FakeStep)
+    monkeypatch.setattr(static, "why_not", lambda decoder, rows: "")
+    made = predictor("b", max_context=64)
+    several = [series_of(minutes, slice(0, 30), 24)]
+    wanted = ids_of(made.paths(several, SAMPLER, 2, seed=5))
+    made.static, made.kernels = "plain", True
+    for _ in range(3):
+        assert ids_of(made.paths(several, SAMPLER, 2, seed=5)) == wanted
+    step = made.decoder().kept.kernel_step
+    assert (step is not None, step is not None and step.chosen) == (used, chosen)
+    assert ("differ" in made.decoder().kept.no_kernels) == (not used)
 
 
 def test_explaining_before_and_after(minutes: Any, predictor: Any) -> None:

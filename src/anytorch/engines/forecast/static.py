@@ -126,7 +126,7 @@ class StaticSteps:
             step = self.kernel_step = KernelStep(
                 self.cache, self.sampler, self.counters, (self.s1, self.s2), self.future, self.noise
             )
-            step.choose(Chooser(self.cache.decoder.device, self.recorder is not None))
+            self._choose(step)
             self.no_kernels = self._differences(step, wanted, (s1, s2, future))
             if self.no_kernels and step.forget():
                 log.warning("%s: built-in kernels instead of measured ones: %s", step.decoder.device, self.no_kernels)
@@ -141,6 +141,14 @@ class StaticSteps:
             log.warning("%s: torch's kernels instead of ours: %s", self.cache.decoder.device, self.no_kernels)
         elif self.recorder is not None:
             self.recorder.clear()  # of torch's kernels
+
+    def _choose(self, step: KernelStep) -> None:
+        """Let the step take what measures best; whatever goes wrong there, its built-in kernels are still good."""
+        try:
+            step.choose(Chooser(self.cache.decoder.device, self.recorder is not None))
+        except Exception as exc:  # noqa: BLE001  (a driver may raise anything)
+            step.forget()
+            log.warning("%s: kernels are not measured: %s: %s", step.decoder.device, type(exc).__name__, exc)
 
     def _differences(self, step: KernelStep, wanted: Sequence[Tensor], given: tuple[Tensor, Tensor, Tensor]) -> str:
         """Why our kernels' first row will not do; "" if it will."""
