@@ -15,7 +15,7 @@ import pytest
 
 from anytorch.engines.candles.generate import sample_candles
 from anytorch.errors import QueueClosed, QueueFull
-from anytorch.serve.forecasting import ForecastQueue, Job, Terms, take
+from anytorch.serve.forecasting import ForecastQueue, Job, Pace, Terms, take
 
 pytest.importorskip("torch")
 
@@ -223,6 +223,38 @@ def test_a_forecast_nobody_waits_for_any_more_ends() -> None:
     assert waiting.cancel() and queue.waiting == 0
     running.cancel()
     queue.close()
+
+
+def test_what_cannot_be_ready_in_time_is_refused_at_once() -> None:
+    """It would keep the worker from everybody else until its time was up."""
+    queue = ForecastQueue(Stepping())
+    assert queue.submit("unknown", terms(horizon=20, samples=4), 0.01).result(20), "nothing is known yet"
+    with pytest.raises(TimeoutError, match=r"10000 steps take at least \d+ s here, and the request may take 5 s"):
+        queue.submit("long", terms(horizon=10_000, samples=4), 5.0)  # 2 ms at least for each
+    given_up = queue.submit("late", terms(horizon=10_000, samples=1))
+    while queue.waiting:
+        time.sleep(0.001)
+    time.sleep(0.1)
+    given_up.cancel()
+    assert isinstance(given_up.exception(20), Exception)
+    assert queue.submit("short", terms(horizon=1, samples=1)).result(20), "the worker goes on"
+    with pytest.raises(TimeoutError):
+        queue.submit("again", terms(horizon=10_000, samples=1), 5.0)  # known from the one that was given up
+    queue.submit("possible", terms(horizon=100, samples=4), 5.0).cancel()
+    queue.close()
+
+
+def test_the_pace_is_that_of_the_steps_alone() -> None:
+    pace = Pace()
+    pace.seen(4, [100.0])
+    pace.seen(4, [100.0 + 0.5 * n for n in range(7)])
+    assert pace.least_s(terms(horizon=10, samples=4)) == 0, "too few steps to know"
+    pace.seen(4, [100.0 + 0.5 * n for n in range(9)])
+    pace.seen(4, [200.0 + 0.25 * n for n in range(9)])
+    pace.seen(4, [300.0 + 0.75 * n for n in range(9)])
+    pace.seen(8, [400.0 + 0.125 * n for n in range(9)])
+    assert pace.least_s(terms(horizon=10, samples=4)) == 2.5, "the shortest that was seen"
+    assert pace.least_s(terms(horizon=10, samples=9)) == 2.5 and pace.least_s(terms(horizon=10, samples=3)) == 0
 
 
 class Costly:

@@ -22,6 +22,7 @@ log = logs.logger(__name__)
 MOST_WAITING = 64  # requests
 MOST_PATHS = 512  # in one batch: series times samples
 FADE = 0.7  # of what earlier batches say about the speed, with every new one
+STEPS_TO_KNOW = 8  # of a batch, before it says how long a step takes
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,25 @@ class Job:
         return self.terms.horizon * self.terms.samples
 
 
+class Pace:
+    """The shortest time that a step was seen to take, by how many paths it made. What comes before the steps is left out."""
+
+    def __init__(self) -> None:
+        self._step_s: dict[int, float] = {}
+
+    def least_s(self, terms: Terms) -> float:
+        """What a forecast takes at the least: a step with more paths is never shorter. 0 where nothing is known."""
+        known = [seconds for paths, seconds in self._step_s.items() if paths <= terms.samples]
+        return terms.horizon * max(known, default=0.0)
+
+    def seen(self, paths: int, moments: list[float]) -> None:
+        """The first and the last step of a batch, and those between them."""
+        if len(moments) < STEPS_TO_KNOW:
+            return
+        step_s = (moments[-1] - moments[0]) / (len(moments) - 1)
+        self._step_s[paths] = min(step_s, self._step_s.get(paths, step_s))
+
+
 class ForecastQueue:
     """A worker thread in front of a predictor."""
 
@@ -76,15 +96,25 @@ class ForecastQueue:
         self._most_s = most_waiting_s  # what waits may take so long, by the speed of what was computed; then it is full
         # Of the last few batches together: a small one, which is mostly overhead, says little about a large one.
         self._seconds, self._sizes = 0.0, 0.0
+        self._pace = Pace()
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._closing = False
         self._worker = threading.Thread(target=self._work, name="anytorch-forecast", daemon=True)
         self._worker.start()
 
-    def submit(self, history: Any, terms: Terms) -> Future[Any]:
+    def submit(self, history: Any, terms: Terms, timeout_s: float | None = None) -> Future[Any]:
+        """The forecast to come. Raises QueueFull, and TimeoutError for what cannot be ready within `timeout_s`.
+
+        The latter would keep the worker from everybody else until its time was up, for nothing.
+        """
         job = Job(history, terms)
         with self._changed:
+            least_s = self._pace.least_s(terms)
+            if timeout_s is not None and least_s > timeout_s:
+                raise TimeoutError(
+                    f"{terms.horizon} steps take at least {least_s:.0f} s here, and the request may take {timeout_s:g} s"
+                )
             if self._closing:
                 raise QueueClosed("the forecasting model is being closed")
             self._drop_cancelled()
@@ -132,8 +162,10 @@ class ForecastQueue:
     def _compute(self, jobs: list[Job]) -> None:
         terms = jobs[0].terms
         began = time.perf_counter()
+        moments: list[float] = []
 
         def at_step(done: int, total: int) -> None:
+            moments.append(time.perf_counter())
             if all(job.future.abandoned for job in jobs):
                 raise Abandoned(f"nobody waits for this forecast any more (step {done} of {total})")
 
@@ -162,6 +194,9 @@ class ForecastQueue:
             for job in jobs:
                 self._compute([job])
             return
+        finally:  # also of one that was given up: those that are always late would else never be known to be
+            with self._changed:
+                self._pace.seen(len(jobs) * terms.samples, moments)
         self._seconds = FADE * self._seconds + time.perf_counter() - began
         self._sizes = FADE * self._sizes + sum(job.size for job in jobs)
         for job, forecast in zip(jobs, found, strict=True):

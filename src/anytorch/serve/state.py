@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+from starlette.requests import Request
+
 from anytorch import logs
 from anytorch.devices.memory import memory
 from anytorch.errors import AnytorchError
@@ -21,6 +23,11 @@ from anytorch.serve.problems import Problem
 from anytorch.serve.shared import Lineup, Shared
 
 log = logs.logger(__name__)
+
+
+def allowed_s(request: Request, options: ServeOptions) -> float:
+    """How long a request may take, as its client says or the service does. (The guard has checked the header.)"""
+    return min(options.timeout_s, float(request.headers.get("x-request-timeout", options.timeout_s)))
 
 
 TRY_AGAIN_S = 30.0  # with a model that another worker has and that could not be loaded here

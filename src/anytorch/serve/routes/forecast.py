@@ -16,7 +16,7 @@ from anytorch.serve.forecasting import Terms
 from anytorch.serve.loaders import ForecastModel
 from anytorch.serve.problems import Problem, validation_problem
 from anytorch.serve.reading import parse_json
-from anytorch.serve.state import State
+from anytorch.serve.state import State, allowed_s
 
 router = APIRouter(tags=["forecast"])
 BODY = {
@@ -69,7 +69,8 @@ async def forecast(request: Request) -> Response:
             asked.top_p,
             asked.seed,
         )
-        found = await asyncio.wrap_future(model.queue.submit(series.frame.iloc[-lookback:], terms))
+        limit_s = allowed_s(request, service.options)
+        found = await asyncio.wrap_future(model.queue.submit(series.frame.iloc[-lookback:], terms, limit_s))
         document = await asyncio.to_thread(answer_of, found, series, asked)
         warnings = []
         if lookback < candle_input.FEW_ROWS:

@@ -16,7 +16,7 @@ from anytorch.serve.answers import EVENT_STREAM, event, event_stream, json_answe
 from anytorch.serve.loaders import TextModel
 from anytorch.serve.problems import Problem, clean, internal, problem_of
 from anytorch.serve.reading import JsonRoute
-from anytorch.serve.state import State
+from anytorch.serve.state import State, allowed_s
 
 router = APIRouter(tags=["text"], route_class=JsonRoute)
 DEFAULT_TOKENS = 256
@@ -72,10 +72,7 @@ class Writing:
         self._service: State = request.app.state.service
         self._asked, self._prompt, self._kind = asked, prompt, kind
         self._slot = self._service.models.slot("text", asked.model)
-        self._deadline_s = self._service.options.timeout_s
-        timeout = request.headers.get("x-request-timeout")
-        if timeout is not None:  # checked by the guard
-            self._deadline_s = min(self._deadline_s, float(timeout))
+        self._deadline_s = allowed_s(request, self._service.options)
         self._id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}"
         self._created = int(time.time())
 
