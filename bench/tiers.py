@@ -31,6 +31,9 @@ from torch import nn
 from torch.nn import functional
 
 WIDTH, BLOCKS, HEADS = 2048, 10, 16
+# Float32 numbers per token and unit of width that a layer computes with at once, and what the allocator keeps of them. The
+# budget is for everything: what passes need besides weights is named with `reserve`.
+ACTIVATIONS = 16
 # What moves as one: a whole layer, or every linear layer by itself as accelerate's hooks do.
 BLOCKS_OF: dict[str, str | None] = {"ours": None, "ours-leaves": "leaves"}
 
@@ -145,7 +148,13 @@ def cpu_child(kind: str, folder: Path, budget: int, tokens: list[int]) -> None:
     fitted: Any = None
     if kind.startswith("ours"):
         model: nn.Module = anytorch.memory.load(
-            Model, "cpu", weights=weights, device_budget=budget, disk=str(folder), blocks=BLOCKS_OF[kind]
+            Model,
+            "cpu",
+            weights=weights,
+            device_budget=budget,
+            reserve=ACTIVATIONS * max(tokens) * WIDTH * 4,
+            disk=str(folder),
+            blocks=BLOCKS_OF[kind],
         )
         fitted = anytorch.memory.fitted(model)
     elif kind == "ram":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,15 @@ log = logs.logger(__name__)
 SEGMENT = 2**30  # the largest single pinned allocation
 HUGE = 2 * 2**20  # bytes of a huge page on x86-64 and most arm64
 ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+# Private pages: shared ones would not count as the process's own.
+ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if sys.platform != "win32" else None
 
 
-def host_buffer(nbytes: int, *, pinned: bool = False) -> torch.Tensor:
+def host_buffer(nbytes: int, *, pinned: bool = False, lasting: bool = False) -> torch.Tensor:
     """A page-aligned uint8 tensor on the CPU, every page of it touched: first touches cost as much as a disk read.
+
+    `lasting`: of pages that are its own and go back to the system with it. The allocator's heap, which serves others, keeps
+    what it was given for a while: gaps beside long-lived buffers, and the activations of passes on top of those.
 
     Large ones ask for huge pages. A direct read into small pages is cut into pieces of one page each, of which a disk takes
     a few hundred at a time: with huge pages the same disk gave 2.7 times the rate.
@@ -37,11 +43,20 @@ def host_buffer(nbytes: int, *, pinned: bool = False) -> torch.Tensor:
             if buffer.data_ptr() % PAGE == 0:
                 return buffer
     alignment = HUGE if nbytes >= HUGE else PAGE
-    raw = torch.empty(nbytes + alignment, dtype=torch.uint8)
+    raw = _own_pages(nbytes + alignment) if lasting else torch.empty(nbytes + alignment, dtype=torch.uint8)
     start = -raw.data_ptr() % alignment
     buffer = raw[start : start + nbytes]
     _ask_for_huge_pages(buffer)
     return buffer.zero_()
+
+
+def _own_pages(nbytes: int) -> torch.Tensor:
+    """Memory straight from the system; unmapped when the last tensor that views it goes."""
+    import torch
+
+    if ANONYMOUS is None:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, nbytes, flags=ANONYMOUS), dtype=torch.uint8)
 
 
 def _ask_for_huge_pages(buffer: torch.Tensor) -> None:
@@ -101,7 +116,7 @@ class HostArena:
     def _next_segment(self) -> None:
         assert self._left > 0, "more was asked for than the arena was made for"
         size = min(SEGMENT, 2 ** (self._left.bit_length() - 1)) if self._left >= PAGE else self._left
-        self._segment, self._at = host_buffer(size, pinned=self._pinned and size >= PAGE), 0
+        self._segment, self._at = host_buffer(size, pinned=self._pinned and size >= PAGE, lasting=True), 0
         self._left -= size
 
 

@@ -19,7 +19,7 @@ from anytorch.memory.mover import Mover
 from anytorch.memory.parked import give_up, park, wake
 from anytorch.memory.planning import extras_nbytes, live_nbytes
 from anytorch.memory.reader import Reader
-from anytorch.memory.rest import Rest
+from anytorch.memory.rest import Rest, device_buffer
 from anytorch.memory.rewriting import Loading
 from anytorch.memory.running import Running
 from anytorch.memory.saving import save_state
@@ -101,8 +101,8 @@ class Fitted:
         if self.packings:
             assert self.rest_format is not None
             nbytes = live_nbytes(self.found, self.rest_format)
-            self.ledger.reserve("device", UNPACKED, nbytes)
-            self.live = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            self.live = device_buffer(self.ledger, UNPACKED, nbytes, self.device)
+        self.rest.load_through(self.mover.ring)
 
     def park(self, name: str) -> None:
         """A block is complete at its home: its parameters let go of their memory."""
@@ -113,6 +113,9 @@ class Fitted:
     def start(self) -> None:
         """Every block is at its home: the model runs from there."""
         self._unbind()
+        self.rest.loaded()
+        if self.spill is not None:
+            self.spill.let_go()
         self.running = Running(self.mover, self.rest, self.found, self.packings, self.live)
         attach(self.model, self.running, Loading(self))
         self.model.__dict__[HANDLE] = self

@@ -34,7 +34,6 @@ def place_from(handle: Fitted, images: dict[str, Image]) -> None:
         handle.open(images)
         for name in handle.found.groups:
             _place_file(handle, name)
-        handle.rest.loaded()
         handle.start()
     except BaseException:
         handle.close()

@@ -18,7 +18,9 @@ from anytorch.memory.sums import sums_of
 from anytorch.memory.types import Home
 from anytorch.memory.units import Group
 
-LOAD_CHUNK = 16 * 2**20
+MIB = 2**20
+LOAD_CHUNK = 16 * MIB
+LOADING = "set-up"  # in the ledger
 
 
 class Rest:
@@ -88,20 +90,36 @@ class Rest:
 
     def chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
-        if self._load_buffer is None:
-            self._load_buffer = host_buffer(LOAD_CHUNK)
-        view = bytes_of(self._load_buffer)
+        buffer = self._load_buffer if self._load_buffer is not None else self._make_load_buffer()
+        view = bytes_of(buffer)
         for piece in self.images[name].pieces:
-            for chunk in chunks_of(piece, LOAD_CHUNK):
+            for chunk in chunks_of(piece, buffer.numel()):
                 parts = range(0, chunk.read_nbytes, CHUNK)
                 finish([self._reader.submit(partial(self._reader.read_part, part, chunk, view)) for part in parts])
-                wanted = self._load_buffer[chunk.lead : chunk.lead + chunk.nbytes]
+                wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
                 self._reader.check(chunk, wanted)
                 yield chunk, wanted
+
+    def load_through(self, ring: torch.Tensor) -> None:
+        """Set up through memory that nobody uses yet, if it is the host's and large enough for a read."""
+        if ring.device.type == "cpu" and ring.numel() >= MIB:
+            self._load_buffer = ring[: min(LOAD_CHUNK, ring.numel() // MIB * MIB)]
+
+    def _make_load_buffer(self) -> torch.Tensor:
+        """As large as the budget has room for beside what is still to come, and at least for one read."""
+        level = "host" if "host" in self._ledger.levels() else "device"
+        coming = [name for name, home in self.homes.items() if home == level == "device" and name not in self._resident]
+        free = max(0, self._ledger.free(level) - sum(self.images[name].nbytes for name in coming))
+        size = max(MIB, min(LOAD_CHUNK, free // MIB * MIB))
+        self._ledger.reserve(level, LOADING, min(size, free))
+        self._load_buffer = host_buffer(size)
+        return self._load_buffer
 
     def loaded(self) -> None:
         """Setting up is over: its buffer goes."""
         self._load_buffer = None
+        for level in self._ledger.levels():
+            self._ledger.release(level, LOADING)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -142,7 +160,7 @@ class Rest:
         self.host.clear()
         self._groups = {}
         self._host_arena = None
-        self._load_buffer = None
+        self.loaded()
 
 
 def device_buffer(ledger: Ledger, holder: str, nbytes: int, device: torch.device) -> torch.Tensor:
@@ -150,7 +168,7 @@ def device_buffer(ledger: Ledger, holder: str, nbytes: int, device: torch.device
     ledger.reserve("device", holder, nbytes)
     try:
         if device.type == "cpu":
-            return host_buffer(nbytes)
+            return host_buffer(nbytes, lasting=True)
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     except BaseException:
         ledger.release("device", holder)

@@ -96,10 +96,11 @@ class Spill:
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         layout = file_layout(tensors)
-        # The checksums are in the header, so the bytes are gone through twice: once for them, once to write.
-        sums = tuple(value for part in self._parts(layout, tensors) for value in sums_of(part))
-        header = header_bytes(layout, metadata={SUMS_KEY: digits(sums)} if sums else None, align=PAGE)
         total = sum(nbytes for *_, nbytes in layout)
+        bounce = self._bounce_for(total)
+        # The checksums are in the header, so the bytes are gone through twice: once for them, once to write.
+        sums = tuple(value for part in _parts(layout, tensors, bounce) for value in sums_of(part))
+        header = header_bytes(layout, metadata={SUMS_KEY: digits(sums)} if sums else None, align=PAGE)
         fd = open_for_writing(path)
         try:
             if hasattr(os, "posix_fallocate"):
@@ -108,43 +109,26 @@ class Spill:
             bytes_of(start)[:] = header
             write_all(fd, bytes_of(start), 0)
             at = len(header)
-            for part in self._parts(layout, tensors):
+            for part in _parts(layout, tensors, bounce):
                 padded = round_up(part.numel(), PAGE)
-                write_all(fd, bytes_of(self.bounce()[:padded]), at)
+                write_all(fd, bytes_of(bounce[:padded]), at)
                 at += part.numel()
             os.ftruncate(fd, len(header) + total)
             os.fsync(fd)
         finally:
             os.close(fd)
 
-    def _parts(
-        self, layout: list[tuple[str, str, tuple[int, ...], int]], tensors: Mapping[str, torch.Tensor]
-    ) -> Iterator[torch.Tensor]:
-        """The file's data in runs of at most BOUNCE bytes, each in the bounce buffer until the next is asked for."""
-        import torch
-
-        bounce, filled = self.bounce(), 0
-        for name, _, _, nbytes in layout:
-            if name in tensors:
-                flat = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
-            else:
-                flat = torch.zeros(nbytes, dtype=torch.uint8)
-            at = 0
-            while at < nbytes:
-                part = min(nbytes - at, BOUNCE - filled)
-                bounce[filled : filled + part].copy_(flat[at : at + part])
-                at, filled = at + part, filled + part
-                if filled == BOUNCE:
-                    yield bounce
-                    filled = 0
-        if filled:
-            bounce[filled : round_up(filled, PAGE)].zero_()
-            yield bounce[:filled]
-
-    def bounce(self) -> torch.Tensor:
-        if self._bounce is None:
-            self._bounce = host_buffer(BOUNCE)
+    def _bounce_for(self, nbytes: int) -> torch.Tensor:
+        """The buffer that a file's bytes are written through: as long as the file, at most BOUNCE."""
+        wanted = min(BOUNCE, round_up(nbytes, PAGE))
+        if self._bounce is None or self._bounce.numel() < wanted:
+            self._bounce = host_buffer(wanted)
         return self._bounce
+
+    def let_go(self) -> None:
+        """Nothing is going to be written for a while: the buffer goes."""
+        with self._writing:
+            self._bounce = None
 
     def remove(self, path: str) -> None:
         Path(path).unlink(missing_ok=True)
@@ -155,6 +139,31 @@ class Spill:
             self._bounce = None
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
+
+
+def _parts(
+    layout: list[tuple[str, str, tuple[int, ...], int]], tensors: Mapping[str, torch.Tensor], bounce: torch.Tensor
+) -> Iterator[torch.Tensor]:
+    """The file's data in runs of at most BOUNCE bytes, each in the bounce buffer until the next is asked for."""
+    import torch
+
+    filled = 0
+    for name, _, _, nbytes in layout:
+        if name in tensors:
+            flat = tensors[name].detach().contiguous().view(-1).view(torch.uint8)
+        else:
+            flat = torch.zeros(nbytes, dtype=torch.uint8)
+        at = 0
+        while at < nbytes:
+            part = min(nbytes - at, BOUNCE - filled)
+            bounce[filled : filled + part].copy_(flat[at : at + part])
+            at, filled = at + part, filled + part
+            if filled == BOUNCE:
+                yield bounce
+                filled = 0
+    if filled:
+        bounce[filled : round_up(filled, PAGE)].zero_()
+        yield bounce[:filled]
 
 
 def file_layout(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, tuple[int, ...], int]]:

@@ -65,7 +65,7 @@ class Transfers:
             chunk = 2 ** (chunk.bit_length() - 1)  # what the pinned allocator would round it up to
         self._staging_chunk = chunk
         for _ in range(max(1, nbytes // chunk)):
-            buffer = host_buffer(chunk, pinned=pinned)
+            buffer = host_buffer(chunk, pinned=pinned, lasting=True)
             self._staging.put((buffer, bytes_of(buffer), []))
 
     def begin(self, image: Image, target: torch.Tensor) -> UnderWay:
