@@ -133,18 +133,43 @@ def served() -> Callable[..., Any]:
     return served_with
 
 
-@pytest.fixture(scope="session")
-def service() -> Iterator[Running]:
+class Shared:
+    """Services that many tests use one after the other, by name. They end with the last test of this folder, and not with
+    the session: what other tests fork or measure has nothing to do with their threads."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._running: dict[str, Running] = {}
+
+    def get(self, name: str, **options: Any) -> Running:
+        if name not in self._running:
+            self._running[name] = self._stack.enter_context(served_with(**options))
+        return self._running[name]
+
+    def close(self) -> None:
+        self._running.clear()
+        self._stack.close()
+
+
+shared = Shared()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+        shared.close()
+
+
+@pytest.fixture
+def service() -> Running:
     """One service with the default options for all tests that leave it as it was."""
-    with served_with() as running:
-        yield running
+    return shared.get("service")
 
 
-@pytest.fixture(scope="session")
-def forecaster() -> Iterator[Running]:
+@pytest.fixture
+def forecaster() -> Running:
     """The same with the embedded forecasting model, and no other."""
-    with served_with(models=("tiny",), forecast=True) as running:
-        yield running
+    return shared.get("forecaster", models=("tiny",), forecast=True)
 
 
 @pytest.fixture
