@@ -167,6 +167,66 @@ answer(chosen=chosen, full=[full.no_kernels, [c.way for c in full.choices.values
 """
 
 
+COMPILE = """
+import torch
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from anytorch.engines.forecast import attention, window_attention
+from anytorch.engines.forecast.kernel_step import Tiles
+from anytorch.engines.forecast.products import Work, candidates, constants
+from anytorch.models.kronos.kernels_attend import attend_many
+from anytorch.models.kronos.kernels_linear import linear
+from anytorch.models.kronos.kernels_window import attend_window
+
+done = []
+
+
+def compiled(kernel, given, numbers, **kinds):
+    warps = given.pop("num_warps")
+    kind = {name: kinds.get(name, "i32" if name in numbers else "*fp32") for name in kernel.arg_names}
+    signature = {name: "constexpr" if name in given else kind[name] for name in kernel.arg_names}
+    pointers = [place for place, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
+    attributes = {(place,): [["tt.divisibility", 16]] for place in pointers}
+    source = ASTSource(kernel, signature, {name: given[name] for name in kernel.arg_names if name in given}, attributes)
+    found = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    done.append([kernel.__name__, "cubin" in found.asm, found.metadata.shared])
+
+
+for rows in (20, 2380):  # Kronos-base: a step of 20 samples, and their own rows in a full window
+    meta = lambda *shape: torch.empty(*shape, device="meta")
+    work = Work(meta(rows, 832), meta(4096, 832), meta(rows, 2048), norm=meta(832), gated=True)
+    built_in = Tiles.of(rows).cut(work.product) if rows == 20 else None
+    for way in candidates(work.product, built_in):
+        if way is not None:
+            compiled(linear, constants(work, way), ("rows", "columns", "x_row"), arrived="*i32")
+heads = {"HEADS": 16, "HEAD": 52, "TILE": 64, "PRECISION": "tf32x3"}
+sizes = ("table_kind", "table_series", "samples", "longest", "capacity", "max_context", "series", "shared_rows", "own_rows")
+for share in attention.MATRIX:
+    given = {"EVICT": False, "SAMPLES": 32, "BLOCK": share.block, "OWN_BLOCK": share.own_block, "SPLITS": share.splits}
+    kinds = {"counters": "*i64", "lengths": "*i64", "arrived": "*i32"}
+    compiled(attend_many, {**heads, **given, "num_warps": share.warps}, sizes, **kinds)
+for cut in window_attention.CUTS:
+    given = {"BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "STAGES": cut.stages, "num_warps": cut.warps}
+    compiled(attend_window, {**heads, **given}, sizes, counters="*i64", scale="fp32")
+answer(done=done)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_real_device(
+    run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn], tmp_path: Any
+) -> None:
+    """The interpreter takes much that the compiler does not. No device is needed to compile for one."""
+    if find_spec("triton") is None:
+        missing("triton", "it is not installed")
+    done = run_script(COMPILE, {"TRITON_CACHE_DIR": str(tmp_path)})["done"]
+    assert len(done) >= 15 and {name for name, _, _ in done} == {"linear", "attend_many", "attend_window"}
+    most = 227 * 1024  # bytes that a program may have to itself on such a device
+    assert all(made and shared <= most for _, made, shared in done)
+
+
 @pytest.fixture
 def interpreted(run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]) -> Callable[[str], Any]:
     def run(script: str) -> Any:
