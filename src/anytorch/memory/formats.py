@@ -18,7 +18,9 @@ from anytorch.quant.formats import Format, parse
 from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, pack, unpack
 
 LEAST_ELEMENTS = 4096  # below that there is nothing to save
-ROWS_AT_ONCE = 4 * 2**20  # elements unpacked in one go: bounds the temporary memory on the device
+# Elements unpacked in one go: bounds the temporary memory on the device. What fits a CPU's caches is unpacked several times
+# as fast there (4096 × 2048 int4: 59 ms and 75 MiB by 4 Mi elements, 13 ms and 6 MiB by 256 Ki); a GPU wants few launches.
+AT_ONCE, AT_ONCE_ON_CPU = 4 * 2**20, 2**18
 SEPARATOR = "::"  # between a weight's path and the name of its part
 
 
@@ -93,7 +95,7 @@ def unpack_block(packing: Packing, stored: Mapping[str, torch.Tensor], targets: 
             continue
         parts = {part: stored[key] for part in PARTS if (key := f"{path}{SEPARATOR}{part}") in stored}
         rows, columns = target.shape
-        step = max(1, ROWS_AT_ONCE // columns)
+        step = max(1, (AT_ONCE_ON_CPU if target.device.type == "cpu" else AT_ONCE) // columns)
         for row in range(0, rows, step):
             end = min(rows, row + step)
             some = {name: part if part.ndim == 0 else part[row:end] for name, part in parts.items()}
