@@ -9,7 +9,7 @@ import torch
 
 from anytorch.gpu.runtime import device_memory
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.pointwise import Plan, Rule, remember_pair, run, two_tensors
+from anytorch.webgpu.pointwise import Plan, Rule, pair_kernel, run
 from anytorch.webgpu.tensors import NAME, aten
 
 META = torch.device("meta")
@@ -44,14 +44,7 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
     tensor_at = [i for i, a in enumerate(arguments) if str(a.type) == "Tensor"]
     least = len(names) - 1 if rule.short is not None else len(names)
 
-    quick = simple and not in_place and least <= 2 <= len(operand_at)
-    seen: dict[Any, Plan] = device_memory() if quick else {}
-
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        pair = quick and len(args) == 2 and not kwargs
-        if pair and (made := two_tensors(seen, rule, op, *args)) is not None:
-            return made
-
         def on_meta() -> Any:
             # A wrapped number arrives as a plain one even where the schema says Tensor, and only some ops take it back so:
             # the packet finds the overload for numbers, which promotes alike.
@@ -61,8 +54,6 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
 
         if simple and not kwargs and len(args) >= least:
             result = run(rule, op, args, (), args[0] if in_place else None, on_meta)
-            if pair:
-                remember_pair(seen, rule, op, *args)
         else:
             values = [*args, *defaults[len(args) :]]
             for name, value in kwargs.items():
@@ -74,6 +65,9 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
             result = run(rule, op, operands, tuple(values[i] for i in mode_at), out, on_meta)
         return fallback(op, *args, **kwargs) if result is None else result
 
+    if simple and not in_place and least <= 2 <= len(operand_at):
+        seen: dict[Any, Plan] = device_memory()
+        return pair_kernel(seen, rule, op, kernel)
     return kernel
 
 

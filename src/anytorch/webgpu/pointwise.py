@@ -111,43 +111,47 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype)[6:]  # "torch.float32"
 
 
-def two_tensors(seen: dict[Any, Plan], rule: Rule, op: Any, a: Any, b: Any) -> torch.Tensor | None:
-    """Two tensors of ours in, a new one out, seen before: most calls by far. None: not so, or not seen before.
+def pair_kernel(seen: dict[Any, Plan], rule: Rule, op: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of an op of two operands. Most calls by far have two tensors of ours, seen before: the hot path of the
+    device, all of which is paid by every small op, so it calls as little Python as it can."""
 
-    The hot path of the device: everything in here is paid by every small op. `seen` is filled by `remember_pair`.
-    """
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return None
-    first, second = a.data_ptr(), b.data_ptr()
-    if not first & second & TAG:
-        return None
-    plan = seen.get((a.dtype, a.size(), a.stride(), b.dtype, b.size(), b.stride(), (first | second) & 15))
-    if plan is None:
-        return None
-    out = sized_tensor(plan.size, plan.stride, plan.dtype, plan.nbytes)
-    runtime = open_runtime()
-    table = runtime.buffers
-    if (first | second) & OFFSET_MASK:
-        one, other, _ = plan.shifts
-        offsets = (first & OFFSET_MASK) >> one, (second & OFFSET_MASK) >> other, 0  # a new tensor starts its buffer
-        immediates = plan.pack(*plan.head, *offsets) + plan.tail
-    else:
-        immediates = plan.from_starts
-    try:
-        runtime.dispatch(
-            plan.program,
-            (table[first >> SHIFT], table[second >> SHIFT], table[out.data_ptr() >> SHIFT]),
-            immediates,
-            plan.x,
-            plan.y,
-        )
-    except BindingTooLarge:
-        _in_windows(rule, op, (a, b), (), out, None)
-    return out
+    def kernel(a: Any, b: Any = _UNKNOWN, *rest: Any, **options: Any) -> Any:
+        if rest or options or not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+            return otherwise(a, *(() if b is _UNKNOWN else (b,)), *rest, **options)
+        first, second = a.data_ptr(), b.data_ptr()
+        if not first & second & TAG:
+            return otherwise(a, b)
+        plan = seen.get((a.dtype, a.size(), a.stride(), b.dtype, b.size(), b.stride(), (first | second) & 15))
+        if plan is None:
+            result = otherwise(a, b)
+            remember_pair(seen, rule, op, a, b)
+            return result
+        out = sized_tensor(plan.size, plan.stride, plan.dtype, plan.nbytes)
+        runtime = open_runtime()
+        table = runtime.buffers
+        if (first | second) & OFFSET_MASK:
+            one, other, _ = plan.shifts
+            offsets = (first & OFFSET_MASK) >> one, (second & OFFSET_MASK) >> other, 0  # a new tensor starts its buffer
+            immediates = plan.pack(*plan.head, *offsets) + plan.tail
+        else:
+            immediates = plan.from_starts
+        try:
+            runtime.dispatch(
+                plan.program,
+                (table[first >> SHIFT], table[second >> SHIFT], table[out.data_ptr() >> SHIFT]),
+                immediates,
+                plan.x,
+                plan.y,
+            )
+        except BindingTooLarge:
+            _in_windows(rule, op, (a, b), (), out, None)
+        return out
+
+    return kernel
 
 
 def remember_pair(seen: dict[Any, Plan], rule: Rule, op: Any, a: Any, b: Any) -> None:
-    """Let `two_tensors` find the plan that `run` has just made or found for these two."""
+    """Let `pair_kernel` find the plan that `run` has just made or found for these two."""
     if is_ours(a) and is_ours(b):
         geometry = (a.dtype, a.size(), a.stride(), b.dtype, b.size(), b.stride(), (a.data_ptr() | b.data_ptr()) & 15)
         plan = _plans.get((rule, op, (), *geometry))
