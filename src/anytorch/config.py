@@ -212,10 +212,10 @@ SETTINGS: dict[str, Setting] = {
         ),
         Setting(
             "measure_kernels",
-            True,
+            False,
             _boolean,
             ("ANYTORCH_MEASURE_KERNELS",),
-            "time a forecast's kernels on the GPU once and take the fastest; off: those that are built in",
+            "on: time a forecast's kernels on the GPU once and take the fastest; off: those that are built in",
         ),
         Setting(
             "api_key_file",

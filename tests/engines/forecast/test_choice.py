@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -139,6 +139,12 @@ class FakeStopwatch:
 
     def clear(self) -> None:
         self.names.clear()
+
+
+@pytest.fixture(autouse=True)
+def measuring() -> Iterator[None]:
+    with anytorch.use(measure_kernels=True):
+        yield
 
 
 @pytest.fixture
