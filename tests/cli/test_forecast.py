@@ -182,8 +182,9 @@ def test_finetune_with_the_published_file_of_settings(cli: Callable[..., Any], t
     assert (plan["epochs"], plan["batch_size"], plan["lookback"], plan["seed"]) == (2, 100, 16, 42)
     assert plan["betas"] == [0.8, 0.9] and tokenizer["plan"]["betas"] == [0.9, 0.999]
     assert model["first_loss"] > 4.5, "from new weights, as the file says"
-    again = cli("finetune", "both", "--config", str(config))
+    again = cli("finetune", "both", "--config", str(config), "--json")
     assert again.status == 0 and again.err.count("is there and kept") == 2
+    assert again.document == {"tokenizer": None, "predictor": None}
     other = cli("finetune", "predictor", "--config", str(config), "--output", str(tmp_path / "b"), "--epochs", "1")
     assert other.status == 0, other.err
     summary = json.loads((tmp_path / "b" / "predictor" / "summary.json").read_text())

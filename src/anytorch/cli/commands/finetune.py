@@ -65,17 +65,22 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch.errors import UsageError
 
     if options.config is not None:
+        found: dict[str, Any] = {}
         for kind in KINDS if options.kind == BOTH else (options.kind,):
             stage = argparse.Namespace(**{**vars(options), "kind": kind})
             changes = with_config(stage, options.kind == BOTH, output)
-            if changes is not None:
-                train(stage, changes, output)
+            found[kind] = train(stage, changes, output) if changes is not None else None
+        if output.json and speaks():
+            output.data(found if options.kind == BOTH else found[options.kind])
         return 0
     if options.kind == BOTH:
         raise UsageError("both are trained from a file of settings", hint="name it with --config, or train one by one")
     if options.output is None:
         raise UsageError("name the folder of the run with --output")
-    return train(options, {}, output)
+    done = train(options, {}, output)
+    if output.json and speaks():
+        output.data(done)
+    return 0
 
 
 def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -> dict[str, Any] | None:
@@ -101,7 +106,17 @@ def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -
     return dict(config.plan)
 
 
-def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) -> int:
+def speaks() -> bool:
+    """Of several processes, one."""
+    from anytorch.train.processes import number
+
+    return number("RANK", 0) == 0
+
+
+def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Train one of the two, and say how it went; → the same for scripts."""
+    from dataclasses import asdict
+
     from anytorch.cli.requests import named_device
     from anytorch.errors import UsageError
 
@@ -113,14 +128,12 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
     device = named_device(options.device or "auto", "--device")
     from anytorch.engines.forecast.checkpoints import choose_checkpoint
     from anytorch.train import finetune_predictor, finetune_tokenizer
-    from anytorch.train.processes import number
 
-    speaks = number("RANK", 0) == 0  # of several processes, one
-    series = read(options, output.note if speaks else silent)
+    series = read(options, output.note if speaks() else silent)
     found = choose_checkpoint(options.model or "tiny", options.tokenizer)
     common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
     with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
-        if speaks:
+        if speaks():
             common["progress"] = progress
         if options.kind == "tokenizer":
             done = finetune_tokenizer(series, tokenizer=start(found.tokenizer, options), **common)
@@ -132,9 +145,9 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
                 objective=options.objective,
                 **common,
             )
-    if speaks:
+    if speaks() and not output.json:
         tell(done, options, output)
-    return 0
+    return {**asdict(done), "folder": str(done.folder)}
 
 
 def start(source: str, options: argparse.Namespace) -> Any:
@@ -170,11 +183,6 @@ def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
 
 
 def tell(done: Any, options: argparse.Namespace, output: Output) -> None:
-    from dataclasses import asdict
-
-    if output.json:
-        output.data({**asdict(done), "folder": str(done.folder)})
-        return
     output.pairs(
         [
             ("steps", f"{done.steps}" + (f", resumed after {done.resumed_from}" if done.resumed_from else "")),
