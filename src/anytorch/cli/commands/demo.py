@@ -21,7 +21,9 @@ from anytorch.devices.types import Candidate, State
 from anytorch.devices.wheels import advise
 from anytorch.errors import AnytorchError, TorchMissing, UsageError
 
-PERSISTENT = "The persistent decoding kernel is not part of this version: it comes with the kernel-graph work."
+PERSISTENT = (
+    "not shown: the persistent decoding kernel, which this version does not have (without this: --skip-persistent)"
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -146,7 +146,7 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
                 **common,
             )
     if speaks() and not output.json:
-        tell(done, options, output)
+        tell(done, options, found.tokenizer, output)
     return {**asdict(done), "folder": str(done.folder)}
 
 
@@ -182,7 +182,7 @@ def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
     return found
 
 
-def tell(done: Any, options: argparse.Namespace, output: Output) -> None:
+def tell(done: Any, options: argparse.Namespace, tokenizer: str, output: Output) -> None:
     output.pairs(
         [
             ("steps", f"{done.steps}" + (f", resumed after {done.resumed_from}" if done.resumed_from else "")),
@@ -198,4 +198,5 @@ def tell(done: Any, options: argparse.Namespace, output: Output) -> None:
     if options.kind == "tokenizer":
         output.note(f"next: anytorch finetune predictor --tokenizer {done.folder} …")
     else:
-        output.note(f"next: anytorch forecast FILE --model {done.folder} --tokenizer …")
+        known = options.tokenizer or ("tiny" if options.model in (None, "tiny") else tokenizer)
+        output.note(f"next: anytorch forecast FILE --model {done.folder} --tokenizer {known}")

@@ -100,7 +100,8 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
             skipinitialspace=True,
         )
     except (pandas.errors.ParserError, ValueError) as exc:
-        raise InputError(f"{where}: {str(exc).strip().splitlines()[-1]}", hint="check the separators") from exc
+        words = str(exc).strip().splitlines()[-1].removeprefix("Error tokenizing data. C error: ")
+        raise InputError(f"{where}: {words}", hint="check the separators") from exc
     table.columns = [str(name).strip() for name in table.columns]
     lines = list(range(2 if header else 1, len(table) + (2 if header else 1)))
     table.attrs["header"] = header

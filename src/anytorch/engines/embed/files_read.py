@@ -104,6 +104,8 @@ def file_format(path: Path, asked: str | None = None) -> str:
     name = path.name.lower().removesuffix(".gz")
     found = ENDINGS.get(Path(name).suffix)
     if found is None or (found == "parquet" and path.name.lower().endswith(".gz")):
+        if not path.exists():
+            raise InputError(f"{path} is not there")
         raise UsageError(
             f"{path.name}: cannot tell its format from its name; those that can be read: {', '.join(ENDINGS)}, and all "
             "but Parquet with .gz",
