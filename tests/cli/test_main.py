@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -378,3 +379,16 @@ def test_verbose_logs_to_standard_error_only(process: Callable[..., Any], cache_
     assert json.loads(answer.out)["passed"] is True
     assert "anytorch DEBUG anytorch.devices.try_out: child: starting" in answer.err
     assert "DEBUG" not in process("--json", "test", "cpu").err
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "name a folder")])
+def test_a_disk_that_takes_no_more_is_not_called_our_bug(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, words: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / "settings.json"))
+
+    monkeypatch.setattr("anytorch.cli.commands.completion.run", full)
+    told = cli("completion", "bash")
+    assert told.status == 1 and f"settings.json cannot be written or read: {os.strerror(number)}" in told.err
+    assert words in told.err and "bug" not in told.err

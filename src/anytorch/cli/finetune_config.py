@@ -74,6 +74,7 @@ def read_config(path: str | Path, kind: str, folder: str | None = None) -> Finet
     settings.check_ratios()
     for other in ("tokenizer", "basemodel", "predictor"):  # the other stage's share of the file
         settings.seen |= {("training", f"{other}_epochs"), ("training", f"{other}_learning_rate")}
+        settings.seen |= {("experiment", f"train_{other}"), ("experiment", f"pre_trained_{other}")}
     return FinetuneConfig(
         wanted=settings.flag("experiment", f"train_{stage}", True),
         skip_existing=settings.flag("experiment", "skip_existing", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     import argparse
 
 UNWRITABLE = 1  # the answer was found and could not be written
+# What a machine may do to any command; everything else that the system refuses is for the command itself to foresee.
+WHAT_HELPS = {
+    errno.ENOSPC: "the disk is full: make room, or name another folder",
+    errno.EDQUOT: "your share of the disk is full: make room, or name another folder",
+    errno.EROFS: "name a folder that can be written",
+    errno.EACCES: "name a place that you may use",
+    errno.EPERM: "name a place that you may use",
+    errno.EIO: "the disk reports an error",
+}
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: the fault is ours
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader (`| head`) went away
@@ -72,14 +82,25 @@ def _run(arguments: list[str], output: Output) -> int:
         return INTERRUPTED
     except (BrokenPipeError, Unwritable):
         raise  # for `main`: telling of an error may end here just as well
-    except Exception as exc:  # noqa: BLE001  (the last line of defence: said, never swallowed)
+    except OSError as exc:
+        if exc.errno not in WHAT_HELPS:
+            return _bug(exc, output)
         _traceback(output)
-        output.error(
-            f"anytorch failed: {type(exc).__name__}: {exc}",
-            "" if output.verbose else "this is a bug; run with --verbose for the traceback",
-            kind=type(exc).__name__,
-        )
-        return INTERNAL_ERROR
+        where = exc.filename or "a file"
+        output.error(f"{where} cannot be written or read: {exc.strerror}", WHAT_HELPS[exc.errno], kind="OutputError")
+        return UNWRITABLE
+    except Exception as exc:  # noqa: BLE001  (the last line of defence: said, never swallowed)
+        return _bug(exc, output)
+
+
+def _bug(exc: Exception, output: Output) -> int:
+    _traceback(output)
+    output.error(
+        f"anytorch failed: {type(exc).__name__}: {exc}",
+        "" if output.verbose else "this is a bug; run with --verbose for the traceback",
+        kind=type(exc).__name__,
+    )
+    return INTERNAL_ERROR
 
 
 def _dispatch(arguments: list[str], output: Output) -> int:

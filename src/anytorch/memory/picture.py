@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytorch.errors import UsageError
+from anytorch.files import replace_file
 from anytorch.memory.sizes import words
 
 if TYPE_CHECKING:
@@ -26,7 +29,9 @@ def draw(plan: Plan, path: str) -> str:
     lanes, levels = figure.subplots(2, 1, height_ratios=[3, 2])
     _lanes(plan, lanes)
     _levels(plan, levels)
-    figure.savefig(path, dpi=120)
+    body = io.BytesIO()
+    figure.savefig(body, format=path[-3:].lower(), dpi=120)
+    replace_file(Path(path), body.getvalue())
     return path
 
 

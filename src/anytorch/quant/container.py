@@ -8,7 +8,6 @@ goes in last, and only then does the file get its name.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 
 from anytorch.errors import ModelError, UsageError
+from anytorch.files import replacing
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, metadata
 
@@ -125,8 +125,6 @@ class Writer:
         assert len(header) == self.start, "the header grew after its place was reserved"
         self.file.seek(0)
         self.file.write(header)
-        self.file.flush()
-        os.fsync(self.file.fileno())
 
 
 def _rank(tensor: tuple[tuple[int, ...], torch.dtype]) -> tuple[int, int]:
@@ -148,24 +146,14 @@ def writing(
     extra: Mapping[str, Any] | None = None,
 ) -> Iterator[Writer]:
     """A writer for `path`. The file appears there when the block ends well, and nothing is left behind otherwise."""
-    import tempfile
-
     unknown = {str(dtype) for _, dtype in layout.values() if dtype not in DTYPES}
     if unknown:
         raise ModelError(f"safetensors files cannot hold {', '.join(sorted(unknown))}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            writer = Writer(file, layout, packed)
-            writer.begin(extra or {})
-            yield writer
-            writer.finish()
-        Path(temporary).chmod(0o644)  # mkstemp makes it private; a model file is to be shared like any other
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        writer = Writer(file, layout, packed)
+        writer.begin(extra or {})
+        yield writer
+        writer.finish()
 
 
 class Reader:

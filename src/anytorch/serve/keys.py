@@ -73,8 +73,7 @@ def add_key(path: Path, name: str = "") -> str:
         before += b"\n"
     line = f"{name}:{key}\n" if name else f"{key}\n"
     try:
-        replace_file(path, before + line.encode())
-        path.chmod(0o600)
+        replace_file(path, before + line.encode(), private=True)
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
     return key

@@ -10,9 +10,7 @@ DIR/loss.png        the curve
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import torch
 
 from anytorch import logs
 from anytorch.errors import InputError, ModelError
-from anytorch.files import replace_file
+from anytorch.files import replace_file, replacing
 
 log = logs.logger(__name__)
 FORMAT = 1
@@ -40,17 +38,8 @@ class RunFolder:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the last state whole. Streamed to a temporary file first: it may be gigabytes."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".last.pt.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                torch.save({"format": FORMAT, **state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.state)  # noqa: PTH105
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(self.state) as file:
+            torch.save({"format": FORMAT, **state}, file)
 
     def load(self, fingerprint: str, device: torch.device) -> dict[str, Any] | None:
         """The last state, or None. Raises InputError if it belongs to another plan or other data."""

@@ -1,0 +1,54 @@
+"""Files that are replaced whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anytorch.files import replace_file, replacing
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_replaced_or_stays(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    replace_file(path, b"old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+        file.write(b"half of the ne")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old"
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new" and list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
+    from anytorch import files
+
+    following = int(repr(files._numbers).strip("count()"))
+    for number in range(following, following + 3):
+        (tmp_path / f".file.{os.getpid()}-{number}").touch()
+    replace_file(tmp_path / "file", b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
+def test_who_may_read_it(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from anytorch.files import replace_file\n"
+        "os.umask(0o027)\n"
+        "replace_file(Path(sys.argv[1]), b'x')\n"
+        "replace_file(Path(sys.argv[2]), b'x', private=True)\n"
+        "replace_file(Path(sys.argv[3]), b'y')\n"
+    )
+    paths = [tmp_path / name for name in ("shared", "secret", "given")]
+    paths[2].write_bytes(b"x")
+    paths[2].chmod(0o604)
+    subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True)
+    assert [mode(path) for path in paths] == [0o640, 0o600, 0o604]
