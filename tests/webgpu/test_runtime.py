@@ -311,3 +311,14 @@ def test_an_interrupt_while_waiting_for_a_readback_is_raised_and_harmless(run_py
         "assert interrupted == 12, interrupted\n"
         "assert torch.equal((x @ x).cpu(), want)\n"
     )
+
+
+def test_looking_for_adapters_without_a_display_says_nothing(run_python: Any) -> None:
+    done = run_python(
+        "import os\n"
+        "os.environ.pop('XDG_RUNTIME_DIR', None)\n"
+        "from anytorch.gpu.adapters import list_adapters\n"
+        "assert list_adapters()\n"
+        "assert 'XDG_RUNTIME_DIR' not in os.environ\n"
+    )
+    assert "XDG_RUNTIME_DIR" not in done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +39,9 @@ def list_adapters() -> list[Adapter]:
         raise DeviceUnavailable("the package wgpu is not installed", hint="pip install 'anytorch[webgpu]'") from exc
     leave_opengl_alone()
     found = []
-    for handle in wgpu.gpu.enumerate_adapters_sync():
+    with no_display():
+        handles = wgpu.gpu.enumerate_adapters_sync()
+    for handle in handles:
         info = handle.info
         if info["backend_type"] in APIS:
             found.append(
@@ -52,6 +56,20 @@ def list_adapters() -> list[Adapter]:
                 )
             )
     return sorted(found, key=lambda adapter: _ORDER.get(adapter.kind, 3))
+
+
+@contextmanager
+def no_display() -> Iterator[None]:
+    """Within it drivers that look for a Wayland display find none without writing an error to the terminal, as they do
+    for every look where XDG_RUNTIME_DIR is not set: in containers, over ssh."""
+    if "XDG_RUNTIME_DIR" in os.environ:
+        yield
+        return
+    os.environ["XDG_RUNTIME_DIR"] = "/nonexistent"
+    try:
+        yield
+    finally:
+        del os.environ["XDG_RUNTIME_DIR"]
 
 
 def leave_opengl_alone() -> None:
