@@ -132,19 +132,24 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
     series = read(options, output.note if speaks() else silent)
     found = choose_checkpoint(options.model or "tiny", options.tokenizer)
     common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
-    with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
+    try:
+        with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
+            if speaks():
+                common["progress"] = progress
+            if options.kind == "tokenizer":
+                done = finetune_tokenizer(series, tokenizer=start(found.tokenizer, options), **common)
+            else:
+                done = finetune_predictor(
+                    series,
+                    model=start(found.model, options),
+                    tokenizer=found.tokenizer,
+                    objective=options.objective,
+                    **common,
+                )
+    except KeyboardInterrupt:
         if speaks():
-            common["progress"] = progress
-        if options.kind == "tokenizer":
-            done = finetune_tokenizer(series, tokenizer=start(found.tokenizer, options), **common)
-        else:
-            done = finetune_predictor(
-                series,
-                model=start(found.model, options),
-                tokenizer=found.tokenizer,
-                objective=options.objective,
-                **common,
-            )
+            output.note(f"what was saved is in {options.output}; the same command goes on from there")
+        raise
     if speaks() and not output.json:
         tell(done, options, found.tokenizer, output)
     return {**asdict(done), "folder": str(done.folder)}
