@@ -66,6 +66,9 @@ def test_other_precisions(service: Any, precision: str, columns: int) -> None:
     found = vectors(ask(service, input=TEXTS, precision=precision))
     assert found.shape == (4, columns)
     np.testing.assert_allclose(found, want.astype(np.float32), rtol=1e-3)
+    # As OpenAI's clients ask, who would take any base64 for float32.
+    as_base64 = ask(service, input=TEXTS, precision=precision, encoding_format="base64")
+    np.testing.assert_array_equal(vectors(as_base64), found)
 
 
 def test_a_prompt_is_put_before_each(service: Any) -> None:

@@ -87,6 +87,9 @@ def test_a_client_loads_a_model_by_its_id_alone(serve: Callable[..., Any], folde
     assert answer.json()["model"]["id"] == "team/mini"
     assert service.client.post("/v1/embeddings", json={"input": "x"}).json()["model"] == "team/mini"
     assert [m["id"] for m in service.client.get("/v1/models").json()["data"]] == ["team/mini"]
+    assert service.client.get("/v1/models/team/mini").json()["id"] == "team/mini"
+    unknown = service.client.get("/v1/models/gpt")
+    assert unknown.status_code == 404 and "loaded: team/mini" in unknown.json()["detail"]
     gone = service.client.post("/v1/embeddings", json={"input": "x", "model": "all-MiniLM-L6-v2"})
     assert gone.status_code == 404
     assert service.client.post("/api/load-model", json={"model": "all-MiniLM-L6-v2"}).status_code == 200

@@ -146,6 +146,7 @@ def test_a_deadline_ends_a_text_with_words(writer: Any) -> None:
         ("completions", {"prompt": "x", "temperature": -1}, 422),
         ("completions", {"prompt": "x", "top_p": 0}, 422),
         ("completions", {"prompt": "x", "n": 2}, 422),
+        ("completions", {"prompt": "x", "logprobs": 3}, 422),
         ("completions", {"prompt": "x", "model": "nobody"}, 404),
         ("completions", {"prompt": "word " * 5000}, 422),
         ("completions", {"prompt": "x", "stop": [""] * 100}, 422),

@@ -334,6 +334,7 @@ class Sampling(Body):
     seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool | None = False
     n: Literal[1] | None = 1
+    logprobs: Literal[False, 0] | None = None
     stream_options: dict[str, Any] | None = None
 
 

@@ -11,6 +11,7 @@ from anytorch.devices.documented.system import get_device_info
 from anytorch.serve import schemas
 from anytorch.serve.answers import problems
 from anytorch.serve.named import EMBEDDED
+from anytorch.serve.problems import Problem
 from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
 
@@ -24,6 +25,19 @@ async def listed(request: Request) -> schemas.OpenAIModels:
     return schemas.OpenAIModels(
         data=[schemas.OpenAIModel(id=info.id, created=service.created) for info in service.models.infos()]
     )
+
+
+@router.get("/v1/models/{name:path}", responses=problems(401, 404))
+async def one(name: str, request: Request) -> schemas.OpenAIModel:
+    """One of the loaded models, as OpenAI tells of it."""
+    there = (await listed(request)).data
+    for model in there:
+        if model.id == name:
+            return model
+    raise Problem(
+        404, "model-not-found", "There is no such model",
+        f"{name!r} is not loaded; loaded: {', '.join(model.id for model in there) or 'none'}", param="model",
+    )  # fmt: skip
 
 
 @router.get("/api/models", responses=problems(401))
