@@ -363,3 +363,17 @@ def test_a_forward_without_its_backward_keeps_nothing_alive(models: Any, given: 
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_a_fitted_model_is_not_copied_and_an_unfitted_one_is(models: Any, given: dict[str, Any]) -> None:
+    model = models.made()
+    expected = model(models.IDS)
+    anytorch.memory.fit(model, "cpu", device_budget=1.2 * MB, **given)
+    with pytest.raises(UsageError, match="cannot be copied"):
+        copy.deepcopy(model)
+    assert torch.equal(copy.deepcopy(anytorch.memory.unfit(model))(models.IDS), expected)
+
+
+def test_what_is_no_model_is_named(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"not a str\s+hint: .*memory.load"):
+        anytorch.memory.fit("folder", "cpu", **given)  # type: ignore[type-var]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ def attach(model: nn.Module, running: Running, loading: Loading) -> None:
         undo.append(module.register_load_state_dict_pre_hook(_filler(loading, slots.get(module, {}))).remove)
         undo.append(module.register_load_state_dict_post_hook(_keeper(loading)).remove)
     undo.append(_replace(model, "_apply", _apply(model, running)))
+    undo.append(_replace(model, "__deepcopy__", _refuse_copy))
 
 
 def detach(model: nn.Module, running: Running | None = None) -> None:
@@ -134,6 +135,13 @@ def _keeper(loading: Loading) -> Callable[..., None]:
         loading.after(module)
 
     return keep
+
+
+def _refuse_copy(_: dict[int, Any]) -> NoReturn:
+    raise UsageError(
+        "a fitted model cannot be copied: it owns files, threads and memory",
+        hint="copy it before it is fitted, or anytorch.memory.unfit(model) first",
+    )
 
 
 def _apply(model: nn.Module, running: Running) -> Callable[..., nn.Module]:

@@ -58,6 +58,11 @@ def fit(
     >>> model(torch.ones(1, 64)).shape
     torch.Size([1, 64])
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"fit takes a torch.nn.Module, not a {type(model).__name__}",
+            hint="a folder with a checkpoint: anytorch.memory.load" if isinstance(model, (str, Path)) else "",
+        )
     if HANDLE in model.__dict__:
         raise UsageError("this model is fitted already", hint="anytorch.memory.unfit(model) first")
     tiers = create_tiers(
