@@ -34,7 +34,7 @@ demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of th
 
 # Much here is about processes, time limits and killed workers, on machines that others use as well: what fails is tried once
 # more, and listed as RERUN. One that is listed twice is a defect of the test.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --reruns 1 -q
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --reruns 1 -raR -q
 
 test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(PYTEST) -m "not slow and not device"

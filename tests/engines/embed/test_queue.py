@@ -249,6 +249,7 @@ def test_an_interrupted_caller_leaves_nothing_in_the_queue(engine: Any, encoder:
         def interrupt() -> None:
             while not queue.stats.waiting_requests:
                 time.sleep(0.001)
+            time.sleep(0.3)  # it waits for its answer, and is no longer on its way into the queue
             signal.pthread_kill(mine, signal.SIGINT)
 
         threading.Thread(target=interrupt).start()

@@ -104,7 +104,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
         stats = engine.stats
         rate = f" ({stats.texts / seconds:,.0f} texts/s)" if stats.texts >= 50 and seconds else ""
         where = f"; written to {target}" if target is not None else ""
-        output.note(f"{stats.texts:,} texts in {seconds:.1f} s{rate} on {engine.device}{where}")
+        if target is not None and not stats.texts:
+            output.note(f"{target} is complete: nothing was left to do")
+        else:
+            output.note(f"{stats.texts:,} texts in {seconds:.1f} s{rate} on {engine.device}{where}")
         if stats.truncated:
             output.warn(f"{stats.truncated:,} texts had more than {engine.max_length} tokens and were cut there")
         if options.explain:
