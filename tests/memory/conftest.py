@@ -40,3 +40,15 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def given(disk: Path) -> dict[str, Any]:
     """The arguments of `fit` that most tests share."""
     return {"disk": disk, "speeds": Speeds(10.0, 2.0)}
+
+
+@pytest.fixture
+def quant_builds(isolation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that tests/quant compiled; here it does not matter which is fastest, but it has to stay the same one."""
+    from anytorch.quant import choose
+
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(Path(__file__).parents[2] / ".cache" / "quant"))
+    monkeypatch.setattr(choose, "_recall", lambda case: None)
+    monkeypatch.setattr(choose, "_keep", lambda case, measured: None)
+    monkeypatch.setattr(choose, "_remembered", {})
+    monkeypatch.setattr(choose, "ROUNDS", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,23 +11,13 @@ from torch import nn
 import anytorch
 from anytorch.errors import UsageError
 from anytorch.memory.parked import ParkedBuffer
-from anytorch.quant import choose
 from anytorch.quant.linear import QuantLinear
 
+pytestmark = pytest.mark.usefixtures("quant_builds")
 LEVELS: dict[str, dict[str, Any]] = {
     "disk": {"device_budget": "300KB"},
     "host": {"device_budget": "300KB", "host_budget": "4MB"},
 }
-
-
-@pytest.fixture(autouse=True)
-def shared_builds(isolation: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that tests/quant compiled; here it does not matter which is fastest."""
-    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(Path(__file__).parents[2] / ".cache" / "quant"))
-    monkeypatch.setattr(choose, "_recall", lambda case: None)
-    monkeypatch.setattr(choose, "_keep", lambda case, measured: None)
-    monkeypatch.setattr(choose, "_remembered", {})
-    monkeypatch.setattr(choose, "ROUNDS", 1)
 
 
 @pytest.fixture
