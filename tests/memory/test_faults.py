@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 import anytorch
-from anytorch.errors import ModelError, OutOfMemory, UsageError
+from anytorch.errors import BudgetTooSmall, ModelError, OutOfMemory, UsageError
+from anytorch.memory import levels
 from anytorch.memory import reader as reader_module
 from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import from_files, views_of
@@ -248,6 +250,32 @@ def test_a_folder_that_cannot_be_written(models: Any, given: dict[str, Any], tmp
     model = models.made()
     with pytest.raises(UsageError, match="disk level"):
         anytorch.memory.fit(model, "cpu", device_budget=1.2 * MB, **(given | {"disk": file / "inside"}))
+
+
+def test_a_read_only_file_system_is_no_small_budget(
+    models: Any, given: dict[str, Any], disk: Path, monkeypatch: Any
+) -> None:
+    """It says that nothing is free. A disk that is merely full says the same, and there a budget is the answer."""
+    model = models.made()
+    expected = model(models.IDS)
+    used_up = shutil.disk_usage(disk.parent)._replace(free=0)
+    monkeypatch.setattr(levels.shutil, "disk_usage", lambda folder: used_up)
+    with pytest.raises(BudgetTooSmall, match="have to rest on disk, where 0 bytes may be used"):
+        anytorch.memory.fit(model, "cpu", device_budget=1.2 * MB, **given)
+    assert not list(disk.iterdir())
+
+    def read_only(self: Path, *_: Any, **__: Any) -> None:
+        if not self.exists():
+            raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(UsageError) as caught:
+        anytorch.memory.fit(model, "cpu", device_budget=1.2 * MB, **given)
+    said = f"cannot use {disk} as the disk level: nothing can be written there (Read-only file system)"
+    assert caught.value.message == said and "may write to" in caught.value.hint
+    assert torch.equal(model(models.IDS), expected)
+    anytorch.memory.fit(model, "cpu", device_budget=100 * MB, **given)  # nothing has to be written
+    anytorch.memory.unfit(model)
     model(models.IDS)
 
 

@@ -25,6 +25,10 @@ LEAST_STAGING_NBYTES = 2 * MIB
 DEEPEST = 4  # steps held at once in the ring; beyond that more residents always win
 
 
+class DiskTooSmall(BudgetTooSmall):
+    """It is the disk that has not enough room. Nothing is opened here: whether it could be written is for others to ask."""
+
+
 def make_plan(
     blocks: Sequence[Block],
     steps: Sequence[Step],
@@ -186,7 +190,7 @@ def settle(
             f"{sum(block.nbytes for block in blocks.values())} bytes",
         )
     if not on_disk and budgets.disk is not None and needed > budgets.disk:
-        raise BudgetTooSmall(
+        raise DiskTooSmall(
             f"{words(needed)} have to rest on disk, where {words(budgets.disk)} may be used",
             hint=f"the smallest disk budget that works is {needed} bytes ({words(needed)})",
         )

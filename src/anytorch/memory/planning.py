@@ -10,8 +10,9 @@ from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.formats import packing_of, resting_nbytes
 from anytorch.memory.images import Image, packed
 from anytorch.memory.levels import speeds_of
-from anytorch.memory.plan import least_device_nbytes, make_plan
+from anytorch.memory.plan import DiskTooSmall, least_device_nbytes, make_plan
 from anytorch.memory.sizes import words
+from anytorch.memory.spill import Spill
 from anytorch.memory.types import Block, Budgets, Plan, Step, Tiers
 from anytorch.memory.units import Found, find_units
 
@@ -33,7 +34,10 @@ def plan_for(
     training: bool = False,
     codes: bool = True,
 ) -> tuple[Found, Plan]:
-    """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own."""
+    """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own.
+
+    Raises BudgetTooSmall; UsageError where the disk has no room because its folder cannot be written at all.
+    """
     if isinstance(blocks, str) and blocks != LEAVES:
         blocks = (blocks,)
     for finest in (True,) if blocks == LEAVES else (False, True):
@@ -46,8 +50,12 @@ def plan_for(
                 if whole > tiers.device.capacity:
                     chosen, kept = resting_sizes(found, rest_format), reserve + live_nbytes(found, rest_format)
             return found, _plan(model, found, tiers, (kept, host_reserve), compute_s, on_disk, chosen, training)
-        except BudgetTooSmall:
+        except BudgetTooSmall as exc:
             if finest or blocks is not None:
+                disk = tiers.find("disk")
+                if isinstance(exc, DiskTooSmall) and disk is not None:
+                    # A read-only file system says that nothing is free, which no budget mends: its own reason comes first.
+                    Spill(disk.place).close()
                 raise
     raise AssertionError("unreachable")
 
