@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.quant import (
     LoRALinear,
     QuantLinear,
@@ -239,6 +241,24 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     longer.more = nn.Linear(2, 2)
     with pytest.raises(ModelError, match=r"lacks more\.bias, more\.weight"):
         load(longer, tmp_path)
+
+
+def test_a_disk_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    quantize(model, "int8")
+    kept = save(model, tmp_path).read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # the system names no path for an open file
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError) as caught:
+        save(model, tmp_path)
+    assert caught.value.message == f"cannot write {tmp_path / 'model.safetensors'}: No space left on device"
+    assert caught.value.hint.startswith("nothing was changed")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("model.safetensors", kept)]
+    with pytest.raises(OutputError, match=r"cannot write .*inside.model\.safetensors: \w"):
+        save(model, tmp_path / "model.safetensors" / "inside")
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from anytorch.errors import ModelError, UsageError
+from anytorch.errors import ModelError, OutputError, UsageError
 from anytorch.files import replacing
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, metadata
@@ -145,15 +145,24 @@ def writing(
     packed: Mapping[str, tuple[Format, tuple[int, ...], str]],
     extra: Mapping[str, Any] | None = None,
 ) -> Iterator[Writer]:
-    """A writer for `path`. The file appears there when the block ends well, and nothing is left behind otherwise."""
+    """A writer for `path`. The file appears there when the block ends well, and nothing is left behind otherwise.
+
+    The block only writes: an OSError in it is the disk's, and is raised as OutputError, which names the file.
+    """
     unknown = {str(dtype) for _, dtype in layout.values() if dtype not in DTYPES}
     if unknown:
         raise ModelError(f"safetensors files cannot hold {', '.join(sorted(unknown))}")
-    with replacing(path) as file:
-        writer = Writer(file, layout, packed)
-        writer.begin(extra or {})
-        yield writer
-        writer.finish()
+    try:
+        with replacing(path) as file:
+            writer = Writer(file, layout, packed)
+            writer.begin(extra or {})
+            yield writer
+            writer.finish()
+    except OSError as exc:
+        raise OutputError(
+            f"cannot write {path}: {exc.strerror or exc}",
+            hint="nothing was changed; make room, or name another folder",
+        ) from exc
 
 
 class Reader:
@@ -235,7 +244,7 @@ class Reader:
 def save_tensors(
     path: Path, packed: Mapping[str, QuantTensor], plain: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Write packed weights (and ordinary tensors) to one file. `Reader` reads it back."""
+    """Write packed weights (and ordinary tensors) to one file. `Reader` reads it back. Raises OutputError."""
     plain = plain or {}
     layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for name in sorted(packed.keys() | plain.keys()):
