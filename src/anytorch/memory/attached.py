@@ -40,7 +40,7 @@ def attach(model: nn.Module, running: Running, loading: Loading) -> None:
     undo.append(_replace(model, "__deepcopy__", _refuse_copy))
 
 
-def detach(model: nn.Module, running: Running | None = None) -> None:
+def detach(model: nn.Module) -> None:
     """Put every door back. Nothing of the model leads to what ran it any more, so each goes with its last user."""
     for undo in reversed(model.__dict__.pop(RECORD, [])):
         undo()

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from anytorch.errors import UsageError
 from anytorch.memory.attached import ACTIVATIONS as RECORD
-from anytorch.memory.fitting import HANDLE, fitted
+from anytorch.memory.fitting import fitted
+from anytorch.memory.handle import HANDLE
 
 WAYS = ("keep", "checkpoint", "offload")
 

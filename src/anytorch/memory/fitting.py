@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from anytorch.errors import UsageError
-from anytorch.memory.handle import HANDLE as HANDLE
-from anytorch.memory.handle import Fitted
+from anytorch.memory.handle import HANDLE, Fitted
 from anytorch.memory.levels import Size, create_tiers
 from anytorch.memory.placement import place
 from anytorch.memory.planning import plan_for

@@ -18,8 +18,7 @@ from anytorch.devices.memory import memory
 from anytorch.devices.types import Caps
 from anytorch.engines.embed.locate import HUB_NAME, hub_model
 from anytorch.errors import ModelError, UsageError
-from anytorch.memory.attached import detach
-from anytorch.memory.fitting import HANDLE, fit, fitted
+from anytorch.memory.fitting import fit, fitted
 from anytorch.memory.levels import DEVICE_SHARE, Size
 from anytorch.memory.loading import load as load_in_tiers
 from anytorch.memory.sizes import parse_nbytes, words
@@ -56,11 +55,7 @@ class Loaded:
         collector comes by, so it is given back here."""
         model, self.model = self.model, None
         if model is not None and self.in_tiers:
-            handle = fitted(model)
-            if handle.running is not None:
-                detach(model, handle.running)
-            model.__dict__.pop(HANDLE)
-            handle.close()
+            fitted(model).close()
 
 
 def find_folder(named: str | Path) -> Path:
