@@ -143,11 +143,19 @@ def test_integer_division_and_bits(webgpu: Any, dtype: torch.dtype) -> None:
     same(x % -5 if low else x % 5, a % -5 if low else a % 5)
 
 
-def test_division_of_integers_by_zero_does_not_stop_the_device(webgpu: Any) -> None:
-    x, zero = torch.arange(8, device="webgpu"), torch.zeros(8, dtype=torch.int64, device="webgpu")
-    for function in (torch.floor_divide, torch.remainder, torch.fmod):
-        function(x, zero)
-    same(x + 1, torch.arange(8) + 1)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_division_of_integers_by_zero_gives_what_the_guide_says(webgpu: Any, dtype: torch.dtype) -> None:
+    a = torch.arange(0 if dtype is torch.uint8 else -4, 8).to(dtype)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        torch.floor_divide(a, torch.zeros_like(a))
+    x, all_bits = a.to("webgpu"), ~torch.zeros_like(a)
+    for zero in (torch.zeros_like(x), 0):
+        for quotient in (x // zero, *(torch.div(x, zero, rounding_mode=mode) for mode in ("floor", "trunc"))):
+            same(quotient, all_bits)
+        for remainder in (x % zero, torch.remainder(x, zero), torch.fmod(x, zero)):
+            same(remainder, a)
+        same(x / zero, a / 0)
+    same(x + 1, a + 1)  # the device goes on
 
 
 def test_integers_wrap_round_and_are_exact_beyond_32_bits(webgpu: Any) -> None:

@@ -116,7 +116,8 @@ fn sign_f32(x: f32) -> f32 {
 }
 """
 
-# The same in every integer type. A division by zero has no answer; what is returned must only not stop the device.
+# The same in every integer type. A division by zero has no answer; what is returned must only not stop the device, and
+# be what docs/guide/webgpu.md says.
 INTEGER = """
 fn divide_T(x: T, y: T) -> T {
   if (y == T(0)) { return T(-1); }
