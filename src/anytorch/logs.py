@@ -8,6 +8,8 @@ the level of the logger `anytorch`, and lines go to standard error unless the pr
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from anytorch import config
@@ -56,6 +58,39 @@ class Logger:
 def logger(name: str) -> Logger:
     """The logger of one module: `log = logs.logger(__name__)`. `configure` or the application says where it goes."""
     return Logger(name)
+
+
+# --- what others say -----------------------------------------------------------------------------------------------
+
+# Logger, and what tells its message from others: torchao about its kernels for other machines, torch about torchao.
+ASIDES = (
+    ("torchao", "Failed to load "),
+    ("torchao", "Skipping import of cpp extensions"),
+    ("torch.utils._pytree", "register_constant() on Enum subclasses is deprecated"),
+)
+
+
+@contextmanager
+def asides_unheard() -> Iterator[None]:
+    """Inside, the messages of ASIDES are dropped; all others are heard.
+
+    transformers imports torchao where it finds it, whatever the model: it is no news to somebody who opens one.
+    """
+    import logging
+
+    added = []
+    try:
+        for name, words in ASIDES:
+
+            def other(record: logging.LogRecord, words: str = words) -> bool:
+                return words not in record.getMessage()
+
+            logging.getLogger(name).addFilter(other)
+            added.append((logging.getLogger(name), other))
+        yield
+    finally:
+        for heard, other in added:
+            heard.removeFilter(other)
 
 
 # --- the command line ----------------------------------------------------------------------------------------------

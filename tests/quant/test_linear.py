@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -300,3 +303,9 @@ def test_what_was_measured_with_other_libraries_is_measured_again(monkeypatch: p
     after = [choose_module._case(*asked, prefer) for prefer in ("speed", "memory")]
     assert after[0] != before[0] and "bitsandbytes 99" in after[0]
     assert after[1] == before[1], "only speed asks them"
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+def test_torchao_is_imported_in_silence(run_python: Callable[..., Any]) -> None:
+    done = run_python("from anytorch.quant.kernels import libraries; print(libraries._import('torchao.quantization'))")
+    assert "<module 'torchao.quantization'" in done.stdout and not done.stderr

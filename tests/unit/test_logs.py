@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
 
 import pytest
+
+from anytorch import logs
 
 CODE = """
     import sys
@@ -197,3 +200,23 @@ def test_plugins_loaded_and_left_out_are_logged(
     assert "plug-in two of strange: left out by the setting plugins" in caplog.messages
     assert "plug-in three of strange: loaded from anytorch.devices.cpu:CpuBackend" in caplog.messages
     assert any("back end one is left out" in line for line in caplog.messages)
+
+
+def test_asides_are_dropped_by_their_words(caplog: pytest.LogCaptureFixture) -> None:
+    torchao, child = logging.getLogger("torchao"), logging.getLogger("torchao.kernel")
+
+    def heard() -> list[str]:
+        caplog.clear()
+        torchao.warning("Failed to load _C_cutlass_90a.abi3.so: no such symbol")
+        torchao.warning("this format is deprecated")
+        child.warning("no kernel")
+        return [record.getMessage() for record in caplog.records]
+
+    everything, rest = heard(), ["this format is deprecated", "no kernel"]
+    assert len(everything) == 3
+    with logs.asides_unheard():
+        assert heard() == rest
+        with pytest.raises(KeyError), logs.asides_unheard():
+            raise KeyError
+        assert heard() == rest
+    assert heard() == everything

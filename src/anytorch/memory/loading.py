@@ -171,7 +171,7 @@ def from_folder(folder: Path) -> nn.Module:
         raise ModelError(
             f"opening {folder} needs transformers, which is not installed", hint="pip install transformers"
         ) from exc
-    with others_asides_unheard():
+    with logs.asides_unheard():
         config = transformers.AutoConfig.from_pretrained(folder)
         names = config.architectures or []
         made: Any = getattr(transformers, names[0], None) if names else None
@@ -182,23 +182,6 @@ def from_folder(folder: Path) -> nn.Module:
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return model  # type: ignore[no-any-return]
-
-
-@contextmanager
-def others_asides_unheard() -> Iterator[None]:
-    """transformers imports every quantization library it finds, whatever the model. What torchao then says about kernels for
-    other machines, and torch about torchao, is no news to somebody who opens a model."""
-    import logging
-
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def match(model: nn.Module, located: Mapping[str, Located], checkpoint: Path) -> dict[str, Located]:

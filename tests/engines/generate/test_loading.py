@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import shutil
 import weakref
 from pathlib import Path
@@ -138,6 +139,22 @@ def test_a_model_larger_than_its_budget_runs_in_tiers(models: dict[str, Path], q
         for stream in streams:
             text = stream.completion().text
             assert text == wanted if quantization is None else text[:4] == wanted[:4]
+
+
+def test_what_transformers_imports_says_nothing_aside(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This process has torchao imported already, so it is made to speak again."""
+    real = loading.from_folder
+
+    def speaking(*given: Any) -> Any:
+        logging.getLogger("torchao").warning("Failed to load _C.so: Could not load this library")
+        logging.getLogger("torchao").warning("this is news")
+        return real(*given)
+
+    monkeypatch.setattr(loading, "from_folder", speaking)
+    TextGenerator(models["llama"], device="cpu").close()
+    assert [record.getMessage() for record in caplog.records if record.name == "torchao"] == ["this is news"]
 
 
 def tensor_memory() -> dict[int, int]:

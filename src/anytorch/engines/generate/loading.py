@@ -258,12 +258,13 @@ def first_line(exc: Exception) -> str:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Inside, transformers draws no bars: the words of a program are its own."""
+    """Inside, transformers draws no bars, and what it imports says nothing aside: the words of a program are its own."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with logs.asides_unheard():
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from anytorch import logs
 from anytorch.quant.kernels.base import Prepared, nbytes_of
 from anytorch.quant.tensor import QuantTensor, unpack
 
@@ -21,7 +22,7 @@ def _import(name: str) -> Any:
     if find_spec(name.partition(".")[0]) is None:
         return f"{name.partition('.')[0]} is not installed"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), logs.asides_unheard():
             warnings.simplefilter("ignore")  # about what else they could do on other machines
             return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as exc:  # built for another torch, or for a driver that is not here
