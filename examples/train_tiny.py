@@ -1,7 +1,9 @@
 """Train the tiny checkpoint that comes with anytorch, on generated candles: about ten minutes of one CPU core.
 
 OMP_NUM_THREADS=1 python examples/train_tiny.py --output /tmp/tiny
-cp -r /tmp/tiny/tokenizer/best_model src/anytorch/engines/forecast/assets/tokenizer   (and model likewise)
+for part in tokenizer model; do
+  cp /tmp/tiny/$part/best_model/{config.json,model.safetensors} src/anytorch/engines/forecast/assets/$part/
+done
 
 Killed in the middle, the same command goes on where it was.
 """

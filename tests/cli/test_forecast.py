@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,13 +142,23 @@ def test_finetune_and_forecast_with_the_result(cli: Callable[..., Any], tmp_path
     )
     assert told.status == 0, told.err
     assert "best weights" in told.out and "before" in told.out
+    model = tmp_path / "model" / "best_model"
+    assert told.err.rstrip().endswith(f"next: anytorch forecast FILE --model {model}"), "and nothing to remember"
     again = cli("finetune", "predictor", *common, "--tokenizer", tokenizer, "--output", str(tmp_path / "model"))
     assert again.status == 2 and "another plan" in again.err and "--restart" in again.err
-    done = cli(
-        *("forecast", str(data / "SYM000.csv"), "--model", str(tmp_path / "model" / "best_model")),
-        *("--tokenizer", tokenizer, "--context", "64", "--device", "cpu", "--horizon", "3", "--samples", "2", "--json"),
-    )
-    assert done.status == 0 and len(done.document["series"][0]["forecast"]) == 3
+    asked = ("forecast", str(data / "SYM000.csv"), "--device", "cpu", "--horizon", "3", "--samples", "2", "--json")
+    asked = (*asked, "--seed", "1", "--model", str(model))
+    done = cli(*asked)
+    assert done.status == 0, done.err
+    (one,) = done.document["series"]
+    assert len(one["forecast"]) == 3 and one["lookback"] == 125, "the tiny model's window is 128 rows"
+    assert cli(*asked, "--tokenizer", tokenizer, "--context", "128").document == done.document
+    given = cli(*asked, "--context", "64")
+    assert given.status == 0 and given.document["series"][0]["lookback"] == 61, "what is given counts more"
+    shutil.rmtree(model / "tokenizer")
+    gone = cli(*asked)
+    assert gone.status == 2 and f"there is no folder {model / 'tokenizer'}" in gone.err and "--tokenizer" in gone.err
+    assert cli(*asked, "--tokenizer", tokenizer).document == done.document
     summary = json.loads((tmp_path / "model" / "summary.json").read_text())
     assert summary["plan"]["lora_rank"] == 2
 
@@ -182,6 +193,8 @@ def test_finetune_with_the_published_file_of_settings(cli: Callable[..., Any], t
     assert (plan["epochs"], plan["batch_size"], plan["lookback"], plan["seed"]) == (2, 100, 16, 42)
     assert plan["betas"] == [0.8, 0.9] and tokenizer["plan"]["betas"] == [0.9, 0.999]
     assert model["first_loss"] > 4.5, "from new weights, as the file says"
+    said = json.loads((tmp_path / "out" / "try" / "predictor" / "best_model" / "anytorch.json").read_text())
+    assert (said["max_context"], said["lookback"], said["horizon"]) == (64, 16, 4)
     again = cli("finetune", "both", "--config", str(config), "--json")
     assert again.status == 0 and again.err.count("is there and kept") == 2
     assert again.document == {"tokenizer": None, "predictor": None}
@@ -231,6 +244,7 @@ def test_from_scratch(cli: Callable[..., Any], tmp_path: Path) -> None:
         (["both", "--config", "not-there.yaml"], "not-there.yaml cannot be read"),
         (["tokenizer", "--sample"], "--output"),
         (["predictor", "--sample", "--output", "x", "--batch-size", "0"], "batch_size=0"),
+        (["predictor", "--sample", "--output", "x", "--context", "1"], "at least 2 rows"),
         (["predictor", "--sample", "--output", "x", "--objective", "luck"], "use one of generation, published"),
     ],
 )

@@ -76,6 +76,10 @@ def test_training_scripts(processes: int, tmp_path: Path) -> None:
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["steps"] == 2 and summary["processes"] == processes
         assert done.stdout.count("best weights") == 1, "of several processes one speaks"
+    if processes == 1:
+        from anytorch import load_predictor
+
+        assert load_predictor(folder / "best_model", device="cpu").max_context == 128, "it says what it goes with"
 
 
 class Settings:

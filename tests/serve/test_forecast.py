@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gzip
 import math
+import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anytorch.engines.candles.generate import sample_candles
-from anytorch.errors import QueueClosed, QueueFull
+from anytorch.errors import ModelError, QueueClosed, QueueFull
 from anytorch.serve.forecasting import ForecastQueue, Job, Pace, Terms, take
 
 pytest.importorskip("torch")
@@ -296,3 +298,29 @@ def test_forecasts_at_the_same_time(forecaster: Any) -> None:
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda n: ask(forecaster, sample=True, seed=None, horizon=2 + n % 2), range(6)))
     assert all(math.isfinite(good(answer)["forecast"]["close"][-1]) for answer in answers)
+
+
+def test_a_folder_of_fine_tuning_is_served_with_what_it_says(tmp_path: Path) -> None:
+    """Its tokenizer and its window; a folder that says nothing has its tokenizer inside it or beside it, as before."""
+    from anytorch.engines.forecast.assets import tiny_folder
+    from anytorch.serve.loaders import ForecastModel, Wanted
+    from anytorch.serve.options import ServeOptions
+
+    folder, options = tmp_path / "mine", ServeOptions(threads=1)
+    shutil.copytree(tiny_folder("model"), folder)
+    shutil.copytree(tiny_folder("tokenizer"), folder / "its own")
+
+    def length() -> int | None:
+        model = ForecastModel(Wanted("mine", "forecast", folder, "cpu"), options)
+        model.close()
+        return model.info.max_length
+
+    with pytest.raises(ModelError, match="there is no tokenizer with this"):
+        length()
+    (folder / "anytorch.json").write_text('{"tokenizer": "its own", "max_context": 77}')
+    assert length() == 77
+    (folder / "its own").rename(folder / "tokenizer")
+    with pytest.raises(ModelError, match="there is no folder"):
+        length()
+    (folder / "anytorch.json").unlink()
+    assert length() == 512

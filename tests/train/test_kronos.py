@@ -104,9 +104,10 @@ def test_from_data_to_a_model_that_loads(
     assert second.first_loss is not None and second.best_loss < second.first_loss
     assert torch.equal(before, torch.get_rng_state()), "the caller's random numbers are the caller's"
     loaded = Kronos.from_pretrained(second.folder)
-    assert loaded.config == model_config and sorted(p.name for p in second.folder.iterdir()) == [
-        "config.json",
-        "model.safetensors",
+    assert loaded.config == model_config
+    assert sorted(p.name for p in first.folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in second.folder.iterdir()) == [
+        *("anytorch.json", "config.json", "model.safetensors", "tokenizer")
     ]
     summary = json.loads((tmp_path / "model" / "summary.json").read_text())
     assert summary["kind"] == "model" and summary["data"]["windows"]["train"] > 0

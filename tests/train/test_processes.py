@@ -132,6 +132,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
         assert all(torch.equal(one[key], other[key]) for key in one)
     assert resumed.history == whole.history and resumed.best_loss == whole.best_loss
     assert torch.equal(*(weights(Kronos.from_pretrained(tmp_path / n / "best_model")) for n in ("whole", "cut")))
+    whole_files, cut_files = (
+        {p.relative_to(f).as_posix(): p.read_bytes() for p in f.rglob("*") if p.is_file()}
+        for f in (tmp_path / n / "best_model" for n in ("whole", "cut"))
+    )
+    assert whole_files == cut_files and "anytorch.json" in cut_files and "tokenizer/config.json" in cut_files
     again = finetune_predictor(market, output=tmp_path / "cut", **job)
     assert again.resumed_from == again.steps == 12, "a finished run is not trained any further"
     with pytest.raises(InputError, match="another plan, other data or another model"):

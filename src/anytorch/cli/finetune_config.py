@@ -15,7 +15,7 @@ from anytorch.errors import InputError, UsageError
 
 # What the published loader reads and what has no counterpart here: worker processes, and what torchrun decides.
 UNUSED = {
-    "data": {"max_context"},
+    "data": set(),
     "training": {"num_workers"},
     "model_paths": set(),
     "experiment": {"name", "description", "use_comet"},
@@ -36,6 +36,7 @@ class FinetuneConfig:
     tokenizer: str | None
     from_scratch: bool
     device: str
+    max_context: int | None = None
     plan: dict[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
@@ -84,6 +85,7 @@ def read_config(path: str | Path, kind: str, folder: str | None = None) -> Finet
         tokenizer=pretrained if of_tokenizer or not Path(trained).is_dir() else trained,
         from_scratch=not settings.flag("experiment", f"pre_trained_{word}", both),
         device="auto" if settings.flag("device", "use_cuda", True) else "cpu",
+        max_context=settings.number("data", "max_context", int),
         plan={name: value for name, value in plan.items() if value is not None},
         unused=settings.unused(),
     )

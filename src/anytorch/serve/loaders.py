@@ -124,9 +124,10 @@ class ForecastModel:
 
     def __init__(self, wanted: Wanted, options: ServeOptions) -> None:
         from anytorch.engines.forecast.checkpoints import load_predictor
+        from anytorch.engines.forecast.trained_with import read_trained_with
 
         source, tokenizer = wanted.source, None
-        if isinstance(source, Path):
+        if isinstance(source, Path) and read_trained_with(source) is None:
             tokenizer = tokenizer_of(source)
         self.predictor, _ = caught(
             lambda: load_predictor(
@@ -156,7 +157,7 @@ class ForecastModel:
 
 
 def tokenizer_of(folder: Path) -> Path:
-    """The tokenizer that goes with a forecasting model's folder: inside it, or beside it."""
+    """The tokenizer that goes with a forecasting model's folder that does not name it: inside it, or beside it."""
     for place in (folder / "tokenizer", folder.parent / "tokenizer"):
         if (place / "config.json").is_file():
             return place

@@ -3,7 +3,8 @@
     from anytorch.train import finetune_predictor, finetune_tokenizer
 
     done = finetune_tokenizer(["prices.csv"], output="runs/tokenizer", tokenizer="kronos-tokenizer-base")
-    finetune_predictor(["prices.csv"], output="runs/model", tokenizer=done.folder, model="kronos-small")
+    done = finetune_predictor(["prices.csv"], output="runs/model", tokenizer=done.folder, model="kronos-small")
+    predictor = anytorch.load_predictor(done.folder)
 
 One process on any device, or `torchrun --nproc_per_node=N` with averaged gradients.
 """
@@ -21,6 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anytorch.engines.forecast.assets import TINY
+from anytorch.engines.forecast.checkpoints import choose_checkpoint
+from anytorch.engines.forecast.trained_with import forget_trained_with, write_trained_with
 from anytorch.errors import UsageError
 from anytorch.models.kronos import Kronos, KronosTokenizer
 from anytorch.models.kronos.pretrained import Pretrained
@@ -36,6 +40,7 @@ TOKENIZER_PLAN = Plan(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=2.0)
 PREDICTOR_PLAN = Plan(learning_rate=4e-5, betas=(0.9, 0.95), clip_norm=3.0)
 ADAPTED = ("q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3")  # what gets an adapter: blocks, not heads
 OBJECTIVES = ("generation", "published")
+NAMED = (str, Path)  # what is found by its name; anything else is used as it is
 
 
 class TokenizerObjective(nn.Module):
@@ -79,6 +84,9 @@ class TokenizerObjective(nn.Module):
     def save(self, folder: Path) -> None:
         merged(self.tokenizer).save_pretrained(folder)
 
+    def describe(self, folder: Path) -> None:
+        """Nothing: a tokenizer stands for itself."""
+
 
 class PredictorObjective(nn.Module):
     """Cross entropy of the next s1, and of the next s2 given s1.
@@ -87,9 +95,17 @@ class PredictorObjective(nn.Module):
     is the original's training step: s2 is told an s1 that was drawn from the model, and sees positions that it does
     not have in a forecast. Either way validation is the exact log-likelihood of a forecast, and causal (the original's
     lets s2 see the future).
+
+    `trained_with`: max_context, lookback and horizon, for the file that says so beside the weights.
     """
 
-    def __init__(self, model: Kronos, tokenizer: KronosTokenizer, objective: str = "generation") -> None:
+    def __init__(
+        self,
+        model: Kronos,
+        tokenizer: KronosTokenizer,
+        objective: str = "generation",
+        trained_with: tuple[int, int, int] | None = None,
+    ) -> None:
         super().__init__()
         if objective not in OBJECTIVES:
             raise UsageError(f"objective={objective!r}: use one of {', '.join(OBJECTIVES)}")
@@ -101,6 +117,8 @@ class PredictorObjective(nn.Module):
         self.model = model
         self.tokenizer = tokenizer.requires_grad_(False)
         self.objective = objective
+        self.trained_with = trained_with
+        self.described = False
 
     def train(self, mode: bool = True) -> PredictorObjective:
         super().train(mode)
@@ -130,7 +148,15 @@ class PredictorObjective(nn.Module):
         return loss
 
     def save(self, folder: Path) -> None:
+        if not self.described:
+            forget_trained_with(folder)  # of another run, which had another tokenizer
         merged(self.model).save_pretrained(folder)
+        self.describe(folder)
+
+    def describe(self, folder: Path) -> None:
+        if self.trained_with is not None and not self.described:
+            write_trained_with(folder, self.tokenizer, *self.trained_with)
+            self.described = True
 
 
 def as_generated(model: Kronos, s1: Tensor, s2: Tensor, stamps: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,7 +205,8 @@ def finetune_predictor(
     *,
     output: str | Path,
     model: str | Path | Kronos | Mapping[str, Any],
-    tokenizer: str | Path | KronosTokenizer,
+    tokenizer: str | Path | KronosTokenizer | Mapping[str, Any] | None = None,
+    max_context: int | None = None,
     plan: Plan | None = None,
     objective: str = "generation",
     device: str | torch.device | None = "auto",
@@ -188,16 +215,48 @@ def finetune_predictor(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Outcome:
-    """Train the model on the tokens of a (frozen) tokenizer; see `finetune_tokenizer` and `PredictorObjective`."""
+    """Train the model on the tokens of a (frozen) tokenizer; see `finetune_tokenizer` and `PredictorObjective`.
+
+    `tokenizer` may be left out where the model is known to go with one. It is copied into `outcome.folder`, which also
+    says how many rows a window may have: `max_context`, or what the model was made for, or lookback + horizon if that is
+    more or nothing else is known (a module, a new model). So `load_predictor(outcome.folder)` needs no more.
+    """
     plan = replace(PREDICTOR_PLAN if plan is None else plan, **checked(changes))
+    model, tokenizer, max_context = chosen(model, tokenizer, max_context, plan)
     with world(device) as processes, own_random_numbers():
         module = start_from(Kronos, model, plan.seed)
         translator = start_from(KronosTokenizer, tokenizer, plan.seed)
         what = {"kind": "model", "config": module.config, "start": summed(module), "objective": objective}
         what["tokenizer"] = summed(translator)
         with_lora(module, plan)
-        goal = PredictorObjective(module.to(processes.device), translator.to(processes.device), objective)
+        goal = PredictorObjective(
+            module.to(processes.device),
+            translator.to(processes.device),
+            objective,
+            (max_context, plan.lookback, plan.horizon),
+        )
         return _train(data, goal, plan, processes, output, what, resume, repair, progress)
+
+
+def chosen(model: Any, tokenizer: Any, max_context: int | None, plan: Plan) -> tuple[Any, Any, int]:
+    """The two to start from, and the rows that a window of the trained model may have."""
+    if tokenizer is None and not isinstance(model, NAMED):
+        raise UsageError(
+            "name the tokenizer that the model is to work with: a module and a new model do not say it",
+            hint="tokenizer=… takes a folder, a name, or a module",
+        )
+    # "tiny" stands in for what has no name: that half of the answer is not used.
+    found = choose_checkpoint(
+        model if isinstance(model, NAMED) else TINY,
+        tokenizer if tokenizer is None or isinstance(tokenizer, NAMED) else TINY,
+        max_context,
+    )
+    if tokenizer is None or isinstance(tokenizer, NAMED):
+        tokenizer = found.tokenizer
+    seen = plan.lookback + plan.horizon
+    if not isinstance(model, NAMED):
+        return model, tokenizer, seen if max_context is None else max_context
+    return found.model, tokenizer, max(seen, found.max_context) if max_context is None else max_context
 
 
 def _train(

@@ -49,7 +49,10 @@ class Objective(Protocol):
         """The mean loss of a batch by which the best weights are chosen: no dropout, no dice, no look ahead."""
 
     def save(self, folder: Path) -> None:
-        """Write the published layout."""
+        """Write the published layout, and beside it what `describe` says."""
+
+    def describe(self, folder: Path) -> None:
+        """Say in the folder what its weights go with, unless this run has said it already."""
 
 
 @dataclass(frozen=True)
@@ -366,6 +369,8 @@ class Run:
         self.first_loss, self.stopped = state["first_loss"], state["stopped"]
         if self.world.first:
             self.folder.keep_log_until(self.step)
+            if self.folder.best.is_dir():  # a run that an older version began, and whose weights may get no better
+                self.objective.describe(self.folder.best)  # type: ignore[operator]
         self.world.wait()
         return True
 

@@ -1,6 +1,6 @@
 """What a run leaves on disk, so that a kill at any moment loses no more than the steps since the last save.
 
-DIR/best_model/     config.json, model.safetensors: the published layout
+DIR/best_model/     config.json, model.safetensors: the published layout; of a model also its tokenizer/ and anytorch.json
 DIR/last.pt         all that is needed to go on: weights, optimiser, step, what was best so far
 DIR/log.jsonl       one line per logged step or evaluation
 DIR/summary.json    the plan, the data and the outcome

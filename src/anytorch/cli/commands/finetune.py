@@ -49,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help="tiny (default), kronos-mini, -small, -base, or a folder")
     model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer to train, or the one the model works with")
+    model.add_argument("--context", type=int, metavar="N", help="rows of the window that forecasts with it may have")
     model.add_argument("--from-scratch", action="store_true", help="take the shape of the model, and new weights")
     model.add_argument("--objective", default="generation", metavar="NAME", help="generation (default) or published")
     model.add_argument("--device", metavar="DEVICE", help="auto (default), cpu, cuda, …; under torchrun, its type")
@@ -102,6 +103,7 @@ def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -
     options.model = options.model or config.model
     options.tokenizer = options.tokenizer or config.tokenizer
     options.device = options.device or config.device
+    options.context = config.max_context if options.context is None else options.context
     options.from_scratch = options.from_scratch or config.from_scratch
     return dict(config.plan)
 
@@ -130,7 +132,7 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
     from anytorch.train import finetune_predictor, finetune_tokenizer
 
     series = read(options, output.note if speaks() else silent)
-    found = choose_checkpoint(options.model or "tiny", options.tokenizer)
+    found = choose_checkpoint(options.model or "tiny", options.tokenizer, options.context)
     common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
     try:
         with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
@@ -143,6 +145,7 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
                     series,
                     model=start(found.model, options),
                     tokenizer=found.tokenizer,
+                    max_context=options.context,
                     objective=options.objective,
                     **common,
                 )
@@ -151,7 +154,7 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
             output.note(f"what was saved is in {options.output}; the same command goes on from there")
         raise
     if speaks() and not output.json:
-        tell(done, options, found.tokenizer, output)
+        tell(done, options, output)
     return {**asdict(done), "folder": str(done.folder)}
 
 
@@ -187,7 +190,7 @@ def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
     return found
 
 
-def tell(done: Any, options: argparse.Namespace, tokenizer: str, output: Output) -> None:
+def tell(done: Any, options: argparse.Namespace, output: Output) -> None:
     output.pairs(
         [
             ("steps", f"{done.steps}" + (f", resumed after {done.resumed_from}" if done.resumed_from else "")),
@@ -203,5 +206,4 @@ def tell(done: Any, options: argparse.Namespace, tokenizer: str, output: Output)
     if options.kind == "tokenizer":
         output.note(f"next: anytorch finetune predictor --tokenizer {done.folder} …")
     else:
-        known = options.tokenizer or ("tiny" if options.model in (None, "tiny") else tokenizer)
-        output.note(f"next: anytorch forecast FILE --model {done.folder} --tokenizer {known}")
+        output.note(f"next: anytorch forecast FILE --model {done.folder}")

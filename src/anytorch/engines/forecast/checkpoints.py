@@ -6,6 +6,7 @@ from pathlib import Path
 
 from anytorch.engines.forecast.assets import MAX_CONTEXT, TINY, tiny_folder
 from anytorch.engines.forecast.predictor import KronosPredictor
+from anytorch.engines.forecast.trained_with import TrainedWith, read_trained_with
 from anytorch.errors import ModelError, UsageError
 from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer
 from anytorch.values import dataclass
@@ -25,7 +26,9 @@ class Choice:
 def choose_checkpoint(
     model: str | Path = TINY, tokenizer: str | Path | None = None, max_context: int | None = None
 ) -> Choice:
-    """The tokenizer and context that go with a model. Raises ModelError where only the caller can know the tokenizer.
+    """The tokenizer and context that go with a model; what is given counts more than what is known.
+
+    Raises ModelError where only the caller can know the tokenizer, and where the one that a folder names is gone.
 
     >>> choose_checkpoint("kronos-small").max_context
     512
@@ -33,21 +36,26 @@ def choose_checkpoint(
     name = str(model)
     if max_context is not None and max_context < 2:
         raise UsageError(f"max_context={max_context}: a window has at least 2 rows")
-    if name == TINY:
-        found = Choice(str(tiny_folder("model")), str(tiny_folder("tokenizer")), MAX_CONTEXT)
+    told: TrainedWith | None = None
+    if name in (TINY, str(tiny_folder("model"))):
+        found = Choice(str(tiny_folder("model")), TINY, MAX_CONTEXT)
     elif published := next((p for p in PUBLISHED.values() if name.lower() in (p.name, p.model.lower())), None):
         found = Choice(published.model, published.tokenizer, published.max_context)
-    elif tokenizer is None:
+    else:
+        told = read_trained_with(Path(name).expanduser())
+        found = Choice(name, "", DEFAULT_CONTEXT if told is None else told.max_context)
+    if tokenizer is not None:
+        known = str(tokenizer)
+    elif told is not None:
+        known = told.source(Path(name).expanduser())
+    elif not (known := found.tokenizer):
         raise ModelError(
             f"the model {name!r} does not say which tokenizer it was trained with",
             hint=f"name it with --tokenizer (tokenizer=…); known pairs: {', '.join([TINY, *PUBLISHED])}",
         )
-    else:
-        found = Choice(name, str(tokenizer), DEFAULT_CONTEXT)
-    if tokenizer is not None:
-        named = str(tiny_folder("tokenizer")) if str(tokenizer) == TINY else str(tokenizer)
-        found = Choice(found.model, named, found.max_context)
-    return found if max_context is None else Choice(found.model, found.tokenizer, max_context)
+    if known == TINY:
+        known = str(tiny_folder("tokenizer"))
+    return Choice(found.model, known, found.max_context if max_context is None else max_context)
 
 
 def load_predictor(
@@ -59,6 +67,8 @@ def load_predictor(
     quantization: str | None = None,
 ) -> KronosPredictor:
     """A predictor that is ready: "tiny" (comes with anytorch), "kronos-mini", "-small", "-base", a folder or a hub id.
+
+    A folder from fine-tuning knows its tokenizer and its context; for another one, name them.
 
     >>> load_predictor().max_context
     128

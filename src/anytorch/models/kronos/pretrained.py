@@ -96,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as exc:
         raise ModelError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(read, dict):
-        raise ModelError(f"{path} holds a {type(read).__name__}, not the constructor's arguments")
+        raise ModelError(f"{path} holds a {type(read).__name__}, not names with their values")
     return read
 
 
