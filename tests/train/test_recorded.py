@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anytorch.train import recorded
 from anytorch.train.loop import Run
-from anytorch.train.recorded import PLAIN_STEPS, RecordedStep
+from anytorch.train.recorded import REHEARSALS, RecordedStep
 
 
 class FakeDevice:
@@ -90,25 +90,64 @@ def take(step: RecordedStep, steps: int) -> None:
         assert float(parts["count"]) == number + 1
 
 
-def test_a_few_steps_run_plainly_and_then_one_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_is_rehearsed_and_then_every_step_is_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run that goes on after a kill computes its steps as an undisturbed one does: none of them plainly."""
     step, log = step_on(FakeDevice(), monkeypatch)
-    take(step, PLAIN_STEPS + 3)
-    plain = ["plain", "forgotten"]
-    assert log == plain * PLAIN_STEPS + plain + ["forgotten", "recorded", "seeded", "replayed"] + ["replayed"] * 2
+    take(step, 3)
+    rehearsed = ["seeded", "plain", "forgotten"] * REHEARSALS + [
+        "forgotten",
+        "recorded",
+        "seeded",
+        "replayed",
+        "seeded",
+    ]
+    assert log == rehearsed + ["replayed"] * 3
     assert not step.failed
 
 
 def test_what_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     step, log = step_on(FakeDevice(fails=True), monkeypatch)
-    take(step, PLAIN_STEPS + 3)
-    assert log.count("plain") == PLAIN_STEPS + 3 and "replayed" not in log
+    take(step, 3)
+    assert log.count("plain") == REHEARSALS + 3 and "replayed" not in log
     assert step.failed == "RuntimeError: operation not permitted when stream is capturing"
 
 
 def test_a_recording_that_does_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, log = step_on(FakeDevice(), monkeypatch, wrong=5.0)
-    take(step, PLAIN_STEPS + 3)
+    step, log = step_on(FakeDevice(), monkeypatch, wrong=0.5)
+    take(step, 3)
     assert log.count("replayed") == 1 and "WrongAnswer: its step ends 0.25" in step.failed
+
+
+def test_an_optimiser_that_had_no_state_begins_with_none_after_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AdamW makes its state in its first step; that one is a rehearsal."""
+    device = FakeDevice()
+    monkeypatch.setattr(recorded.torch, "get_device_module", lambda given: device)
+
+    def trained(rehearsed: bool) -> list[Tensor]:
+        weight = torch.nn.Parameter(torch.arange(3.0))
+        optimiser = torch.optim.AdamW([weight], lr=0.1)
+
+        def work(values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            with torch.enable_grad():  # a device replays what it was told, gradients and all
+                loss = (weight * values).square().sum()
+                if not device.recording:
+                    loss.backward()
+                    optimiser.step()
+                    optimiser.zero_grad()
+            return loss.detach(), {}
+
+        def state() -> list[Tensor]:
+            return list(optimiser.state[weight].values())
+
+        step = RecordedStep(work, torch.device("cpu"), lambda: None, lambda: None, [weight], state)
+        device.replayed = lambda: work(*(step.inputs or ()))
+        for number in range(3):
+            (step if rehearsed else work)(torch.full((3,), number + 1.0), torch.ones(1))
+        assert not step.failed
+        return [weight.detach(), *state()]
+
+    for one, other in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("records", [False, True])

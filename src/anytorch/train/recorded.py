@@ -1,9 +1,11 @@
 """A training step recorded once and replayed: for devices on which starting the kernels takes longer than running them.
 
 The step reads its windows from the same memory every time, its learning rate from a tensor, and its dice from a generator
-that was seeded for the step; nothing of it looks at the host. The first steps run plainly, as libraries choose their
-kernels then. The recorded step is computed both ways from the same weights: only if they arrive at the same ones is the
-recording used. A step that cannot be recorded goes on running plainly, and the log says why.
+that was seeded for the step; nothing of it looks at the host. Before the first step of a process it is rehearsed on that
+step's windows: plainly a few times, as libraries choose their kernels then, and recorded; what that changed is put back.
+Only if both ways arrive at the same weights is the recording used, and then for every step: a run that was killed and goes
+on computes all of them the same way as one that was not, to the last bit. A step that cannot be recorded runs plainly,
+always, and the log says why.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ log = logs.logger(__name__)
 Answer = tuple[Tensor, dict[str, Tensor]]
 Work = Callable[[Tensor, Tensor], Answer]
 
-PLAIN_STEPS = 3
+REHEARSALS = 3
 # Of the length of a step: sums in another order may turn the sign of a gradient that is next to nothing.
 SAME_STEP = 0.05
 
 
 class RecordedStep:
-    """Calls `work(values, stamps)`, from the fourth time on by replaying what it did on the device."""
+    """Calls `work(values, stamps)` by replaying what it did on the device when it was rehearsed."""
 
     def __init__(
         self,
@@ -45,7 +47,6 @@ class RecordedStep:
         self.begin, self.weights, self.state = begin, list(weights), state
         self.module: Any = torch.get_device_module(device)
         self.failed = ""
-        self.done = 0
         self.inputs: tuple[Tensor, Tensor] | None = None
         self.graph: Any = None
         self.answer: Answer | None = None
@@ -59,12 +60,9 @@ class RecordedStep:
             self.inputs = (values.to(self.device).clone(), stamps.to(self.device).clone())
         for kept, given in zip(self.inputs, (values, stamps), strict=True):
             kept.copy_(given, non_blocking=True)
-        self.done += 1
-        if self.graph is None and self.done > PLAIN_STEPS:
-            return self._record_and_compare(*self.inputs)
         if self.graph is None:
-            return self._plainly(*self.inputs)
-        return self._replay()
+            self._rehearse(*self.inputs)
+        return self._plainly(*self.inputs) if self.graph is None else self._replay()
 
     def _replay(self) -> Answer:
         self.graph.replay()
@@ -73,14 +71,17 @@ class RecordedStep:
         return loss.clone(), {name: part.clone() for name, part in parts.items()}
 
     @torch.no_grad()
-    def _record_and_compare(self, values: Tensor, stamps: Tensor) -> Answer:
-        """Take the step plainly, then again as a recording; keep the recording if it does the same."""
+    def _rehearse(self, values: Tensor, stamps: Tensor) -> None:
+        """Take the step plainly and as a recording, each from the same weights; keep the recording if it does the same."""
         before, before_state = copies(self.weights), copies(self.state())
-        with torch.enable_grad():
-            answer = self._plainly(values, stamps)
-        after, after_state = copies(self.weights), copies(self.state())
+        for _ in range(REHEARSALS):
+            self._put_back(before, before_state)
+            self.begin()
+            with torch.enable_grad():
+                self._plainly(values, stamps)
+        after = copies(self.weights)
         try:
-            restore([*self.weights, *self.state()], [*before, *before_state])
+            self._put_back(before, before_state)
             with torch.enable_grad():
                 self._record(values, stamps)
             self.begin()
@@ -93,8 +94,16 @@ class RecordedStep:
             log.info("%s: training steps are not recorded: %s", self.device, self.failed)
             self.graph = self.answer = None
             self.forget_gradients()
-        restore([*self.weights, *self.state()], [*after, *after_state])
-        return answer
+        self._put_back(before, before_state)
+        self.begin()
+
+    def _put_back(self, weights: list[Tensor], state: list[Tensor]) -> None:
+        restore(self.weights, weights)
+        if state:
+            restore(self.state(), state)
+        else:  # it came into being with the first rehearsal; an optimizer begins with zeros
+            for part in self.state():
+                part.zero_()
 
     def _plainly(self, values: Tensor, stamps: Tensor) -> Answer:
         if self.failed:
