@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.engines.embed.locate import packaged_model
 
@@ -49,7 +50,7 @@ def test_engines(comfy: Any, accelerator: str, prompt_of: Callable[[str], dict[s
         made = comfy.run(prompt_of(name))
         assert made.succeeded, made
     clean = {"class_type": "AnytorchMemoryCleanup", "inputs": {"unload_models": True, "unload_engines": True}}
-    assert f"{len(names)} engines closed" in comfy.run({"1": clean}).ui["1"]["text"][0]
+    assert f"{counted(len(names), 'engine')} closed" in comfy.run({"1": clean}).ui["1"]["text"][0]
 
 
 def test_a_batch_that_does_not_fit_is_computed_in_parts(comfy: Any, accelerator: str) -> None:

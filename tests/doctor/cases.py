@@ -346,7 +346,7 @@ CASES: dict[str, Case] = {
     "mask-hides-devices": Case(
         change(cuda_box(), env={"CUDA_VISIBLE_DEVICES": "-1"}),
         change(with_gpus(cuda_box(), H200, SECOND), env={"CUDA_VISIBLE_DEVICES": "1"}),
-        "CUDA_VISIBLE_DEVICES='-1' hides all 1 cuda devices",
+        "CUDA_VISIBLE_DEVICES='-1' hides the only cuda device",
         "unset CUDA_VISIBLE_DEVICES",
         ("cuda",),
     ),
@@ -668,7 +668,7 @@ MORE: tuple[tuple[str, Facts, str | None, Level | None], ...] = (
     ),
     ("mask-hides-devices", change(cuda_box(), env={"CUDA_VISIBLE_DEVICES": "MIG-x"}), None, None),
     ("mask-hides-devices", change(amd_box(), env={"HIP_VISIBLE_DEVICES": "3"}), "device 3 does not exist", Level.ERROR),
-    ("mask-hides-devices", change(ascend_box(), env={"ASCEND_RT_VISIBLE_DEVICES": "-1"}), "npu devices", Level.ERROR),
+    ("mask-hides-devices", change(ascend_box(), env={"ASCEND_RT_VISIBLE_DEVICES": "-1"}), "npu device", Level.ERROR),
     ("mask-hides-devices", change(cpu_box(), env={"CUDA_VISIBLE_DEVICES": ""}), None, None),
     (
         "no-permission",

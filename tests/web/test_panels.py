@@ -292,7 +292,7 @@ def test_graphs(visit: Open, ask: Callable[[str], bytes]) -> None:
     panel = tab.open("graphs")
     graphs = json.loads(ask("v1/graphs"))["graphs"]
     expect(panel.locator(".graph")).to_have_count(len(graphs))
-    card = panel.locator(".graph", has_text="int8 weights 1536x512, 1 rows")
+    card = panel.locator(".graph", has_text="int8 weights 1536x512, 1 row")
     expect(card.locator("tr").nth(1)).to_contain_text("cpp dot")
     expect(card.locator("tr").nth(1).locator(".badge")).to_have_text("chosen")
     expect(card).to_contain_text("3.06×")

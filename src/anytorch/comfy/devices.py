@@ -8,6 +8,7 @@ from anytorch.comfy import comfyui
 from anytorch.comfy.kept import forget
 from anytorch.comfy.places import NUMPY, REQUESTS, place_for
 from anytorch.comfy.values import ANYTHING, CATEGORY, DEVICE, DeviceChoice, text_shown
+from anytorch.counts import counted
 from anytorch.devices.choose import devices
 from anytorch.devices.memory import cleanup, memory
 from anytorch.devices.ranking import gigabytes
@@ -97,7 +98,7 @@ class AnytorchMemoryCleanup:
             comfyui.unload_models()
         cleanup()
         lines = [f"{name}: {gigabytes(was)} free before, {gigabytes(now)} after" for name, was, now in compared(before)]
-        text = "\n".join([*lines, *([f"{closed} engines closed"] if closed else [])])
+        text = "\n".join([*lines, *([f"{counted(closed, 'engine')} closed"] if closed else [])])
         return text_shown(text, anything, text)
 
 

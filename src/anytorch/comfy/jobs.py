@@ -13,6 +13,7 @@ from anytorch.comfy.comfyui import Progress, fingerprint, folder, inside
 from anytorch.comfy.kept import kept
 from anytorch.comfy.places import NUMPY, place_for, said_plainly, without_inference_mode
 from anytorch.comfy.values import CATEGORY, DEVICE, IMAGE, TENSOR, DeviceChoice, resting, text_shown
+from anytorch.counts import counted
 from anytorch.engines.candles.generate import sample_candles
 from anytorch.engines.candles.picture import draw_forecast
 from anytorch.engines.candles.read import read_candles
@@ -88,7 +89,7 @@ class AnytorchTextEmbedding:
         bar = Progress(len(texts))
         found = engine.encode(texts, prompt=None if prompt == PLAIN else prompt, progress=bar.at)
         vectors = torch.from_numpy(found)
-        told = f"{len(texts)} texts, {found.shape[1]} dimensions, on {engine.device}"
+        told = f"{counted(len(texts), 'text')}, {found.shape[1]} dimensions, on {engine.device}"
         return resting(vectors), resting(torch.from_numpy(engine.similarity(found))), told
 
 
@@ -172,7 +173,9 @@ class AnytorchForecast:
             return_samples=True, quantiles=QUANTILES, non_negative_volume=True,
         )  # fmt: skip
         bar.at(3)
-        picture = drawn(history, found, f"{name}: the next {horizon} bars, {samples} paths ({Path(model).name})")
+        picture = drawn(
+            history, found, f"{name}: {counted(horizon, 'bar')} ahead, {counted(samples, 'path')} ({Path(model).name})"
+        )
         bar.at(4)
         table = found.mean.round(6).to_csv(index_label="timestamps", lineterminator="\n")
         mean = torch.from_numpy(found.mean.to_numpy("float32", copy=True))  # (steps, 6)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from anytorch.counts import counted
 from anytorch.errors import DeviceUnavailable, UsageError
 from anytorch.gpu.native import STORAGE, lib, raising, wgpu
 from anytorch.gpu.runtime import Runtime
@@ -97,5 +98,7 @@ class Profile:
         lines = [f"{'time (µs)':>10} {'share':>6} {'launches':>9}  kernel"]
         for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:rows]:
             lines.append(f"{sum(times) * 1e6:10.1f} {sum(times) / (total or 1):6.1%} {len(times):9d}  {name[:90]}")
-        more = f", {self.missed} launches not timed" if self.missed else ""
-        return "\n".join([*lines, f"{total * 1e6:10.1f} µs in {len(self.launches)} launches{more}"])
+        more = f", {counted(self.missed, 'launch', 'launches')} not timed" if self.missed else ""
+        return "\n".join(
+            [*lines, f"{total * 1e6:10.1f} µs in {counted(len(self.launches), 'launch', 'launches')}{more}"]
+        )

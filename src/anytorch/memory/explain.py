@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytorch.counts import counted
 from anytorch.memory.sizes import words
 
 if TYPE_CHECKING:
@@ -20,13 +21,15 @@ LIMIT_HINTS = {
 def explain(plan: Plan) -> str:
     """Several lines for a person. Figures that are not known are left out rather than guessed."""
     prediction = plan.prediction
-    lines = [f"{len(plan.blocks)} blocks, {words(plan.total_nbytes)}, {len(plan.steps)} steps per pass"]
+    lines = [
+        f"{counted(len(plan.blocks), 'block')}, {words(plan.total_nbytes)}, {counted(len(plan.steps), 'step')} per pass"
+    ]
     lines.append(_device(plan))
     if plan.budgets.host is not None:
         lines.append(_host(plan))
     on_disk = plan.nbytes_at("disk")
     if on_disk:
-        lines.append(f"disk:   {words(on_disk)} rest there in {_count(plan, 'disk')} blocks")
+        lines.append(f"disk:   {words(on_disk)} rest there in {_blocks(plan, 'disk')}")
     streamed = prediction.from_host_nbytes + prediction.from_disk_nbytes
     if not streamed:
         lines.append("everything is resident: nothing streams")
@@ -51,7 +54,7 @@ def seconds(value: float) -> str:
 
 
 def _device(plan: Plan) -> str:
-    line = f"device: {words(plan.nbytes_at('device'))} resident in {_count(plan, 'device')} blocks"
+    line = f"device: {words(plan.nbytes_at('device'))} resident in {_blocks(plan, 'device')}"
     if plan.ring_nbytes:
         line += f", a ring of {words(plan.ring_nbytes)} for the others"
     return line + f"; {words(plan.device_nbytes)} of {words(plan.budgets.device)} used"
@@ -59,14 +62,14 @@ def _device(plan: Plan) -> str:
 
 def _host(plan: Plan) -> str:
     assert plan.budgets.host is not None
-    line = f"host:   {words(plan.nbytes_at('host'))} rest there in {_count(plan, 'host')} blocks"
+    line = f"host:   {words(plan.nbytes_at('host'))} rest there in {_blocks(plan, 'host')}"
     if plan.staging_nbytes:
         line += f", {words(plan.staging_nbytes)} of buffers for the disk"
     return line + f"; {words(plan.host_nbytes)} of {words(plan.budgets.host)} used"
 
 
-def _count(plan: Plan, home: Home) -> int:
-    return sum(place == home for place in plan.homes.values())
+def _blocks(plan: Plan, home: Home) -> str:
+    return counted(sum(place == home for place in plan.homes.values()), "block")
 
 
 def _at(gb_per_s: float | None) -> str:

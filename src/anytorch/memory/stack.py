@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from anytorch import config
+from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.levels import create_tiers
@@ -160,12 +161,13 @@ class VGPUStack:
     def summary(self) -> str:
         stats = self.get_stats()
         lines = [
-            f"{stats['total_tensors']} tensors, {stats['total_requests']} requests, "
-            f"{stats['l0_hit_rate']:.1%} found at level 0, {stats['promotions']} promotions, {stats['demotions']} demotions"
+            f"{counted(stats['total_tensors'], 'tensor')}, {counted(stats['total_requests'], 'request')}, "
+            f"{stats['l0_hit_rate']:.1%} found at level 0, {counted(stats['promotions'], 'promotion')}, "
+            f"{counted(stats['demotions'], 'demotion')}"
         ]
         lines += [
             f"level {level['level']} ({level['device']}): {level['used_mb']:.1f} of {level['capacity_mb']:.1f} MB, "
-            f"{level['cached_tensors']} tensors, {level['evictions']} evicted"
+            f"{counted(level['cached_tensors'], 'tensor')}, {level['evictions']} evicted"
             for level in stats["levels"]
         ]
         return "\n".join(lines)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+from anytorch.counts import counted
 from anytorch.values import dataclass
 
 
@@ -134,7 +135,7 @@ def rocm_visible(env: Mapping[str, str], count: int, uuids: Sequence[str] = ()) 
     upper = visible(env[name], len(left), [uuids[i] for i in left if i < len(uuids)])
     notes = lower.notes + upper.notes
     if lower.text is not None:
-        text = f"{name} numbers only the {len(left)} devices that ROCR_VISIBLE_DEVICES leaves"
+        text = f"{name} numbers only what ROCR_VISIBLE_DEVICES leaves: {counted(len(left), 'device')}"
         notes += (MaskNote("many-masks", text),)
     if upper.visible is None:
         return Mask(env[name], None, notes)

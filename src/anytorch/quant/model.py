@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.quant.calibrate import InputStatistics, gptq, input_scaling
 from anytorch.quant.checkpoint import Checkpoint
@@ -42,7 +43,7 @@ class Report:
     def __str__(self) -> str:
         ratio = self.nbytes_after / self.nbytes_before if self.nbytes_before else 0.0
         lines = [
-            f"{len(self.quantized)} layers in {self.format} ({self.method}): "
+            f"{counted(len(self.quantized), 'layer')} in {self.format} ({self.method}): "
             f"{self.nbytes_before / 1e6:.1f} MB → {self.nbytes_after / 1e6:.1f} MB ({ratio:.3f}×)"
         ]
         lines += [f"  left as it is: {name} ({why})" for name, why in self.skipped.items()]

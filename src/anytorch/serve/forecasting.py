@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.errors import QueueClosed, QueueFull
 
 log = logs.logger(__name__)
@@ -119,7 +120,8 @@ class ForecastQueue:
                 raise QueueClosed("the forecasting model is being closed")
             self._drop_cancelled()
             if len(self._jobs) >= self._most:
-                raise QueueFull(f"{len(self._jobs)} forecasts are waiting, {self._most} may", hint="try again later")
+                waiting = counted(len(self._jobs), "forecast is waiting", "forecasts are waiting")
+                raise QueueFull(f"{waiting}, {self._most:,} may", hint="try again later")
             seconds = self._seconds / max(self._sizes, 1.0) * sum(other.size for other in self._jobs)
             if self._most_s is not None and seconds > self._most_s:
                 raise QueueFull(f"the forecasts that wait take about {seconds:.0f} s", hint="try again later")

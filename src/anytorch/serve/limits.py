@@ -153,7 +153,7 @@ class Guard:
                 429,
                 "rate-limit",
                 "Too many requests",
-                f"a client may send {self._options.rate_limit:g} requests a second",
+                f"a client may send {self._options.rate_limit:g} a second",
                 headers=retry_after(wait_s),
             )
         if self.under_way > self._options.max_connections:

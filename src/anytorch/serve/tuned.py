@@ -9,6 +9,7 @@ from typing import Any
 
 from anytorch import logs
 from anytorch.cache import Store
+from anytorch.counts import counted
 from anytorch.errors import CacheError
 from anytorch.serve import schemas
 
@@ -57,7 +58,7 @@ def quant_kernels(key: str, value: Any) -> Iterator[schemas.Graph]:
     best.chosen = True
     yield schemas.Graph(
         id=f"quant:{key}",
-        title=f"{words[size - 1]} weights {words[size]}, {words[size + 1].removeprefix('m')} rows",
+        title=f"{words[size - 1]} weights {words[size]}, {counted(int(words[size + 1].removeprefix('m')), 'row')}",
         device=words[0],
         kind="quantized product",
         candidates=candidates,

@@ -54,7 +54,7 @@ def test_lines_on_standard_output(embed: Callable[..., Answer], texts: Path) -> 
     done = embed(texts, "--dim", 4, "--device", "cpu")
     vectors = np.array([json.loads(line) for line in done.out.splitlines()])
     assert done.status == 0 and vectors.shape == (5, 4) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert "5 texts in " in done.err and "warning: 1 texts had more than 256 tokens" in done.err
+    assert "5 texts in " in done.err and "warning: 1 text had more than 256 tokens: cut there" in done.err
 
 
 def test_one_document(embed: Callable[..., Answer], texts: Path) -> None:
@@ -204,7 +204,7 @@ def test_an_interruption_says_what_was_kept(
     assert done.status == 130 and "interrupted" in done.err and not target.exists()
     assert "rows are finished and kept beside" in done.err and "the same command goes on from there" in done.err
     again = embed(source, "--output", target, "--device", "cpu")
-    assert again.status == 0 and "were finished by an earlier run" in again.err and target.exists()
+    assert again.status == 0 and "finished by an earlier run: " in again.err and target.exists()
     calls[0] = 3
     done = embed(source, "--output", tmp_path / "other.parquet", "--device", "cpu")
     assert done.status == 130 and "no part of" in done.err and "starts afresh" in done.err

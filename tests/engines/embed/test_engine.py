@@ -170,7 +170,7 @@ def test_long_texts_are_cut_and_counted(fake_engine: Callable[..., ArrowEngine])
     vectors = engine.encode(["short", long, long + "more", "word " * 254])
     assert np.array_equal(vectors[1], vectors[2]) and np.array_equal(vectors[1], vectors[3])
     assert (engine.stats.texts, engine.stats.truncated) == (4, 2) and engine.stats.tokens == 3 + 3 * 256
-    assert "2 of 4 texts so far were longer and were cut" in engine.explain()
+    assert "longer than that and cut: 2 of 4 texts so far" in engine.explain()
     assert engine.encode(["x" * 2_000_000]).shape == (1, 16)
     strict = fake_engine(truncate=False, max_length=20)
     with pytest.raises(InputError, match="1 of the texts 0 to 1 have more than 20 tokens"):

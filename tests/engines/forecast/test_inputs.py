@@ -141,7 +141,7 @@ def test_wrong_shapes(frame: Any) -> None:
         read(frame.drop(columns="close"))
     with pytest.raises(InputError, match="column names are lower case"):
         read(frame.rename(columns=str.upper), frame["timestamps"])
-    with pytest.raises(InputError, match=r"it has 1 row\(s\); at least 2 are needed"):
+    with pytest.raises(InputError, match=r"it has 1 row; at least 2 are needed"):
         read(frame.iloc[:1], pred_len=1)
     with pytest.raises(InputError, match=r"it is a ndarray of shape \(3, 2\)"):
         read(np.zeros((3, 2)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytorch.cli.output import Output, decorated
+from anytorch.counts import counted
 
 if TYPE_CHECKING:
     from anytorch.engines.embed import ArrowEngine
@@ -107,14 +108,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
         if target is not None and not stats.texts:
             output.note(f"{target} is complete: nothing was left to do")
         else:
-            output.note(f"{stats.texts:,} texts in {seconds:.1f} s{rate} on {engine.device}{where}")
+            output.note(f"{counted(stats.texts, 'text')} in {seconds:.1f} s{rate} on {engine.device}{where}")
         if stats.truncated:
-            output.warn(f"{stats.truncated:,} texts had more than {engine.max_length} tokens and were cut there")
+            output.warn(f"{counted(stats.truncated, 'text')} had more than {engine.max_length} tokens: cut there")
         if options.explain:
             output.note(engine.explain())
         if output.json:
-            counted = {"texts": stats.texts, "truncated": stats.truncated, "seconds": round(seconds, 3)}
-            output.data({"engine": engine.describe(), **counted, **answer})
+            counts = {"texts": stats.texts, "truncated": stats.truncated, "seconds": round(seconds, 3)}
+            output.data({"engine": engine.describe(), **counts, **answer})
     return 0
 
 
@@ -127,9 +128,10 @@ def what_was_kept(target: Path, *, from_stdin: bool) -> str:
     rows = finished_rows(target)
     if not rows:
         return f"no part of {target} was finished yet; the same command starts afresh"
+    kept = f"{counted(rows, 'row is', 'rows are')} finished and kept beside {target}"
     if from_stdin:
-        return f"{rows:,} rows are finished and kept beside {target}; the same command with the same input goes on"
-    return f"{rows:,} rows are finished and kept beside {target}; the same command goes on from there"
+        return f"{kept}; the same command with the same input goes on"
+    return f"{kept}; the same command goes on from there"
 
 
 def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> int:
@@ -167,10 +169,10 @@ def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> 
             precision=options.precision,
         )
     if report.resumed:
-        output.note(f"{report.resumed:,} of {report.rows:,} rows were finished by an earlier run")
-    output.note(f"{report.rows:,} rows in {report.seconds:.1f} s; written to {target}")
+        output.note(f"finished by an earlier run: {report.resumed:,} of {counted(report.rows, 'row')}")
+    output.note(f"{counted(report.rows, 'row')} in {report.seconds:.1f} s; written to {target}")
     if report.truncated:
-        output.warn(f"{report.truncated:,} texts had more tokens than the model takes and were cut there")
+        output.warn(f"{counted(report.truncated, 'text')} had more tokens than the model takes: cut there")
     if output.json:
         output.data({"output": str(target), "rows": report.rows, "resumed": report.resumed, "seconds": report.seconds})
     return 0
@@ -220,7 +222,7 @@ def encode(
                 **wanted,
             )
             if report.resumed:
-                output.note(f"{report.resumed:,} of {report.rows:,} rows were finished by an earlier run")
+                output.note(f"finished by an earlier run: {report.resumed:,} of {counted(report.rows, 'row')}")
             return {"output": str(target), "rows": report.rows, "resumed": report.resumed}
         rows = write_vectors(engine, texts_of(source), target, total=source.total(), progress=progress, **wanted)
         return {"output": str(target), "rows": rows}

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from anytorch.cli.output import Output
+from anytorch.counts import counted
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         if rate:
             share = stream.bandwidth_share
             rate += f", {share:.0%} of the memory bandwidth)" if share is not None else ")"
-        output.note(f"{stream.completion_tokens} tokens in {stream.seconds:.1f} s{rate} on {generator.device}")
+        output.note(
+            f"{counted(stream.completion_tokens, 'token')} in {stream.seconds:.1f} s{rate} on {generator.device}"
+        )
         if options.explain:
             output.note(generator.explain())
         if output.json:

@@ -12,6 +12,7 @@ from anytorch._version import __version__
 from anytorch.cli.describe import device_json, devices_shown, gpu_words, reason_json, would_use
 from anytorch.cli.output import Output, gigabytes
 from anytorch.cli.settings import tolerated
+from anytorch.counts import counted
 from anytorch.errors import AnytorchError
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware, as_json
@@ -219,7 +220,7 @@ def machine_rows(document: Document) -> list[tuple[str, object]]:
     machine, cpu, memory, torch = (document[part] for part in ("machine", "cpu", "memory", "torch"))
     where = [machine["container"] or "", "WSL" if machine["wsl"] else "", "Rosetta" if machine["rosetta"] else ""]
     system = f"macOS {machine['macos']}" if machine["macos"] else f"{machine['system']} {machine['release']}"
-    cores = [f"{cpu['physical']} cores" if cpu["physical"] else "", f"{cpu['logical']} threads"]
+    cores = [counted(cpu["physical"], "core") if cpu["physical"] else "", counted(cpu["logical"], "thread")]
     if cpu["hybrid"]:
         cores.append(f"hybrid: {cpu['performance_cores']} performance + {cpu['efficiency_cores']} efficiency")
     if cpu["quota"] is not None:

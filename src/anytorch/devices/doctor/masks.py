@@ -57,7 +57,8 @@ def _masked(mask: Mask, cards: tuple[Gpu, ...], backend: str, variables: list[tu
     why = "; ".join(note.text for note in notes) or "it leaves none"
     fix = f"unset {' '.join(name for name, _ in variables)}"
     if mask.hides_all:
-        return Finding(f"{setting} hides all {len(cards)} {backend} devices: {why}", fix, setting, (backend,))
+        what = f"the only {backend} device" if len(cards) == 1 else f"all {len(cards)} {backend} devices"
+        return Finding(f"{setting} hides {what}: {why}", fix, setting, (backend,))
     left = listed(named(cards[i]) for i in mask.visible)
     return Finding(f"{setting} leaves {left}: {why}", fix, setting, (), Level.WARNING)
 

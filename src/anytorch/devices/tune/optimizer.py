@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anytorch import __version__
+from anytorch.counts import counted
 from anytorch.devices.bench.suite import Progress
 from anytorch.devices.choose import survey
 from anytorch.devices.ranking import gigabytes
@@ -126,7 +127,7 @@ def system_text(info: dict[str, Any]) -> str:
         f"anytorch  {info['anytorch']}, torch {info['torch'] or 'not installed'}, Python {info['python']}",
         f"system    {info['system']}",
         f"CPU       {info['cpu'] or 'unknown'}: {cores['usable']} usable of {cores['physical'] or '?'} physical cores, "
-        f"{cores['threads']} threads advised",
+        f"{counted(cores['threads'], 'thread')} advised",
         f"memory    {gigabytes(memory['available'])} free of {gigabytes(memory['total'])}",
         "devices, best first:",
     ]

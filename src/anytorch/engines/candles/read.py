@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytorch.counts import counted
 from anytorch.engines.candles.check import gaps, repaired, require_clean
 from anytorch.engines.candles.columns import FIELDS, Columns, columns_without_header, guess_columns
 from anytorch.engines.candles.tables import STANDARD_INPUT, parse_numbers, read_table, require_pandas
@@ -171,7 +172,9 @@ def _in_zone(times: Any, timezone: str | None) -> Any:
 def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: str) -> Iterator[CandleSeries]:
     """One series, or its pieces between huge gaps (which only a repair lets through)."""
     if len(frame) < 2:
-        raise InputError(f"{where} has {len(frame)} usable row(s); a series needs at least 2", hint="give more rows")
+        raise InputError(
+            f"{where} has {counted(len(frame), 'usable row')}; a series needs at least 2", hint="give more rows"
+        )
     edges = [0, *gaps(frame["timestamps"]), len(frame)]
     pieces = [(start, stop) for start, stop in pairwise(edges) if stop - start >= 2]
     for number, (start, stop) in enumerate(pieces, 1):

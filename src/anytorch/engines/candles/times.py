@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from anytorch.counts import counted
 from anytorch.errors import InputError
 from anytorch.values import dataclass
 
@@ -161,7 +162,7 @@ class Rhythm:
     def __str__(self) -> str:
         words = f"{duration(self.step)} ({self.share:.0%} of the steps)"
         if self.months:
-            words = f"{self.months} month{'s' if self.months > 1 else ''}"
+            words = counted(self.months, "month")
         if self.slots:
             first, last = (str(slot).split()[-1][:5] for slot in (self.slots[0], self.slots[-1]))
             words += f", {first} to {last}"
@@ -175,8 +176,7 @@ def duration(step: Any) -> str:
     seconds = step.total_seconds()
     for unit, size in (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
         if seconds >= size and seconds % size == 0:
-            count = int(seconds // size)
-            return f"{count} {unit}{'s' if count > 1 else ''}"
+            return counted(int(seconds // size), unit)
     return f"{seconds:g} seconds"
 
 
@@ -187,7 +187,9 @@ def rhythm_of(times: Any) -> Rhythm:
 
     index = pd.DatetimeIndex(times)
     if len(index) < 2:
-        raise InputError(f"{len(index)} timestamp(s): the step between bars cannot be told", hint="give at least two")
+        raise InputError(
+            f"{counted(len(index), 'timestamp')}: the step between bars cannot be told", hint="give at least two"
+        )
     naive = index.tz_localize(None) if index.tz is not None else index
     steps = pd.Series(np.diff(naive.to_numpy()))
     counts = steps.value_counts()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anytorch.counts import counted
+
 # Of an encoder's own description, what the first lines tell already.
 TOLD = ("device", "device_name", "dtype", "kernels", "quantization", "why", "quantization_why")
 
@@ -14,7 +16,7 @@ def explained(facts: Mapping[str, Any]) -> str:
     encoder, batch, stats = facts["encoder"], facts["batch"], facts["stats"]
     steps = f", then {', '.join(facts['steps'])}" if facts["steps"] else ""
     lines = [
-        f"model: {facts['model']} ({facts['family']}, {facts['layers']} layers)",
+        f"model: {facts['model']} ({facts['family']}, {counted(facts['layers'], 'layer')})",
         f"vectors: {facts['dim']} dimensions, {facts['pooling']} pooling{steps}; "
         f"texts are cut at {facts['max_length']} tokens",
         f"device: {facts['device']}, because {facts['device_why']}",
@@ -26,7 +28,9 @@ def explained(facts: Mapping[str, Any]) -> str:
     lines += [f"{name}: {value}" for name, value in encoder.items() if name not in TOLD and value not in (None, "")]
     lines += [f"note: {note}" for note in facts["notes"]]
     if stats["truncated"]:
-        lines.append(f"note: {stats['truncated']} of {stats['texts']} texts so far were longer and were cut")
+        lines.append(
+            f"note: longer than that and cut: {stats['truncated']:,} of {counted(stats['texts'], 'text')} so far"
+        )
     return "\n".join(lines)
 
 

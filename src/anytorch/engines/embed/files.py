@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.engines.embed.bar import progress_bar
 from anytorch.engines.embed.engine import ArrowEngine
 from anytorch.engines.embed.files_journal import Journal, differences, engine_identity, file_identity, remove_leftovers
@@ -138,7 +139,7 @@ class _Run:
         self.resumed = journal.rows
         self._truncated_before = engine.stats.truncated
         if self.resumed:
-            log.info("%d rows of %s are finished; going on from there", self.resumed, rows.path)
+            log.info("%s: %s finished; going on from there", rows.path, counted(self.resumed, "row is", "rows are"))
 
     @property
     def truncated(self) -> int:
@@ -165,7 +166,9 @@ class _Run:
 
     def _keep(self, table: Any, missing: int) -> None:
         journal = self._journal
-        with disk_errors(f"writing {journal.target}", f"{journal.rows:,} rows are finished and kept"):
+        with disk_errors(
+            f"writing {journal.target}", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
+        ):
             write_part(table, journal.part(len(journal.parts)), self._vector)
             journal.add(len(table), missing)
 
@@ -186,7 +189,9 @@ class _Run:
         parts = [journal.part(number) for number in range(len(journal.parts))]
         facts = {"identity": journal.identity, "rows": journal.rows, "missing": self.missing}
         empty = None if parts else self._empty_schema()
-        with disk_errors(f"putting {journal.target} together", f"all {journal.rows:,} rows are finished and kept"):
+        with disk_errors(
+            f"putting {journal.target} together", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
+        ):
             assemble(parts, journal.target, self._vector, facts, empty)
         journal.remove()
 

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, replace
 
+from anytorch.counts import counted
 from anytorch.engines.embed.queue_request import Batch, Request
 from anytorch.engines.embed.sharing import share_batch
 from anytorch.errors import QueueClosed, QueueFull
@@ -121,10 +122,10 @@ class WaitingLine:
         return 0.0 if self.tokens_per_s is None else self.tokens / self.tokens_per_s
 
     def _full_words(self) -> str:
-        waiting = f"{self.tokens} tokens of {len(self.requests)} requests are waiting"
+        waiting = f"{counted(self.tokens, 'token')} of {counted(len(self.requests), 'request')} are waiting"
         if self._max_s is not None and self._seconds() > self._max_s:
             return f"{waiting}, which takes {self._seconds():.1f} s; {self._max_s:g} s may wait"
-        return f"{waiting}, {self._max_tokens} may"
+        return f"{waiting}, {self._max_tokens:,} may"
 
     def count_rate(self, tokens_per_s: float) -> None:
         """How fast a full batch was worked off."""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.engines.embed.tokens import Tokens
 
 log = logs.logger(__name__)
@@ -41,4 +42,4 @@ class Counting:
         with self._lock:
             self.stats = self.stats.plus(tokens, seconds)
         if tokens.truncated:
-            log.info("%d texts had more than %d tokens and were cut there", tokens.truncated, self._max_length)
+            log.info("%s had more than %d tokens: cut there", counted(tokens.truncated, "text"), self._max_length)

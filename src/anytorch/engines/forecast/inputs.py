@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.engines.candles.check import problems
 from anytorch.engines.candles.times import future_times
 from anytorch.errors import InputError
@@ -60,7 +61,9 @@ def read_series(
     if len(times) != len(frame):
         raise InputError(f"{where} has {len(frame)} rows and {len(times)} timestamps")
     if len(frame) < SHORTEST:
-        raise InputError(f"{where} has {len(frame)} row(s); at least {SHORTEST} are needed", hint="give more history")
+        raise InputError(
+            f"{where} has {counted(len(frame), 'row')}; at least {SHORTEST} are needed", hint="give more history"
+        )
     values = with_volume(frame, where)
     refuse_missing(values, times, where)
     if checks:

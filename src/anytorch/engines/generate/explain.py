@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from anytorch.counts import counted
 from anytorch.memory.sizes import words
 
 
 def explained(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['model']}: {facts['family']}, {facts['parameters'] / 1e6:,.0f} million parameters, "
-        f"{facts['layers']} layers, up to {facts['max_length'] or 'any number of'} tokens; "
+        f"{counted(facts['layers'], 'layer')}, up to {facts['max_length'] or 'any number of'} tokens; "
         + ("takes messages of a chat" if facts["chat"] else "goes on with a text; it has no chat template"),
         f"computes on {facts['device']} ({facts['device_why']}) in {facts['dtype']}"
         + (f", weights in {facts['quantization']}" if facts["quantization"] else ""),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.engines.generate.cache import can_share, joined, new_cache, rows_of, truncate
 from anytorch.engines.generate.requests import Request, Token
@@ -83,10 +84,8 @@ class Scheduler:
                 raise UsageError("the text generator is closed")
             if len(self._waiting) >= self._most_waiting:
                 self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
-                raise QueueFull(
-                    f"{len(self._waiting)} requests for text are waiting, {self._most_waiting} may",
-                    hint="try again later",
-                )
+                waiting = counted(len(self._waiting), "request for text is", "requests for text are")
+                raise QueueFull(f"{waiting} waiting, {self._most_waiting:,} may", hint="try again later")
             self._waiting.append(request)
             self._stats = replace(
                 self._stats,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.engines.embed.engine import ArrowEngine
 from anytorch.engines.embed.files import CPU_ROWS, DEVICE_ROWS, VECTOR, FileReport
 from anytorch.engines.embed.files_journal import (
@@ -246,5 +247,7 @@ def _assemble(journal: ScatteredJournal, vector: str) -> None:
     if not parts:
         raise InputError(f"{journal.target.name}: the source has no rows", hint="leave --ray out for an empty file")
     facts = {"identity": journal.identity, "rows": journal.rows, "missing": journal.missing}
-    with disk_errors(f"putting {journal.target} together", f"all {journal.rows:,} rows are finished and kept"):
+    with disk_errors(
+        f"putting {journal.target} together", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
+    ):
         assemble(parts, journal.target, vector, facts, None)

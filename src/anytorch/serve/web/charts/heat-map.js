@@ -1,7 +1,7 @@
 // How alike every text is to every other: a canvas, because a hundred texts are ten thousand cells.
 
 import { el, onWidth } from "../app/dom.js";
-import { shorten } from "../app/format.js";
+import { plural, shorten } from "../app/format.js";
 import { colourOf } from "../app/theme.js";
 import { css, luminance, ramp } from "./ramp.js";
 
@@ -34,7 +34,7 @@ export function heatMap(values, texts, onPick) {
       tabindex: "0",
       role: "group",
       "aria-roledescription": "heat map",
-      "aria-label": `Similarity of ${size} texts. Arrow keys read one cell after another.`,
+      "aria-label": `Similarity of ${plural(size, "text")}. Arrow keys read one cell after another.`,
     },
     canvas,
   );

@@ -167,7 +167,7 @@ function searchCard(texts, picker, place, found) {
       const { results, seconds } = await post("v1/search", body, { signal: aborter.signal });
       if (mine !== newest) return;
       problems.replaceChildren();
-      words.textContent = `${grouped(texts.length)} texts searched in ${duration(seconds)}`;
+      words.textContent = `${plural(texts.length, "text")} searched in ${duration(seconds)}`;
       list.replaceChildren(...results[0].map((hit) => hitRow(hit, place)));
       found(results[0]);
     } catch (error) {

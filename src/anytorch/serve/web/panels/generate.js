@@ -3,7 +3,7 @@
 import { Problem, stream } from "../app/api.js";
 import { announce, el, icon, setStyle, uniqueId } from "../app/dom.js";
 import { numberField, segments } from "../app/fields.js";
-import { grouped, number, percent } from "../app/format.js";
+import { grouped, number, percent, plural } from "../app/format.js";
 import { modelPicker } from "../app/model-picker.js";
 import { command, emptyState, heading, problemBox } from "../app/notices.js";
 
@@ -161,7 +161,7 @@ function outputCard() {
     },
     summary() {
       const rate = told?.tokens_per_second;
-      return `${grouped(told?.completion_tokens ?? pieces)} tokens written${rate ? `, ${number(rate)} a second` : ""}`;
+      return `${plural(told?.completion_tokens ?? pieces, "token")} written${rate ? `, ${number(rate)} a second` : ""}`;
     },
   };
 }
