@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from anytorch.cli.forecast_table import forecast_table, short, shorter
+from anytorch.cli.main import main
 from anytorch.engines.candles.generate import sample_candles, sample_market
 
 
@@ -39,6 +41,84 @@ def test_sample_works_at_once(cli: Callable[..., Any], tmp_path: Path) -> None:
     assert (frame["volume"] >= 0).all() and frame["timestamps"].is_monotonic_increasing
     assert "mean absolute error" in told.out and "4 paths of tiny on cpu" in told.out
     assert "generated candles" in told.err and "frequency: 5 minutes" in told.err
+
+
+def test_in_a_terminal_of_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time, the mean and the fan, each on a line of its own bar; what has no room is said."""
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    assert main(["forecast", "--sample", "--seed", "1", "--samples", "2", "--device", "cpu"]) == 0
+    lines = terminal.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert max(map(len, lines)) <= 40
+    head = lines.index("time          (mean)    (10%)    (90%)")
+    assert lines[head - 1].split() == ["close"] * 3
+    bars = [line.split() for line in lines[head + 2 : head + 15]]
+    assert bars.pop(6) == ["…"] and [bar[0] for bar in bars] == ["01-11"] * 12
+    assert [len(bar) for bar in bars] == [5] * 12 and bars[0][1] == "14:00" and bars[-1][1] == "15:55"
+    assert all(float(low) <= float(high) for _, _, _, low, high in bars)
+    assert "  not shown: close (50%), volume (mean)" in lines
+
+
+def bars_of(times: list[str], value: float = 101.25, levels: tuple[float, ...] = (0.1, 0.5, 0.9)) -> dict[str, Any]:
+    rows = [{"timestamp": time, "close": value, "volume": 12345.6} for time in times]
+    return {"forecast": rows, "quantiles": {f"{level:g}": rows for level in levels}}
+
+
+def test_which_columns_a_terminal_has_room_for() -> None:
+    levels = [0.05, 0.25, 0.5, 0.75, 0.95]
+    one = bars_of(["2024-01-11 14:00:00", "2024-01-11 14:05:00"], levels=tuple(levels))
+    whole = ["time", *("close (mean)", "close (5%)", "close (25%)", "close (50%)", "close (75%)", "close (95%)")]
+    whole.append("volume (mean)")
+    for room, times, shown in (
+        (None, "2024-01-11 14:00:00", whole),
+        (500, "2024-01-11 14:00:00", whole),
+        (76, "2024-01-11 14:00:00", whole),
+        (75, "2024-01-11 14:00", whole),
+        (70, "01-11 14:00", whole),
+        (64, "2024-01-11 14:00", whole[:7]),
+        (62, "01-11 14:00", whole[:7]),
+        (40, "2024-01-11 14:00", [*whole[:3], whole[6]]),
+        (39, "01-11 14:00", [*whole[:3], whole[6]]),
+        (30, "01-11 14:00", [whole[0], whole[2], whole[6]]),
+        (25, "2024-01-11 14:00", whole[:2]),
+        (1, "01-11 14:00", whole[:2]),
+    ):
+        columns, rows, left_out = forecast_table(one, levels, room)
+        assert columns == shown and rows[0][0] == times, room
+        assert sorted([*columns, *left_out]) == sorted(whole) and all(len(row) == len(columns) for row in rows)
+    rare = bars_of(["2024-01-11 14:00:00"], levels=(0.07, 0.995, 0.999))
+    titles = ["time", "close (mean)", "close (7%)", "close (99.5%)", "close (99.9%)", "volume (mean)"]
+    assert forecast_table(rare, [0.07, 0.995, 0.999], None)[0] == titles
+    assert forecast_table(bars_of(["2024-01-11 14:00:00"], levels=()), [], 27)[0] == ["time", "close (mean)"]
+
+
+@pytest.mark.parametrize(
+    ("times", "without_seconds", "without_year"),
+    [
+        (["2024-01-11 14:00:00", "2024-01-11 15:00:00"], ["2024-01-11 14:00", "2024-01-11 15:00"], "01-11 14:00"),
+        (["2024-01-11 00:00:00", "2024-01-12 00:00:00"], ["2024-01-11", "2024-01-12"], "01-11"),
+        (["2024-12-31 00:00:00", "2025-01-01 00:00:00"], ["2024-12-31", "2025-01-01"], "12-31"),
+        (["2024-12-31 00:00:00", "2025-12-31 00:00:00"], ["2024-12-31", "2025-12-31"], "2024-12-31"),
+        (["2024-01-11 14:00:30", "2024-01-11 14:01:00"], ["2024-01-11 14:00:30", "2024-01-11 14:01:00"], "01-11 14:00:30"),
+        (["2024-01-11 14:00:00+00:00"], ["2024-01-11 14:00"], "01-11 14:00"),
+        (
+            ["2024-03-30 14:00:00+01:00", "2024-03-31 14:00:00+02:00"],
+            ["2024-03-30 14:00:00+01:00", "2024-03-31 14:00:00+02:00"],
+            "03-30 14:00:00+01:00",
+        ),
+    ],
+)  # fmt: skip
+def test_times_are_shortened_without_losing_anything(
+    times: list[str], without_seconds: list[str], without_year: str
+) -> None:
+    assert short(times) == without_seconds and shorter(times)[0] == without_year
 
 
 def test_a_file_as_a_document(cli: Callable[..., Any], csv: Path) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,45 @@ def test_boxes_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)  # `import` then raises ModuleNotFoundError
     Output().table(("device",), [("cpu",)])
     assert "│" not in terminal.getvalue() and "cpu" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_narrow_terminal_breaks_no_word(monkeypatch: pytest.MonkeyPatch, rich: bool) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    columns, rows = ("moment", "close (mean)", "volume (mean)"), [("2024-01-11", "101.575", "9288.1")]
+
+    def drawn(room: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(room))
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal := Terminal())
+            Output().table(columns, rows, title="what came after the last of them all")
+        return re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+
+    for room in (60, 45, 44, 38, 37, 30):
+        lines = drawn(room)
+        assert max(map(len, lines)) <= room
+        assert sum("101.575" in line and "2024-01-11" in line and "9288.1" in line for line in lines) == 1
+        assert ("close (mean)" in "".join(lines)) == (room >= (45 if rich else 39))
+        assert ("│" in "".join(lines)) == (rich and room >= 37), "boxes as long as there is room for them"
+    assert drawn(30)[-4:] == [
+        "              close  volume",
+        "moment       (mean)  (mean)",
+        "----------  -------  ------",
+        "2024-01-11  101.575  9288.1",
+    ]
+
+
+def test_off_a_terminal_lines_are_as_long_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    Output().table(("device", "time (ms)"), [("cuda:0", "10.25")], title="a title that is longer than that")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        *("a title that is longer than that", "device  time (ms)", "------  ---------", "cuda:0      10.25")
+    ]
 
 
 def test_json_mode_keeps_words_off_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,16 +81,34 @@ class Output:
                 self.text(f"{' ' * (indent + width + 2)}{line}")
 
     def table(self, columns: Sequence[str], rows: Sequence[Row], *, title: str = "") -> None:
-        """A table of the answer. Columns whose title ends in ")" (a unit) hold numbers and are aligned to the right."""
+        """A table of the answer. Columns whose title ends in ")" (a unit) hold numbers and are aligned to the right.
+
+        In a narrow terminal the words of a title stand below each other, and then the boxes go.
+        """
         if self.json:
             return
         cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-        if decorated(sys.stdout) and _rich_table(title, columns, cells):
-            return
+        room = self.room
+        boxed, folded = layout(columns, cells, room, boxes=decorated(sys.stdout))
+        if boxed:
+            if _rich_table(title, columns, cells, folded):
+                return
+            _, folded = layout(columns, cells, room, boxes=False)
         if title:
-            self.heading(title)
-        for line in aligned(columns, cells):
+            from textwrap import fill
+
+            self.heading(fill(title, room) if room else title)
+        for line in aligned(columns, cells, folded=folded):
             answer(sys.stdout, line)
+
+    @property
+    def room(self) -> int | None:
+        """Characters in a line of the terminal that standard output is; None: it is none, and lines may be of any length."""
+        if self.json or not is_terminal(sys.stdout):
+            return None
+        from shutil import get_terminal_size
+
+        return get_terminal_size().columns
 
     # --- words -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +192,11 @@ def finite(value: Any) -> Any:
 
 def decorated(stream: TextIO | None) -> bool:
     """May this stream get colours and boxes? Only a terminal, and not one that asked for plain text."""
-    if stream is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_terminal(stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    if stream is None:
         return False
     try:
         return stream.isatty()
@@ -182,9 +204,12 @@ def decorated(stream: TextIO | None) -> bool:
         return False
 
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Plain columns, two spaces apart, with a rule under the titles; the last column is never padded."""
-    widths = [max([len(title), *(len(row[n]) for row in rows)]) for n, title in enumerate(columns)]
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False) -> Iterator[str]:
+    """Plain columns, two spaces apart, with a rule under the titles; the last column is never padded.
+
+    `folded`: the words of a title stand below each other.
+    """
+    widths = widths_of(columns, rows, folded)
 
     def line(cells: Sequence[str]) -> str:
         shown = [
@@ -193,17 +218,44 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[s
         ]
         return "  ".join(shown).rstrip()
 
-    yield line(columns)
+    words = [title.split() if folded else [title] for title in columns]
+    height = max(map(len, words), default=0)
+    for place in range(height):  # a title with fewer words ends above the rule, too
+        yield line([found[place - height] if height - place <= len(found) else "" for found in words])
     yield "  ".join("-" * width for width in widths)
     for row in rows:
         yield line(row)
+
+
+def layout(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], room: int | None, *, boxes: bool
+) -> tuple[bool, bool]:
+    """In boxes or plain, with folded titles or whole ones: the best that `room` is enough for."""
+    ways = [(boxed, folded) for boxed in ((True, False) if boxes else (False,)) for folded in (False, True)]
+    for boxed, folded in ways:
+        if room is None or width_of(columns, rows, boxed=boxed, folded=folded) <= room:
+            return boxed, folded
+    return ways[0]  # nothing is: rich folds what is in the boxes, and a terminal its lines
+
+
+def widths_of(columns: Sequence[str], rows: Sequence[Sequence[str]], folded: bool) -> list[int]:
+    words = [title.split() if folded else [title] for title in columns]
+    return [max([*map(len, words[n]), *(len(row[n]) for row in rows)], default=0) for n in range(len(columns))]
+
+
+def width_of(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False, boxed: bool = False
+) -> int:
+    """Characters in a line of a table."""
+    inside = sum(widths_of(columns, rows, folded))
+    return inside + 3 * len(columns) + 1 if boxed else inside + 2 * (len(columns) - 1)
 
 
 def numeric(title: str) -> bool:
     return title.endswith(")")
 
 
-def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], folded: bool) -> bool:
     """Draw it with rich. False if rich is not installed."""
     try:
         from rich.console import Console
@@ -213,7 +265,8 @@ def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         return False
     table = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if numeric(column) else "left", overflow="fold")
+        shown = "\n".join(column.split()) if folded else column
+        table.add_column(shown, justify="right" if numeric(column) else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: a device's name may look like rich's markup
     Console().print(table)

@@ -11,7 +11,6 @@ from anytorch.cli.output import Output
 
 SAMPLE_ROWS = 600
 FEW_ROWS = 64  # fewer are forecast from, but not without saying so
-SHOWN = 12  # rows of the forecast in the answer for people
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -240,17 +239,14 @@ def draw(series: list[Any], jobs: list[Any], forecasts: list[Any], options: Any,
 
 
 def show(document: dict[str, Any], levels: list[float], output: Output) -> None:
+    from anytorch.cli.forecast_table import forecast_table
+
     for one in document["series"]:
         title = f"{one['name']}: after {one['last']['timestamp']} (close {one['last']['close']:g})"
-        columns = ["time", "close (mean)", *(f"close ({level:.0%})" for level in levels), "volume (mean)"]
-        rows = []
-        for place, row in enumerate(one["forecast"]):
-            cuts = [f"{one['quantiles'][f'{level:g}'][place]['close']:.6g}" for level in levels]
-            rows.append((row["timestamp"], f"{row['close']:.6g}", *cuts, f"{row['volume']:.6g}"))
-        if len(rows) > SHOWN:
-            half = SHOWN // 2
-            rows = [*rows[:half], ("…", *[""] * (len(columns) - 1)), *rows[-half:]]
+        columns, rows, left_out = forecast_table(one, levels, output.room)
         output.table(columns, rows, title=title)
+        if left_out:
+            output.text(f"  not shown: {', '.join(left_out)}")
         if "holdout" in one:
             errors = one["holdout"]
             output.text(
