@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -79,6 +80,67 @@ def test_a_rows_result_does_not_depend_on_the_batch(name: str) -> None:
     for size in (1, 2, 5, 17, 33):
         for start in (0, 70 - size):
             assert torch.equal(layer(x[start : start + size]), together[start : start + size]), size
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "nvfp4"])
+def test_results_do_not_depend_on_the_threads(name: str) -> None:
+    """Each thread has its own part of one scratch buffer: one that reached into the next would show here."""
+    packed, bias = pack(torch.randn(300, 512), name), torch.randn(300)
+    before = torch.get_num_threads()
+    for m, kernel in ((1, cpp.KERNELS[0]), (9, cpp.KERNELS[0]), (1, cpp.KERNELS[1]), (70, cpp.KERNELS[1])):
+        if kernel.why_not(packed, torch.float32, m):
+            continue
+        run, x, found = kernel.prepare(packed, bias, torch.float32).run, torch.randn(m, 512), []
+        unpacked = []
+        try:
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                found.append(run(x))
+                unpacked.append(torch.cat([part.clone() for _, part in dense.chunks(packed, torch.float32)]))
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(one, found[0]) for one in found), (kernel.name, m)
+        assert all(torch.equal(one, unpack(packed)) for one in unpacked)
+
+
+NO_MEMORY = """
+    import resource
+
+    import torch
+    from anytorch.errors import OutOfMemory
+    from anytorch.quant import pack
+    from anytorch.quant.kernels import cpp
+
+    torch.set_num_threads(2)
+    packed = pack(torch.ones(32, 2**19), "int8")
+    described, out = cpp.describe(packed), torch.empty(32, 2**19)
+    few, many = torch.ones(1, 2**19), torch.ones(64, 2**19)
+    run = cpp.KERNELS[1].prepare(packed, None, torch.float32).run
+    wanted = run(few)  # and the threads are there
+    cpp.unpack_rows(packed, 0, 32, out, described)
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    for failing in (lambda: run(many), lambda: run(few), lambda: cpp.unpack_rows(packed, 0, 32, out, described)):
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, resource.RLIM_INFINITY))
+        try:
+            failing()
+            print("had enough")
+        except OutOfMemory as exc:
+            print(exc.message)
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(torch.equal(run(few), wanted))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the address space is bounded with Linux's RLIMIT_AS")
+def test_without_memory_the_process_lives_on(run_python: Callable[..., Any]) -> None:
+    # What is freed goes back to the system at once, instead of serving the next request.
+    done = run_python(NO_MEMORY, env={"MALLOC_MMAP_THRESHOLD_": "65536"})
+    assert done.stdout.splitlines() == [
+        "no memory to multiply 64 × 524288 inputs by 32 packed rows",
+        "no memory to multiply 1 × 524288 inputs by 32 packed rows",
+        "no memory to unpack 32 × 524288 packed weights",
+        "True",
+    ]
 
 
 def test_extreme_inputs() -> None:

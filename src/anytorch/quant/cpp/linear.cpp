@@ -11,6 +11,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
 #include <vector>
 
 #ifdef _OPENMP
@@ -553,6 +556,45 @@ int thread_count(int64_t tasks) {
 #endif
 }
 
+inline int thread_number() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+// Room for every thread of a parallel region, each one's on cache lines of its own. It is allocated before the region begins:
+// an exception that leaves one ends the process. Not cleared: its thread writes a place before it reads it, and gets the pages
+// from its own part of the machine by doing so.
+class Scratch {
+    static constexpr int64_t LINE = 64;
+    int64_t stride = 0;
+    std::unique_ptr<char[]> memory;
+    char *start = nullptr;
+
+public:
+    // Where `count` elements of a thread's share begin. All places come before `allocate`.
+    template <typename T>
+    int64_t place(int64_t count) {
+        const int64_t at = stride;
+        stride += round_up(count * int64_t(sizeof(T)), LINE);
+        return at;
+    }
+
+    void allocate(int threads) {
+        memory.reset(new char[size_t(stride) * size_t(threads) + LINE]);
+        start = memory.get() + (LINE - reinterpret_cast<uintptr_t>(memory.get()) % LINE);
+    }
+
+    template <typename T>
+    T *get(int64_t at) const {
+        return reinterpret_cast<T *>(start + thread_number() * stride + at);
+    }
+};
+
+constexpr int NO_DOT = 1, NO_MEMORY = 2;  // what a call returns; mirrored by kernels/cpp.py
+
 }  // namespace
 
 // The groups a 32-byte block of codes holds for `dot`; 0: this format is for `panel` alone.
@@ -568,12 +610,13 @@ EXPORT int dot_split_of(const Weight *w) {
     return 0;
 }
 
-// out (m × rows) = x (m × columns) · Wᵀ + bias. kind: 0 dot, 1 panel. Returns 0, or 1 where `dot` cannot serve the format.
-EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const float *bias, float *out, int kind) {
+// out (m × rows) = x (m × columns) · Wᵀ + bias. kind: 0 dot, 1 panel. Returns 0, NO_DOT where `dot` cannot serve the format,
+// or NO_MEMORY, which leaves `out` as it was.
+EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const float *bias, float *out, int kind) try {
     const Weight &w = *weight;
     const Sizes size = sizes(w);
     const int split = dot_split_of(weight);
-    if (kind == 0 && split == 0) return 1;
+    if (kind == 0 && split == 0) return NO_DOT;
     Inputs &in = inputs_of_thread;
     in.integers.resize(m * size.padded);
     in.sums.resize(round_up(m, 8) * size.groups);  // a tile's missing rows are read, and their results dropped
@@ -598,7 +641,20 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
     const int64_t wanted = thread_count(1 << 20);
     const int64_t cuts = kind == 0 ? 1 : std::max<int64_t>(1, std::min<int64_t>(m / 32, (2 * wanted + blocks - 1) / blocks));
     const int64_t share = round_up((m + cuts - 1) / cuts, tile_rows);
-    [[maybe_unused]] const int threads = w.rows * w.columns * m < (1 << 15) ? 1 : thread_count(blocks * cuts);
+    const int threads = w.rows * w.columns * m < (1 << 15) ? 1 : thread_count(blocks * cuts);
+    Scratch scratch;
+    const int64_t scale_at = scratch.place<float>(size.groups * width);
+    const int64_t offset_at = scratch.place<float>(w.offset ? size.groups * width : 0);
+    const int64_t row_scale_at = scratch.place<float>(w.stored_groups * width);
+    const int64_t row_offset_at = scratch.place<float>(w.offset ? w.stored_groups * width : 0);
+    const int64_t acc_at = scratch.place<float>(16 * 32);
+#if defined(__AVX2__)
+    const int64_t rows_at = scratch.place<int16_t>(kind == 1 ? 8 * size.padded : 0);
+    const int64_t panel_at = scratch.place<int32_t>(kind == 1 ? size.padded / 2 * NR : 0);
+#else
+    const int64_t rows_at = scratch.place<int16_t>(size.padded);
+#endif
+    scratch.allocate(threads);
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
 #endif
@@ -622,19 +678,13 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
                      arranged + t * tile_rows * size.padded);
         }
 #endif
-        std::vector<float> scale(size.groups * width), offset(w.offset ? size.groups * width : 0);
-        std::vector<float> row_scale(w.stored_groups * width), row_offset(w.offset ? w.stored_groups * width : 0);
-        const float *offsets = w.offset ? offset.data() : nullptr;
-        std::vector<int16_t> rows;
-        std::vector<int32_t> panel;
-        std::vector<float> acc(16 * 32);
+        float *scale = scratch.get<float>(scale_at), *offset = scratch.get<float>(offset_at);
+        float *row_scale = scratch.get<float>(row_scale_at), *row_offset = scratch.get<float>(row_offset_at);
+        [[maybe_unused]] float *acc = scratch.get<float>(acc_at);
+        const float *offsets = w.offset ? offset : nullptr;
+        int16_t *rows = scratch.get<int16_t>(rows_at);
 #if defined(__AVX2__)
-        if (kind == 1) {
-            rows.resize(8 * size.padded);
-            panel.resize(size.padded / 2 * NR);
-        }
-#else
-        rows.resize(size.padded);
+        int32_t *panel = scratch.get<int32_t>(panel_at);
 #endif
 #ifdef _OPENMP
 #pragma omp for schedule(static)
@@ -643,10 +693,10 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
             const int64_t block = task / cuts, m0 = (task % cuts) * share, m1 = std::min(m, m0 + share);
             const int64_t r0 = block * width, count = std::min(width, w.rows - r0);
             for (int64_t r = 0; r < width; r++)
-                row_scales(w, std::min(r0 + r, w.rows - 1), row_scale.data() + r * w.stored_groups,
-                           row_offset.data() + (w.offset ? r * w.stored_groups : 0));
-            across_rows(w, size, row_scale.data(), w.stored_groups, width, scale.data());
-            if (w.offset) across_rows(w, size, row_offset.data(), w.stored_groups, width, offset.data());
+                row_scales(w, std::min(r0 + r, w.rows - 1), row_scale + r * w.stored_groups,
+                           row_offset + (w.offset ? r * w.stored_groups : 0));
+            across_rows(w, size, row_scale, w.stored_groups, width, scale);
+            if (w.offset) across_rows(w, size, row_offset, w.stored_groups, width, offset);
             auto finish = [&](int64_t i, const float *sum) {
                 for (int64_t r = 0; r < count; r++)
                     out[i * w.rows + r0 + r] = std::fma(sum[r], steps[i], bias ? bias[r0 + r] : 0.0f);
@@ -659,34 +709,32 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
                     const int mr = m1 - i >= 4 ? 4 : m1 - i >= 2 ? 2 : 1;
                     auto run = w.bits == 8 ? dot_bits<8> : w.bits == 4 ? dot_bits<4> : dot_bits<2>;
                     run(split, mr, w, size, from, arranged + i * dot_padded, dot_padded, sums + i * size.groups,
-                        scale.data(), offsets, acc.data());
-                    for (int j = 0; j < mr; j++) finish(i + j, acc.data() + j * 8);
+                        scale, offsets, acc);
+                    for (int j = 0; j < mr; j++) finish(i + j, acc + j * 8);
                     i += mr;
                 }
                 continue;
             }
             for (int64_t part = 0; part < NR; part += 8) {
                 for (int64_t r = 0; r < 8; r++)
-                    integers_of_row(w, std::min(r0 + part + r, w.rows - 1), size.padded, rows.data() + r * size.padded);
-                interleave(rows.data(), size.padded, panel.data() + part);
+                    integers_of_row(w, std::min(r0 + part + r, w.rows - 1), size.padded, rows + r * size.padded);
+                interleave(rows, size.padded, panel + part);
             }
             for (int64_t i = m0; i < m1;) {
                 const int mr = int(std::min<int64_t>(MR_PANEL, m1 - i));
                 auto run = mr > 4 ? panel_rows<MR_PANEL> : mr > 2 ? panel_rows<4> : mr == 2 ? panel_rows<2> : panel_rows<1>;
-                run(w, size, panel.data(), arranged + i * size.padded, sums + i * size.groups, scale.data(), offsets,
-                    acc.data());
-                for (int j = 0; j < mr; j++) finish(i + j, acc.data() + j * NR);
+                run(w, size, panel, arranged + i * size.padded, sums + i * size.groups, scale, offsets, acc);
+                for (int j = 0; j < mr; j++) finish(i + j, acc + j * NR);
                 i += mr;
             }
 #else
             for (int64_t r = 0; r < count; r++) {
-                integers_of_row(w, r0 + r, size.padded, rows.data());
-                const float *scales = row_scale.data() + r * w.stored_groups;
-                const float *shifts = w.offset ? row_offset.data() + r * w.stored_groups : nullptr;
+                integers_of_row(w, r0 + r, size.padded, rows);
+                const float *scales = row_scale + r * w.stored_groups;
+                const float *shifts = w.offset ? row_offset + r * w.stored_groups : nullptr;
                 for (int64_t i = m0; i < m1; i++) {
                     float sum;
-                    plain_row(w, size, rows.data(), integers + i * size.padded, sums + i * size.groups, scales, shifts,
-                              &sum);
+                    plain_row(w, size, rows, integers + i * size.padded, sums + i * size.groups, scales, shifts, &sum);
                     out[i * w.rows + r0 + r] = std::fma(sum, steps[i], bias ? bias[r0 + r] : 0.0f);
                 }
             }
@@ -696,10 +744,12 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
         }
     }
     return 0;
+} catch (const std::exception &) {  // bad_alloc, or length_error for more than could ever be had
+    return NO_MEMORY;
 }
 
-// The weight's rows from first to first + count as float32, exactly as the format defines them.
-EXPORT void quant_unpack(const Weight *weight, int64_t first, int64_t count, float *out) {
+// The weight's rows from first to first + count as float32, exactly as the format defines them. Returns 0, or NO_MEMORY.
+EXPORT int quant_unpack(const Weight *weight, int64_t first, int64_t count, float *out) try {
     const Weight &w = *weight;
     const int64_t per_byte = 8 / w.bits;
     const int mask = (1 << w.bits) - 1;
@@ -708,12 +758,15 @@ EXPORT void quant_unpack(const Weight *weight, int64_t first, int64_t count, flo
         for (int64_t place = 0; place < per_byte; place++)
             values[byte * per_byte + place] = w.values[(byte >> (w.bits * place)) & mask];
     const int64_t size = w.group_size == 0 ? w.columns : w.group_size;
-    [[maybe_unused]] const int threads = count * w.columns < (1 << 16) ? 1 : thread_count(count);
+    const int threads = count * w.columns < (1 << 16) ? 1 : thread_count(count);
+    Scratch scratch;
+    const int64_t row_at = scratch.place<float>(w.row_bytes * per_byte);
+    scratch.allocate(threads);
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
 #endif
     {
-        std::vector<float> row(w.row_bytes * per_byte);
+        float *row = scratch.get<float>(row_at);
 #ifdef _OPENMP
 #pragma omp for schedule(static)
 #endif
@@ -737,4 +790,7 @@ EXPORT void quant_unpack(const Weight *weight, int64_t first, int64_t count, flo
             }
         }
     }
+    return 0;
+} catch (const std::exception &) {
+    return NO_MEMORY;
 }

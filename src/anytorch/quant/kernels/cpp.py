@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from anytorch import config, native
-from anytorch.errors import CompilerFailed, NativeUnavailable
+from anytorch.errors import CompilerFailed, NativeUnavailable, OutOfMemory
 from anytorch.quant.formats import Format, e4m3_values, e8m0_values
 from anytorch.quant.kernels.base import Prepared
 from anytorch.quant.tensor import QuantTensor
@@ -24,6 +24,7 @@ SOURCE = Path(__file__).parent.parent / "cpp" / "linear.cpp"
 WHOLE_ROW_GROUP = 128  # columns added up in 32 bits where one scale serves a whole row; rows are padded to whole ones
 INT16_MAX = 32767
 DOT, PANEL = 0, 1
+NO_DOT, NO_MEMORY = 1, 2  # what a call returns; mirrors cpp/linear.cpp
 
 
 class _Weight(ctypes.Structure):  # mirrors `struct Weight` of cpp/linear.cpp
@@ -62,7 +63,7 @@ def _library(cache: Path, level: str | None) -> Any:
     library.quant_linear.argtypes = [pointer, pointer, integer, pointer, pointer, ctypes.c_int]
     library.quant_linear.restype = ctypes.c_int
     library.quant_unpack.argtypes = [pointer, integer, integer, pointer]
-    library.quant_unpack.restype = None
+    library.quant_unpack.restype = ctypes.c_int
     library.dot_split_of.argtypes = [pointer]
     library.dot_split_of.restype = ctypes.c_int
     return library
@@ -180,8 +181,11 @@ class CppKernel:
         def run(x: torch.Tensor, _keep: Any = (described, held, bias32)) -> torch.Tensor:
             x32 = x.float().contiguous()
             out = torch.empty(x32.shape[0], rows, dtype=torch.float32)
-            if call(address, x32.data_ptr(), x32.shape[0], bias_address, out.data_ptr(), kind):
-                raise RuntimeError("the kernel does not serve this format")  # why_not has said so
+            failed = call(address, x32.data_ptr(), x32.shape[0], bias_address, out.data_ptr(), kind)
+            if failed == NO_MEMORY:
+                asked = f"{x32.shape[0]} × {x32.shape[1]} inputs by {rows} packed rows"
+                raise OutOfMemory(f"no memory to multiply {asked}", hint="give it fewer input rows at a time")
+            assert failed != NO_DOT, "why_not has said that dot does not serve this format"
             return out.to(x.dtype)
 
         return Prepared(run)
@@ -192,7 +196,8 @@ KERNELS = (CppKernel("cpp dot", DOT), CppKernel("cpp panel", PANEL))
 
 def unpack_rows(weight: QuantTensor, first: int, count: int, out: torch.Tensor, described: Any) -> None:
     """Rows of a packed weight as float32 into `out` (count × columns); `described` comes from `describe`."""
-    library().quant_unpack(ctypes.byref(described[0]), first, count, out.data_ptr())
+    if library().quant_unpack(ctypes.byref(described[0]), first, count, out.data_ptr()):
+        raise OutOfMemory(f"no memory to unpack {count} × {weight.columns} packed weights", hint="free host memory")
 
 
 def available() -> bool:
