@@ -19,6 +19,12 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
     return moved.detach().requires_grad_(tensor.requires_grad)
 
 
+def close(ours: torch.Tensor, expected: torch.Tensor, **tolerance: Any) -> None:
+    """A tensor on the device holds what one on the CPU holds."""
+    assert ours.device.type == "webgpu"
+    torch.testing.assert_close(ours.cpu(), expected, **tolerance)
+
+
 def results(made: Any) -> list[torch.Tensor]:
     return [value for value in tree_flatten(made)[0] if isinstance(value, torch.Tensor)]
 

@@ -53,3 +53,9 @@ def webgpu(missing: Callable[[str, str], NoReturn]) -> Iterator[Any]:
         missing("webgpu-adapter", str(exc))
     yield torch
     torch.webgpu.synchronize()  # an error of this file's kernels belongs to this file
+
+
+@pytest.fixture(scope="module")
+def torch(webgpu: Any) -> Any:
+    """The same, for tests that read as a user's program does."""
+    return webgpu
