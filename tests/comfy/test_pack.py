@@ -105,7 +105,7 @@ def test_the_workflow_files_are_what_the_tool_makes() -> None:
 
 @pytest.mark.parametrize("name", [name for name in workflows.WORKFLOWS if name not in ("load_weights", "devices")])
 def test_workflow_runs(name: str, comfy: Any) -> None:
-    """The other two run in test_nodes.py, where what they do is looked at."""
+    """The other two run in test_weights.py and test_running.py, where what they do is looked at."""
     made = comfy.run(json.loads((PACK / "api_workflows" / f"{name}.json").read_text()))
     assert made.succeeded, made
     assert made.ui
