@@ -141,6 +141,8 @@ def test_a_short_history_is_said(cli: Callable[..., Any], tmp_path: Path) -> Non
     told = cli("forecast", str(path), "--horizon", "2", "--samples", "1", "--device", "cpu", "--json")
     assert told.status == 0, told.err
     assert "few: only 5 rows of history" in told.err and "only 5 rows" in told.document["warnings"][0]
+    told = cli("forecast", str(path), "--horizon", "1", "--samples", "1", "--device", "cpu")
+    assert told.status == 0 and "1 path of tiny on cpu" in told.out
 
 
 def test_standard_input(cli: Callable[..., Any], csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:

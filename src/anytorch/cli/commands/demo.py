@@ -14,6 +14,7 @@ from anytorch.cli.child import check_cache
 from anytorch.cli.describe import device_json, devices_shown, would_use
 from anytorch.cli.output import Output
 from anytorch.cli.requests import named_device
+from anytorch.counts import counted
 from anytorch.devices.choose import Survey, activate, as_usable, resolve, survey
 from anytorch.devices.memory import synchronize
 from anytorch.devices.tune import use_tuned
@@ -126,7 +127,7 @@ def show(results: Sequence[dict[str, Any]], output: Output, iterations: int) -> 
         "speed (CPU = 1)",
         "off the CPU (relative)",
     )
-    output.heading(f"learning to sort digits ({model}; {iterations} steps)")
+    output.heading(f"learning to sort digits ({model}; {counted(iterations, 'step')})")
     output.table(columns, rows)
     output.text("  checked first: loss and gradients of the first step agree with fp64 on the CPU")
     output.heading("what next")

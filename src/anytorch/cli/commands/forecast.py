@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anytorch.cli.output import Output
+from anytorch.counts import counted
 
 SAMPLE_ROWS = 600
 FEW_ROWS = 64  # fewer are forecast from, but not without saying so
@@ -230,7 +231,8 @@ def draw(series: list[Any], jobs: list[Any], forecasts: list[Any], options: Any,
 
     _, actual = jobs[0]
     before = series[0].frame if actual is None else series[0].frame.iloc[: -len(actual)]
-    title = f"{series[0].name}: {options.horizon} bars ahead, {options.samples} paths of {options.model}"
+    told = f"{counted(options.horizon, 'bar')} ahead, {counted(options.samples, 'path')} of {options.model}"
+    title = f"{series[0].name}: {told}"
     path = draw_forecast(
         before, forecasts[0].mean, options.plot, quantiles=forecasts[0].quantiles, actual=actual, title=title
     )
@@ -254,6 +256,6 @@ def show(document: dict[str, Any], levels: list[float], output: Output) -> None:
                 f"of the last value: {errors['of_the_last_value']:.6g}"
             )
     output.text()
-    output.text(f"  {document['samples']} paths of {document['model']} on {document['device']}")
+    output.text(f"  {counted(document['samples'], 'path')} of {document['model']} on {document['device']}")
     if document["model"] == "tiny":
         output.note("tiny has seen generated candles alone: use --model kronos-small for real prices")
