@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 from anytorch.errors import AnytorchError, InputError, UsageError
 from anytorch.models.kronos import Kronos, KronosTokenizer
 from anytorch.quant.lora import LoRALinear
-from anytorch.train import Plan, finetune_predictor, finetune_tokenizer
+from anytorch.train import Plan, finetune_predictor, finetune_tokenizer, loop
 from anytorch.train.kronos import PredictorObjective, TokenizerObjective, as_generated, merged, with_lora
 from anytorch.train.loop import learning_rate, order_of
 from anytorch.train.processes import World, number, own_device
@@ -185,6 +188,37 @@ def test_a_loss_that_is_no_number_is_an_error(
         model.norm.weight.fill_(float("nan"))
     with pytest.raises(AnytorchError, match="training has diverged"):
         finetune_predictor(market, output=tmp_path, model=model, tokenizer=tokenizer, **shape)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_step_that_cannot_be_repeated_to_the_bit_is_taken_and_told(
+    other: bool,
+    market: Any,
+    shape: dict[str, Any],
+    tokenizer: Any,
+    model_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A device without an algorithm in a fixed order for one operation is no reason not to train; other errors are."""
+    inside: list[bool] = []
+
+    @contextmanager
+    def strict(device: torch.device) -> Iterator[None]:
+        inside.append(True)
+        raise RuntimeError("out of luck" if other else "sum_by_chance does not have a deterministic implementation\n…")
+        yield
+
+    monkeypatch.setattr(loop, "repeatable", strict)
+    train = partial(finetune_predictor, market, output=tmp_path, model=model_config, tokenizer=tokenizer, **shape)
+    if other:
+        with pytest.raises(RuntimeError, match="out of luck"):
+            train()
+        return
+    with caplog.at_level("WARNING", "anytorch"):
+        assert train().steps == 8
+    assert len(inside) == 1 and "may end with other digits: sum_by_chance" in caplog.text
 
 
 # --- LoRA ------------------------------------------------------------------------------------------------------------

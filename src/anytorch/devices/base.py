@@ -7,8 +7,9 @@ function means "not known", never a crash.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 from anytorch.devices.types import BackendReport, Candidate, Caps, DeviceReport, MemoryUse, State
@@ -31,6 +32,9 @@ class TorchBackend:
     quantizations: tuple[str, ...] = ()
     least_gb: int = 2
     advised_gb: int = 4
+
+    # What its libraries want to find in the environment before they compute repeatably (`repeat.repeatable`).
+    repeatable_environment: Mapping[str, str] = MappingProxyType({})
 
     # --- without torch ---------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 from anytorch.devices.base import TorchBackend
@@ -34,6 +35,7 @@ class CudaBackend(TorchBackend):
     precisions = ("float32", "float16", "bfloat16", "float64")
     quantizations: tuple[str, ...] = ("int8", "int4", "int2")
     least_gb, advised_gb = 4, 8
+    repeatable_environment = MappingProxyType({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:
         cards = [gpu for gpu in hardware.gpus_of("nvidia") if gpu.driver in (None, "nvidia") or gpu.index is not None]

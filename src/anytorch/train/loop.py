@@ -26,6 +26,7 @@ from anytorch import logs
 from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
 from anytorch.devices.precision import autocast, autocast_dtype, capabilities
+from anytorch.devices.repeat import repeatable
 from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError, UsageError
 from anytorch.models.encoders.staging import can_stage
@@ -201,6 +202,7 @@ class Run:
             if records
             else None
         )
+        self.repeatable = True
         self.staged = can_stage(world.device)
         self.fingerprint = fingerprint(plan, world, self.train_windows, what)
         self.step = 0
@@ -225,6 +227,24 @@ class Run:
         return tuple(part.to(self.world.device, non_blocking=self.staged) for part in (values, stamps))  # type: ignore[return-value]
 
     def take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """→ loss and its parts. To the bit the same again where the device can: a killed run then ends like any other."""
+        if self.repeatable:
+            try:
+                with repeatable(self.world.device):
+                    return self._take_step()
+            except RuntimeError as exc:
+                if "deterministic" not in str(exc):
+                    raise
+                self.repeatable = False
+                self._forget_gradients()
+                log.warning(
+                    "%s: a run that goes on after a kill may end with other digits: %s",
+                    self.world.device,
+                    str(exc).splitlines()[0],
+                )
+        return self._take_step()
+
+    def _take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
         self._seed()
         rate = learning_rate(self.step, self.total, self.plan.learning_rate, self.plan.warm_up)
         if self.rate is not None:
