@@ -212,7 +212,7 @@ SETTINGS: dict[str, Setting] = {
         ),
         Setting(
             "measure_kernels",
-            False,
+            True,
             _boolean,
             ("ANYTORCH_MEASURE_KERNELS",),
             "on: time a forecast's kernels on the GPU once and take the fastest; off: those that are built in",

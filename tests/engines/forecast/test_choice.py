@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -15,9 +17,9 @@ import torch
 from torch import Tensor
 
 import anytorch
-from anytorch.engines.forecast import attention, choice, kernel_step, products, rolled, static
-from anytorch.engines.forecast.attention import Share
+from anytorch.engines.forecast import attention, choice, compiling, kernel_step, products, rolled, static
 from anytorch.engines.forecast.choice import Budget, Chooser, Option, Part, Timed, decide
+from anytorch.engines.forecast.compiling import Compiling
 from anytorch.engines.forecast.inputs import read_series
 from anytorch.engines.forecast.kernel_step import Tiles
 from anytorch.engines.forecast.product_parts import error_of, made_up, part_of, reference, spread
@@ -58,9 +60,11 @@ def test_parts_of_a_sum_cover_it_once() -> None:
             assert share * (parts - 1) < width <= share * parts
 
 
-def test_attention_of_one_sample_is_what_is_built_in() -> None:
-    assert attention.candidates(1, Share(8, 64)) == [Share(8, 64)]
-    assert len(attention.candidates(20, Share(8, 32, 4, 2))) == 4
+def test_attention_of_one_sample_needs_no_matrix_units() -> None:
+    assert {share.group for share in attention.candidates(1, Tiles.of(1).share(1))} == {1}
+    assert Tiles.of(5).share(1).group == 1, "five series of one sample each"
+    several = attention.candidates(20, Tiles.of(20).share(20))
+    assert {share.group for share in several} == {0, 2} and len(set(map(str, several))) == len(several)
 
 
 # --- what is right ----------------------------------------------------------------------------------------------------
@@ -169,11 +173,24 @@ def part(answers: dict[str, Any], name: str = "a part") -> Part:
     return Part(name, [option(*one) for one in answers.items()], float, 1)
 
 
+def chosen(parts: Sequence[Part], chooser: Chooser | None = None) -> dict[str, choice.Choice]:
+    """What a later forecast finds, when everything is compiled."""
+    chooser = chooser or Chooser(CPU, False)
+    found = chooser.choose(parts)
+    if found is None:
+        assert chooser.compiling is not None
+        chooser.compiling.wait()
+        assert chooser.ready
+        found = chooser.choose(parts)
+    assert found is not None
+    return found
+
+
 def test_only_what_is_right_is_timed(stopwatch: type[FakeStopwatch]) -> None:
     stopwatch.took = {"built in": 95.0, "torch": 55.0, "better": 40.0}
     answers: dict[str, Any] = {"built in": 2e-7, "torch": 1.9e-7, "tf32": 3e-4, "nonsense": math.nan, "better": 2e-7}
     answers["broken"] = RuntimeError("out of registers\nand a long story")
-    found = Chooser(CPU, False).choose([part(answers)])["a part"]
+    found = chosen([part(answers)])["a part"]
     assert found.way == "better" and found.source == "measured"
     assert set(stopwatch.timed) == {"built in", "torch", "better"}
     refused = {one.name: one.refused for one in found.timed if one.refused}
@@ -185,13 +202,13 @@ def test_only_what_is_right_is_timed(stopwatch: type[FakeStopwatch]) -> None:
 def test_a_choice_is_remembered(stopwatch: type[FakeStopwatch]) -> None:
     stopwatch.took = {"built in": 95.0, "torch": 55.0}
     answers = {"built in": 0, "torch": 0}
-    assert Chooser(CPU, False).choose([part(answers)])["a part"].way == "torch"
+    assert chosen([part(answers)])["a part"].way == "torch"
     stopwatch.timed.clear()
     stopwatch.took = {"built in": 1.0, "torch": 55.0}  # today the machine is in another mood: the digits stay the same
-    again = Chooser(CPU, False).choose([part(answers), part(answers, "another part")])
+    again = chosen([part(answers), part(answers, "another part")])
     assert (again["a part"].way, again["a part"].source) == ("torch", "remembered")
     assert again["another part"].way == "built in" and len(stopwatch.timed) == 2 * choice.ROUNDS
-    gone = Chooser(CPU, False).choose([part({"built in": 0})])["a part"]  # without the way that is remembered
+    gone = chosen([part({"built in": 0})])["a part"]  # without the way that is remembered
     assert (gone.way, gone.source) == ("built in", "measured")
 
 
@@ -209,14 +226,14 @@ def test_a_cache_that_cannot_be_read_is_measured_again(
     for content in (b"{", b'{"format": 1, "entries": {}}'):
         store.path.parent.mkdir(parents=True, exist_ok=True)
         store.path.write_bytes(content)
-        assert Chooser(CPU, False).choose([part(answers)])["a part"].way == "torch"
+        assert chosen([part(answers)])["a part"].way == "torch"
     store.put(choice.key_of(CPU, "a part"), {"way": "torch"})
-    assert Chooser(CPU, False).choose([part(answers)])["a part"].source == "measured"
+    assert chosen([part(answers)])["a part"].source == "measured"
 
 
 def test_nothing_is_measured_where_it_is_turned_off(stopwatch: type[FakeStopwatch]) -> None:
     with anytorch.use(measure_kernels=False):
-        assert Chooser(CPU, False).choose([part({"built in": 0, "torch": 0})]) == {}
+        assert chosen([part({"built in": 0, "torch": 0})]) == {}
     assert not stopwatch.timed
 
 
@@ -226,29 +243,97 @@ def test_time_that_runs_out_leaves_what_is_built_in(stopwatch: type[FakeStopwatc
     chooser.measuring = Budget(6.5, lambda: float(next(seconds)))  # every look at the clock takes a second
     stopwatch.took = {"built in": 3.0, "torch": 2.0, "late": 1.0}
     answers = {"built in": 0, "torch": 0, "late": 0}
-    found = chooser.choose([part(answers, "first"), part(answers, "second")])
+    found = chosen([part(answers, "first"), part(answers, "second")], chooser)
     assert found["first"].way == "late"
     assert found["second"].way == "built in", "with no time left nothing is known"
     assert all("no time" in one.refused for one in found["second"].timed)
 
 
-def test_what_is_not_compiled_in_time_is_not_tried(stopwatch: type[FakeStopwatch]) -> None:
-    stopwatch.took = {"built in": 3.0, "torch": 2.5, "quick": 2.0, "late": 1.0}
+def test_compiling_is_in_nobodys_way(stopwatch: type[FakeStopwatch]) -> None:
+    """A forecast that comes meanwhile is told what is known; one that comes later measures."""
+    stopwatch.took = {"built in": 3.0, "torch": 2.5, "slowly made": 1.0}
     ended = threading.Event()
-    one = part({"built in": 0, "torch": 0, "quick": 0, "late": 0})
-    ready: dict[str, Any] = {"quick": lambda: None, "late": lambda: ended.wait(30)}
+    one = part({"built in": 0, "torch": 0, "slowly made": 0})
+    ready: dict[str, Any] = {"built in": lambda: None, "slowly made": lambda: ended.wait(30)}
+    parts = [replace(one, options=[replace(option, ready=ready.get(option.name)) for option in one.options])]
     chooser = Chooser(CPU, False)
-    chooser.compiling = Budget(0.5)
-    options = [replace(option, ready=ready.get(option.name)) for option in one.options]
-    found = chooser.choose([replace(one, options=options)])["a part"]
+    for _ in range(2):
+        assert chooser.choose(parts) is None and not chooser.ready
+    assert not stopwatch.timed
     ended.set()
-    assert found.way == "quick"
-    assert [one.refused for one in found.timed] == ["", "", "", "no time was left to compile it"]
+    assert chosen(parts, chooser)["a part"].way == "slowly made"
+
+
+def test_what_is_not_compiled_in_time_is_not_tried(
+    stopwatch: type[FakeStopwatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopwatch.took = {"built in": 3.0, "torch": 2.5, "late": 1.0}
+    monkeypatch.setattr(choice, "COMPILE_S", 0.0)
+    one = part({"built in": 0, "torch": 0, "late": 0})
+    ready: dict[str, Any] = {"late": lambda: None}
+    options = [replace(option, ready=ready.get(option.name)) for option in one.options]
+    found = chosen([replace(one, options=options)])["a part"]
+    assert found.way == "torch"
+    assert [one.refused for one in found.timed] == ["", "", "no time was left to compile it"]
+
+
+def test_python_changes_threads_quickly_while_it_compiles() -> None:
+    before = sys.getswitchinterval()
+    found: list[float] = []
+    tasks = {("part", str(number)): lambda: found.append(sys.getswitchinterval()) for number in range(5)}
+    Compiling(CPU, tasks, 60.0).wait()
+    assert len(found) == 5 and max(found) == pytest.approx(compiling.TURN)
+    assert sys.getswitchinterval() == before
+
+
+def test_a_process_that_ends_waits_for_what_is_at_hand_alone() -> None:
+    begun, ended, done = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        ended.wait(30)
+        done.append("first")
+
+    tasks = {("part", "first"): first} | {("part", str(n)): (lambda n=n: done.append(str(n))) for n in range(3)}
+    count = compiling.COMPILERS
+    compiling.COMPILERS = 1
+    try:
+        work = Compiling(CPU, tasks, 60.0)
+    finally:
+        compiling.COMPILERS = count
+    begun.wait(30)
+    assert work.under_way
+    work.stopping = True  # as `stop`, which waits
+    ended.set()
+    work.stop()
+    assert done == ["first"] and work.done == {("part", "first")} and not work.under_way
+
+
+def test_only_what_will_be_used_is_compiled(stopwatch: type[FakeStopwatch]) -> None:
+    """All of it where it is going to be measured; else what is remembered or built in, and what the step needs besides."""
+    stopwatch.took = {"built in": 3.0, "torch": 2.5, "ours": 1.0}
+    compiled: list[str] = []
+    one = part({"built in": 0, "torch": 0, "ours": 0})
+    options = [replace(option, ready=partial(compiled.append, option.name)) for option in one.options]
+    parts, also = [replace(one, options=options)], {("step", "rest"): partial(compiled.append, "rest")}
+    for wanted, settings in (
+        (["built in", "rest"], {"measure_kernels": False}),
+        (["built in", "ours", "rest", "torch"], {}),
+        (["ours", "rest"], {}),
+    ):
+        with anytorch.use(**settings):
+            chooser = Chooser(CPU, False)
+            chooser.choose(parts, also=also)
+            assert chooser.compiling is not None
+            chooser.compiling.wait()
+            chooser.choose(parts, also=also)
+        assert sorted(compiled) == wanted
+        compiled.clear()
 
 
 def test_parts_take_turns_in_being_compiled() -> None:
     first, second = part({"a": 0, "b": 0}), part({"c": 0, "d": 0, "e": 0})
-    assert [option.name for option in choice.in_turns([first, second])] == ["a", "c", "b", "d", "e"]
+    assert [option.name for _, option in choice.in_turns([first, second])] == ["a", "c", "b", "d", "e"]
     assert choice.in_turns([]) == []
 
 
@@ -261,7 +346,7 @@ def test_compiling_ahead_may_fail(stopwatch: type[FakeStopwatch]) -> None:
         raise RuntimeError("no such target")
 
     one = part({"built in": 0, "torch": 0})
-    found = Chooser(CPU, False).choose([replace(one, options=[replace(o, ready=fails) for o in one.options])])
+    found = chosen([replace(one, options=[replace(o, ready=fails) for o in one.options])])
     assert found["a part"].way == "torch" and compiled == ["tried", "tried"]
 
 
@@ -272,7 +357,7 @@ def test_a_real_measurement_on_the_cpu() -> None:
     one, ways = part_of(ours, work.product, [work])
     assert one.launches == 8 and None in ways.values()
     kept = [option for option in one.options if option.name == "torch"]
-    (found,) = Chooser(CPU, False).choose([replace(one, options=kept)]).values()
+    (found,) = chosen([replace(one, options=kept)]).values()
     assert found.way == "torch" and found.timed[0].us is not None and found.timed[0].us > 0
     assert found.timed[0].error is not None and found.timed[0].error < 1e-6
 
@@ -344,10 +429,13 @@ def test_full_windows_use_what_measured_best(
     several = [series_of(minutes, slice(0, 20), 44)]
     wanted = ids_of(made.paths(several, SAMPLER, 3, seed=5))
     made.static, made.kernels = "plain", True
-    for number in range(3):
+    for number in range(4):
         assert ids_of(made.paths(several, SAMPLER, 3, seed=5)) == wanted
         steps = made.decoder().kept_rolled
-        assert steps.tried_kernels == (number > 0) and bool(calls) == (number > 0), "the second forecast tries them"
+        assert (steps.tried_kernels or steps.chooser is not None) == (number > 0), "the second forecast begins"
+        if steps.chooser is not None:
+            steps.chooser.compiling.wait()
+    assert steps.tried_kernels and calls
     words = made.explain()
     if kernel == "right":
         assert steps.no_kernels == "" and isinstance(steps.cut, WindowCut)
@@ -369,15 +457,19 @@ class FakeStep:
         self.at, self.slot = counters[:1], counters[1:]
         self.s1, self.s2 = ids
         self.shape = SimpleNamespace(samples=cache.samples)
-        self.decoder, self.chosen, self.choices = cache.decoder, False, {}
+        self.decoder, self.chosen, self.choices, self.asked = cache.decoder, False, {}, False
 
     def start(self, s1: Tensor, s2: Tensor, time: Tensor) -> None:
         """torch's step looks its row up itself."""
 
-    def choose(self, chooser: Chooser) -> None:
+    def choose(self, chooser: Chooser) -> bool:
+        if not self.asked:
+            self.asked = True
+            return False  # the compiler is at work
         self.chosen = True
         if self.mode == "cannot measure":
             raise RuntimeError("the clock is broken")
+        return True
 
     def forget(self) -> bool:
         before, self.chosen = self.chosen, False
@@ -408,7 +500,8 @@ def test_growing_windows_fall_back_to_what_is_right(
     several = [series_of(minutes, slice(0, 30), 24)]
     wanted = ids_of(made.paths(several, SAMPLER, 2, seed=5))
     made.static, made.kernels = "plain", True
-    for _ in range(3):
+    monkeypatch.setattr(Chooser, "ready", True)
+    for _ in range(4):
         assert ids_of(made.paths(several, SAMPLER, 2, seed=5)) == wanted
     step = made.decoder().kept.kernel_step
     assert (step is not None, step is not None and step.chosen) == (used, chosen)
@@ -420,4 +513,4 @@ def test_explaining_before_and_after(minutes: Any, predictor: Any) -> None:
     assert "windows of 40 rows; steps are computed one after the other" in made.explain()
     made.static, made.kernels = "plain", True
     made.paths([series_of(minutes, slice(0, 20), 44)], SAMPLER, 1, seed=5)
-    assert "tried with the next forecast" in made.explain() or "torch's kernels (" in made.explain()
+    assert "compiled beside the next forecasts" in made.explain() or "torch's kernels (" in made.explain()

@@ -139,6 +139,19 @@ def test_noise_from_uniform_numbers() -> None:
             torch.testing.assert_close(exponential(b), a, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 2]])
+def test_noise_in_blocks_is_that_of_single_steps(uniform: bool, rows: list[int]) -> None:
+    one_by_one = Noise.seeded(3, 4, (64, 32)).steps(torch.tensor(rows), uniform)
+    wanted = [next(one_by_one) for _ in range(7)]
+    draws = Noise.seeded(3, 4, (64, 32)).steps(torch.tensor(rows), uniform)
+    blocks = [draws.parts(draws.block(steps)) for steps in (1, 4, 2)]
+    for place in (0, 1):
+        found = torch.cat([block[place] for block in blocks])
+        assert found.shape == (7, len(rows), (64, 32)[place])
+        assert torch.equal(found, torch.stack([step[place] for step in wanted]))
+
+
 class FakeRecording:
     def __init__(self, work: Any) -> None:
         self.work, self.replays = work, 0

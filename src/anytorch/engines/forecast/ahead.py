@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
-from anytorch.engines.forecast.sampling import exponential
+from anytorch.engines.forecast.sampling import Draws, exponential
 
-Draws = Iterator[tuple[Tensor, Tensor]]
 WAITING = 3  # blocks that are made ahead
 
 
@@ -26,24 +25,19 @@ class Ahead:
         self.draws, self.device, self.pinned = draws, device, pinned
         self.counts = deque(counts)
         self.pool = ThreadPoolExecutor(1, "anytorch-draws")
-        self.waiting: deque[Future[tuple[Tensor, Tensor]]] = deque()
+        self.waiting: deque[Future[Tensor]] = deque()
         for _ in range(WAITING):
             self._order()
 
     def _order(self) -> None:
         if self.counts:
-            self.waiting.append(self.pool.submit(self._make, self.counts.popleft()))
-
-    def _make(self, count: int) -> tuple[Tensor, Tensor]:
-        pairs = [next(self.draws) for _ in range(count)]
-        first, second = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-        # From pinned memory the copy does not wait for what the device is doing.
-        return (first.pin_memory(), second.pin_memory()) if self.pinned else (first, second)
+            # From pinned memory the copy does not wait for what the device is doing.
+            self.waiting.append(self.pool.submit(self.draws.block, self.counts.popleft(), self.pinned))
 
     def take(self) -> tuple[Tensor, Tensor]:
-        first, second = self.waiting.popleft().result()
+        block = self.waiting.popleft().result()
         self._order()
-        first, second = (part.to(self.device, non_blocking=True) for part in (first, second))
+        first, second = self.draws.parts(block.to(self.device, non_blocking=True))
         return exponential(first), exponential(second)
 
     def __enter__(self) -> Ahead:

@@ -25,19 +25,21 @@ class Share:
     block: int  # keys at a time
     warps: int = 4
     group: int = 1  # samples that read a prompt's keys together; 0: all of them, on the matrix units
-    own_block: int = 32  # keys of a sample's own at a time, where group is 0
+    own_block: int = 64  # keys of a sample's own at a time, where group is 0
 
     def __str__(self) -> str:
         together = f"{self.group} samples" if self.group else "all samples"
         return f"{together} together, {self.splits} parts, {self.block} keys, {self.warps} warps"
 
 
-MATRIX = (Share(8, 32, 4, 0), Share(16, 32, 4, 0), Share(8, 64, 4, 0))
+# The best few of two dozen on an H200, as in `products`.
+MATRIX = (Share(8, 64, 4, 0), Share(4, 64, 4, 0), Share(8, 32, 4, 0), Share(8, 32, 4, 2))
+ONE = (Share(16, 32, 1), Share(8, 64, 4), Share(8, 64, 2))
 
 
 def candidates(samples: int, built_in: Share) -> list[Share]:
     """The ways that are worth timing, the built-in one first. Pure."""
-    return list(dict.fromkeys((built_in, *(MATRIX if samples > 1 else ()))))
+    return list(dict.fromkeys((built_in, *(MATRIX if samples > 1 else ONE))))
 
 
 class Attention:
@@ -48,27 +50,30 @@ class Attention:
         self.kernels: Any = import_module("anytorch.models.kronos.kernels_attend")
         self.tile = power_of_two(cache.decoder.head_width)
         self.rooms: dict[Share, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.count = torch.zeros(1, device=cache.decoder.device, dtype=torch.int32)  # what counts parts, for compiling
 
     def __call__(self, layer: int) -> None:
         self.compute(layer, self.share)
 
     def compute(self, layer: int, share: Share) -> None:
-        kernel, grid, arguments, constants = self.launch(layer, share)
+        kernel, grid, arguments, constants = self.launch(layer, share, self.room(share))
         kernel[grid](*arguments, **constants)
 
     def compile(self, share: Share) -> None:
-        """Have the kernel ready, without running it."""
-        kernel, grid, arguments, constants = self.launch(0, share)
+        """Have the kernel ready, without running it. Takes no memory: somebody may be recording meanwhile."""
+        kernel, grid, arguments, constants = self.launch(0, share, (self.out, self.out, self.out, self.count))
         kernel.warmup(*arguments, grid=grid, **constants)
 
-    def launch(self, layer: int, share: Share) -> tuple[Any, tuple[int, int, int], tuple[Any, ...], dict[str, Any]]:
+    def launch(
+        self, layer: int, share: Share, room: tuple[Tensor, Tensor, Tensor, Tensor]
+    ) -> tuple[Any, tuple[int, int, int], tuple[Any, ...], dict[str, Any]]:
         cache, decoder = self.cache, self.cache.decoder
         series = len(cache.lengths)
         cos, sin = cache.tables
         arguments = (
             *(self.qkv, cos, sin, cos.stride(0), cos.stride(1) if cache.mixed else 0),
             *(cache.keys[layer], cache.values[layer], cache.own_keys[layer], cache.own_values[layer], self.out),
-            *self.room(share),
+            *room,
             *(self.counters, cache.lengths, cache.samples, cache.context.shape[1], cache.capacity, cache.max_context),
         )
         constants: dict[str, Any] = {
@@ -138,8 +143,6 @@ def part_of(attention: Attention, shares: Mapping[str, Share], heads: str) -> Pa
             truth.append(found.double().clone())
         return float((found.double() - truth[0]).norm() / truth[0].norm().clamp(min=1e-30))
 
-    for share in shares.values():
-        attention.room(share)  # here, not in the threads that compile
     options = [Option(name, partial(run, share), partial(attention.compile, share)) for name, share in shares.items()]
     # Rows in classes: forecasts of about the same length share a choice.
     shared, own = power_of_two(cache.context.shape[1]), power_of_two(cache.capacity)

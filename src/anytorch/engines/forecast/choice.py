@@ -4,14 +4,15 @@ No table of devices could say it: on an H200 the library's product of 20 rows to
 one row it was the other way round. Every way is float32, and one that is off by more than float32's rounding is never
 timed. A choice is kept for the device, the versions and the shape, so that forecasts on one machine go on computing the
 same digits; `anytorch reset --cache` forgets it, and the setting `measure_kernels` turns measuring off.
+
+Compiling all these kernels takes some ten seconds, so it is done beside the forecasts, which go on with torch's; only the
+measuring itself, less than a second, is in a forecast's way.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -25,19 +26,20 @@ from anytorch._version import __version__
 from anytorch.cache import Store
 from anytorch.devices.memory import synchronize
 from anytorch.devices.oom import is_out_of_memory
+from anytorch.engines.forecast.compiling import Compiling, Key, Task
 from anytorch.errors import CacheError
 from anytorch.models.encoders.graphs import Recorder
 
 log = logs.logger(__name__)
 
 MEASURE_S = 0.3  # for all parts of one shape, without compiling
-COMPILE_S = 10.0  # what is not compiled by then is not tried
-COMPILERS = 8  # threads: most of compiling is done outside Python
+COMPILE_S = 120.0  # what is not begun by then is not tried
 ROUNDS, REPLAYS = 3, 3
 # Of the answer's size. Sums of 2048 float32 products in any order stay below 1e-6; products rounded to TF32 are at 3e-4.
 MOST_ERROR = 5e-6
 WORTH = 0.97  # another way than the built-in one must take less than this share of its time
 STORE = "forecast-kernels"
+NOTHING: Mapping[Key, Task] = {}
 
 
 @dataclass(frozen=True)
@@ -126,62 +128,57 @@ class Stopwatch:
 
 
 class Chooser:
-    """Chooses for the parts of one shape, within one budget."""
+    """Chooses for the parts of one shape, within one budget, when their kernels are compiled."""
 
     def __init__(self, device: torch.device, record: bool) -> None:
         self.device = device
         self.stopwatch = Stopwatch(device, record)
-        self.measuring, self.compiling = Budget(MEASURE_S), Budget(COMPILE_S)
+        self.measuring = Budget(MEASURE_S)
+        self.compiling: Compiling | None = None
 
-    def choose(self, parts: Sequence[Part]) -> dict[str, Choice]:
-        """Part → what computes it. Where nothing is remembered and nothing may be measured, a part is missing."""
+    @property
+    def ready(self) -> bool:
+        """Is everything compiled that was asked for?"""
+        return self.compiling is not None and not self.compiling.under_way
+
+    def choose(self, parts: Sequence[Part], *, also: Mapping[Key, Task] = NOTHING) -> dict[str, Choice] | None:
+        """Part → what computes it, remembered or measured now; a part that keeps its built-in way may be missing.
+
+        None while kernels are being compiled: ask again when it is `ready`. `also` are compiled with them.
+        """
+        measure = bool(config.get("measure_kernels"))
+        known = {part.name: recall(self.device, part) if measure else None for part in parts}
+        if self.compiling is None:
+            tasks = self._tasks(parts, known, measure)
+            self.compiling = Compiling(self.device, {**tasks, **also}, COMPILE_S)
+        if not self.ready:
+            return None
         found: dict[str, Choice] = {}
-        if not config.get("measure_kernels"):
-            return found
-        unknown = []
         for part in parts:
-            remembered = recall(self.device, part)
-            if remembered is None:
-                unknown.append(part)
-            else:
+            remembered = known[part.name]
+            if remembered is not None:
                 found[part.name] = remembered
-        compiled = self._compile([option for option in in_turns(unknown) if option.ready is not None])
-        for part in unknown:
-            found[part.name] = choice = self._measure(part, compiled)
-            keep(self.device, choice)
-            log.info("%s: %s", self.device, choice)
+            elif measure:
+                found[part.name] = choice = self._measure(part, self.compiling.done)
+                keep(self.device, choice)
+                log.info("%s: %s", self.device, choice)
         return found
 
-    def _compile(self, options: Sequence[Option]) -> set[int]:
-        """Several at a time; → the ids of those that need no compiling any more. What fails says why when it is run."""
-        if not options:
-            return set()
-        done: set[int] = set()
+    def _tasks(self, parts: Sequence[Part], known: Mapping[str, Choice | None], measure: bool) -> dict[Key, Task]:
+        """What has to be compiled: all that is going to be measured; else the way that is remembered or built in."""
+        tasks: dict[Key, Task] = {}
+        for part, option in in_turns(parts):
+            remembered = known[part.name]
+            only = remembered.way if remembered is not None else "" if measure else part.options[0].name
+            if option.ready is not None and only in ("", option.name):
+                tasks[part.name, option.name] = option.ready
+        return tasks
 
-        def compiled(option: Option) -> None:
-            assert option.ready is not None
-            try:
-                on_device(self.device, option.ready)
-            finally:
-                done.add(id(option))
-
-        with self.compiling.spend():
-            pool = ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1), "anytorch-compile")
-            futures = [pool.submit(compiled, option) for option in options]
-            until = self.compiling.clock() + self.compiling.left
-            for future in futures:
-                try:
-                    future.result(timeout=max(0.0, until - self.compiling.clock()))
-                except Exception as exc:  # noqa: BLE001  (a compiler may raise anything, and running it says so again)
-                    log.debug("%s: not compiled ahead: %s: %s", self.device, type(exc).__name__, exc)
-            pool.shutdown(wait=False, cancel_futures=True)
-        return set(done)
-
-    def _measure(self, part: Part, compiled: set[int]) -> Choice:
+    def _measure(self, part: Part, compiled: set[Key]) -> Choice:
         tried = [
             self._try(part, option)
             # The built-in way is tried in any case: it is what is left.
-            if place == 0 or option.ready is None or id(option) in compiled
+            if place == 0 or option.ready is None or (part.name, option.name) in compiled
             else Timed(option.name, refused="no time was left to compile it")
             for place, option in enumerate(part.options)
         ]
@@ -231,20 +228,10 @@ class Chooser:
         return best
 
 
-def in_turns(parts: Sequence[Part]) -> list[Option]:
+def in_turns(parts: Sequence[Part]) -> list[tuple[Part, Option]]:
     """The first option of every part, then the second of every part, …: what each part should not be without."""
     most = max((len(part.options) for part in parts), default=0)
-    return [part.options[place] for place in range(most) for part in parts if place < len(part.options)]
-
-
-def on_device(device: torch.device, task: Callable[[], None]) -> None:
-    """A thread begins on the first device, whichever its maker was using."""
-    scope = getattr(torch.get_device_module(device), "device", None)
-    if device.index is None or not callable(scope):
-        task()
-        return
-    with scope(device):
-        task()
+    return [(part, part.options[place]) for place in range(most) for part in parts if place < len(part.options)]
 
 
 def decide(timed: Sequence[Timed]) -> str:

@@ -25,5 +25,5 @@ def part(name: str, known: tuple[str | None, Sequence[Choice]] | None, ours: str
         return []
     why, choices = known
     if why is None:
-        return [f"{name}: torch's kernels; ours are tried with the next forecast of the same shape"]
+        return [f"{name}: torch's kernels; ours are compiled beside the next forecasts of the same shape"]
     return [f"{name}: " + (f"torch's kernels ({why})" if why else ours), *(f"  {choice}" for choice in choices)]

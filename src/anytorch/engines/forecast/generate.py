@@ -8,7 +8,7 @@ rows of their own. The shared rows are computed once per series, and only the ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,10 @@ from anytorch.engines.forecast.ahead import Ahead
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.rolled import RolledSteps, plan_rolled
-from anytorch.engines.forecast.sampling import Sampler, exponential
+from anytorch.engines.forecast.sampling import Draws, Sampler, exponential
 from anytorch.engines.forecast.static import FEWEST_STEPS, Shape, StaticSteps, blocks
 from anytorch.models.kronos.fused import per_sample, through_window
 
-Draws = Iterator[tuple[Tensor, Tensor]]
 Tick = Callable[[int], None]  # told how many steps are done
 
 

@@ -30,6 +30,7 @@ from anytorch.engines.forecast.products import (
     Products,
     Way,
     Work,
+    divided,
     power_of_two,
 )
 from anytorch.engines.forecast.sampling import Sampler
@@ -58,38 +59,43 @@ def why_not(decoder: Decoder, rows: int) -> str:
 class Tiles:
     """How the work is cut where nothing was measured. None of it changes what is computed beyond the order of sums.
 
-    The values are the best of those measured on an H200 with Kronos-base (bench/results/forecast-h200-tiles.json).
+    The values are the best of those measured on an H200 with Kronos-base (bench/results/forecast-h200-sweep.json).
     """
 
     dot: bool  # matrix units (three products of rounded parts: float32's accuracy), else plain multiplication
     precision: str = "tf32x3"
-    block_n: int = 4
+    block_n: int = 2
     block_k: int = 1024
     stages: int = 1
-    warps: int = 4
-    group: int = 1  # samples that read a prompt's keys together; 0: all of them, on the matrix units
+    warps: int = 1
+    group: int = 0  # samples that read a prompt's keys together; 0: all of them, on the matrix units
     block: int = 64  # keys at a time
-    splits: int = 1
+    splits: int = 8
     attend_warps: int = 4
     # Of the products back to the model's width, which have the fewest columns: block_k, stages, warps; None: as above.
     narrow: tuple[int, int, int] | None = None
-    parts: int = 1  # of a product's sum
+    parts: int = 1  # of a product's sum; 0: as many as keep the device busy
 
     @classmethod
     def of(cls, rows: int) -> Tiles:
         if rows == 1:
-            return cls(dot=False, block=64, splits=8)
+            return cls(dot=False)
         if rows <= FEW_ROWS:
-            return cls(dot=False, block_k=max(128, 1024 // power_of_two(rows)), stages=3, block=32, splits=8)
-        return cls(dot=True, block_n=16, block_k=32, stages=6, warps=2, group=2, block=32, splits=8, narrow=(64, 4, 4))
+            block_k = max(128, 1024 // power_of_two(rows))
+            return cls(dot=False, block_n=4, block_k=block_k, stages=3, warps=2, narrow=(2 * block_k, 3, 2))
+        return cls(dot=True, block_n=16, block_k=16, stages=8, warps=2, narrow=(32, 4, 2), parts=0)
 
     def cut(self, product: Product) -> Cut:
         block_k, stages, warps = self.block_k, self.stages, self.warps
         if self.narrow is not None and product.residual:
             block_k, stages, warps = self.narrow
-        return Cut(self.block_n, block_k, stages, warps, self.parts, dot=self.dot, precision=self.precision)
+        cut = Cut(self.block_n, block_k, stages, warps, self.parts or 1, dot=self.dot, precision=self.precision)
+        return cut if self.parts else divided(product, cut)
 
-    def share(self) -> Share:
+    def share(self, samples: int) -> Share:
+        """One sample would be one row of a matrix unit's sixteen: it is more and smaller programs instead."""
+        if samples == 1:
+            return Share(2 * self.splits, max(1, self.block // 2), 1)
         return Share(self.splits, self.block, self.attend_warps, self.group)
 
 
@@ -123,7 +129,7 @@ class KernelStep:
         self.scores = torch.empty(rows, heads, self.longest + cache.capacity, **kind)
         self.mixed = torch.empty(rows, heads * width, **kind)
         self.products = Products(decoder.device, tiles.cut)
-        self.attend = Attention(cache, counters, self.qkv, self.attended, tiles.share())
+        self.attend = Attention(cache, counters, self.qkv, self.attended, tiles.share(cache.samples))
         self.built_in = self.attend.share
         self.blocks = [self.block_works(layer) for layer in layers]
         self.head_works = self.works_behind()
@@ -157,16 +163,25 @@ class KernelStep:
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
-    def choose(self, chooser: Chooser) -> None:
-        """Take for every product and for the attention what is remembered or measures best. The rows so far are lost."""
+    def choose(self, chooser: Chooser) -> bool:
+        """Take for every product and for the attention what is remembered or measures best. The rows so far are lost.
+
+        False while kernels are being compiled: ask again when the chooser is ready.
+        """
         works = [work for block in self.blocks for work in block] + list(self.head_works)
         decoder, samples = self.decoder, self.cache.samples
         shares = {str(share): share for share in attention.candidates(samples, self.built_in)}
         attending = attention.part_of(self.attend, shares, f"{decoder.heads} heads of {decoder.head_width}")
-        self.choices = take(self.products, works, chooser, attending, seldom=2)
-        if attending.name in self.choices:
-            self.attend.share = shares[self.choices[attending.name].way]
+        launches = (self.first_id(), *self.ask(), self.second_id())
+        also = {("step", one.kernel.__name__): one.compile for one in launches}
+        found = take(self.products, works, chooser, attending, seldom=2, also=also)
+        if found is None:
+            return False
+        self.choices = found
+        if attending.name in found:
+            self.attend.share = shares[found[attending.name].way]
         self.attend.tidy()
+        return True
 
     def forget(self) -> bool:
         """Back to what is built in; → was anything else chosen?"""
@@ -184,7 +199,7 @@ class KernelStep:
 
     def __call__(self) -> None:
         """Add the row in `x` at the counters' place, generate the next pair of ids, and look its row up."""
-        decoder, cache, products = self.decoder, self.cache, self.products
+        products = self.products
         for layer, (qkv, out, gate, down) in enumerate(self.blocks):
             products(qkv)
             self.attend(layer)
@@ -192,42 +207,87 @@ class KernelStep:
             products(gate)
             products(down)
         s1, values, back, s2 = self.head_works
-        first, second = self.logits
         products(s1)
-        tile = power_of_two(decoder.width)
-        noise_1, noise_2 = self.noise or (first, second)
-        self.kernels.first_id[(self.rows,)](
-            first, noise_1, self.x, decoder.norm, self.last, cache.own_context, self.chosen, self.ids[0],
-            self.counters, self.rows, cache.capacity, self.ids[0].stride(0), *self.draw,
-            WIDTH=decoder.width, TILE=tile, EPSILON=EPS, SIZE=decoder.sizes[0], **self.filter, num_warps=4,
-        )  # fmt: skip
-        self.ask()
+        self.first_id()()
+        for launch in self.ask():
+            launch()
         products(values)
         products(back)
         products(s2)
-        self.kernels.second_id[(self.rows,)](
-            second, noise_2, self.x, *self.tables, self.future, self.chosen, self.ids[1],
-            self.counters, self.rows, cache.samples, self.future.shape[1], self.ids[1].stride(0), *self.draw,
-            WIDTH=decoder.width, TILE=tile, SIZE=decoder.sizes[1], **self.filter, num_warps=4,
-        )  # fmt: skip
+        self.second_id()()
         self.counters += 1
 
-    def ask(self) -> None:
+    def first_id(self) -> Launch:
+        decoder, cache, logits = self.decoder, self.cache, self.logits[0]
+        noise = logits if self.noise is None else self.noise[0]
+        return Launch(
+            self.kernels.first_id,
+            (self.rows,),
+            (
+                *(logits, noise, self.x, decoder.norm, self.last, cache.own_context, self.chosen, self.ids[0]),
+                *(self.counters, self.rows, cache.capacity, self.ids[0].stride(0), *self.draw),
+            ),
+            {**self.row_of(0), "EPSILON": EPS},
+        )
+
+    def second_id(self) -> Launch:
+        cache, logits = self.cache, self.logits[1]
+        noise = logits if self.noise is None else self.noise[1]
+        return Launch(
+            self.kernels.second_id,
+            (self.rows,),
+            (
+                *(logits, noise, self.x, *self.tables, self.future, self.chosen, self.ids[1]),
+                *(self.counters, self.rows, cache.samples, self.future.shape[1], self.ids[1].stride(0), *self.draw),
+            ),
+            self.row_of(1),
+        )
+
+    def row_of(self, part: int) -> dict[str, Any]:
+        width = self.decoder.width
+        return {"WIDTH": width, "TILE": power_of_two(width), "SIZE": self.decoder.sizes[part], **self.filter}
+
+    def ask(self) -> tuple[Launch, Launch]:
         """The second attention: the chosen s1 asks the context of the whole window."""
         cache, heads, width = self.cache, self.decoder.cross.heads, self.decoder.width
         block = 8
         blocks = -(-self.longest // block) + -(-cache.capacity // block)
-        self.kernels.context_scores[(self.rows, blocks)](
-            self.queries, self.chosen, cache.context, cache.own_context, self.scores, self.counters, cache.lengths,
-            cache.samples, self.longest, cache.capacity, cache.max_context,
-            HEADS=heads, WIDTH=width, EVICT=cache.evict, BLOCK=block, BLOCK_K=256, num_warps=4,
-        )  # fmt: skip
         columns = 16  # few columns and many rows at a time: the rows come one after the other
-        self.kernels.context_mix[(self.rows, -(-width // columns))](
-            self.scores, cache.context, cache.own_context, self.mixed, self.counters,
-            cache.samples, self.longest, cache.capacity,
-            HEADS=heads, WIDTH=width, BLOCK=128, BLOCK_C=columns, num_warps=4,
-        )  # fmt: skip
+        scores = Launch(
+            self.kernels.context_scores,
+            (self.rows, blocks),
+            (
+                *(self.queries, self.chosen, cache.context, cache.own_context, self.scores, self.counters),
+                *(cache.lengths, cache.samples, self.longest, cache.capacity, cache.max_context),
+            ),
+            {"HEADS": heads, "WIDTH": width, "EVICT": cache.evict, "BLOCK": block, "BLOCK_K": 256},
+        )
+        mix = Launch(
+            self.kernels.context_mix,
+            (self.rows, -(-width // columns)),
+            (
+                *(self.scores, cache.context, cache.own_context, self.mixed, self.counters),
+                *(cache.samples, self.longest, cache.capacity),
+            ),
+            {"HEADS": heads, "WIDTH": width, "BLOCK": 128, "BLOCK_C": columns},
+        )
+        return scores, mix
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with all it is given: to be run, or compiled only."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def __call__(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.constants, num_warps=4)
+
+    def compile(self) -> None:
+        self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants, num_warps=4)
 
 
 def query_table(decoder: Decoder) -> Tensor:

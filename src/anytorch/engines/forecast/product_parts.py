@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytorch.engines.forecast.choice import Choice, Chooser, Option, Part
+from anytorch.engines.forecast.choice import NOTHING, Choice, Chooser, Option, Part
+from anytorch.engines.forecast.compiling import Key, Task
 from anytorch.engines.forecast.products import MOST_ROWS, Cut, Product, Products, Way, Work, candidates, name_of
 from anytorch.models.kronos.layers import EPS
 
@@ -29,10 +30,6 @@ def part_of(
     trial += trial * (max(0, FEWEST_LAUNCHES - len(trial)) // len(trial) if product.rows <= MOST_ROWS else 0)
     ways = {name_of(way): way for way in candidates(product, products.built_in(product), seldom)}
 
-    for way in ways.values():
-        if way is not None:
-            products.room(trial[0], way)  # here, not in the threads that compile
-
     def run(way: Way) -> Tensor:
         for work in trial:
             products.compute(work, way)
@@ -46,11 +43,17 @@ def part_of(
 
 
 def take(
-    products: Products, works: Sequence[Work], chooser: Chooser, *others: Part, seldom: int = 0
-) -> dict[str, Choice]:
+    products: Products,
+    works: Sequence[Work],
+    chooser: Chooser,
+    *others: Part,
+    seldom: int = 0,
+    also: Mapping[Key, Task] = NOTHING,
+) -> dict[str, Choice] | None:
     """Choose for all products among `works`, and for other parts first; → all choices, by the names of their parts.
 
-    For products that come up to `seldom` times fewer ways are tried: they are not worth compiling many kernels for.
+    None while their kernels (and `also`) are being compiled. For products that come up to `seldom` times fewer ways are
+    tried: they are not worth compiling many kernels for.
     """
     grouped: dict[Product, list[Work]] = {}
     for work in works:
@@ -58,7 +61,9 @@ def take(
     # What comes most often first: if the time runs out, it runs out on what matters least.
     order = sorted(grouped, key=lambda product: -len(grouped[product]))
     made = [part_of(products, one, grouped[one], len(grouped[one]) <= seldom) for one in order]
-    found = chooser.choose([*others, *(part for part, _ in made)])
+    found = chooser.choose([*others, *(part for part, _ in made)], also=also)
+    if found is None:
+        return None
     for product, (part, ways) in zip(order, made, strict=True):
         if part.name in found:
             products.chosen[product] = ways[found[part.name].way]

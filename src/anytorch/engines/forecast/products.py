@@ -7,8 +7,8 @@ before its step is recorded, by what is built in or by measuring (`choice`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +23,8 @@ MOST_ROWS = 64  # of a step that goes through our kernels whole; more are a wind
 FEW_ROWS = 8  # up to these, plain multiplication reads the weights as fast as matrix units do
 SMALLEST_PRODUCT = 16  # rows and columns of a matrix unit's tile
 PROGRAMS = 512  # as many as keep a large device's units busy with a few each
-SHORT_WINDOWS = 512  # rows up to which a window's products leave a large device idle
+WINDOW_PROGRAMS = 256  # of a window's larger tiles
+SHORT_WINDOWS = 1024  # rows up to which a window's products leave a large device idle
 MOST_SPLITS = 8  # more parts cost more to put together than they save
 
 
@@ -124,6 +125,7 @@ class Products:
         self.chosen: dict[Product, Way] = {}
         self.kernels: Any = None
         self.rooms: dict[tuple[Product, Cut], tuple[Tensor, Tensor]] = {}
+        self.count = torch.zeros(1, device=device, dtype=torch.int32)  # what counts parts, for compiling
 
     def __call__(self, work: Work) -> None:
         self.compute(work, self.way(work.product))
@@ -138,25 +140,18 @@ class Products:
             return
         if self.kernels is None:
             self.kernels = import_module("anytorch.models.kronos.kernels_linear")
-        self.kernels.linear[grid_of(work, way)](*self.arguments(work, way), **constants(work, way))
+        given = arguments(work, *self.room(work, way))
+        self.kernels.linear[grid_of(work, way)](*given, **constants(work, way))
 
     def compile(self, work: Work, way: Cut) -> None:
-        """Have the kernel ready, without running it."""
-        if self.kernels is None:
-            self.kernels = import_module("anytorch.models.kronos.kernels_linear")
-        self.kernels.linear.warmup(*self.arguments(work, way), grid=grid_of(work, way), **constants(work, way))
+        """Have the kernel ready, without running it. Takes no memory: somebody may be recording meanwhile."""
+        kernels: Any = import_module("anytorch.models.kronos.kernels_linear")
+        given = arguments(work, work.out, work.out if way.splits == 1 else self.count)
+        kernels.linear.warmup(*given, grid=grid_of(work, way), **constants(work, way))
 
     def tidy(self) -> None:
         """Give back what only the ways that were not chosen needed."""
         self.rooms = {key: room for key, room in self.rooms.items() if self.way(key[0]) == key[1]}
-
-    def arguments(self, work: Work, way: Cut) -> tuple[Any, ...]:
-        x, out = work.x, work.out
-        part, arrived = self.room(work, way)
-        return (
-            *(x, work.weight, absent(work.bias, x), absent(work.norm, x), absent(work.residual, x), out, part, arrived),
-            *(x.shape[0], out.shape[1], x.stride(0)),
-        )
 
     def room(self, work: Work, way: Cut) -> tuple[Tensor, Tensor]:
         """For the parts of a split product: their sums, and how many of them have arrived."""
@@ -170,6 +165,14 @@ class Products:
             part = torch.empty(size, device=self.device, dtype=torch.float32)
             self.rooms[key] = (part, torch.zeros(columns * rows, device=self.device, dtype=torch.int32))
         return self.rooms[key]
+
+
+def arguments(work: Work, part: Tensor, arrived: Tensor) -> tuple[Any, ...]:
+    x, out = work.x, work.out
+    return (
+        *(x, work.weight, absent(work.bias, x), absent(work.norm, x), absent(work.residual, x), out, part, arrived),
+        *(x.shape[0], out.shape[1], x.stride(0)),
+    )
 
 
 def tile_of(work: Work, way: Cut) -> tuple[int, int]:
@@ -239,48 +242,51 @@ def by_torch(work: Work) -> None:
 
 # --- what is tried ----------------------------------------------------------------------------------------------------
 
-# block_n, block_k, stages, warps
-FOR_ONE = ((8, 256, 3, 4), (2, 1024, 1, 2))
-FOR_FEW = ((4, 128, 3, 4), (8, 128, 3, 4))
-FOR_MANY = ((16, 32, 6, 2), (16, 64, 4, 4))
+# block_n, block_k, stages, warps: the best few of a thousand, measured on an H200 with the shapes of Kronos-base and
+# -small (bench/results/forecast-h200-sweep.json); elsewhere others of them may be.
+FOR_ONE = ((2, 1024, 1, 1), (4, 1024, 1, 4), (2, 256, 3, 2), (8, 256, 3, 1))
+FOR_FEW = ((4, 128, 3, 2), (4, 256, 3, 2), (8, 64, 3, 4), (4, 128, 3, 4))
+FOR_MANY = ((16, 32, 6, 2),)
 # Operands are split into rounded parts in registers, so the more is read at a time, the fewer programs fit on a unit.
-SPLIT = ((16, 32, 4, 2), (32, 16, 6, 4), (16, 16, 8, 2), (64, 32, 3, 4))
+SPLIT = ((16, 16, 8, 2), (16, 32, 4, 2), (32, 32, 4, 2), (64, 16, 8, 4))
 FOR_WINDOWS = (
     Cut(64, 16, 4, 4, block_m=64),
+    Cut(64, 32, 3, 4, block_m=64),
     Cut(64, 32, 3, 8, block_m=128),
+    Cut(64, 32, 3, 4, block_m=128),
     Cut(128, 16, 4, 8, block_m=128),
-    Cut(128, 16, 4, 4, block_m=64),
 )
 
 
 def candidates(product: Product, built_in: Way, seldom: bool = False) -> list[Way]:
-    """The ways worth timing: the built-in one, then the most promising first; fewer for what comes `seldom`. Pure."""
+    """The ways worth timing: the built-in one, then the most promising first; none but torch's for what comes `seldom`.
+
+    Pure.
+    """
     found: list[Way] = [built_in, None]
     if seldom:
-        found += split(product, SPLIT[:1]) if product.rows > FEW_ROWS else []
+        pass
     elif product.rows > MOST_ROWS:
         found += FOR_WINDOWS
-        found += split(product, [(64, 16, 4, 4)], block_m=64) if product.rows <= SHORT_WINDOWS else []
+        if product.rows <= SHORT_WINDOWS:
+            found += [divided(product, cut) for cut in FOR_WINDOWS[:3]]
     elif product.rows > FEW_ROWS:
-        found += split(product, SPLIT)
+        found += [divided(product, Cut(*shape)) for shape in SPLIT]
         found += [Cut(*shape) for shape in FOR_MANY]
     elif product.rows > 1:
         found += [Cut(*shape, dot=False) for shape in FOR_FEW]
-        found += split(product, SPLIT[:2])
+        found += [divided(product, Cut(*shape)) for shape in SPLIT[1:3]]
     else:
         found += [Cut(*shape, dot=False) for shape in FOR_ONE]
     return list(dict.fromkeys(found))
 
 
-def split(product: Product, shapes: Iterable[tuple[int, int, int, int]], block_m: int = 0) -> list[Way]:
-    """These cuts with the sum divided, so that there are about `PROGRAMS` programs."""
-    found: list[Way] = []
-    for block_n, block_k, stages, warps in shapes:
-        tiles = -(-product.columns // block_n) * -(-product.rows // (block_m or product.rows))
-        splits = min(MOST_SPLITS, power_of_two(-(-PROGRAMS // tiles)), product.width // (2 * block_k))
-        if splits > 1:
-            found.append(Cut(block_n, block_k, stages, warps, splits, block_m))
-    return found
+def divided(product: Product, cut: Cut) -> Cut:
+    """The same with its sum divided, so that there are about as many programs as a large device needs. Pure."""
+    tiles = -(-product.columns // cut.block_n) * -(-product.rows // (cut.block_m or product.rows))
+    wanted = -(-(WINDOW_PROGRAMS if cut.block_m else PROGRAMS) // tiles)
+    splits = min(MOST_SPLITS, power_of_two(wanted), product.width // (2 * cut.block_k))
+    return replace(cut, splits=max(1, splits))
 
 
 def absent(tensor: Tensor | None, instead: Tensor) -> Tensor:

@@ -122,6 +122,7 @@ class RolledSteps:
         self.choices: dict[str, Choice] = {}
         self.no_kernels = why_not(decoder, 1) if shape.kernels else "not asked for"
         self.tried_kernels = bool(self.no_kernels)
+        self.chooser: Chooser | None = None
         self.forecast: object = None  # whose steps these are
         self.forecasts = 0
 
@@ -141,7 +142,7 @@ class RolledSteps:
     def run(self, history: Tensor, lengths: Sequence[int], step: int, count: int, draws: Draws) -> Tensor:
         """`count` steps from `step` on; → ids of s1 and s2, [2, rows, count]. `history` are the first block's inputs."""
         # As in `StaticSteps`: compiling pays where forecasts of this shape are made again.
-        if self.forecasts > 1 and not self.tried_kernels:
+        if self.forecasts > 1 and not self.tried_kernels and (self.chooser is None or self.chooser.ready):
             self._try_kernels(history, lengths, step, count)
         self.preparing(("prepare", tuple(lengths), step, count), partial(self.prepare, lengths, step, count), history)
         recording = None
@@ -164,8 +165,9 @@ class RolledSteps:
 
     def _try_kernels(self, history: Tensor, lengths: Sequence[int], step: int, count: int) -> None:
         """Choose how the products are computed (torch's way is built in), and compare one step with torch's."""
-        self.tried_kernels = True
         decoder = self.decoder
+        if self.chooser is None:
+            self.chooser = Chooser(decoder.device, self.record)
         history = history.to(decoder.device)
         wanted = self._values_of(history, lengths, step, count)
         products = Products(decoder.device, lambda product: None)
@@ -184,26 +186,29 @@ class RolledSteps:
             self._go_to(step)
             by_torch = partial(self._attend_by_torch, self._around())
             attending, cuts = part_of(self.windows(), by_torch, min(TIMED_LAYERS, len(blocks)))
-            self.choices = take(products, works, Chooser(decoder.device, self.record), attending)
-            if attending.name in self.choices:
-                self.cut = cuts[self.choices[attending.name].way]
+            found = take(products, works, self.chooser, attending)
+            if found is None:
+                return  # they are being compiled
+            self.choices = found
+            self._use(blocks, cuts[found[attending.name].way] if attending.name in found else None)
             if self.cut is None and not any(products.chosen.values()):
                 self.no_kernels = "torch's are the fastest here"
-                return
-            self.blocks = blocks
-            found = self._values_of(history, lengths, step, count)
-            apart = max(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True))
-            if not apart <= SAME_VALUES:
-                self.no_kernels = f"they differ from torch's by {apart:.2g}"
+            else:
+                ours = self._values_of(history, lengths, step, count)
+                apart = max(float((a - b).abs().max()) for a, b in zip(ours, wanted, strict=True))
+                self.no_kernels = "" if apart <= SAME_VALUES else f"they differ from torch's by {apart:.2g}"
         except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; torch's products have just worked)
             self.no_kernels = f"{type(exc).__name__}: {exc}"
+        self.tried_kernels, self.chooser = True, None
         if self.no_kernels:
-            self.blocks, self.cut = decoder.blocks, None
-            log.warning("%s: torch's products in full windows: %s", decoder.device, self.no_kernels)
-            return
+            self._use(decoder.blocks, None)
+            log.info("%s: torch's products in full windows: %s", decoder.device, self.no_kernels)
+
+    def _use(self, blocks: Sequence[FusedBlock | ChosenBlock], cut: WindowCut | None) -> None:
+        self.blocks, self.cut = blocks, cut
         if self.recorder is not None:
-            self.recorder.clear()
-        self.preparing = Replayed(decoder.device, self.record)  # what it has recorded goes the old way
+            self.recorder.clear()  # what is recorded goes the old way
+        self.preparing = Replayed(self.decoder.device, self.record)
 
     def _values_of(self, history: Tensor, lengths: Sequence[int], step: int, count: int) -> list[Tensor]:
         """The context of the first of these steps, and its logits of s2. What is written is written again."""

@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from anytorch.engines.forecast.uniform import fill
 from anytorch.errors import InputError
 
 
@@ -86,21 +87,63 @@ class Noise:
             raise InputError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed!r}")
         return cls(torch.Generator().manual_seed(seed), rows, sizes)
 
-    def steps(self, wanted: Tensor, uniform: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def steps(self, wanted: Tensor, uniform: bool = False) -> Draws:
         """Noise for s1 and s2 of the rows `wanted` (int64), step by step, always from the first step.
 
-        Every array is drawn whole: a part of the rows sees the same numbers whichever rows are computed with it.
         `uniform` leaves the logarithm to the device: the arrays are float64, for `exponential`.
         """
-        uniform = uniform and exponential_from_uniform()
-        dtype = torch.float64 if uniform else torch.float32
         self.generator.set_state(self.start)
-        everything = len(wanted) == self.rows and bool((wanted == torch.arange(self.rows)).all())
-        while True:
-            s1, s2 = (torch.empty(self.rows, size, dtype=dtype) for size in self.sizes)
-            for part in (s1, s2):
-                part.uniform_(generator=self.generator) if uniform else part.exponential_(generator=self.generator)
-            yield (s1, s2) if everything else (s1[wanted], s2[wanted])
+        return Draws(self, wanted, uniform and exponential_from_uniform())
+
+
+class Draws:
+    """The steps of one part of a forecast's rows, as an iterator or in blocks.
+
+    Every array is drawn whole: a part of the rows sees the same numbers whichever rows are computed with it.
+    """
+
+    def __init__(self, noise: Noise, wanted: Tensor, uniform: bool) -> None:
+        self.noise, self.uniform = noise, uniform
+        everything = len(wanted) == noise.rows and bool((wanted == torch.arange(noise.rows)).all())
+        self.wanted = None if everything else wanted
+        self.rows = len(wanted)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        first, second = self.parts(self.block(1))
+        return first[0], second[0]
+
+    def block(self, steps: int, pinned: bool = False) -> Tensor:
+        """The numbers of so many steps, [steps, rows × (ids of s1 + ids of s2)]; `parts` takes them apart.
+
+        In one piece of memory in the order in which they are drawn: nothing is copied, and it goes to a device whole.
+        """
+        rows, generator = self.noise.rows, self.noise.generator
+        dtype = torch.float64 if self.uniform else torch.float32
+        whole = pinned and self.wanted is None
+        numbers = torch.empty(steps, rows * sum(self.noise.sizes), dtype=dtype, pin_memory=whole)
+        if self.uniform:
+            fill(numbers, generator)
+        else:  # torch makes these from a seed of each array, so each must be drawn by itself
+            for step in numbers:
+                for part in step.split([rows * size for size in self.noise.sizes]):
+                    part.view(rows, -1).exponential_(generator=generator)
+        if self.wanted is None:
+            return numbers
+        mine = [part[:, self.wanted].flatten(1) for part in taken_apart(numbers, rows, self.noise.sizes)]
+        found = torch.cat(mine, dim=1)
+        return found.pin_memory() if pinned else found
+
+    def parts(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """[steps, rows, ids] of s1 and of s2, wherever the block is."""
+        return taken_apart(block, self.rows, self.noise.sizes)
+
+
+def taken_apart(block: Tensor, rows: int, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    first, second = block.split([rows * size for size in sizes], dim=1)
+    return first.unflatten(1, (rows, -1)), second.unflatten(1, (rows, -1))
 
 
 def exponential(noise: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 A step of one row per window is a few hundred tiny kernels; on a fast accelerator starting them takes several times as long
 as running them. Here the step's place is a tensor, ids go from one step to the next on the device, and the random numbers
 lie ready, so that a recording of one step is every step. Where our own kernels can be used (`kernel_step`), the second
-forecast of a shape has them compiled and compares them with torch's on its first row; if they agree, they take over.
+forecast of a shape begins to have them compiled. The first forecast after that measures which are the fastest (`choice`) and
+compares them with torch's on its first row; if they agree, they take over.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ class StaticSteps:
         self.recorder = Recorder(device) if record else None
         self.replayed = Replayed(device, record)
         self.pinned = can_stage(device)
-        self.kernel_step: KernelStep | None = None
+        self.kernel_step: KernelStep | None = None  # what computes the steps, if it is not torch
+        self.trial: KernelStep | None = None  # what may become it
         self.no_kernels = why_not(decoder, rows) if shape.kernels else "not asked for"
         self.tried_kernels = bool(self.no_kernels)
+        self.chooser: Chooser | None = None
         self.runs = 0
 
     @property
@@ -86,7 +89,7 @@ class StaticSteps:
         `ahead` gives the draws in the blocks of `blocks(steps)`; None for the greedy choice.
         """
         # Compiling takes longer than a forecast: it pays where forecasts of this shape are made again.
-        if self.runs and not self.tried_kernels:
+        if self.runs and not self.tried_kernels and (self.chooser is None or self.chooser.ready):
             self._try_kernels(s1, s2, future)
         self.runs += 1
         if self.recorder is not None and not self.recorder.recordings and not self.recorder.failed:
@@ -119,14 +122,20 @@ class StaticSteps:
 
     def _try_kernels(self, s1: Tensor, s2: Tensor, future: Tensor) -> None:
         """Let our kernels compute the first row after torch has: they are used if they agree."""
-        self.tried_kernels = True
+        if self.chooser is None:
+            self.chooser = Chooser(self.cache.decoder.device, self.recorder is not None)
         self._start(s1, s2, future)
-        wanted = [part.clone() for part in self._step_by_torch()]
         try:
-            step = self.kernel_step = KernelStep(
-                self.cache, self.sampler, self.counters, (self.s1, self.s2), self.future, self.noise
-            )
-            self._choose(step)
+            if self.trial is None:
+                ids = (self.s1, self.s2)
+                self.trial = KernelStep(self.cache, self.sampler, self.counters, ids, self.future, self.noise)
+            step = self.trial
+            if not self._choose(step, self.chooser):
+                return  # they are being compiled
+            self.tried_kernels = True
+            self._start(s1, s2, future)
+            wanted = [part.clone() for part in self._step_by_torch()]
+            self.kernel_step = step
             self.no_kernels = self._differences(step, wanted, (s1, s2, future))
             if self.no_kernels and step.forget():
                 log.warning("%s: built-in kernels instead of measured ones: %s", step.decoder.device, self.no_kernels)
@@ -135,20 +144,23 @@ class StaticSteps:
             # A compiler or a driver may raise anything; torch's kernels are always there.
             if is_out_of_memory(exc):
                 raise
+            self.tried_kernels = True
             self.no_kernels = f"{type(exc).__name__}: {exc}"
+        self.chooser = self.trial = None
         if self.no_kernels:
             self.kernel_step = None
             log.warning("%s: torch's kernels instead of ours: %s", self.cache.decoder.device, self.no_kernels)
         elif self.recorder is not None:
             self.recorder.clear()  # of torch's kernels
 
-    def _choose(self, step: KernelStep) -> None:
+    def _choose(self, step: KernelStep, chooser: Chooser) -> bool:
         """Let the step take what measures best; whatever goes wrong there, its built-in kernels are still good."""
         try:
-            step.choose(Chooser(self.cache.decoder.device, self.recorder is not None))
+            return step.choose(chooser)
         except Exception as exc:  # noqa: BLE001  (a driver may raise anything)
             step.forget()
             log.warning("%s: kernels are not measured: %s: %s", step.decoder.device, type(exc).__name__, exc)
+            return True
 
     def _differences(self, step: KernelStep, wanted: Sequence[Tensor], given: tuple[Tensor, Tensor, Tensor]) -> str:
         """Why our kernels' first row will not do; "" if it will."""

@@ -33,7 +33,7 @@ class WindowCut:
         return f"{self.block_m} rows, {self.block_n} keys, {self.stages} stages, {self.warps} warps"
 
 
-CUTS = (WindowCut(64, 32, 2, 4), WindowCut(128, 32, 2, 8), WindowCut(32, 32, 2, 4))
+CUTS = (WindowCut(32, 64, 2, 4), WindowCut(128, 64, 2, 8), WindowCut(16, 64, 2, 4))
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,22 @@ class Windows:
     max_context: int
 
     def attend(self, cut: WindowCut, layer: int, qkv: Tensor) -> Tensor:
-        kernel, grid, arguments, constants = self.launch(cut, layer, qkv)
+        out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+        kernel, grid, arguments, constants = self.launch(cut, layer, qkv, out)
         kernel[grid](*arguments, **constants)
-        found: Tensor = arguments[5]
-        return found
+        return out
 
     def compile(self, cut: WindowCut, qkv: Tensor) -> None:
-        """Have the kernel ready, without running it."""
-        kernel, grid, arguments, constants = self.launch(cut, 0, qkv)
+        """Have the kernel ready, without running it. Takes no memory: somebody may be recording meanwhile."""
+        kernel, grid, arguments, constants = self.launch(cut, 0, qkv, qkv)
         kernel.warmup(*arguments, grid=grid, **constants)
 
-    def launch(self, cut: WindowCut, layer: int, qkv: Tensor) -> tuple[Any, tuple[int, int, int], tuple[Any, ...], Any]:
+    def launch(
+        self, cut: WindowCut, layer: int, qkv: Tensor, out: Tensor
+    ) -> tuple[Any, tuple[int, int, int], tuple[Any, ...], Any]:
         kernels: Any = import_module("anytorch.models.kronos.kernels_window")
         _, _, series, heads, shared_rows, head_width = self.keys.shape
         rows = series * self.samples
-        out = qkv.new_empty(len(qkv), heads * head_width)
         arguments = (
             *(qkv, *self.tables, self.keys[layer], self.values[layer], out, self.counters),
             *(series, self.samples, shared_rows, self.own_rows, self.max_context, 1 / math.sqrt(head_width)),
