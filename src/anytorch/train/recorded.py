@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anytorch import logs
 from anytorch.errors import WrongAnswer
-from anytorch.models.encoders.graphs import graph_class
+from anytorch.models.encoders.graphs import graph_class, side_stream
 
 log = logs.logger(__name__)
 Answer = tuple[Tensor, dict[str, Tensor]]
@@ -50,7 +50,6 @@ class RecordedStep:
         self.inputs: tuple[Tensor, Tensor] | None = None
         self.graph: Any = None
         self.answer: Answer | None = None
-        self.stream: Any = None
 
     def __call__(self, values: Tensor, stamps: Tensor) -> Answer:
         """`values` and `stamps` may be on the host; their shapes are always the same."""
@@ -110,18 +109,13 @@ class RecordedStep:
             answer = self.work(values, stamps)
         else:
             # Beside the main stream, as what is recorded later: gradients are then summed where they are recorded.
-            stream = self._side()
+            stream = side_stream(self.device)
             stream.wait_stream(self.module.current_stream())
             with self.module.stream(stream):
                 answer = self.work(values, stamps)
             self.module.current_stream().wait_stream(stream)
         self.forget_gradients()
         return answer
-
-    def _side(self) -> Any:
-        if self.stream is None:
-            self.stream = self.module.Stream()
-        return self.stream
 
     def _record(self, values: Tensor, stamps: Tensor) -> None:
         kind = graph_class(self.module)
@@ -131,7 +125,7 @@ class RecordedStep:
         graph = kind()
         record = getattr(self.module, "graph", None)
         # Where the module has no such function, `with graph:` records by itself.
-        with record(graph, stream=self._side()) if callable(record) else graph:
+        with record(graph, stream=side_stream(self.device)) if callable(record) else graph:
             self.answer = self.work(values, stamps)
         self.graph = graph
 

@@ -153,6 +153,7 @@ class Chooser:
             self.compiling = Compiling(self.device, {**tasks, **also}, COMPILE_S)
         if not self.ready:
             return None
+        self.compiling.wait()
         found: dict[str, Choice] = {}
         for part in parts:
             remembered = known[part.name]

@@ -7,6 +7,7 @@ memory pool: they run one after the other on one stream, so that only inputs and
 from __future__ import annotations
 
 import inspect
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Recorder:
             with graph:
                 output = work()
             return Recording(graph, output)
-        stream = self.module.Stream()
+        stream = side_stream(self.device)
         stream.wait_stream(self.module.current_stream())
         with self.module.stream(stream):
             for _ in range(WARM_UPS):
@@ -103,6 +104,22 @@ class Recorder:
     def clear(self) -> None:
         self.recordings.clear()
         self.seen.clear()
+
+
+_streams = threading.local()  # two threads that record at once must not meet on one
+
+
+def side_stream(device: torch.device) -> Any:
+    """This thread's stream for recording on a device, always the same one.
+
+    Libraries keep a workspace for every stream they have seen (cuBLAS 32 MiB on an H200), so a new stream per recording took
+    up to a gigabyte.
+    """
+    known: dict[torch.device, Any] = _streams.__dict__.setdefault("by_device", {})
+    if device not in known:
+        module: Any = torch.get_device_module(device)
+        known[device] = module.Stream()
+    return known[device]
 
 
 def graph_class(module: Any) -> Callable[[], Any] | None:
