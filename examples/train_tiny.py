@@ -2,7 +2,7 @@
 
 OMP_NUM_THREADS=1 python examples/train_tiny.py --output /tmp/tiny
 for part in tokenizer model; do
-  cp /tmp/tiny/$part/best_model/{config.json,model.safetensors} src/anytorch/engines/forecast/assets/$part/
+  cp /tmp/tiny/$part/best_model/{config.json,model.safetensors} src/anytorch/models/kronos/tiny/$part/
 done
 
 Killed in the middle, the same command goes on where it was.

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from anytorch.errors import InputError
+
 CONFIGS = ("a", "b")
 
 
@@ -150,3 +152,74 @@ def test_sampled_s1_without_teacher_forcing(golden: Any) -> None:
         torch.manual_seed(2)
         other = model(s1, s2)[1]
     assert torch.equal(once, again) and not torch.equal(once, other)
+
+
+@torch.inference_mode()
+def test_what_programs_read_of_the_published_modules(parts: Any) -> None:
+    """Names that programs of the original repository use, with the values they have there."""
+    tokenizer, model, case = parts
+    config = model.config
+    for name in ("learn_te", "ff_dim", "ffn_dropout_p", "attn_dropout_p", "resid_dropout_p", "token_dropout_p"):
+        assert getattr(model, name) == config[name]
+    assert model.s1_vocab_size == model.head.vocab_s1 == 2**model.s1_bits
+    assert (tokenizer.enc_layers, tokenizer.dec_layers) == (
+        tokenizer.config["n_enc_layers"],
+        tokenizer.config["n_dec_layers"],
+    )
+    assert tokenizer.ff_dim == tokenizer.config["ff_dim"]
+    context = case["decode_s1_context"]
+    assert torch.equal(model.head(context), model.head.proj_s1(context))
+    assert torch.equal(model.head.cond_forward(context), model.head.proj_s2(context))
+    knowing = model.dep_layer(context, model.embedding.emb_s1(case["enc_s1"][:, 1:]))  # in eval mode not causal
+    close(model.head.cond_forward(knowing), case["tf_eval_s2_logits"].numpy())
+
+
+@torch.inference_mode()
+def test_the_quantiser_itself(parts: Any) -> None:
+    tokenizer, _, case = parts
+    vectors = tokenizer.encode_vectors(case["x_norm"])
+    loss, code, index = tokenizer.tokenizer(vectors)
+    close(loss, case["tok_fwd_bsq_loss"].numpy())
+    close(code, case["tok_fwd_quantized"].numpy())
+    assert torch.equal(index, case["enc_full"])
+    nothing, _, (s1, s2) = tokenizer.tokenizer(vectors, half=True, collect_metrics=False)
+    assert torch.equal(s1, case["enc_s1"]) and torch.equal(s2, case["enc_s2"]) and nothing == 0
+
+
+@torch.inference_mode()
+def test_a_composite_id_is_split_and_not_unpacked(parts: Any) -> None:
+    """Two series: a tensor [2, rows] must not be taken for the pair (s1, s2)."""
+    _, model, case = parts
+    s1, s2 = case["enc_s1"][:, :-1], case["enc_s2"][:, :-1]
+    assert len(s1) == 2
+    composite = s1 * 2**model.s2_bits + s2
+    close(model.embedding(composite), case["emb"].numpy())
+    high, low = model.embedding.split_token(composite, model.s2_bits)
+    assert torch.equal(high, s1) and torch.equal(low, s2)
+
+
+@torch.inference_mode()
+def test_the_loss_of_the_rows_that_count(parts: Any) -> None:
+    _, model, case = parts
+    logits = case["tf_eval_s1_logits"], case["tf_eval_s2_logits"]
+    targets = case["enc_s1"][:, 1:], case["enc_s2"][:, 1:]
+    for found, wanted in zip(model.head.compute_loss(*logits, *targets), case["tf_eval_loss"], strict=True):
+        close(found, wanted.numpy())
+    padded = torch.zeros_like(targets[0])
+    padded[:, 10:] = 1  # 0 is a row that counts
+    found = model.head.compute_loss(*logits, *targets, padding_mask=padded)
+    wanted = model.head.compute_loss(*(part[:, :10] for part in (*logits, *targets)))
+    for one, other in zip(found, wanted, strict=True):
+        close(one, other.numpy())
+
+
+def test_pairs_and_single_ids_are_not_mixed_up(parts: Any) -> None:
+    tokenizer, _, case = parts
+    pair = [case["enc_s1"], case["enc_s2"]]
+    with pytest.raises(InputError, match="this is a list\nhint: pass half=True for a pair"):
+        tokenizer.decode(pair)
+    with pytest.raises(InputError, match=r"decodes a pair \[s1, s2\], and this is a tensor of shape \[2, 45\]"):
+        tokenizer.decode(case["enc_full"], half=True)
+    with pytest.raises(InputError, match="and this is 3 parts"):
+        tokenizer.decode([*pair, pair[0]], half=True)
+    close(tokenizer.decode(torch.stack(pair), half=True), case["dec_half"].numpy())

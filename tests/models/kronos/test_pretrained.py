@@ -76,7 +76,7 @@ def test_missing_unknown_and_misshapen_keys_are_named(copied: Path) -> None:
 
 
 def test_a_tokenizer_is_not_a_model(golden: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="this is the folder of a Kronos tokenizer; a model was asked for"):
+    with pytest.raises(ModelError, match="this is the configuration of a Kronos tokenizer; a model was asked for"):
         Kronos.from_pretrained(golden.folder("a", "tokenizer"))
     golden.tokenizer("a").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="holds a Kronos tokenizer; saving a model there would overwrite it"):
@@ -121,3 +121,102 @@ def test_a_padding_mask_is_refused(golden: Any) -> None:
         golden.model("a")(ids, ids, padding_mask=torch.ones(1, 3))
     with pytest.raises(UsageError, match="needs s1_targets"):
         golden.model("a")(ids, ids, use_teacher_forcing=True)
+
+
+def test_the_names_of_the_hub_s_own_loader(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from_pretrained` and `save_pretrained` by the argument names that programs of the original use."""
+    folder = golden.folder("a", "model")
+    model = Kronos.from_pretrained(
+        pretrained_model_name_or_path=str(folder), force_download=True, map_location="cpu", strict=True
+    )
+    assert (model.save_pretrained(save_directory=tmp_path / "saved") / "model.safetensors").is_file()
+    told: dict[str, Any] = {}
+
+    class Hub:
+        def __init__(self, token: str | None = None) -> None:
+            told["token"] = token
+
+        def create_repo(self, repo_id: str, **options: Any) -> Any:
+            told["made"] = options
+            return type("Made", (), {"repo_id": f"me/{repo_id}"})()
+
+        def upload_folder(self, repo_id: str, folder_path: Path, **options: Any) -> str:
+            told["files"] = sorted(path.name for path in Path(folder_path).iterdir())
+            told["sent"] = options
+            return f"https://hub/{repo_id}"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert model.push_to_hub("mine", private=True, token="secret", commit_message="new") == "https://hub/me/mine"
+    assert told["files"] == ["config.json", "model.safetensors"] and told["token"] == "secret"
+    assert told["made"] == {"private": True, "exist_ok": True} and told["sent"]["commit_message"] == "new"
+    told.clear()
+    model.save_pretrained(tmp_path / "again", push_to_hub=True)
+    assert told["files"] == ["config.json", "model.safetensors"]
+    with pytest.raises(UsageError, match="save_pretrained has no argument 'privat'"):
+        model.save_pretrained(tmp_path / "no", privat=True)
+
+
+def test_force_download_reaches_the_hub(monkeypatch: pytest.MonkeyPatch, golden: Any) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(golden.folder("a", "model"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    Kronos.from_pretrained("kronos-small", force_download=True, revision="main")
+    assert asked["name"] == "NeoQuasar/Kronos-small" and asked["force_download"] and asked["revision"] == "main"
+
+
+def test_changes_of_the_configuration(golden: Any) -> None:
+    model = Kronos.from_pretrained(golden.folder("a", "model"), attn_dropout_p=0.5)
+    assert (
+        model.attn_dropout_p == model.transformer[0].self_attn.attn_dropout_p == model.config["attn_dropout_p"] == 0.5
+    )
+    with pytest.raises(UsageError, match="no argument 'attn_dropout'\nhint: did you mean 'attn_dropout_p'"):
+        Kronos.from_pretrained(golden.folder("a", "model"), attn_dropout=0.5)
+
+
+def test_what_is_missing_may_be_drawn_anew(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = load_file(copied / "model.safetensors")
+    wanted = state["norm.weight"]
+    del state["head.proj_s2.bias"]
+    save_file({**state, "nonsense": torch.zeros(2)}, copied / "model.safetensors")
+    model = Kronos.from_pretrained(copied, strict=False)
+    assert "drawn anew: head.proj_s2.bias; left out: nonsense" in caplog.text
+    assert torch.equal(model.norm.weight, wanted) and (model.head.proj_s2.bias == 0).all()
+    assert not any(value.is_meta for value in model.state_dict().values())
+    with pytest.raises(ModelError, match=r"missing head\.proj_s2\.bias"):
+        Kronos.from_pretrained(copied)
+
+
+@pytest.mark.parametrize(("cls", "bits"), [(Kronos, 8), (KronosTokenizer, 8)])
+def test_tiny_by_its_name(cls: Any, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cls.from_pretrained("tiny").s1_bits == bits
+    (tmp_path / "tiny").mkdir()  # a folder of that name is what is meant
+    with pytest.raises(ModelError, match=r"tiny has no config\.json"):
+        cls.from_pretrained("tiny")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("s1_bits", "ten", "config.json: s1_bits is 'ten', not a whole number"),
+        ("n_layers", 2.5, "n_layers is 2.5, not a whole number"),
+        ("d_model", True, "d_model is True, not a whole number"),
+        ("ffn_dropout_p", None, "ffn_dropout_p is None, not a number"),
+        ("ffn_dropout_p", 1.5, "ffn_dropout_p is 1.5, and a share lies between 0 and 1"),
+        ("learn_te", "yes", "learn_te is 'yes', not true or false"),
+    ],
+)
+def test_values_that_are_none(key: str, value: Any, words: str, copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(ModelError, match=words):
+        Kronos.from_pretrained(copied)
+
+
+def test_a_name_that_is_no_name() -> None:
+    with pytest.raises(ModelError, match="a tokenizer is named by a path or a text, not by a dict"):
+        KronosTokenizer.from_pretrained({"d_model": 32})

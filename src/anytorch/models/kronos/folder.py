@@ -1,12 +1,14 @@
-"""From what names a checkpoint to the folder it lies in: a path, a short name, or a Hugging Face repository."""
+"""From what names a checkpoint to the folder it lies in: a path, a short name, "tiny", or a Hugging Face repository."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from anytorch.errors import ModelError
 from anytorch.models.kronos.published import HUB
+from anytorch.models.kronos.tiny import TINY, tiny_folder
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -15,13 +17,23 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 def find_folder(
     source: str | Path,
+    kind: str = "model",
     *,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
+    force_download: bool = False,
 ) -> Path:
-    """The folder with both files, downloaded if it must be. Raises ModelError that says what is not there."""
+    """The folder with both files of a "model" or a "tokenizer", downloaded if it must be.
+
+    Raises ModelError that says what is not there.
+    """
+    if not isinstance(source, (str, Path)):
+        raise ModelError(
+            f"a {kind} is named by a path or a text, not by a {type(source).__name__}",
+            hint="give a folder, or a name such as NeoQuasar/Kronos-small",
+        )
     folder = Path(source).expanduser()
     if folder.is_dir():
         for name in (CONFIG, WEIGHTS):
@@ -32,19 +44,27 @@ def find_folder(
                     hint="a Kronos folder is config.json and model.safetensors, as save_pretrained writes them",
                 )
         return folder
+    if str(source) == TINY and not folder.exists():
+        return tiny_folder(kind)
     name = HUB.get(str(source).lower(), str(source))
     if folder.exists() or not REPOSITORY.fullmatch(name):
-        known = ", ".join(HUB)
+        known = ", ".join([TINY, *HUB])
         raise ModelError(
             f"{str(source)!r} is neither a folder nor the name of a Hugging Face repository",
             hint=f"give a folder, an id such as NeoQuasar/Kronos-small, or one of: {known}",
         )
-    return download(name, revision, cache_dir, local_files_only, token)
+    return download(
+        name,
+        revision=revision,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+        token=token,
+        force_download=force_download,
+    )
 
 
-def download(
-    name: str, revision: str | None, cache_dir: str | Path | None, local_files_only: bool, token: str | bool | None
-) -> Path:
+def download(name: str, **options: Any) -> Path:
+    """`options` are those of huggingface_hub's snapshot_download."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -54,14 +74,7 @@ def download(
             hint="pip install 'anytorch[forecast]', or give a folder",
         ) from exc
     try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            token=token,
-            allow_patterns=[CONFIG, WEIGHTS],
-        )
+        folder = snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **options)
     except LocalEntryNotFoundError as exc:
         raise ModelError(
             f"{name!r} is neither a folder, nor downloaded earlier, and Hugging Face cannot be asked now",

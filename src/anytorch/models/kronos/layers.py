@@ -1,6 +1,7 @@
 """The building blocks that Kronos and its tokenizer share: norm, rotary positions, attention, gated feed-forward.
 
-Parameter names are those of the published checkpoints; a test loads such a checkpoint strictly.
+Names of parameters and of constructor arguments are the published ones, so that checkpoints load strictly and programs
+that build from these blocks keep working.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anytorch.errors import UsageError
+
 EPS = 1e-5
 ROTARY_BASE = 10000.0
 
@@ -16,9 +19,9 @@ ROTARY_BASE = 10000.0
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in float32 whatever the input's type, as published."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -58,19 +61,24 @@ class Rotary(nn.Module):
         cos, sin = rotary_tables(torch.arange(length, device=frequencies.device), frequencies)
         return cos.to(dtype), sin.to(dtype)
 
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [batch, heads, rows, head] turned by their positions; as many positions as there are queries."""
+        cos, sin = self.tables(q.shape[-2], q.dtype)
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
 
 class Attention(nn.Module):
     """The four projections of an attention, and its heads."""
 
-    def __init__(self, width: int, heads: int, attn_dropout_p: float = 0.0, resid_dropout_p: float = 0.0) -> None:
+    def __init__(self, d_model: int, n_heads: int, attn_dropout_p: float = 0.0, resid_dropout_p: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
-        self.head_width = width // heads
+        self.heads = n_heads
+        self.head_width = d_model // n_heads
         self.attn_dropout_p = attn_dropout_p
-        self.q_proj = nn.Linear(width, width)
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.out_proj = nn.Linear(width, width)
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
         self.rotary = Rotary(self.head_width)
         self.resid_dropout = nn.Dropout(resid_dropout_p)
 
@@ -88,10 +96,9 @@ class Attention(nn.Module):
 class SelfAttention(Attention):
     """Causal attention of a window to itself."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        cos, sin = self.rotary.tables(x.shape[1], x.dtype)
-        q = rotate(self.split(self.q_proj(x)), cos, sin)
-        k = rotate(self.split(self.k_proj(x)), cos, sin)
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        refuse_mask(key_padding_mask)
+        q, k = self.rotary(self.split(self.q_proj(x)), self.split(self.k_proj(x)))
         return self.attend(q, k, self.split(self.v_proj(x)), causal=True)
 
 
@@ -99,26 +106,36 @@ class CrossAttention(Attention):
     """Attention of queries to the context.
 
     The published code builds the rotary table from the number of queries. With a single query, as in generation, that
-    is position 0 for the query and, by broadcasting, for every key: no positions at all. Reproduced here.
+    is position 0 for the query and, by broadcasting, for every key: no positions at all. Reproduced here. Where `causal`
+    is not given, the module is causal in train mode alone, as published.
     """
 
-    def forward(self, query: Tensor, context: Tensor, causal: bool) -> Tensor:
-        q, k = self.split(self.q_proj(query)), self.split(self.k_proj(context))
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        *,
+        causal: bool | None = None,
+    ) -> Tensor:
+        refuse_mask(key_padding_mask)
+        q, k = self.split(self.q_proj(query)), self.split(self.k_proj(key))
         if query.shape[1] > 1:
-            cos, sin = self.rotary.tables(query.shape[1], query.dtype)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return self.attend(q, k, self.split(self.v_proj(context)), causal=causal)
+            q, k = self.rotary(q, k)
+        v = self.split(self.v_proj(key if value is None else value))
+        return self.attend(q, k, v, causal=self.training if causal is None else causal)
 
 
 class FeedForward(nn.Module):
     """w2(silu(w1 x) · w3 x), without biases."""
 
-    def __init__(self, width: int, inner: int, dropout_p: float) -> None:
+    def __init__(self, d_model: int, ff_dim: int, ffn_dropout_p: float = 0.0) -> None:
         super().__init__()
-        self.w1 = nn.Linear(width, inner, bias=False)
-        self.w3 = nn.Linear(width, inner, bias=False)
-        self.w2 = nn.Linear(inner, width, bias=False)
-        self.ffn_dropout = nn.Dropout(dropout_p)
+        self.w1 = nn.Linear(d_model, ff_dim, bias=False)
+        self.w3 = nn.Linear(d_model, ff_dim, bias=False)
+        self.w2 = nn.Linear(ff_dim, d_model, bias=False)
+        self.ffn_dropout = nn.Dropout(ffn_dropout_p)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.ffn_dropout(self.w2(F.silu(self.w1(x)) * self.w3(x)))
@@ -129,18 +146,33 @@ class Block(nn.Module):
     """One pre-norm transformer block."""
 
     def __init__(
-        self, width: int, heads: int, inner: int, ffn_dropout_p: float, attn_dropout_p: float, resid_dropout_p: float
+        self,
+        d_model: int,
+        n_heads: int,
+        ff_dim: int = 1024,
+        ffn_dropout_p: float = 0.0,
+        attn_dropout_p: float = 0.0,
+        resid_dropout_p: float = 0.0,
     ) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(width)
-        self.self_attn = SelfAttention(width, heads, attn_dropout_p, resid_dropout_p)
-        self.norm2 = RMSNorm(width)
-        self.ffn = FeedForward(width, inner, ffn_dropout_p)
+        self.norm1 = RMSNorm(d_model)
+        self.self_attn = SelfAttention(d_model, n_heads, attn_dropout_p, resid_dropout_p)
+        self.norm2 = RMSNorm(d_model)
+        self.ffn = FeedForward(d_model, ff_dim, ffn_dropout_p)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        refuse_mask(key_padding_mask)
         x = x + self.self_attn(self.norm1(x))
         out: Tensor = x + self.ffn(self.norm2(x))
         return out
+
+
+def refuse_mask(mask: Tensor | None) -> None:
+    if mask is not None:
+        raise UsageError(
+            "padding_mask is not supported: the published code gives it two opposite meanings, and nothing uses it",
+            hint="give series of equal length, or use KronosPredictor.predict_batch, which takes any mix",
+        )
 
 
 def initialise_linear(module: nn.Module) -> None:

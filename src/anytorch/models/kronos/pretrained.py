@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from anytorch.errors import ModelError, UsageError
+from anytorch import logs
+from anytorch.errors import ModelError, PackageMissing, UsageError
 from anytorch.files import replace_file
 from anytorch.models.kronos.folder import CONFIG, WEIGHTS, find_folder
 from anytorch.models.kronos.layers import Rotary, inverse_frequencies
 
 P = TypeVar("P", bound="Pretrained")
+log = logs.logger(__name__)
 SHOWN = 6  # of a list of keys in a message
 
+# What a constructor's annotation means for a value of config.json, and the words for it.
+VALUES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+}
 # Fixed by the configuration, so a checkpoint need not have them and its values do not count.
 COMPUTED = (".rotary.inv_freq", "tokenizer.bsq.basis", "tokenizer.bsq.group_basis")
 
@@ -31,33 +41,60 @@ class Pretrained(nn.Module):
     @classmethod
     def from_pretrained(
         cls: type[P],
-        source: str | Path,
+        pretrained_model_name_or_path: str | Path,
         *,
         revision: str | None = None,
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
         token: str | bool | None = None,
+        force_download: bool = False,
+        map_location: str | torch.device = "cpu",
+        strict: bool = True,
         dtype: torch.dtype = torch.float32,
+        **changes: Any,
     ) -> P:
-        """Load a folder, or a Hugging Face repository ("NeoQuasar/Kronos-small"), in eval mode on the CPU.
+        """Load a folder, a Hugging Face repository ("NeoQuasar/Kronos-small"; "kronos-small" for short), or "tiny".
 
+        In eval mode, on the CPU or on the torch device `map_location`. `changes` are constructor arguments that count
+        more than those of config.json (attn_dropout_p=0.1). With `strict=False` weights that the file lacks are drawn
+        anew and those that are unknown are left out, with a warning; weights of another shape never fit.
         Raises ModelError that names the file, and the keys that are missing, unknown or of another shape.
         """
         folder = find_folder(
-            source, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token
+            pretrained_model_name_or_path,
+            cls.kind,
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            token=token,
+            force_download=force_download,
         )
-        config = read_config(folder / CONFIG, cls)
+        config = read_config(folder / CONFIG, cls, changes)
         with torch.device("meta"):  # no memory and no random numbers for weights that are about to be replaced
             module = cls(**config)
-        state = read_weights(folder / WEIGHTS, module, dtype)
-        module.load_state_dict(state, strict=True, assign=True)
-        return module.eval()
+        state = read_weights(folder / WEIGHTS, module, dtype, strict)
+        if len(state) < len(module.state_dict()):
+            module = cls(**config).to(dtype)  # with values for what is missing
+        module.load_state_dict(state, strict=strict, assign=True)
+        return module.to(map_location).eval()
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write config.json and model.safetensors (float32, as published) and return the folder."""
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **push_to_hub_kwargs: Any,
+    ) -> Path:
+        """Write config.json and model.safetensors (float32, as published) and return the folder.
+
+        With `push_to_hub` it is also uploaded, as `repo_id` or as the folder's name; see the method of that name.
+        """
         from safetensors.torch import save
 
-        target = Path(folder)
+        if push_to_hub_kwargs and not push_to_hub:
+            raise UsageError(f"save_pretrained has no argument {next(iter(push_to_hub_kwargs))!r}")
+        target = Path(save_directory)
         target.mkdir(parents=True, exist_ok=True)
         found = target / CONFIG
         if found.exists() and (other := kind_of(read_json(found))) not in (None, self.kind):
@@ -73,7 +110,32 @@ class Pretrained(nn.Module):
         state = {name: value.clone() if shares_storage(value) else value for name, value in state.items()}
         replace_file(target / WEIGHTS, save(state))
         replace_file(target / CONFIG, json.dumps(self.config, indent=2, sort_keys=True).encode())
+        if push_to_hub:
+            upload(target, repo_id or target.name, **push_to_hub_kwargs)
         return target
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload both files to a Hugging Face repository, which is made if it is not there.
+
+        `options`: private and token, and those of huggingface_hub's upload_folder (commit_message, revision, …).
+        """
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            return upload(self.save_pretrained(folder), repo_id, **options)
+
+
+def upload(folder: Path, repo_id: str, *, private: bool | None = None, token: str | None = None, **options: Any) -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError as exc:
+        raise PackageMissing(
+            f"uploading to Hugging Face needs {exc.name}", hint="pip install 'anytorch[forecast]'"
+        ) from exc
+    api = HfApi(token=token)
+    made = api.create_repo(repo_id, private=private, exist_ok=True)
+    options.setdefault("commit_message", "Upload with anytorch")
+    return api.upload_folder(repo_id=made.repo_id, folder_path=folder, allow_patterns=[CONFIG, WEIGHTS], **options)
 
 
 def shares_storage(value: Tensor) -> bool:
@@ -100,28 +162,55 @@ def read_json(path: Path) -> dict[str, Any]:
     return read
 
 
-def kind_of(config: dict[str, Any]) -> str | None:
+def kind_of(config: Mapping[str, Any]) -> str | None:
     return "tokenizer" if "n_enc_layers" in config else "model" if "n_layers" in config else None
 
 
-def read_config(path: Path, cls: type[Pretrained]) -> dict[str, Any]:
-    """The constructor's arguments, checked against the constructor."""
-    config = read_json(path)
-    wanted = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-    missing = [name for name in wanted if name not in config]
+def read_config(path: Path, cls: type[Pretrained], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments from a file, with changes, checked against the constructor."""
+    known = arguments_of(cls)
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"arguments of {cls.__name__}: {', '.join(known)}"
+            raise UsageError(f"from_pretrained has no argument {name!r}", hint=hint)
+    config = {**read_json(path), **changes}
+    check_config(cls, config, str(path))
+    return {name: config[name] for name in known}  # anything more says nothing about the network
+
+
+def arguments_of(cls: type[Pretrained]) -> dict[str, str]:
+    """The constructor's arguments and their types, by name ("int", "float", "bool")."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return {name: str(found.annotation) for name, found in parameters.items() if name != "self"}
+
+
+def check_config(cls: type[Pretrained], config: Mapping[str, Any], where: str) -> None:
+    """Raises ModelError with the arguments of the constructor that are missing, or the value that is none."""
+    known = arguments_of(cls)
+    missing = [name for name in known if name not in config]
     if missing:
         other = kind_of(config)
         hint = (
-            f"this is the folder of a Kronos {other}; a {cls.kind} was asked for ({cls.__name__})"
+            f"this is the configuration of a Kronos {other}; a {cls.kind} was asked for ({cls.__name__})"
             if other not in (None, cls.kind)
-            else "the file must hold exactly the constructor's arguments"
+            else f"all arguments of {cls.__name__} must be there: {', '.join(known)}"
         )
-        raise ModelError(f"{path} lacks {', '.join(missing)}", hint=hint)
-    return {name: config[name] for name in wanted}  # anything more says nothing about the network
+        raise ModelError(f"{where} lacks {', '.join(missing)}", hint=hint)
+    for name, kind in known.items():
+        fits, words = VALUES[kind]
+        value = config[name]
+        if not isinstance(value, fits) or (kind != "bool" and isinstance(value, bool)):
+            raise ModelError(f"{where}: {name} is {value!r}, not {words}")
+        if name.endswith("dropout_p") and not 0 <= float(config[name]) <= 1:
+            raise ModelError(f"{where}: {name} is {value!r}, and a share lies between 0 and 1")
 
 
-def read_weights(path: Path, module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state dict of `module` from a file, complete and of the right shapes, floating-point values as `dtype`."""
+def read_weights(path: Path, module: nn.Module, dtype: torch.dtype, strict: bool) -> dict[str, Tensor]:
+    """The state dict of `module` from a file, of the right shapes and floating-point values as `dtype`.
+
+    Complete if `strict`; else what the file has of it.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -138,6 +227,11 @@ def read_weights(path: Path, module: nn.Module, dtype: torch.dtype) -> dict[str,
         for name, value in wanted.items()
         if name in read and name not in computed and read[name].shape != value.shape
     ]
+    if not strict and (missing or unknown):
+        log.warning(
+            "%s: drawn anew: %s; left out: %s", path, listed(missing) or "nothing", listed(unknown) or "nothing"
+        )
+        missing, unknown = [], []
     if missing or unknown or wrong:
         found = [
             *([f"missing {listed(missing)}"] if missing else []),
@@ -145,7 +239,7 @@ def read_weights(path: Path, module: nn.Module, dtype: torch.dtype) -> dict[str,
             *([listed(wrong)] if wrong else []),
         ]
         raise ModelError(f"{path} does not fit its {CONFIG}: {'; '.join(found)}", hint="were both saved together?")
-    state = {name: read[name].to(dtype) for name in wanted if name not in computed}
+    state = {name: read[name].to(dtype) for name in wanted if name in read and name not in computed}
     return state | recompute(module, computed)
 
 

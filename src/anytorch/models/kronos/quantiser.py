@@ -34,12 +34,12 @@ class BinarySphericalQuantizer(nn.Module):
     basis: Tensor
     group_basis: Tensor
 
-    def __init__(self, width: int, beta: float, gamma0: float, gamma: float, zeta: float, group_size: int) -> None:
+    def __init__(self, embed_dim: int, beta: float, gamma0: float, gamma: float, zeta: float, group_size: int) -> None:
         super().__init__()
-        self.width = width
+        self.width = embed_dim
         self.beta, self.gamma0, self.gamma, self.zeta = beta, gamma0, gamma, zeta
         # In the published state dict, and used by nothing: indices are least-significant-bit first.
-        self.register_buffer("basis", 2 ** torch.arange(width - 1, -1, -1))
+        self.register_buffer("basis", 2 ** torch.arange(embed_dim - 1, -1, -1))
         self.register_buffer("group_basis", 2 ** torch.arange(group_size - 1, -1, -1))
 
     def quantise(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,10 +49,12 @@ class BinarySphericalQuantizer(nn.Module):
         # Scaled after the straight-through step, as published: the gradient is scaled, too.
         return (unit + (sign - unit).detach()) / math.sqrt(self.width), unit
 
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """→ (loss, code with straight-through gradient, int64 index over all bits)."""
+    def forward(self, z: Tensor, collect_metrics: bool = True) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """→ (code with straight-through gradient, loss, {"indices": over all bits}); neither of both without metrics."""
         code, unit = self.quantise(z)
-        return self.loss(code, unit), code, signs_to_index(code)
+        if not collect_metrics:
+            return code, code.new_zeros(()), {}
+        return code, self.loss(code, unit), {"indices": signs_to_index(code)}
 
     def loss(self, code: Tensor, unit: Tensor) -> Tensor:
         """Distance to the code, less the entropy of each bit over the batch, plus the entropy of each vector's bits."""

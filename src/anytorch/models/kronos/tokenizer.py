@@ -7,18 +7,37 @@ import math
 import torch
 from torch import Tensor, nn
 
-from anytorch.errors import UsageError
+from anytorch.errors import InputError, UsageError
 from anytorch.models.kronos.layers import Block
 from anytorch.models.kronos.pretrained import Pretrained, check_shape
 from anytorch.models.kronos.quantiser import BinarySphericalQuantizer, index_to_signs, signs_to_index
 
 
 class BitQuantizer(nn.Module):
-    """Holds the quantiser under the name it has in published checkpoints."""
+    """The quantiser of both tokens, by the names it has in published checkpoints."""
 
-    def __init__(self, bsq: BinarySphericalQuantizer) -> None:
+    def __init__(
+        self, s1_bits: int, s2_bits: int, beta: float, gamma0: float, gamma: float, zeta: float, group_size: int
+    ) -> None:
         super().__init__()
-        self.bsq = bsq
+        self.s1_bits, self.s2_bits, self.codebook_dim = s1_bits, s2_bits, s1_bits + s2_bits
+        self.bsq = BinarySphericalQuantizer(self.codebook_dim, beta, gamma0, gamma, zeta, group_size)
+
+    def bits_to_indices(self, bits: Tensor) -> Tensor:
+        """Codes […, bits] → int64 […], the least significant bit first."""
+        return signs_to_index(bits)
+
+    def forward(
+        self, z: Tensor, half: bool = False, collect_metrics: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor | list[Tensor]]:
+        """→ (loss, codes, ids): one index over all bits, or with `half` the pair. No loss without `collect_metrics`."""
+        code, loss, _ = self.bsq(z, collect_metrics)
+        return loss, code, list(split_ids(code, self.s1_bits)) if half else signs_to_index(code)
+
+
+def split_ids(signs: Tensor, s1_bits: int) -> tuple[Tensor, Tensor]:
+    """s1 and s2 of vectors whose signs are the bits."""
+    return signs_to_index(signs[..., :s1_bits]), signs_to_index(signs[..., s1_bits:])
 
 
 class KronosTokenizer(Pretrained):
@@ -54,7 +73,10 @@ class KronosTokenizer(Pretrained):
         if (s1_bits + s2_bits) % group_size:
             raise UsageError(f"group_size {group_size} does not divide s1_bits + s2_bits = {s1_bits + s2_bits}")
         self.config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.d_in, self.d_model, self.n_heads = d_in, d_model, n_heads
+        self.d_in, self.d_model, self.n_heads, self.ff_dim = d_in, d_model, n_heads, ff_dim
+        self.enc_layers, self.dec_layers = n_enc_layers, n_dec_layers
+        self.ffn_dropout_p, self.attn_dropout_p = ffn_dropout_p, attn_dropout_p
+        self.resid_dropout_p = resid_dropout_p
         self.s1_bits, self.s2_bits, self.codebook_dim = s1_bits, s2_bits, s1_bits + s2_bits
         shape = (d_model, n_heads, ff_dim, ffn_dropout_p, attn_dropout_p, resid_dropout_p)
         self.embed = nn.Linear(d_in, d_model)
@@ -65,9 +87,7 @@ class KronosTokenizer(Pretrained):
         self.quant_embed = nn.Linear(d_model, self.codebook_dim)
         self.post_quant_embed_pre = nn.Linear(s1_bits, d_model)
         self.post_quant_embed = nn.Linear(self.codebook_dim, d_model)
-        self.tokenizer = BitQuantizer(
-            BinarySphericalQuantizer(self.codebook_dim, beta, gamma0, gamma, zeta, group_size)
-        )
+        self.tokenizer = BitQuantizer(s1_bits, s2_bits, beta, gamma0, gamma, zeta, group_size)
 
     def encode_vectors(self, x: Tensor) -> Tensor:
         """What the quantiser sees: [batch, rows, s1_bits + s2_bits]."""
@@ -86,7 +106,7 @@ class KronosTokenizer(Pretrained):
 
     def forward(self, x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor]:
         """For training: ((decoded from s1 alone, decoded from both), quantiser loss, codes, indices over all bits)."""
-        loss, code, index = self.tokenizer.bsq(self.encode_vectors(x))
+        loss, code, index = self.tokenizer(self.encode_vectors(x))
         coarse = self.decode_vectors(self.post_quant_embed_pre(code[..., : self.s1_bits]))
         whole = self.decode_vectors(self.post_quant_embed(code))
         return (coarse, whole), loss, code, index
@@ -99,7 +119,7 @@ class KronosTokenizer(Pretrained):
 
     def ids(self, signs: Tensor) -> tuple[Tensor, Tensor]:
         """s1 and s2 of what the quantiser sees."""
-        return signs_to_index(signs[..., : self.s1_bits]), signs_to_index(signs[..., self.s1_bits :])
+        return split_ids(signs, self.s1_bits)
 
     def codes(self, s1: Tensor, s2: Tensor) -> Tensor:
         """The quantised vectors of pairs of ids: values ±1/√bits, [batch, rows, bits]."""
@@ -109,9 +129,19 @@ class KronosTokenizer(Pretrained):
     def indices_to_bits(self, x: Tensor | list[Tensor] | tuple[Tensor, Tensor], half: bool = False) -> Tensor:
         """As published: the codes of a pair (`half`) or of one index over all bits."""
         if half:
-            s1, s2 = x
-            return self.codes(s1, s2)
-        assert isinstance(x, Tensor), "one index tensor; pass half=True for a pair"
+            # One tensor is a pair only where somebody stacked one: of two series it would unpack the batch.
+            if len(x) != 2 or (isinstance(x, Tensor) and x.dim() != 3):
+                found = f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else f"{len(x)} parts"
+                raise InputError(
+                    f"half=True decodes a pair [s1, s2], and this is {found}",
+                    hint="leave half out for ids that encode(x) gave; encode(x, half=True) gives pairs",
+                )
+            return self.codes(x[0], x[1])
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"one tensor of ids is decoded without half=True, and this is a {type(x).__name__}",
+                hint="pass half=True for a pair [s1, s2]",
+            )
         return self.codes(x % 2**self.s1_bits, x >> self.s1_bits)
 
     def decode(self, x: Tensor | list[Tensor] | tuple[Tensor, Tensor], half: bool = False) -> Tensor:

@@ -1,17 +1,7 @@
-"""The tiny checkpoint that comes with anytorch: half a million weights, trained on generated candles alone.
-
-It makes `anytorch forecast --sample` work at once and offline, and is a start for experiments. It has never seen a real
-price. `examples/train_tiny.py` makes it again.
-"""
+"""The tiny checkpoint, which lies with the model's code so that `Kronos.from_pretrained("tiny")` finds it, too."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from anytorch.models.kronos.tiny import MAX_CONTEXT, TINY, tiny_folder
 
-TINY = "tiny"  # the name to ask for it by
-MAX_CONTEXT = 128  # rows: the windows it was trained on
-
-
-def tiny_folder(kind: str) -> Path:
-    """The folder of the "model" or the "tokenizer"."""
-    return Path(__file__).parent / kind
+__all__ = ["MAX_CONTEXT", "TINY", "tiny_folder"]
