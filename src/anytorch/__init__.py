@@ -117,6 +117,8 @@ PUBLIC: dict[str, str] = {
     "use_tuned": "anytorch.devices.tune",
 }
 __all__ = ["__version__", *PUBLIC]
+# What needs the extra "forecast" to be imported.
+OF_FORECASTS = ("anytorch.engines.candles", "anytorch.engines.forecast", "anytorch.models.kronos", "anytorch.train")
 
 
 def __getattr__(name: str) -> Any:
@@ -124,7 +126,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'anytorch' has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module(PUBLIC[name])
+    try:
+        module = import_module(PUBLIC[name])
+    except ModuleNotFoundError as exc:
+        if not PUBLIC[name].startswith(OF_FORECASTS):
+            raise
+        from anytorch.errors import PackageMissing
+
+        if (missing := PackageMissing.of_forecasts(exc)) is None:
+            raise
+        raise missing from exc
     value = module if PUBLIC[name] == f"anytorch.{name}" else getattr(module, name)
     globals()[name] = value
     return value

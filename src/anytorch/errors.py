@@ -30,6 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+FORECAST_PACKAGES = frozenset({"torch", "numpy", "pandas", "safetensors", "huggingface_hub", "pyarrow", "matplotlib"})
+
 
 class AnytorchError(Exception):
     """Base of all our errors. `hint` says what to do next and is shown on a line of its own."""
@@ -82,7 +84,19 @@ class TorchMissing(AnytorchError):
 
 
 class PackageMissing(AnytorchError):
-    pass
+    """`of_forecasts` makes one from the import that failed."""
+
+    @staticmethod
+    def of_forecasts(exc: ModuleNotFoundError) -> PackageMissing | None:
+        """None if what is missing is nothing that the extra brings: that import is broken in another way."""
+        package = (exc.name or "").partition(".")[0]
+        if package not in FORECAST_PACKAGES:
+            return None
+        return PackageMissing(
+            f"forecasts need {package}, which is not installed",
+            hint="in a clone of anytorch, pip install '.[forecast]', anywhere else, pip install 'anytorch[forecast]'; "
+            "`anytorch doctor` names the torch for this machine",
+        )
 
 
 class NativeUnavailable(AnytorchError):

@@ -6,13 +6,14 @@ import errno
 import gc
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from anytorch import config, logs
 from anytorch.cli.output import Output, Unwritable
 from anytorch.cli.parser import check_command, command_parser, load, root_parser, split
 from anytorch.cli.settings import check_settings
-from anytorch.errors import AnytorchError, ConfigError, DeviceUnavailable
+from anytorch.errors import AnytorchError, ConfigError, DeviceUnavailable, OutOfMemory, PackageMissing, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -27,6 +28,7 @@ WHAT_HELPS = {
     errno.EPERM: "name a place that you may use",
     errno.EIO: "the disk reports an error",
 }
+FIRST_PROCESS_S = 15.0  # for the first of torchrun's processes to fail as well, and for torchrun to notice
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: the fault is ours
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader (`| head`) went away
@@ -73,10 +75,7 @@ def _run(arguments: list[str], output: Output) -> int:
     except SystemExit as exc:  # argparse after --help or --version
         return exc.code if isinstance(exc.code, int) else 0
     except AnytorchError as exc:
-        _traceback(output)
-        reasons = exc.reasons if isinstance(exc, DeviceUnavailable) else ()
-        output.error(exc.message, exc.hint, kind=type(exc).__name__, reasons=reasons)
-        return exc.exit_code
+        return _told(exc, output)
     except KeyboardInterrupt:
         output.note("interrupted")
         return INTERRUPTED
@@ -89,8 +88,37 @@ def _run(arguments: list[str], output: Output) -> int:
         where = exc.filename or "a file"
         output.error(f"{where} cannot be written or read: {exc.strerror}", WHAT_HELPS[exc.errno], kind="OutputError")
         return UNWRITABLE
+    except ModuleNotFoundError as exc:
+        missing = PackageMissing.of_forecasts(exc) if {"forecast", "finetune"} & set(arguments) else None
+        return _bug(exc, output) if missing is None else _told(missing, output)
     except Exception as exc:  # noqa: BLE001  (the last line of defence: said, never swallowed)
-        return _bug(exc, output)
+        from anytorch.devices.oom import is_out_of_memory
+
+        if not is_out_of_memory(exc):
+            return _bug(exc, output)
+        first = (str(exc).splitlines() or [""])[0]
+        words = f"there is not enough memory: {first}" if first else "there is not enough memory"
+        return _told(OutOfMemory(words, hint="ask for less at once, end other programs, or use another device"), output)
+
+
+def _told(exc: AnytorchError, output: Output) -> int:
+    """The message and the exit status of an error that is ours."""
+    if isinstance(exc, UsageError):
+        _leave_it_to_the_first_process()
+    _traceback(output)
+    reasons = exc.reasons if isinstance(exc, DeviceUnavailable) else ()
+    output.error(exc.message, exc.hint, kind=type(exc).__name__, reasons=reasons)
+    return exc.exit_code
+
+
+def _leave_it_to_the_first_process() -> None:
+    """Of several that torchrun has started, one tells a mistake that all of them find.
+
+    torchrun ends the others once the first has ended. Whoever is still here after a while has found something that the
+    first has not, and tells it.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
+        time.sleep(FIRST_PROCESS_S)
 
 
 def _bug(exc: Exception, output: Output) -> int:

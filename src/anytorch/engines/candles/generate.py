@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from anytorch.engines.candles.tables import require_pandas
 from anytorch.errors import InputError
 from anytorch.values import dataclass
 
@@ -63,6 +64,7 @@ def sample_candles(
     >>> sample_candles(3, seed=1)["timestamps"].iloc[0]
     Timestamp('2024-01-02 09:30:00')
     """
+    require_pandas()
     import numpy as np
 
     if not 1 <= rows <= MOST_ROWS:
@@ -84,6 +86,7 @@ def sample_candles(
 
 def sample_market(instruments: int = 8, rows: int = 2000, *, seed: int = 0, **options: Any) -> dict[str, pd.DataFrame]:
     """Several independent instruments by name, each with a price, activity, volatility and memory of its own."""
+    require_pandas()
     import numpy as np
 
     if not 1 <= instruments <= 10_000:
