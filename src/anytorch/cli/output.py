@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from anytorch.devices.bench import Progress
@@ -91,7 +91,7 @@ class Output:
         room = self.room
         boxed, folded = layout(columns, cells, room, boxes=decorated(sys.stdout))
         if boxed:
-            if _rich_table(title, columns, cells, folded):
+            if _rich_table(title, columns, cells, folded, room):
                 return
             _, folded = layout(columns, cells, room, boxes=False)
         if title:
@@ -134,21 +134,23 @@ class Output:
                 return  # the words above have told it; its own exit status says more than that of a full disk
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Progress | None]:
-        """A bar on standard error while something long runs; None (nobody to show it to) off a terminal."""
-        if not decorated(sys.stderr):
-            yield None
+    def progress(self, title: str) -> Iterator[Progress]:
+        """A bar on standard error while something long runs. Off a terminal, a line every half minute, and none about
+        what is done sooner."""
+        bars = decorated(sys.stderr) and _rich_bar(title)
+        if not bars:
+            from anytorch.cli.pace import Pace
+
+            pace = Pace(title)
+
+            def tell(done: int, total: int, what: str) -> None:
+                if line := pace.at(done, total, what):
+                    say(line)
+
+            yield tell
             return
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as RichProgress
-        except ModuleNotFoundError:
-            yield None
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(title, total=None)
+        bar, task = bars
+        with bar:
 
             def show(done: int, total: int, what: str) -> None:
                 bar.update(task, completed=done, total=total, description=f"{title}: {what}" if what else title)
@@ -255,21 +257,38 @@ def numeric(title: str) -> bool:
     return title.endswith(")")
 
 
-def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], folded: bool) -> bool:
-    """Draw it with rich. False if rich is not installed."""
+def _rich_bar(title: str) -> tuple[Any, Any] | None:
+    """A bar of rich that is not shown yet, and its task. None if rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    except ModuleNotFoundError:
+        return None
+    left = TimeRemainingColumn(compact=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), left)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    return bar, bar.add_task(title, total=None)
+
+
+def _rich_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], folded: bool, room: int | None
+) -> bool:
+    """Draw it with rich. False if rich is not installed. Cells are folded only where `room` cannot be enough."""
     try:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
     except ModuleNotFoundError:
         return False
+    fits = room is None or width_of(columns, rows, boxed=True, folded=folded) <= room
     table = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
     for column in columns:
         shown = "\n".join(column.split()) if folded else column
-        table.add_column(shown, justify="right" if numeric(column) else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if numeric(column) else "left"
+        table.add_column(shown, justify=justify, overflow="fold", no_wrap=fits)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: a device's name may look like rich's markup
-    Console().print(table)
+    Console(width=room).print(table)  # what the layout was made for, whatever rich would measure
     return True
 
 

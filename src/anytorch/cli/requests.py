@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,8 +30,12 @@ def usable_devices(texts: Iterable[str], option: str) -> list[str]:
     return [usable_device(text, option) for text in texts]
 
 
-def new_file(text: str, option: str) -> Path:
-    """A file that can be written. Raises UsageError if its folder does not exist: a typing mistake, more often than not."""
+def new_file(text: str, option: str, *, source: str | None = None) -> Path:
+    """A file that can be written, found out by writing one beside it: long work must not end at a closed door.
+
+    Raises UsageError if its folder does not exist (a typing mistake, more often than not), if nothing can be written there,
+    and if it is `source`, the file that is to be read ("-": standard input), by whatever name.
+    """
     path = Path(text)
     if not text.strip():
         raise UsageError(f"{option} is empty", hint="name a file")
@@ -38,4 +43,42 @@ def new_file(text: str, option: str) -> Path:
         raise UsageError(f"{option} {text}: there is no folder {path.parent}", hint=f"mkdir -p '{path.parent}'")
     if path.is_dir():
         raise UsageError(f"{option} {text}: that is a folder", hint="name a file in it")
+    if source is not None and is_same_file(source, path):
+        raise UsageError(
+            f"{option} {text}: that is the file to read, and it would be overwritten", hint="name another one"
+        )
+    try_writing(path.parent, path.name, f"{option} {text}: nothing can be written there")
     return path
+
+
+def new_folder(text: str, option: str) -> Path:
+    """A folder that is there and can be written, or that can be made. Makes nothing; raises UsageError."""
+    if not text.strip():
+        raise UsageError(f"{option} is empty", hint="name a folder")
+    path = Path(text)
+    there = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
+    if not there.is_dir():
+        what = "that is a file" if there == path else f"{there} is a file"
+        raise UsageError(f"{option} {text}: {what}, and a folder is needed", hint="name another one")
+    try_writing(there, path.name, f"{option} {text}: nothing can be written there")
+    return path
+
+
+def is_same_file(source: str, target: Path) -> bool:
+    """Are both one file, through links and different spellings? What cannot be looked at is not."""
+    try:
+        return os.path.samestat(os.fstat(0) if source == "-" else Path(source).stat(), target.stat())
+    except (OSError, ValueError):
+        return False
+
+
+def try_writing(folder: Path, name: str, words: str) -> None:
+    """Make a file with a temporary name in the folder, as `files.replacing` will, and remove it."""
+    from tempfile import mkstemp
+
+    try:
+        handle, made = mkstemp(dir=folder, prefix=f".{name}.")
+    except OSError as exc:
+        raise UsageError(f"{words}: {exc.strerror}", hint="name another place") from exc
+    os.close(handle)
+    Path(made).unlink()

@@ -64,11 +64,13 @@ def load_predictor(
     *,
     device: str | None = "auto",
     max_context: int | None = None,
+    dtype: str | None = None,
     quantization: str | None = None,
 ) -> KronosPredictor:
     """A predictor that is ready: "tiny" (comes with anytorch), "kronos-mini", "-small", "-base", a folder or a hub id.
 
-    A folder from fine-tuning knows its tokenizer and its context; for another one, name them.
+    A folder from fine-tuning knows its tokenizer and its context; for another one, name them. `dtype` and `quantization` are
+    those of `KronosPredictor`.
 
     >>> load_predictor().max_context
     128
@@ -79,5 +81,6 @@ def load_predictor(
         KronosTokenizer.from_pretrained(found.tokenizer),
         device=device,
         max_context=found.max_context,
+        dtype=dtype,
         quantization=quantization,
     )

@@ -1,0 +1,129 @@
+"""What `anytorch forecast` answers with: a document, a table on the terminal, a file and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+from typing import Any
+
+from anytorch.cli.forecast_table import forecast_table
+from anytorch.cli.output import Output
+from anytorch.counts import counted
+from anytorch.engines.candles.picture import draw_forecast
+from anytorch.errors import AnytorchError
+from anytorch.files import replace_file
+
+
+def described(one: Any, job: tuple[Any, Any], forecast: Any) -> dict[str, Any]:
+    history, actual = job
+    document = {
+        "name": one.name,
+        "rows": len(one),
+        "lookback": len(history),
+        "frequency": str(one.rhythm),
+        "guessed": list(one.notes),
+        "last": {"timestamp": str(history["timestamps"].iloc[-1]), "close": float(history["close"].iloc[-1])},
+        "forecast": records(forecast.mean),
+        "quantiles": {f"{level:g}": records(frame) for level, frame in forecast.quantiles.items()},
+    }
+    if actual is not None:
+        came = actual["close"].to_numpy()
+        document["holdout"] = {
+            "mean_absolute_error": float(abs(forecast.mean["close"].to_numpy() - came).mean()),
+            "of_the_last_value": float(abs(history["close"].iloc[-1] - came).mean()),
+        }
+    return document
+
+
+def records(frame: Any) -> list[dict[str, Any]]:
+    rows = frame.astype(float).to_dict("records")
+    return [
+        {"timestamp": str(time), **{name: round(value, 6) for name, value in row.items()}}
+        for time, row in zip(frame.index, rows, strict=True)
+    ]
+
+
+def table(series: list[Any], forecasts: list[Any]) -> Any:
+    """One row per bar: the mean's columns by their names, a quantile's as close_q0.1, …"""
+    import pandas as pd  # type: ignore[import-untyped]
+
+    parts = []
+    for one, forecast in zip(series, forecasts, strict=True):
+        frame = forecast.mean.rename_axis("timestamps").reset_index()
+        quantiles = {
+            f"{column}_q{level:g}": values[column].to_numpy()
+            for level, values in forecast.quantiles.items()
+            for column in values.columns
+        }
+        frame = frame.assign(**quantiles)
+        if len(series) > 1:
+            frame.insert(0, "symbol", one.name)
+        parts.append(frame)
+    return pd.concat(parts, ignore_index=True)
+
+
+def write(
+    series: list[Any], jobs: list[Any], forecasts: list[Any], options: argparse.Namespace, output: Output
+) -> list[str]:
+    """The file and the picture that were asked for; → what could not be written, and why. The answer is not lost with it."""
+    problems = []
+    for name, make in ((options.output, save), (options.plot, draw)):
+        if name is None:
+            continue
+        try:
+            output.note(make(series, jobs, forecasts, options))
+        except OSError as exc:
+            problems.append(f"{name} cannot be written: {exc.strerror or exc}")
+        except AnytorchError as exc:
+            problems.append(f"{name} was not written: {exc.message}")
+    return problems
+
+
+def save(series: list[Any], jobs: list[Any], forecasts: list[Any], options: argparse.Namespace) -> str:
+    frame, path = table(series, forecasts), Path(options.output)
+    if path.suffix.lower() == ".csv":
+        body = frame.to_csv(index=False).encode()
+    elif path.suffix.lower() == ".json":
+        body = frame.to_json(orient="records", date_format="iso", indent=1).encode()
+    else:
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer)
+        body = buffer.getvalue()
+    replace_file(path, body)
+    return f"forecast written to {path}"
+
+
+def draw(series: list[Any], jobs: list[Any], forecasts: list[Any], options: argparse.Namespace) -> str:
+    _, actual = jobs[0]
+    before = series[0].frame if actual is None else series[0].frame.iloc[: -len(actual)]
+    told = f"{counted(options.horizon, 'bar')} ahead, {counted(options.samples, 'path')} of {options.model}"
+    title = f"{series[0].name}: {told}"
+    path = draw_forecast(
+        before, forecasts[0].mean, options.plot, quantiles=forecasts[0].quantiles, actual=actual, title=title
+    )
+    others = f" (of {series[0].name}; there are {len(series) - 1} more)" if len(series) > 1 else ""
+    return f"picture written to {path}{others}"
+
+
+def show(document: dict[str, Any], levels: list[float], output: Output) -> None:
+    for one in document["series"]:
+        title = f"{one['name']}: after {one['last']['timestamp']} (close {one['last']['close']:g})"
+        columns, rows, left_out = forecast_table(one, levels, output.room)
+        output.table(columns, rows, title=title)
+        if left_out:
+            output.text(f"  not shown: {', '.join(left_out)}")
+        if "holdout" in one:
+            errors = one["holdout"]
+            output.text("  mean absolute error of the close, against what came")
+            output.pairs(
+                [
+                    ("of the forecast", f"{errors['mean_absolute_error']:.6g}"),
+                    ("of the last value", f"{errors['of_the_last_value']:.6g}"),
+                ],
+                indent=4,
+            )
+    output.text()
+    output.text(f"  {counted(document['samples'], 'path')} of {document['model']} on {document['device']}")
+    if document["model"] == "tiny":
+        output.note("tiny has seen generated candles alone: use --model kronos-small for real prices")

@@ -1,0 +1,93 @@
+"""What `anytorch forecast` is asked for, checked before anything is read or computed; mistakes are told by their option."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+from anytorch.cli.requests import new_file
+from anytorch.errors import PackageMissing, UsageError
+from anytorch.quant.formats import parse
+
+# A forecast's paths are kept whole for their quantiles: about 100 bytes for a bar of one path.
+MOST_STEPS, MOST_PATHS, MOST_BARS = 10_000, 10_000, 10_000_000
+SEEDS = 2**63
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise UsageError for what cannot be meant so, and for an answer that could not be written."""
+    check_numbers(options)
+    if bool(options.file) == options.sample:
+        raise UsageError(
+            "give one file of candles, or --sample" + (", not both" if options.file else ""),
+            hint="anytorch forecast prices.csv --horizon 24 --plot forecast.png",
+        )
+    if options.quantization is not None:
+        check_quantization(options.quantization)
+    for option, text, endings, package, extra in (
+        ("--output", options.output, (".csv", ".parquet", ".json"), "pyarrow", "forecast"),
+        ("--plot", options.plot, (".png", ".svg"), "matplotlib", "plot"),
+    ):
+        if text is None:
+            continue
+        suffix = Path(text).suffix.lower()
+        if suffix not in endings:
+            raise UsageError(
+                f"{option} {text}: the name must end in {' or '.join((', '.join(endings[:-1]), endings[-1]))}"
+            )
+        new_file(text, option, source=options.file)
+        if suffix in (".parquet", ".png", ".svg") and find_spec(package) is None:
+            raise PackageMissing(f"{option} {text} needs {package}", hint=f"pip install 'anytorch[{extra}]'")
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    for option, value, least, most in (
+        ("--horizon", options.horizon, 1, MOST_STEPS),
+        ("--samples", options.samples, 1, MOST_PATHS),
+        ("--lookback", options.lookback, 2, math.inf),
+        ("--context", options.context, 2, math.inf),
+        ("--top-k", options.top_k, 0, math.inf),
+        ("--seed", options.seed, 0, SEEDS - 1),
+    ):
+        if value is not None and not least <= value <= most:
+            upto = f"from {least:,} to {most:,}" if most < math.inf else f"from {least} on"
+            raise UsageError(f"{option} {value}: use a whole number {upto}")
+    check_bars(options, 1)
+    if not 0 < options.temperature < math.inf:
+        raise UsageError(f"--temperature {options.temperature:g}: use a number above 0", hint="--top-k 1 takes no dice")
+    if not 0 < options.top_p <= 1:
+        raise UsageError(f"--top-p {options.top_p:g}: use a number above 0 and at most 1")
+
+
+def check_bars(options: argparse.Namespace, series: int) -> None:
+    bars = options.horizon * options.samples * series
+    if bars > MOST_BARS:
+        times = f" for each of {series} series" if series > 1 else ""
+        raise UsageError(
+            f"--horizon {options.horizon} × --samples {options.samples}{times} are {bars:,} bars of paths; "
+            f"at most {MOST_BARS:,} are drawn at once",
+            hint="ask for fewer samples" + (", or for one instrument with --symbol" if series > 1 else ""),
+        )
+
+
+def check_quantization(text: str) -> None:
+    try:
+        parse(text)
+    except UsageError as exc:
+        raise UsageError(f"--quantization {text}: {exc.message}", hint=exc.hint) from exc
+
+
+def quantile_levels(text: str) -> list[float]:
+    """The levels, each once and in order; at least one."""
+    try:
+        levels = sorted({float(part) for part in text.split(",") if part.strip()})
+    except ValueError:
+        levels = []
+    if not levels or not all(0 <= level <= 1 for level in levels):
+        raise UsageError(
+            f"--quantiles {text!r}: use numbers from 0 to 1, separated by commas",
+            hint="--quantiles 0.5 is the median alone",
+        )
+    return levels
