@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from anytorch.counts import counted
 from anytorch.engines.candles.check import gaps, repaired, require_clean
 from anytorch.engines.candles.columns import FIELDS, Columns, columns_without_header, guess_columns
+from anytorch.engines.candles.rhythm import Rhythm, future_times, rhythm_of
 from anytorch.engines.candles.tables import STANDARD_INPUT, parse_numbers, read_table, require_pandas
-from anytorch.engines.candles.times import Rhythm, parse_times, rhythm_of
+from anytorch.engines.candles.times import parse_times
 from anytorch.errors import InputError
 from anytorch.values import dataclass
 
@@ -34,6 +35,10 @@ class CandleSeries:
 
     def __len__(self) -> int:
         return len(self.frame)
+
+    def future(self, horizon: int) -> pd.DatetimeIndex:
+        """The times of the next bars, by the rhythm of the whole series: its last rows alone would not show it."""
+        return future_times(self.frame["timestamps"], horizon, self.rhythm)
 
 
 def read_candles(

@@ -1,0 +1,219 @@
+"""The times of the bars to come: whatever the market's hours are, and whichever bars are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anytorch.engines.candles.generate import sample_candles
+from anytorch.engines.candles.rhythm import future_times, rhythm_of
+from anytorch.errors import InputError
+
+BUSINESS = range(5)
+US, CHINA = [("09:30", "15:59")], [("09:30", "11:29"), ("13:00", "14:59")]
+
+
+def trading(freq: str, days: int, hours: Sequence[tuple[str, str]], weekdays: Sequence[int] = BUSINESS) -> pd.Index:
+    every = pd.date_range("2023-01-01", periods=days)
+    parts = [
+        pd.date_range(f"{day:%F} {first}", f"{day:%F} {last}", freq=freq)
+        for day in every[every.day_of_week.isin(weekdays)]
+        for first, last in hours
+    ]
+    return pd.DatetimeIndex(np.concatenate(parts))
+
+
+def currencies(freq: str, days: int) -> pd.Index:
+    """Sunday 22:00 to Friday 22:00."""
+    times = pd.date_range("2023-01-01", f"{pd.Timestamp('2023-01-01') + pd.Timedelta(days=days):%F}", freq=freq)
+    place = times - times.normalize() + pd.to_timedelta(times.day_of_week, unit="D")
+    return times[(place < pd.Timedelta("4D22h")) | (place >= pd.Timedelta("6D22h"))]
+
+
+# All times of a market, and how many of them a history has at least, so that its hours and days can be known.
+MARKETS: dict[str, tuple[Callable[[], pd.Index], int]] = {
+    "round the clock, 1min": (lambda: pd.date_range("2023-01-05 07:03", periods=1440 * 6, freq="1min"), 24),
+    "round the clock, 5min": (lambda: pd.date_range("2023-01-05 07:00", periods=288 * 24, freq="5min"), 24),
+    "round the clock, 1h": (lambda: pd.date_range("2023-01-05 07:00", periods=24 * 60, freq="1h"), 24),
+    "round the clock, 1D": (lambda: pd.date_range("2023-01-05", periods=200, freq="1D"), 24),
+    "an exchange, 1min": (lambda: trading("1min", 24, US), 390 * 4),
+    "an exchange, 5min": (lambda: trading("5min", 60, US), 78 * 4),
+    "an exchange, 1h": (lambda: trading("1h", 120, US), 7 * 8),
+    "an exchange, 1D": (lambda: pd.bdate_range("2023-01-04", periods=300), 12),
+    "with lunch, 5min": (lambda: trading("5min", 60, CHINA), 48 * 4),
+    "with lunch, 1h": (lambda: trading("1h", 200, CHINA), 4 * 12),
+    "Sunday to Thursday, 5min": (lambda: trading("5min", 60, [("10:00", "14:59")], [6, 0, 1, 2, 3]), 60 * 16),
+    "currencies, 5min": (lambda: currencies("5min", 50), 288 * 12),
+    "weeks": (lambda: pd.date_range("2020-01-03", periods=150, freq="W-FRI"), 8),
+    "months": (lambda: pd.date_range("2015-01-01", periods=90, freq="MS"), 16),
+    "ends of months": (lambda: pd.date_range("2015-01-01", periods=90, freq="ME"), 16),
+    "last trading days of months": (lambda: pd.date_range("2015-01-01", periods=90, freq="BME"), 16),
+    "quarters": (lambda: pd.date_range("2005-01-01", periods=60, freq="QS"), 16),
+}
+ALL = {name: make() for name, (make, _) in MARKETS.items()}
+
+
+@pytest.mark.parametrize("name", MARKETS)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_the_future_is_the_markets_whatever_bars_are_missing(name: str, data: st.DataObject) -> None:
+    times, least = ALL[name], MARKETS[name][1]
+    rows = data.draw(st.integers(least, len(times) - 1), label="rows")
+    missing = data.draw(st.sampled_from([0.0, 0.01, 0.1]), label="missing")
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32), label="seed"))
+    kept = random.random(rows) >= missing
+    kept[[0, -1]] = True
+    horizon = min(data.draw(st.sampled_from([1, 30, 200]), label="horizon"), len(times) - rows)
+    assert list(future_times(times[:rows][kept], horizon)) == list(times[rows : rows + horizon])
+
+
+@pytest.mark.parametrize("name", [name for name in MARKETS if "month" not in name and name != "quarters"])
+@given(data=st.data())
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_a_short_history_never_ends_an_open_session(name: str, data: st.DataObject) -> None:
+    """Whatever is missing, outages included: where the market goes on, the next bar is one step later."""
+    times = ALL[name]
+    step = pd.Series(times).diff().mode()[0]
+    stop = data.draw(st.integers(3, min(MARKETS[name][1] + 40, len(times) - 1)), label="stop")
+    start = data.draw(st.integers(0, stop - 3), label="start")
+    part = times[start:stop]
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32), label="seed"))
+    kept = random.random(len(part)) >= 0.05
+    outage = int(random.integers(len(part)))
+    kept[outage : outage + len(part) // 20] = False
+    kept[-1] = True
+    part = part[kept]
+    if len(part) > 2 and rhythm_of(part).step == step and times[stop] - part[-1] == step:
+        assert future_times(part, 1)[0] == part[-1] + step
+
+
+# --- single cases ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [2, 64, 120, 300, 2000])
+def test_one_missing_bar_makes_no_night(rows: int) -> None:
+    times = pd.date_range("2024-01-01", periods=2001, freq="5min").delete(1980)
+    part = times[-rows:]
+    assert list(future_times(part, 3)) == list(pd.date_range(part[-1], periods=4, freq="5min")[1:])
+    assert not rhythm_of(part).pauses
+
+
+def test_two_days_say_nothing_about_weekends() -> None:
+    times = pd.date_range("2024-01-01", periods=2000, freq="1min").delete(1000)  # Monday and Tuesday
+    assert not rhythm_of(times).pauses and str(rhythm_of(times)) == "1 minute (99.9% of the steps)"
+
+
+def test_one_night_is_not_enough_and_two_are() -> None:
+    times = trading("5min", 30, US)
+    one_night, two_nights = times[78 + 20 : 2 * 78 + 50], times[78 + 20 : 3 * 78 + 50]
+    assert future_times(one_night, 100)[-1] == one_night[-1] + 100 * pd.Timedelta("5min")
+    assert list(future_times(two_nights, 100)) == list(times[3 * 78 + 50 :][:100])
+
+
+def test_the_rhythm_of_the_whole_history_is_used_for_its_end() -> None:
+    times = sample_candles(300)["timestamps"]  # Tuesday to Friday, 14:55
+    alone, known = future_times(times[-64:], 120), future_times(times[-64:], 120, rhythm_of(times))
+    assert alone[-1] == pd.Timestamp("2024-01-06 00:55")  # with no night in sight it goes on
+    assert list(known) == list(sample_candles(420)["timestamps"][300:])
+
+
+def test_a_weekend_that_was_not_seen_is_assumed_for_an_exchange_alone() -> None:
+    rhythm = rhythm_of(sample_candles(300)["timestamps"])
+    assert rhythm.assumed and str(rhythm).endswith("Mon to Fri (assumed: there is no weekend in the data)")
+    assert not rhythm_of(sample_candles(600)["timestamps"]).assumed
+    open_on_saturdays = trading("5min", 30, US, range(7))
+    assert not rhythm_of(open_on_saturdays[:300]).assumed  # from Sunday on
+    assert not rhythm_of(open_on_saturdays[78 : 78 * 6 + 10]).assumed  # up to Saturday
+    round_the_clock = pd.date_range("2024-01-02", periods=800, freq="5min")
+    assert not rhythm_of(round_the_clock).pauses
+
+
+def test_one_weekend_is_enough_and_a_holiday_beside_it_is_no_rule() -> None:
+    days = pd.bdate_range("2024-01-03", periods=30)
+    assert list(future_times(days[:6], 8)) == list(days[6:14])
+    assert list(future_times(days[:3], 5)) == [days[2] + pd.Timedelta(days=n) for n in range(1, 6)]  # none was seen
+    without_monday = days[:8].delete(3)  # the only one so far
+    assert list(future_times(without_monday, 10)) == list(days[8:18])
+    bars = trading("5min", 60, US)
+    monday = bars[bars.normalize() == "2023-01-09"]
+    kept = bars[: 78 * 9 + 20].difference(monday)
+    assert list(future_times(kept, 400)) == list(bars[78 * 9 + 20 :][:400])
+
+
+def test_a_day_that_was_missed_once_is_not_closed() -> None:
+    times = pd.date_range("2024-01-01", periods=288 * 8, freq="5min")
+    assert not rhythm_of(times[times.day_of_week != 2]).pauses  # the only Wednesday
+    weeks = pd.date_range("2024-01-01", periods=288 * 36, freq="5min")
+    assert str(rhythm_of(weeks[weeks.day_of_week != 2])).endswith(", Thu 00:00 to Tue 23:55")
+
+
+def test_fridays_last_bars_missing_once_do_not_end_every_friday() -> None:
+    bars = trading("5min", 60, US)
+    friday = bars.get_indexer([pd.Timestamp("2023-01-06 15:50"), pd.Timestamp("2023-01-06 15:55")])
+    kept = bars[: 78 * 9 + 5].delete(friday)
+    assert list(future_times(kept, 200)) == list(bars[78 * 9 + 5 :][:200])
+
+
+def test_hours_that_changed_are_forgotten() -> None:
+    """An exchange's file in UTC: from March on all is an hour earlier."""
+    bars = trading("5min", 160, US)
+    local = bars.tz_localize("America/New_York").tz_convert("UTC").tz_localize(None)
+    rows = int(np.searchsorted(bars, pd.Timestamp("2023-05-10 12:00")))
+    assert list(future_times(local[:rows], 300)) == list(local[rows : rows + 300])
+
+
+def test_words() -> None:
+    assert str(rhythm_of(ALL["with lunch, 5min"])).endswith(", 09:30 to 11:25 and 13:00 to 14:55, Mon to Fri")
+    assert str(rhythm_of(ALL["currencies, 5min"])).endswith(", Sun 22:00 to Fri 21:55")
+    assert str(rhythm_of(ALL["Sunday to Thursday, 5min"])).endswith(", 10:00 to 14:55, Sun to Thu")
+    assert str(rhythm_of(ALL["an exchange, 1D"])) == "1 day (80% of the steps), Mon to Fri"
+    assert str(rhythm_of(ALL["round the clock, 1h"])) == "1 hour (100% of the steps)"
+    assert str(rhythm_of(ALL["quarters"])) == "3 months"
+    assert str(rhythm_of(trading("5min", 30, US, range(7)))).endswith("steps), 09:30 to 15:55")
+
+
+@pytest.mark.parametrize(
+    ("freq", "session"),
+    [("5min", None), ("1h", None), ("1h", "always"), ("1D", None), ("1D", "always"), ("W-FRI", None)],
+)
+@pytest.mark.parametrize("rows", [400, 437])
+def test_the_future_is_what_the_generator_would_have_made(freq: str, session: str | None, rows: int) -> None:
+    times = sample_candles(rows + 120, freq=freq, session=session)["timestamps"]
+    assert list(future_times(times[:rows], 120)) == list(times[rows:])
+
+
+def test_days_of_the_month_that_not_every_month_has() -> None:
+    times = pd.DatetimeIndex([pd.Timestamp("2023-01-30") + pd.DateOffset(months=n) for n in range(30)])
+    assert list(future_times(times[:14], 16)) == list(times[14:])  # ends in February
+
+
+def test_holidays_and_missing_bars_do_not_break_the_rhythm() -> None:
+    times = sample_candles(78 * 20 + 30)["timestamps"]
+    kept = times[~times.dt.date.isin([times[200].date()])].drop(index=[5, 900, 901])
+    assert list(future_times(kept, 100)) == list(sample_candles(78 * 20 + 130)["timestamps"][-100:])
+    daily = pd.bdate_range("2024-01-01", periods=60).delete([10, 31])
+    assert list(future_times(daily, 5)) == list(pd.bdate_range(daily[-1], periods=6)[1:])
+
+
+def test_a_change_of_clocks_skips_no_bar_and_repeats_none() -> None:
+    times = pd.date_range("2024-03-29 00:00", periods=78, freq="1h", tz="Europe/Berlin")
+    assert list(future_times(times[:48], 30)) == list(times[48:])
+    back = pd.date_range("2024-10-25 00:00", periods=78, freq="1h", tz="Europe/Berlin")
+    assert list(future_times(back[:48], 30)) == list(back[48:])
+    days = pd.date_range("2024-03-20", periods=40, freq="1D", tz="Europe/Berlin")
+    assert list(future_times(days[:9], 31)) == list(days[9:])
+    sessions = trading("1h", 120, US).tz_localize("America/New_York")
+    rows = int(np.searchsorted(sessions, pd.Timestamp("2023-03-08", tz="America/New_York")))
+    assert list(future_times(sessions[:rows], 60)) == list(sessions[rows : rows + 60])
+
+
+def test_one_timestamp_has_no_rhythm() -> None:
+    with pytest.raises(InputError, match="cannot be told"):
+        rhythm_of(pd.DatetimeIndex(["2024-01-01"]))
+    with pytest.raises(InputError, match="horizon=0"):
+        future_times(pd.DatetimeIndex(["2024-01-01", "2024-01-02"]), 0)
