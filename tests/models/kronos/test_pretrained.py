@@ -97,14 +97,29 @@ def test_folders_that_are_none(tmp_path: Path, copied: Path) -> None:
     (copied / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="holds a list"):
         Kronos.from_pretrained(copied)
-    with pytest.raises(ModelError, match="neither a folder nor the name of a Hugging Face repository"):
+    with pytest.raises(ModelError, match=r"no such model: .*deeper' is no folder here, .*kronos-small"):
         Kronos.from_pretrained(tmp_path / "nowhere" / "deeper")
+    for empty in ("", " "):
+        with pytest.raises(ModelError, match=r"no such tokenizer: .*tiny, kronos-tokenizer-base") as caught:
+            KronosTokenizer.from_pretrained(empty)
+        assert "kronos-small" not in caught.value.message
+    with pytest.raises(ModelError, match="is a file, and a model is a folder"):
+        Kronos.from_pretrained(copied / "config.json")
 
 
 def test_a_hub_name_without_a_network(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nor downloaded earlier") as caught:
         Kronos.from_pretrained("kronos-small", local_files_only=True, cache_dir=tmp_path)
-    assert "NeoQuasar/Kronos-small" in str(caught.value) and "hint: on a machine with a network" in str(caught.value)
+    said = caught.value.hint
+    assert "hf download NeoQuasar/Kronos-small --local-dir Kronos-small && " in said
+    assert "hf download NeoQuasar/Kronos-Tokenizer-base --local-dir Kronos-Tokenizer-base" in said
+    assert "--model Kronos-small --tokenizer Kronos-Tokenizer-base" in said and "--context" not in said
+    with pytest.raises(ModelError, match="nor downloaded earlier") as caught:
+        Kronos.from_pretrained("kronos-mini", local_files_only=True, cache_dir=tmp_path)
+    assert "--tokenizer Kronos-Tokenizer-2k --context 2048" in caught.value.hint
+    with pytest.raises(ModelError, match="nor downloaded earlier") as caught:
+        KronosTokenizer.from_pretrained("somebody/some-tokenizer", local_files_only=True, cache_dir=tmp_path)
+    assert "hf download somebody/some-tokenizer --local-dir some-tokenizer;" in caught.value.hint
 
 
 def test_impossible_shapes() -> None:

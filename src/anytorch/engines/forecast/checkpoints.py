@@ -9,9 +9,9 @@ from anytorch.engines.forecast.predictor import KronosPredictor
 from anytorch.engines.forecast.trained_with import TrainedWith, read_trained_with
 from anytorch.errors import ModelError, UsageError
 from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer
+from anytorch.models.kronos.folder import REPOSITORY, no_such
+from anytorch.models.kronos.published import UNSAID_CONTEXT
 from anytorch.values import dataclass
-
-DEFAULT_CONTEXT = 512  # of a model whose folder does not say: config.json has no such key
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ def choose_checkpoint(
 ) -> Choice:
     """The tokenizer and context that go with a model; what is given counts more than what is known.
 
-    Raises ModelError where only the caller can know the tokenizer, and where the one that a folder names is gone.
+    Raises ModelError for a name that is none, where only the caller can know the tokenizer, and where the one that a
+    folder names is gone.
 
     >>> choose_checkpoint("kronos-small").max_context
     512
@@ -42,15 +43,20 @@ def choose_checkpoint(
     elif published := next((p for p in PUBLISHED.values() if name.lower() in (p.name, p.model.lower())), None):
         found = Choice(published.model, published.tokenizer, published.max_context)
     else:
-        told = read_trained_with(Path(name).expanduser())
-        found = Choice(name, "", DEFAULT_CONTEXT if told is None else told.max_context)
+        folder = Path(name).expanduser()
+        here = folder.is_dir() and bool(name.strip())
+        if not here and (folder.exists() or not REPOSITORY.fullmatch(name)):
+            raise no_such(model, "model")
+        told = read_trained_with(folder)
+        found = Choice(name, "", UNSAID_CONTEXT if told is None else told.max_context)
     if tokenizer is not None:
         known = str(tokenizer)
     elif told is not None:
         known = told.source(Path(name).expanduser())
     elif not (known := found.tokenizer):
+        words = f"the model {name!r} does not say" if here else f"{name!r} is no folder here, and it is not known"
         raise ModelError(
-            f"the model {name!r} does not say which tokenizer it was trained with",
+            f"{words} which tokenizer it was trained with",
             hint=f"name it with --tokenizer (tokenizer=…); known pairs: {', '.join([TINY, *PUBLISHED])}",
         )
     if known == TINY:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Any
 
 from anytorch.errors import ModelError
-from anytorch.models.kronos.published import HUB
+from anytorch.models.kronos.published import HUB, PUBLISHED, UNSAID_CONTEXT
 from anytorch.models.kronos.tiny import TINY, tiny_folder
 
 CONFIG = "config.json"
@@ -35,7 +36,7 @@ def find_folder(
             hint="give a folder, or a name such as NeoQuasar/Kronos-small",
         )
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() and str(source).strip():  # an empty name would be the folder one is in
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
@@ -48,11 +49,7 @@ def find_folder(
         return tiny_folder(kind)
     name = HUB.get(str(source).lower(), str(source))
     if folder.exists() or not REPOSITORY.fullmatch(name):
-        known = ", ".join([TINY, *HUB])
-        raise ModelError(
-            f"{str(source)!r} is neither a folder nor the name of a Hugging Face repository",
-            hint=f"give a folder, an id such as NeoQuasar/Kronos-small, or one of: {known}",
-        )
+        raise no_such(source, kind)
     return download(
         name,
         revision=revision,
@@ -61,6 +58,35 @@ def find_folder(
         token=token,
         force_download=force_download,
     )
+
+
+def no_such(source: str | Path, kind: str) -> ModelError:
+    """What to say of a name that is no folder and cannot be a repository's."""
+    name, folder = str(source), Path(source).expanduser()
+    known = [TINY, *(HUB if kind == "tokenizer" else PUBLISHED)]
+    if kind == "tokenizer":
+        known = [one for one in known if one not in PUBLISHED]
+    if name.strip() and folder.exists():
+        return ModelError(f"{name} is a file, and a {kind} is a folder", hint=f"name the folder of its {CONFIG}")
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return ModelError(
+        f"no such {kind}: {name!r} is no folder here, and none of the known ones: {', '.join(known)}",
+        hint=(f"did you mean {near[0]!r}? Or " if near else "")
+        + "name a folder, or a Hugging Face repository such as NeoQuasar/Kronos-small",
+    )
+
+
+def by_hand(name: str) -> str:
+    """The commands that bring a repository, and what goes with it, to a machine that has no network."""
+    pair = next((found for found in PUBLISHED.values() if found.model == name), None)
+    names = [name] if pair is None else [pair.model, pair.tokenizer]
+    folders = [one.rpartition("/")[2] for one in names]
+    commands = " && ".join(f"hf download {one} --local-dir {there}" for one, there in zip(names, folders, strict=True))
+    if pair is None:
+        return f"{commands}; copy the folder {folders[0]} here, and name it instead of {name}"
+    context = f" --context {pair.max_context}" if pair.max_context != UNSAID_CONTEXT else ""
+    use = f"--model {folders[0]} --tokenizer {folders[1]}{context}"
+    return f"{commands}; copy both folders here, and use {use} (in Python the first two arguments of load_predictor)"
 
 
 def download(name: str, **options: Any) -> Path:
@@ -78,7 +104,7 @@ def download(name: str, **options: Any) -> Path:
     except LocalEntryNotFoundError as exc:
         raise ModelError(
             f"{name!r} is neither a folder, nor downloaded earlier, and Hugging Face cannot be asked now",
-            hint=f"on a machine with a network: huggingface-cli download {name}; then copy the folder here and name it",
+            hint=f"on a machine with a network: {by_hand(name)}",
         ) from exc
     except (HFValidationError, OSError) as exc:  # every refusal of the hub is an OSError: no such name, no access, …
         raise ModelError(f"{name!r} cannot be read from Hugging Face: {str(exc).splitlines()[0]}") from exc

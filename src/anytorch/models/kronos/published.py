@@ -88,6 +88,8 @@ PUBLISHED = {
     )
 }
 
+UNSAID_CONTEXT = 512  # of a model whose folder does not say: config.json has no such key
+
 # Short names for repositories.
 HUB = {
     **{name: checkpoint.model for name, checkpoint in PUBLISHED.items()},
