@@ -170,3 +170,52 @@ def test_a_huge_gap_is_said(frame: Any, caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         read(frame)
     assert "a gap far beyond the usual step" in caplog.text and "row 20" in caplog.text
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series, polars.Series, pd.Index])
+def test_epochs_are_read_by_their_size(unit: str, kind: Any, frame: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """pandas alone takes every whole number for nanoseconds: milliseconds would all be in January 1970."""
+    values, times = frame[list(COLUMNS)], frame["timestamps"]
+    epochs = (times - pd.Timestamp(0)) // pd.Timedelta(1, unit=unit)
+    with caplog.at_level(logging.WARNING, logger="anytorch"):
+        found = read(values, kind(epochs.tolist()))
+    np.testing.assert_array_equal(found.stamp, read(values, times).stamp)
+    words = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
+    assert (unit == "ns") == (caplog.text == "")
+    assert unit == "ns" or f"it, x_timestamp: timestamps such as {epochs[0]} are read as {words[unit]}" in caplog.text
+
+
+def test_numbers_that_are_no_times(frame: Any) -> None:
+    values = frame[list(COLUMNS)]
+    with pytest.raises(InputError, match="it, x_timestamp: numbers such as 0 are no timestamps\nhint: give datetimes"):
+        read(values, list(range(len(frame))))
+    with pytest.raises(InputError, match="it, x_timestamp, row 3: there is no timestamp"):
+        read(values, [1.7e9 + 60 * row if row != 3 else np.nan for row in range(len(frame))])
+    with pytest.raises(InputError, match="it, x_timestamp: these are no timestamps"):
+        read(values, True)
+
+
+def test_epochs_of_the_future(frame: Any) -> None:
+    ahead = [int(frame["timestamps"].iloc[-1].timestamp() * 1000) + 300_000 * (step + 1) for step in range(5)]
+    found = read(frame, y=pd.Series(ahead))
+    assert list(found.future) == [pd.Timestamp(moment, unit="ms") for moment in ahead]
+
+
+def test_the_times_to_forecast_run_forwards(frame: Any) -> None:
+    ahead = list(pd.date_range(frame["timestamps"].iloc[-1], periods=6, freq="5min")[1:])
+    twice, back = [*ahead[:3], ahead[2], ahead[4]], [*ahead[:2], ahead[3], ahead[2], ahead[4]]
+    for wrong in (twice, back, list(pd.DatetimeIndex(back).tz_localize("UTC"))):
+        zone = getattr(wrong[0], "tz", None)
+        history = frame if zone is None else frame.assign(timestamps=frame["timestamps"].dt.tz_localize(zone))
+        with pytest.raises(InputError, match=r"it, y_timestamp, entry 3: .* is not after the one before it"):
+            read(history, y=wrong)
+        assert len(read(history, y=wrong, checks=False).future) == 5
+
+
+def test_a_column_that_is_there_twice(frame: Any) -> None:
+    twice = pd.concat([frame, frame[["close"]]], axis=1)
+    with pytest.raises(InputError, match="it has 2 columns called 'close'"):
+        read(twice)
+    with pytest.raises(InputError, match="it has 2 columns called 'timestamps'"):
+        read(pd.concat([frame, frame[["timestamps"]]], axis=1))

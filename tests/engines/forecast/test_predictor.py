@@ -95,7 +95,19 @@ def test_one_draw_is_that_of_multinomial() -> None:
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"sample_count": 0}, "sample_count is 0"),
         ({"rolling": "slide"}, "rolling is 'slide'"),
-        ({"pred_len": 0}, "horizon=0|pred_len is 0"),
+        ({"pred_len": 0}, "pred_len is 0; forecast at least one step"),
+        ({"pred_len": 2.5}, "pred_len is 2.5, not a whole number"),
+        ({"pred_len": "3"}, "pred_len is '3', not a whole number"),
+        ({"T": "1"}, "T is '1', not a number"),
+        ({"top_k": 2.0}, "top_k is 2.0, not a whole number"),
+        ({"top_p": "0.9"}, "top_p is '0.9', not a number"),
+        ({"sample_count": 2.0}, "sample_count is 2.0, not a whole number"),
+        ({"sample_count": True}, "sample_count is True, not a whole number"),
+        ({"seed": 1.5}, "seed is 1.5, not a whole number"),
+        ({"seed": -1}, "seed is -1; a seed is a whole number from 0 on"),
+        ({"quantiles": 0.5}, "quantiles is 0.5, not a list of levels"),
+        ({"quantiles": "0.1,0.9"}, "quantiles is '0.1,0.9', not a list"),
+        ({"quantiles": ("half",)}, "a quantile is 'half', not a number"),
     ],
 )
 def test_options_that_mean_nothing(options: dict[str, Any], words: str, minutes: Any, predictor: Any) -> None:
@@ -204,3 +216,62 @@ def test_a_bar_at_a_terminal(minutes: Any, predictor: Any, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stderr", quiet)
     predictor("a").predict(minutes.iloc[:20], pred_len=3, seed=0, verbose=True)
     assert quiet.getvalue() == ""
+
+
+def test_numbers_of_numpy(minutes: Any, predictor: Any) -> None:
+    made, history = predictor("a"), minutes.iloc[:30]
+    plain = made.predict(history, pred_len=3, sample_count=2, T=0.9, top_k=4, seed=5, verbose=False)
+    found = made.predict(
+        history,
+        pred_len=np.int64(3),
+        sample_count=np.int32(2),
+        T=np.float64(0.9),
+        top_k=np.int64(4),
+        seed=np.int64(5),
+        quantiles=np.array([0.1, 0.9]),
+        verbose=False,
+    )
+    pd.testing.assert_frame_equal(found.mean, plain)
+    assert set(found.quantiles) == {0.1, 0.9}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_context": 64.0}, "max_context is 64.0, not a whole number"),
+        ({"max_context": 1}, "max_context is 1; a window has at least 2 rows"),
+        ({"clip": None}, "clip is None, not a number"),
+        ({"clip": 0}, "clip is 0 and must be above 0"),
+    ],
+)
+def test_a_predictor_that_cannot_be(options: dict[str, Any], words: str, predictor: Any) -> None:
+    with pytest.raises(UsageError, match=words):
+        predictor("a", **options)
+
+
+def test_model_and_tokenizer_have_their_places(golden: Any) -> None:
+    model, tokenizer = golden.model("a"), golden.tokenizer("a")
+    with pytest.raises(ModelError, match="in the wrong order\nhint: KronosPredictor"):
+        KronosPredictor(tokenizer, model)
+    with pytest.raises(ModelError, match="the tokenizer is a Kronos, not a KronosTokenizer"):
+        KronosPredictor(model, model)
+    with pytest.raises(ModelError, match="the model is a str, not a Kronos\nhint: load it with"):
+        KronosPredictor("kronos-small", tokenizer)
+
+
+def test_a_used_predictor_travels(minutes: Any, predictor: Any) -> None:
+    """To another process, or as a copy: what was made ready for the device stays behind."""
+    import copy
+    import pickle
+
+    made, history = predictor("a"), minutes.iloc[:30]
+    wanted = made.predict(history, pred_len=3, top_k=1, verbose=False)
+    for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        pd.testing.assert_frame_equal(other.predict(history, pred_len=3, top_k=1, verbose=False), wanted)
+    assert made.predict(history, pred_len=3, top_k=1, verbose=False).equals(wanted)
+
+
+def test_published_attributes(predictor: Any) -> None:
+    made = predictor("a")
+    assert made.price_cols == ["open", "high", "low", "close"] and (made.vol_col, made.amt_vol) == ("volume", "amount")
+    assert made.time_cols == ["minute", "hour", "weekday", "day", "month"]

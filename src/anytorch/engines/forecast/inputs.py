@@ -15,7 +15,10 @@ import numpy as np
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.engines.candles.check import problems
-from anytorch.engines.candles.times import future_times
+from anytorch.engines.candles.rhythm import future_times
+from anytorch.engines.forecast.arguments import whole_number
+from anytorch.engines.forecast.given_times import as_times, column_values, history_times
+from anytorch.engines.forecast.scaling import scale_columns
 from anytorch.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,8 +28,6 @@ log = logs.logger(__name__)
 
 PRICES = ("open", "high", "low", "close")
 COLUMNS = (*PRICES, "volume", "amount")
-TIME_COLUMNS = ("timestamps", "timestamp", "datetime", "date", "time")
-SCALE_FLOOR = 1e-5  # added to the standard deviation: a constant column has a forecast, itself
 SHORTEST = 2  # rows: with one, the scale would be made up
 REFUSED = ("unsorted", "duplicate", "price", "negative", "upside-down")
 STAMP_FIELDS = ("minute", "hour", "day_of_week", "day", "month")
@@ -39,10 +40,11 @@ class Series:
     where: str  # "series 3" or "the history"
     normal: np.ndarray  # float32 [rows, 6]: z-scored over the whole history, not clipped yet
     mean: np.ndarray  # float32 [6]
-    scale: np.ndarray  # float32 [6]: standard deviation + SCALE_FLOOR
+    scale: np.ndarray  # float32 [6]: standard deviation + scaling.SCALE_FLOOR
     stamp: np.ndarray  # int64 [rows, 5]
     future_stamp: np.ndarray  # int64 [pred_len, 5]
     future: pd.Index
+    warnings: tuple[str, ...] = ()  # why its forecast may be wrong
 
     def restored(self, normal: np.ndarray) -> np.ndarray:
         """Normalised values […, 6] on the scale of the data."""
@@ -51,11 +53,20 @@ class Series:
 
 
 def read_series(
-    table: Any, x_timestamp: Any, y_timestamp: Any, pred_len: int | None, *, where: str, checks: bool
+    table: Any,
+    x_timestamp: Any,
+    y_timestamp: Any,
+    pred_len: int | None,
+    *,
+    where: str,
+    checks: bool,
+    rescale: bool = False,
 ) -> Series:
     """Check one history and the times to forecast. Raises InputError."""
     import pandas as pd
 
+    if pred_len is not None:
+        pred_len = whole_number("pred_len", pred_len, 1, "forecast at least one step")
     frame = as_frame(table, where)
     times = history_times(frame, x_timestamp, where)
     if len(times) != len(frame):
@@ -86,10 +97,25 @@ def read_series(
             f"{where}: the first time to forecast, {future[0]}, is not after the last row of the history, {times[-1]}",
             hint="the history must end where the forecast begins",
         )
-    x = values.to_numpy(dtype=np.float32)
-    mean, scale = np.mean(x, axis=0), np.std(x, axis=0) + SCALE_FLOOR
-    index = pd.Index(y_timestamp) if isinstance(y_timestamp, pd.Series) else future
-    return Series(where, (x - mean) / scale, mean, scale, stamps(times), stamps(future), index)
+    if checks:
+        refuse_backwards(future, where)
+    found = scale_columns(values.to_numpy(dtype=np.float64), COLUMNS, rescale=rescale, where=where)
+    for words in found.warnings:
+        log.warning("%s", words)
+    index = future
+    if isinstance(y_timestamp, pd.Series) and not pd.api.types.is_numeric_dtype(y_timestamp):
+        index = pd.Index(y_timestamp)
+    return Series(where, found.normal, found.mean, found.scale, stamps(times), stamps(future), index, found.warnings)
+
+
+def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
+    steps = np.flatnonzero(np.diff(future.asi8) <= 0)
+    if len(steps):
+        entry = int(steps[0]) + 1
+        raise InputError(
+            f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
+            hint="the times to forecast must run forwards; pass checks=False if they are meant to be so",
+        )
 
 
 def as_frame(table: Any, where: str) -> pd.DataFrame:
@@ -109,50 +135,6 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
     )
 
 
-def column_values(column: Any) -> Any:
-    """A polars column for pandas, with its time zone."""
-    import pandas as pd
-
-    zone = getattr(column.dtype, "time_zone", None)
-    values = column.to_numpy()
-    return pd.DatetimeIndex(values).tz_localize("UTC").tz_convert(zone) if zone else values
-
-
-def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeIndex:
-    """The timestamps given; else the frame's index or the column that is called like one."""
-    import pandas as pd
-
-    if given is not None:
-        return as_times(given, f"{where}, x_timestamp")
-    if isinstance(frame.index, pd.DatetimeIndex):
-        return frame.index
-    for name in TIME_COLUMNS:
-        found = [column for column in frame.columns if str(column).lower() == name]
-        if found:
-            return as_times(frame[found[0]], f"{where}, column {found[0]!r}")
-    raise InputError(
-        f"{where} has no timestamps: none were given, its index holds none, and no column is called one",
-        hint="pass x_timestamp, or a frame with a DatetimeIndex or a column 'timestamps'",
-    )
-
-
-def as_times(given: Any, where: str) -> pd.DatetimeIndex:
-    import pandas as pd
-
-    if type(given).__module__.startswith("polars"):
-        given = column_values(given)
-    try:
-        times = given if isinstance(given, pd.DatetimeIndex) else pd.DatetimeIndex(given)
-    except (ValueError, TypeError, OverflowError) as exc:
-        raise InputError(
-            f"{where}: these are no timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
-        ) from exc
-    if times.hasnans:
-        row = int(np.flatnonzero(times.isna())[0])
-        raise InputError(f"{where}, row {row}: there is no timestamp")
-    return times
-
-
 def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The six columns as numbers. No volume: both are 0; volume without amount: volume times the mean price."""
     import pandas as pd
@@ -166,6 +148,8 @@ def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     for name in COLUMNS:
         if name not in frame.columns:
             continue
+        if (found := list(frame.columns).count(name)) > 1:
+            raise InputError(f"{where} has {found} columns called {name!r}", hint="keep one of them")
         column = pd.to_numeric(frame[name], errors="coerce")
         words = np.flatnonzero((column.isna() & frame[name].notna()).to_numpy())
         if len(words):

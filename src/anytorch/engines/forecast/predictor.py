@@ -19,6 +19,7 @@ from anytorch.devices.locate import locate
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import capabilities
 from anytorch.devices.types import Caps
+from anytorch.engines.forecast.arguments import make_sampler, make_seed, quantile_levels, real_number, whole_number
 from anytorch.engines.forecast.cache import Cache
 from anytorch.engines.forecast.choice import Choice
 from anytorch.engines.forecast.chunks import (
@@ -32,14 +33,14 @@ from anytorch.engines.forecast.chunks import (
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.explain import explained
 from anytorch.engines.forecast.generate import Plan, Prompts, generate
-from anytorch.engines.forecast.inputs import Series, one_each, read_series
+from anytorch.engines.forecast.inputs import COLUMNS, PRICES, Series, one_each, read_series
 from anytorch.engines.forecast.progress import Progress, Verbose
-from anytorch.engines.forecast.results import Forecast, check_quantiles, make_forecast
+from anytorch.engines.forecast.results import Forecast, make_forecast
 from anytorch.engines.forecast.sampling import Noise, Sampler
 from anytorch.engines.forecast.threads import quiet_threads
 from anytorch.engines.forecast.tokens import Codec
 from anytorch.errors import InputError, ModelError, UsageError
-from anytorch.models.kronos import Kronos, KronosTokenizer
+from anytorch.models.kronos import STAMPS, Kronos, KronosTokenizer
 from anytorch.models.kronos.fused import Apply, Make, plain
 from anytorch.quant.formats import parse
 from anytorch.quant.linear import QuantLinear
@@ -85,15 +86,18 @@ class KronosPredictor:
         quantization: str | None = None,
         threads: int | Literal["auto"] | None = "auto",
     ) -> None:
-        if max_context < 2:
-            raise UsageError(f"max_context is {max_context}; a window has at least 2 rows")
+        check_pair(model, tokenizer)
+        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
+        clip = real_number("clip", clip)
         if not clip > 0:
             raise UsageError(f"clip is {clip} and must be above 0")
-        check_pair(model, tokenizer)
         self.resolution = resolve(device)
         self.device: torch.device = self.resolution.device
         self.device_warning = self.resolution.warning
         self.max_context, self.clip, self.threads = max_context, clip, threads
+        # As published; what the columns are called is not for the caller to change.
+        self.price_cols, self.vol_col, self.amt_vol = list(PRICES), *COLUMNS[len(PRICES) :]
+        self.time_cols = list(STAMPS)
         self.tokenizer = tokenizer.to(self.device).eval()
         layer_maker(quantization)  # an unknown one is refused now, not with the first forecast
         self.quantization = quantization
@@ -126,6 +130,7 @@ class KronosPredictor:
         non_negative_volume: bool = False,
         rolling: Rolling = "exact",
         checks: bool = True,
+        rescale: bool = False,
     ) -> Any:
         """Forecast one series: a float32 DataFrame with open, high, low, close, volume, amount, indexed by time.
 
@@ -136,6 +141,9 @@ class KronosPredictor:
         With `return_samples` or `quantiles` the answer is a `Forecast`, which has every path and every level.
         `rolling` says what happens when history and forecast outgrow `max_context`: "exact" is the published
         behaviour, "evict" and "trim" are faster and give other numbers (see docs/concepts/kronos.md).
+        `checks=False` takes prices of zero and below, and times out of order, as the published code does.
+        `rescale` counts a column in a unit of its own where the published scaling loses it: prices around 1e-6, of which
+        a warning tells, and amounts around 1e30, which are refused otherwise.
         Raises InputError naming the row and column that cannot be used.
         """
         (found,) = self._forecast(
@@ -143,7 +151,7 @@ class KronosPredictor:
             [x_timestamp],
             [y_timestamp],
             pred_len,
-            Sampler(T, top_k or 0, top_p),
+            make_sampler(T, top_k, top_p),
             sample_count,
             verbose,
             seed,
@@ -151,8 +159,9 @@ class KronosPredictor:
             non_negative_volume,
             rolling,
             checks,
+            rescale,
         )
-        return answer(found, return_samples, quantiles)
+        return answer(found, return_samples)
 
     def predict_batch(
         self,
@@ -172,6 +181,7 @@ class KronosPredictor:
         non_negative_volume: bool = False,
         rolling: Rolling = "exact",
         checks: bool = True,
+        rescale: bool = False,
     ) -> list[Any]:
         """`predict` for many series at once, in one batched pass; histories may differ in length.
 
@@ -184,7 +194,7 @@ class KronosPredictor:
             one_each(x_timestamp_list, len(df_list), "x_timestamp_list"),
             one_each(y_timestamp_list, len(df_list), "y_timestamp_list"),
             pred_len,
-            Sampler(T, top_k or 0, top_p),
+            make_sampler(T, top_k, top_p),
             sample_count,
             verbose,
             seed,
@@ -192,8 +202,13 @@ class KronosPredictor:
             non_negative_volume,
             rolling,
             checks,
+            rescale,
         )
-        return [answer(forecast, return_samples, quantiles) for forecast in found]
+        return [answer(forecast, return_samples) for forecast in found]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: what was made ready for this device is made again where it is needed."""
+        return {**self.__dict__, "_decoder": None, "_codec": None}
 
     def explain(self) -> str:
         """Where and how forecasts are computed, in words; after two forecasts of a shape also what was measured for it."""
@@ -233,11 +248,12 @@ class KronosPredictor:
         non_negative_volume: bool,
         rolling: str,
         checks: bool,
+        rescale: bool,
     ) -> list[Forecast]:
-        levels = check_quantiles(quantiles)
+        levels = quantile_levels(quantiles)
         names = ["the history"] if len(tables) == 1 else [f"series {place}" for place in range(len(tables))]
         series = [
-            read_series(table, x, y, pred_len, where=name, checks=checks)
+            read_series(table, x, y, pred_len, where=name, checks=checks, rescale=rescale)
             for table, x, y, name in zip(tables, x_times, y_times, names, strict=True)
         ]
         paths = self.paths(series, sampler, samples, rolling=rolling, seed=seed, verbose=verbose)
@@ -257,8 +273,8 @@ class KronosPredictor:
         verbose: Verbose = False,
     ) -> list[Paths]:
         """The generated ids and normalised values of every series: what `predict` takes the mean of."""
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            raise InputError(f"sample_count is {samples!r}; at least one path is needed")
+        samples = whole_number("sample_count", samples, 1, "at least one path is needed")
+        seed = make_seed(seed)
         if rolling not in ROLLING:
             raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
         if not series:
@@ -426,13 +442,22 @@ def joined(parts: Sequence[Paths]) -> Paths:
     return Paths(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("s1", "s2", "normal")))
 
 
-def answer(forecast: Forecast, return_samples: bool, quantiles: Sequence[float] | None) -> Any:
-    if return_samples or quantiles:
-        return forecast if return_samples else Forecast(forecast.mean, None, forecast.quantiles)
+def answer(forecast: Forecast, return_samples: bool) -> Any:
+    if return_samples or forecast.quantiles:
+        return forecast if return_samples else replace(forecast, samples=None)
     return forecast.mean
 
 
-def check_pair(model: Kronos, tokenizer: KronosTokenizer) -> None:
+def check_pair(model: Any, tokenizer: Any) -> None:
+    if isinstance(model, KronosTokenizer) and isinstance(tokenizer, Kronos):
+        raise ModelError("model and tokenizer are in the wrong order", hint="KronosPredictor(model, tokenizer)")
+    for name, given, cls in (("model", model, Kronos), ("tokenizer", tokenizer, KronosTokenizer)):
+        other = isinstance(given, (Kronos, KronosTokenizer)) and not isinstance(given, cls)
+        if other or not hasattr(given, "s1_bits"):  # what wraps one (torch.compile) passes its attributes on
+            raise ModelError(
+                f"the {name} is a {type(given).__name__}, not a {cls.__name__}",
+                hint=f"load it with {cls.__name__}.from_pretrained, or both with anytorch.load_predictor",
+            )
     if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
         raise ModelError(
             f"the model speaks {model.s1_bits}+{model.s2_bits} bits, the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anytorch.engines.forecast.inputs import COLUMNS, Series
-from anytorch.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -24,14 +23,7 @@ class Forecast:
     mean: pd.DataFrame  # what `predict` gives without these options
     samples: np.ndarray | None = None  # float32 [samples, steps, 6]: every path
     quantiles: Mapping[float, pd.DataFrame] = field(default_factory=dict)  # per level, each column by itself
-
-
-def check_quantiles(levels: Sequence[float] | None) -> tuple[float, ...]:
-    wanted = tuple(float(level) for level in levels or ())
-    for level in wanted:
-        if not 0 <= level <= 1:
-            raise InputError(f"quantile {level:g} is not between 0 and 1")
-    return wanted
+    warnings: tuple[str, ...] = ()  # why it may be wrong; also in the log
 
 
 def make_forecast(
@@ -54,4 +46,5 @@ def make_forecast(
     else:
         mean = series.restored(np.mean(normal, axis=0))
     cuts = np.quantile(paths, levels, axis=0).astype(np.float32) if levels else ()
-    return Forecast(frame(mean), paths, {level: frame(cut) for level, cut in zip(levels, cuts, strict=True)})
+    of_levels = {level: frame(cut) for level, cut in zip(levels, cuts, strict=True)}
+    return Forecast(frame(mean), paths, of_levels, series.warnings)
