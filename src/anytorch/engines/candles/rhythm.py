@@ -156,7 +156,8 @@ def _stretches(usual: Any, period: int, step: int) -> Iterable[Pause]:
 def _passed(moments: np.ndarray, pause: Pause, begins: np.ndarray, step: int, period: int | None) -> Passed:
     """`begins` are the starts of the days or weeks. A gap counts once, and if it is about as long as the pause.
 
-    With a `period`, whole ones of it may have gone by as well: a night that is a weekend.
+    With a `period`, whole ones of it may have gone by as well: a night that is a weekend. Without, holidays may: at Easter
+    a weekend has four days.
     """
     import numpy as np
 
@@ -166,7 +167,7 @@ def _passed(moments: np.ndarray, pause: Pause, begins: np.ndarray, step: int, pe
     low, high = low[within], high[within]
     empty = np.unique(low[low == high])
     gaps = moments[empty] - moments[empty - 1]
-    gaps = gaps % period if period else gaps
+    gaps = gaps % period if period else gaps - 2 * DAY
     alike = int((gaps <= ALIKE * (pause[1] - pause[0]) + 2 * step).sum())
     return Passed(alike, int((high > low).sum()), int((high - low).sum()))
 
