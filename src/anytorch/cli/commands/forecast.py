@@ -83,7 +83,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         told.append(f"--context {options.context}: {options.model} was made for windows of up to {own} rows")
     for words in told:
         output.note(words)
-    forecasts = forecast(predictor, jobs, options, levels, output)
+    ahead = [times_ahead(one, actual, options) for one, (_, actual) in zip(series, jobs, strict=True)]
+    forecasts = forecast(predictor, jobs, ahead, options, levels, output)
     problems = write(series, jobs, forecasts, options, output)
     document = {
         "model": options.model,
@@ -110,7 +111,12 @@ def any_seed() -> int:
 
 
 def forecast(
-    predictor: Any, jobs: list[tuple[Any, Any]], options: argparse.Namespace, levels: list[float], output: Output
+    predictor: Any,
+    jobs: list[tuple[Any, Any]],
+    ahead: list[Any],
+    options: argparse.Namespace,
+    levels: list[float],
+    output: Output,
 ) -> list[Any]:
     from anytorch.devices.oom import is_out_of_memory
     from anytorch.errors import OutOfMemory, UsageError
@@ -124,6 +130,7 @@ def forecast(
         with output.progress("forecasting") as progress:
             found: list[Any] = predictor.predict_batch(
                 [history for history, _ in jobs],
+                y_timestamp_list=ahead,
                 pred_len=options.horizon,
                 T=options.temperature,
                 top_k=options.top_k,
@@ -188,3 +195,10 @@ def histories(one: Any, options: argparse.Namespace, context: int) -> tuple[Any,
     before, actual = one.frame.iloc[: len(one) - held], one.frame.iloc[len(one) - held :] if held else None
     lookback = options.lookback or max(context // 2, context - options.horizon)
     return before.iloc[-lookback:], actual
+
+
+def times_ahead(one: Any, actual: Any, options: argparse.Namespace) -> Any:
+    """The times to forecast: those of the rows held back, or the next ones in the rhythm of the whole series."""
+    from pandas import DatetimeIndex  # type: ignore[import-untyped]
+
+    return one.future(options.horizon) if actual is None else DatetimeIndex(actual["timestamps"])

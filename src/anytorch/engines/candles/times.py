@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from anytorch.engines.candles.rhythm import future_times as future_times  # until its users say where it is
 from anytorch.errors import InputError
 
 if TYPE_CHECKING:
