@@ -36,14 +36,61 @@ def run(*arguments: str, folder: Path, path: tuple[Path, ...] = ()) -> Any:
 def test_the_names_are_anytorchs_own(tmp_path: Path) -> None:
     code = (
         "import anytorch, model, model.device, model.kronos\n"
-        "assert all(getattr(model, name) is getattr(anytorch, name) for name in model.__all__)\n"
+        "names = ['Kronos', 'KronosPredictor', 'KronosTokenizer']\n"
+        "assert all(getattr(model, name) is getattr(anytorch, name) for name in [*names, 'resolve_device'])\n"
         "assert model.device.resolve_device is anytorch.resolve_device\n"
-        "assert all(getattr(model.kronos, name) is getattr(anytorch, name) for name in model.kronos.__all__)\n"
+        "assert all(getattr(model.kronos, name) is getattr(anytorch, name) for name in names)\n"
+        "assert model.model_dict['kronos'] is model.get_model_class('kronos') is anytorch.Kronos\n"
         "print(sorted(model.__all__))"
     )
     done = run("-c", code, folder=tmp_path, path=(COMPAT / "gitSource",))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['Kronos', 'KronosPredictor', 'KronosTokenizer', 'resolve_device']"
+    names = ["Kronos", "KronosPredictor", "KronosTokenizer", "get_model_class", "model_dict", "resolve_device"]
+    assert done.stdout.strip() == str(names)
+
+
+PROGRAM = """
+import torch
+from model import Kronos, KronosTokenizer, KronosPredictor, get_model_class
+from model.kronos import auto_regressive_inference, calc_time_stamps, sample_from_logits, top_k_top_p_filtering
+from model.module import *
+
+block = TransformerBlock(d_model=32, n_heads=4, ff_dim=64, ffn_dropout_p=0.0, attn_dropout_p=0.0, resid_dropout_p=0.0)
+x = torch.randn(2, 5, 32)
+assert block(x, key_padding_mask=None).shape == x.shape
+assert MultiHeadAttentionWithRoPE(d_model=32, n_heads=4)(x).shape == x.shape
+assert MultiHeadCrossAttentionWithRoPE(d_model=32, n_heads=4)(query=x, key=x, value=x).shape == x.shape
+assert DependencyAwareLayer(d_model=32)(hidden_states=x, sibling_embed=x).shape == x.shape
+assert FeedForward(d_model=32, ff_dim=64)(x).shape == RMSNorm(dim=32, eps=1e-6)(x).shape == x.shape
+assert HierarchicalEmbedding(s1_bits=3, s2_bits=3, d_model=32)(torch.zeros(2, 5).long()).shape == x.shape
+assert TemporalEmbedding(d_model=32, learn_pe=False)(torch.ones(2, 5, 5)).shape == x.shape
+assert DualHead(s1_bits=3, s2_bits=3, d_model=32)(x).shape == (2, 5, 8)
+q = x.view(2, 1, 5, 32)
+assert RotaryPositionalEmbedding(dim=32)(q, q)[0].shape == q.shape
+loss, quantized, indices = BSQuantizer(4, 4, 0.05, 1.0, 1.1, 0.05, 4)(torch.randn(2, 5, 8), half=True)
+assert quantized.shape == (2, 5, 8) and len(indices) == 2
+
+model, tokenizer = Kronos.from_pretrained("tiny"), KronosTokenizer.from_pretrained("tiny")
+predictor = get_model_class("kronos_predictor")(model, tokenizer, device="cpu", max_context=64)
+z, stamp, ahead = torch.randn(2, 20, 6), torch.ones(2, 20, 5), torch.ones(2, 4, 5)
+print(auto_regressive_inference(tokenizer, model, z, stamp, ahead, 64, 4, top_k=1).shape)
+print(predictor.generate(z.numpy(), stamp.numpy(), ahead.numpy(), 4, 1.0, 1, 0.9, 1, False).shape)
+try:
+    get_model_class("chronos")
+except NotImplementedError as exc:
+    print(exc)
+"""
+
+
+def test_a_program_that_uses_all_of_the_package(tmp_path: Path) -> None:
+    """Published import paths, argument names and calls: "put compat/gitSource on the path and change nothing"."""
+    done = run("-c", PROGRAM, folder=tmp_path, path=(COMPAT / "gitSource",))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "(2, 24, 6)",
+        "(2, 4, 6)",
+        "no model is called 'chronos'; there are kronos_tokenizer, kronos, kronos_predictor",
+    ]
 
 
 def test_device_resolution_as_the_document_shows_it() -> None:

@@ -199,6 +199,27 @@ def stamps(times: pd.DatetimeIndex) -> np.ndarray:
     return np.stack([np.asarray(getattr(times, name), dtype=np.int64) for name in STAMP_FIELDS], axis=1)
 
 
+def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
+    """What the published `generate` takes: [series, rows, 6] and stamps [series, rows or pred_len, 5]. Raises InputError."""
+    shape = tuple(np.shape(x))
+    if len(shape) != 3 or shape[2] != len(COLUMNS) or shape[1] < 1:
+        raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(COLUMNS)}]")
+    for name, stamp, rows in (("x_stamp", x_stamp, shape[1]), ("y_stamp", y_stamp, pred_len)):
+        if (found := tuple(np.shape(stamp))) != (shape[0], rows, len(STAMP_FIELDS)):
+            raise InputError(f"{name} has the shape {list(found)}, not [{shape[0]}, {rows}, {len(STAMP_FIELDS)}]")
+
+
+def from_arrays(x: np.ndarray, x_stamp: np.ndarray, y_stamp: np.ndarray) -> list[Series]:
+    """Series that are normalised already, and stay so."""
+    import pandas as pd
+
+    zero, one, nothing = np.zeros(len(COLUMNS), np.float32), np.ones(len(COLUMNS), np.float32), pd.Index([])
+    return [
+        Series(f"series {place}", values, zero, one, before, after, nothing)
+        for place, (values, before, after) in enumerate(zip(x, x_stamp, y_stamp, strict=True))
+    ]
+
+
 def one_each(given: Sequence[Any] | None, count: int, name: str) -> Sequence[Any]:
     """A list with one entry per series, or None for each."""
     if given is None:

@@ -33,7 +33,15 @@ from anytorch.engines.forecast.chunks import (
 from anytorch.engines.forecast.decoder import Decoder
 from anytorch.engines.forecast.explain import explained
 from anytorch.engines.forecast.generate import Plan, Prompts, generate
-from anytorch.engines.forecast.inputs import COLUMNS, PRICES, Series, one_each, read_series
+from anytorch.engines.forecast.inputs import (
+    COLUMNS,
+    PRICES,
+    Series,
+    check_arrays,
+    from_arrays,
+    one_each,
+    read_series,
+)
 from anytorch.engines.forecast.progress import Progress, Verbose
 from anytorch.engines.forecast.results import Forecast, make_forecast
 from anytorch.engines.forecast.sampling import Noise, Sampler
@@ -230,6 +238,36 @@ class KronosPredictor:
                 "step": known(decoder.kept) if decoder is not None else None,
                 "windows": known(decoder.kept_rolled) if decoder is not None else None,
             }
+        )
+
+    def generate(
+        self,
+        x: Any,
+        x_stamp: Any,
+        y_stamp: Any,
+        pred_len: int,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float | None = 0.9,
+        sample_count: int = 1,
+        verbose: Verbose = False,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """Normalised candles [series, rows, 6] and stamps [series, …, 5] → the mean of the paths, [series, pred_len, 6].
+
+        What `predict` does between scaling a table and scaling back; arrays or tensors of any device.
+        """
+        pred_len = whole_number("pred_len", pred_len, 1, "forecast at least one step")
+        check_arrays(x, x_stamp, y_stamp, pred_len)
+        series = from_arrays(
+            as_array(x).astype(np.float32), as_array(x_stamp).astype(np.int64), as_array(y_stamp).astype(np.int64)
+        )
+        sampler = make_sampler(T, top_k, top_p)
+        found = self.paths(series, sampler, sample_count, seed=seed, verbose=verbose)
+        return (
+            np.stack([np.mean(one.normal, axis=0) for one in found])
+            if found
+            else np.zeros((0, pred_len, 6), np.float32)
         )
 
     # --- what they stand on ------------------------------------------------------------------------------------------
@@ -446,6 +484,10 @@ def answer(forecast: Forecast, return_samples: bool) -> Any:
     if return_samples or forecast.quantiles:
         return forecast if return_samples else replace(forecast, samples=None)
     return forecast.mean
+
+
+def as_array(values: Any) -> np.ndarray:
+    return values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def check_pair(model: Any, tokenizer: Any) -> None:

@@ -19,13 +19,14 @@ ROTARY_BASE = 10000.0
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in float32 whatever the input's type, as published."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, eps: float = EPS) -> None:
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype) * self.weight
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
 
 
 def inverse_frequencies(head_width: int) -> Tensor:
@@ -51,9 +52,9 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, head_width: int) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", inverse_frequencies(head_width))
+        self.register_buffer("inv_freq", inverse_frequencies(dim))
 
     def tables(self, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         # Angles in float32 always: in bfloat16 positions above 256 would fall together.
