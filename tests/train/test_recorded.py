@@ -21,7 +21,7 @@ class FakeDevice:
     __name__ = "fake"
 
     def __init__(self, fails: bool = False) -> None:
-        self.fails, self.recording = fails, False
+        self.fails, self.recording, self.replaying = fails, False, False
         device = self
 
         class FakeGraph:
@@ -94,13 +94,7 @@ def test_the_first_step_is_rehearsed_and_then_every_step_is_a_replay(monkeypatch
     """So a run that goes on after a kill computes its steps as an undisturbed one does: none of them plainly."""
     step, log = step_on(FakeDevice(), monkeypatch)
     take(step, 3)
-    rehearsed = ["seeded", "plain", "forgotten"] * REHEARSALS + [
-        "forgotten",
-        "recorded",
-        "seeded",
-        "replayed",
-        "seeded",
-    ]
+    rehearsed = ["plain", "forgotten"] * REHEARSALS + ["seeded", "forgotten", "recorded", "replayed", "seeded"]
     assert log == rehearsed + ["replayed"] * 3
     assert not step.failed
 
@@ -116,6 +110,34 @@ def test_a_recording_that_does_something_else_is_not_used(monkeypatch: pytest.Mo
     step, log = step_on(FakeDevice(), monkeypatch, wrong=0.5)
     take(step, 3)
     assert log.count("replayed") == 1 and "WrongAnswer: its step ends 0.25" in step.failed
+
+
+def test_a_recording_whose_random_numbers_repeat_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on webgpu: what it drew while recording is part of the recording."""
+    device = FakeDevice()
+    monkeypatch.setattr(recorded.torch, "get_device_module", lambda given: device)
+    for repeats in (False, True):
+        weight, drawn = torch.zeros(8), torch.zeros(8)
+
+        def work(
+            values: Tensor, stamps: Tensor, weight: Tensor = weight, drawn: Tensor = drawn, repeats: bool = repeats
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            if device.recording or not (repeats and device.replaying):
+                drawn.copy_(torch.rand(8))
+            if not device.recording:
+                weight.add_(drawn * values)
+            return weight.sum(), {}
+
+        step = RecordedStep(work, torch.device("cpu"), lambda: None, lambda: torch.manual_seed(5), [weight], list)
+
+        def replayed(step: RecordedStep = step) -> None:
+            device.replaying = True
+            step.work(*(step.inputs or ()))
+            device.replaying = False
+
+        device.replayed = replayed
+        step(torch.ones(1), torch.ones(1))
+        assert ("WrongAnswer" in step.failed) == repeats
 
 
 def test_an_optimiser_that_had_no_state_begins_with_none_after_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,9 @@
 The step reads its windows from the same memory every time, its learning rate from a tensor, and its dice from a generator
 that was seeded for the step; nothing of it looks at the host. Before the first step of a process it is rehearsed on that
 step's windows: plainly a few times, as libraries choose their kernels then, and recorded; what that changed is put back.
-Only if both ways arrive at the same weights is the recording used, and then for every step: a run that was killed and goes
-on computes all of them the same way as one that was not, to the last bit. A step that cannot be recorded runs plainly,
-always, and the log says why.
+Only if both ways arrive at the same weights, with other dice than it was recorded with, is the recording used, and then for
+every step: a run that was killed and goes on computes all of them the same way as one that was not, to the last bit. A step
+that cannot be recorded runs plainly, always, and the log says why.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Answer = tuple[Tensor, dict[str, Tensor]]
 Work = Callable[[Tensor, Tensor], Answer]
 
 REHEARSALS = 3
+OTHER_DICE = 1  # seed of what is compared: a recording whose random numbers repeat is found out
 # Of the length of a step: sums in another order may turn the sign of a gradient that is next to nothing.
 SAME_STEP = 0.05
 
@@ -46,6 +47,7 @@ class RecordedStep:
         self.work, self.device, self.forget_gradients = work, device, forget_gradients
         self.begin, self.weights, self.state = begin, list(weights), state
         self.module: Any = torch.get_device_module(device)
+        self.streams = callable(getattr(self.module, "graph", None))  # a device that records on one of several streams
         self.failed = ""
         self.inputs: tuple[Tensor, Tensor] | None = None
         self.graph: Any = None
@@ -75,15 +77,17 @@ class RecordedStep:
         before, before_state = copies(self.weights), copies(self.state())
         for _ in range(REHEARSALS):
             self._put_back(before, before_state)
-            self.begin()
+            torch.manual_seed(OTHER_DICE)
             with torch.enable_grad():
                 self._plainly(values, stamps)
         after = copies(self.weights)
         try:
             self._put_back(before, before_state)
+            self.begin()
             with torch.enable_grad():
                 self._record(values, stamps)
-            self.begin()
+            self._put_back(before, before_state)  # some devices compute what they record
+            torch.manual_seed(OTHER_DICE)
             self._replay()
             apart, length = distance(self.weights, after), distance(before, after)
             if not apart <= SAME_STEP * length:
@@ -105,7 +109,7 @@ class RecordedStep:
                 part.zero_()
 
     def _plainly(self, values: Tensor, stamps: Tensor) -> Answer:
-        if self.failed:
+        if self.failed or not self.streams:
             answer = self.work(values, stamps)
         else:
             # Beside the main stream, as what is recorded later: gradients are then summed where they are recorded.
@@ -123,9 +127,8 @@ class RecordedStep:
             raise AttributeError(f"{self.module.__name__} has no graph to record into")
         self.forget_gradients()  # those of the recording are its own
         graph = kind()
-        record = getattr(self.module, "graph", None)
         # Where the module has no such function, `with graph:` records by itself.
-        with record(graph, stream=side_stream(self.device)) if callable(record) else graph:
+        with self.module.graph(graph, stream=side_stream(self.device)) if self.streams else graph:
             self.answer = self.work(values, stamps)
         self.graph = graph
 
