@@ -58,6 +58,13 @@ def test_the_same_candles_in_every_form_give_the_same_forecast(forecaster: Any, 
     assert "samples" not in from_json
 
 
+def test_the_hours_come_from_the_whole_history(forecaster: Any) -> None:
+    """The model sees 64 rows, with no night among them."""
+    candles = sample_candles(420, seed=3)
+    found = good(ask(forecaster, candles=columns(candles[:300]), horizon=120, samples=1))
+    assert found["forecast"]["timestamps"] == [time.isoformat() for time in candles["timestamps"][300:]]
+
+
 def test_a_seed_gives_the_same_paths_and_the_engine_s_own(forecaster: Any) -> None:
     first = good(ask(forecaster, sample=True, return_samples=True))
     again = good(ask(forecaster, sample=True, return_samples=True))

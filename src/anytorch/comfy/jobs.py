@@ -17,6 +17,7 @@ from anytorch.counts import counted
 from anytorch.engines.candles.generate import sample_candles
 from anytorch.engines.candles.picture import draw_forecast
 from anytorch.engines.candles.read import read_candles
+from anytorch.engines.candles.rhythm import future_times
 from anytorch.engines.embed import ArrowEngine
 from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
 from anytorch.errors import InputError
@@ -169,8 +170,9 @@ class AnytorchForecast:
         bar.at(2)
         seen = history.iloc[-predictor.max_context :]
         found = predictor.predict(
-            seen, pred_len=horizon, T=temperature, top_p=top_p, sample_count=samples, seed=draw_seed, verbose=False,
-            return_samples=True, quantiles=QUANTILES, non_negative_volume=True,
+            seen, y_timestamp=future_times(history["timestamps"], horizon), pred_len=horizon, T=temperature, top_p=top_p,
+            sample_count=samples, seed=draw_seed, verbose=False, return_samples=True, quantiles=QUANTILES,
+            non_negative_volume=True,
         )  # fmt: skip
         bar.at(3)
         picture = drawn(

@@ -60,6 +60,7 @@ class Abandoned(Exception):
 class Job:
     history: Any  # a DataFrame
     terms: Terms
+    ahead: Any = None  # the times to forecast; None: continued from the history, which may be too short to know them
     future: Answer = field(default_factory=Answer)
 
     @property
@@ -104,12 +105,12 @@ class ForecastQueue:
         self._worker = threading.Thread(target=self._work, name="anytorch-forecast", daemon=True)
         self._worker.start()
 
-    def submit(self, history: Any, terms: Terms, timeout_s: float | None = None) -> Future[Any]:
+    def submit(self, history: Any, terms: Terms, timeout_s: float | None = None, *, ahead: Any = None) -> Future[Any]:
         """The forecast to come. Raises QueueFull, and TimeoutError for what cannot be ready within `timeout_s`.
 
         The latter would keep the worker from everybody else until its time was up, for nothing.
         """
-        job = Job(history, terms)
+        job = Job(history, terms, ahead)
         with self._changed:
             least_s = self._pace.least_s(terms)
             if timeout_s is not None and least_s > timeout_s:
@@ -174,6 +175,7 @@ class ForecastQueue:
         try:
             found = self._predictor.predict_batch(
                 [job.history for job in jobs],
+                y_timestamp_list=[job.ahead for job in jobs],
                 pred_len=terms.horizon,
                 T=terms.temperature,
                 top_p=terms.top_p,

@@ -70,7 +70,11 @@ async def forecast(request: Request) -> Response:
             asked.seed,
         )
         limit_s = allowed_s(request, service.options)
-        found = await asyncio.wrap_future(model.queue.submit(series.frame.iloc[-lookback:], terms, limit_s))
+        # By the rhythm of the whole history, not of the rows that the model sees.
+        ahead = await asyncio.to_thread(series.future, asked.horizon)
+        found = await asyncio.wrap_future(
+            model.queue.submit(series.frame.iloc[-lookback:], terms, limit_s, ahead=ahead)
+        )
         document = await asyncio.to_thread(answer_of, found, series, asked)
         warnings = []
         if lookback < candle_input.FEW_ROWS:
