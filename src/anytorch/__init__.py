@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytorch._version import __version__
+from anytorch._version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.config import use as use
@@ -116,12 +116,13 @@ PUBLIC: dict[str, str] = {
     "use": "anytorch.config",
     "use_tuned": "anytorch.devices.tune",
 }
-__all__ = ["__version__", *PUBLIC]
 # What needs the extra "forecast" to be imported.
 OF_FORECASTS = ("anytorch.engines.candles", "anytorch.engines.forecast", "anytorch.models.kronos", "anytorch.train")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return ["__version__", *filter(_loads, PUBLIC)]
     if name not in PUBLIC:
         raise AttributeError(f"module 'anytorch' has no attribute {name!r}")
     from importlib import import_module
@@ -141,5 +142,20 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _loads(name: str) -> bool:
+    """For `from anytorch import *`: are the packages there that this name needs? An import that is broken is no answer."""
+    from anytorch.errors import PackageMissing, TorchMissing
+
+    try:
+        __getattr__(name)
+    except (PackageMissing, TorchMissing):
+        return False
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] == "anytorch":
+            raise
+        return False
+    return True
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *PUBLIC])

@@ -82,6 +82,34 @@ def test_every_name_loads(name: str) -> None:
     assert name == "__version__" or (value.__doc__ or "").strip()
 
 
+@pytest.mark.parametrize(
+    ("packages", "gone"),
+    [(["transformers"], {"TextGenerator"}), (["pandas"], {"finetune_predictor", "finetune_tokenizer"})],
+)
+def test_everything_that_is_installed(
+    packages: list[str], gone: set[str], run_script: Callable[..., dict[str, Any]]
+) -> None:
+    """`from anytorch import *` with one extra installed brings what that extra can do, and does not fail."""
+    told = run_script(
+        f"""
+        import sys
+
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in {packages!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+        sys.meta_path.insert(0, Absent())
+        brought = {{}}
+        exec("from anytorch import *", brought)
+        answer(brought=sorted(set(brought) - {{"__builtins__"}}))
+        """
+    )
+    brought = set(told["brought"])
+    assert {"resolve", "autocast", "__version__"} <= brought <= set(NAMES)
+    assert set(NAMES) - brought == gone
+
+
 def test_an_unknown_name() -> None:
     with pytest.raises(AttributeError, match="module 'anytorch' has no attribute 'nonsense'"):
         anytorch.nonsense  # noqa: B018
