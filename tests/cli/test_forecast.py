@@ -330,7 +330,7 @@ def test_from_scratch(cli: Callable[..., Any], tmp_path: Path) -> None:
         (["both", "--sample", "--output", "x"], "--config"),
         (["both", "--config", "not-there.yaml"], "not-there.yaml cannot be read"),
         (["tokenizer", "--sample"], "--output"),
-        (["predictor", "--sample", "--output", "x", "--batch-size", "0"], "batch_size=0"),
+        (["predictor", "--sample", "--output", "x", "--batch-size", "0"], "--batch-size 0"),
         (["predictor", "--sample", "--output", "x", "--context", "1"], "at least 2 rows"),
         (["predictor", "--sample", "--output", "x", "--objective", "luck"], "use one of generation, published"),
     ],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from anytorch.errors import AnytorchError, UsageError
+from anytorch.errors import AnytorchError, OutputError, UsageError
 from anytorch.files import replace_file
 
 TRAIN, VALIDATION, BEST = "#56B4E9", "#D55E00", "#000000"  # Okabe and Ito's palette, as in our other pictures
@@ -44,5 +44,8 @@ def draw_curve(entries: Sequence[dict[str, Any]], path: str | Path, title: str =
     panel.legend(frameon=False)
     body = io.BytesIO()
     figure.savefig(body, format=suffix[1:], dpi=130)
-    replace_file(path, body.getvalue())
+    try:
+        replace_file(path, body.getvalue())
+    except OSError as exc:
+        raise OutputError(f"{path} cannot be written: {exc.strerror}") from exc
     return path

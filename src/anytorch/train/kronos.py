@@ -30,7 +30,8 @@ from anytorch.models.kronos import Kronos, KronosTokenizer
 from anytorch.models.kronos.pretrained import Pretrained
 from anytorch.models.kronos.quantiser import binary_entropy
 from anytorch.quant.lora import add_lora, merge_lora
-from anytorch.train.loop import Outcome, Plan, Progress, Run, own_random_numbers
+from anytorch.train.loop import Outcome, Progress, Run, own_random_numbers
+from anytorch.train.plan import Plan
 from anytorch.train.processes import World, world
 from anytorch.train.store import RunFolder
 from anytorch.train.windows import as_series, split_windows

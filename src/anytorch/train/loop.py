@@ -28,12 +28,14 @@ from anytorch.devices.memory import synchronize
 from anytorch.devices.precision import autocast, autocast_dtype, capabilities
 from anytorch.devices.repeat import repeatable
 from anytorch.devices.types import Caps
-from anytorch.errors import AnytorchError, InputError, UsageError
+from anytorch.errors import AnytorchError, InputError
 from anytorch.models.encoders.staging import can_stage
 from anytorch.train.curve import draw_curve
+from anytorch.train.interrupt import Interrupt
+from anytorch.train.plan import Plan
 from anytorch.train.processes import World
 from anytorch.train.recorded import RecordedStep
-from anytorch.train.store import RunFolder
+from anytorch.train.store import RunFolder, writing
 from anytorch.train.windows import Windows
 
 log = logs.logger(__name__)
@@ -54,45 +56,6 @@ class Objective(Protocol):
 
     def describe(self, folder: Path) -> None:
         """Say in the folder what its weights go with, unless this run has said it already."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to train. `batch_size` is per process and per piece of an accumulated step."""
-
-    lookback: int = 90
-    horizon: int = 10
-    epochs: int = 10
-    batch_size: int = 32
-    accumulate: int = 1  # pieces that one step's gradient is summed from
-    learning_rate: float = 2e-4  # the highest: warm-up before it, a cosine after it
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    epsilon: float = 1e-8  # of AdamW
-    clip_norm: float = 3.0  # of the gradient
-    warm_up: float = 0.03  # share of all steps
-    steps_per_epoch: int = 0  # 0: every window once; else so many steps of them
-    evaluate_every: int = 0  # steps; 0: after every epoch
-    validation_windows: int = 2000  # evenly spread over the validation period
-    patience: int = 0  # evaluations without improvement before it stops; 0: never
-    save_every: int = 200  # steps
-    log_every: int = 10  # steps
-    validation: float = 0.1  # shares of the data, by time; the test period comes last
-    test: float = 0.1
-    stride: int = 1  # rows from one window's start to the next
-    clip: float = 5.0  # of normalised values
-    mixed_precision: bool = True  # where the device is faster for it
-    seed: int = 100
-    lora_rank: int = 0  # 0: all weights are trained
-
-    def __post_init__(self) -> None:
-        for name in ("lookback", "horizon", "epochs", "batch_size", "accumulate", "save_every", "log_every", "stride"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: use a whole number above 0")
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"seed={self.seed}: use a whole number from 0 to 2**63 - 1")
-        if not self.learning_rate > 0 or not self.clip_norm > 0 or not 0 <= self.warm_up < 1:
-            raise UsageError("learning_rate and clip_norm must be above 0, and warm_up from 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -209,6 +172,9 @@ class Run:
         self.best_loss, self.best_step, self.bad = math.inf, 0, 0
         self.first_loss: float | None = None
         self.stopped = False
+        self.interrupt = Interrupt()
+        self.saved = 0  # the step that the files are of …
+        self.checked = -1  # … and the one that was evaluated last
 
     # --- one step --------------------------------------------------------------------------------------------------
 
@@ -334,11 +300,16 @@ class Run:
 
     def check(self) -> None:
         """Evaluate, keep the best weights, and say whether it is time to stop."""
-        if not len(self.check_windows):
+        value = self.finite(self.evaluate(), "validation loss") if len(self.check_windows) else None
+        with self.interrupt.held():  # evaluating can be stopped; what follows from it is done whole
+            self._keep(value)
+            self.checked = self.step
+
+    def _keep(self, value: float | None) -> None:
+        if value is None:
             self.best_loss, self.best_step = math.nan, self.step
             self.save_best()
             return
-        value = self.finite(self.evaluate(), "validation loss")
         if self.step == 0:
             self.first_loss = value
         if value < self.best_loss:
@@ -352,13 +323,18 @@ class Run:
 
     def save_best(self) -> None:
         if self.world.first:
-            self.objective.save(self.folder.best)  # type: ignore[operator]
+            with writing(self.folder.best):
+                self.objective.save(self.folder.best)  # type: ignore[operator]
         self.world.wait()
 
     # --- the state -------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """After this, a kill costs nothing up to here."""
+        self._write()
+        self.world.wait()
+
+    def _write(self) -> None:
         if self.world.first:
             self.folder.save(
                 {
@@ -370,9 +346,20 @@ class Run:
                     "best": [self.best_loss, self.best_step, self.bad],
                     "first_loss": self.first_loss,
                     "stopped": self.stopped,
+                    "checked": self.checked == self.step or not self.is_due(self.every),
                 }
             )
-        self.world.wait()
+        self.saved = self.step
+
+    def _write_interrupted(self) -> None:
+        """Save the last whole step after Ctrl-C. No other process is waited for: it may have been stopped elsewhere."""
+        if self.interrupt.broken or self.step == self.saved:
+            return
+        with self.interrupt.ignored():
+            self._write()
+
+    def is_due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.total
 
     def load(self) -> bool:
         state = self.folder.load(self.fingerprint, self.world.device)
@@ -387,6 +374,8 @@ class Run:
         self.step = state["step"]
         self.best_loss, self.best_step, self.bad = state["best"]
         self.first_loss, self.stopped = state["first_loss"], state["stopped"]
+        self.saved = self.step
+        self.checked = self.step if state.get("checked", True) else -1
         if self.world.first:
             self.folder.keep_log_until(self.step)
             if self.folder.best.is_dir():  # a run that an older version began, and whose weights may get no better
@@ -419,19 +408,12 @@ class Run:
             if not loaded and self.world.first:
                 self.folder.forget()  # the log of a run that was killed before its first save
             resumed_from = self.step if loaded else 0
-            if self.step == 0:
-                self.check()
-            latest = math.nan
-            while self.step < self.total and not self.stopped:
-                loss, parts = self.take_step()
-                if self.step % self.plan.log_every == 0 or self.step == self.total:
-                    latest = self.note(loss, parts)
-                if self.step % self.every == 0 or self.step == self.total:
-                    self.check()
-                if self.step % self.plan.save_every == 0 or self.step == self.total or self.stopped:
-                    self.save()
-                if progress is not None and self.world.first:
-                    progress(self.step, self.total, f"loss {latest:.4f}, validation {self.best_loss:.4f}")
+            try:
+                with self.interrupt:
+                    self._take_steps(progress)
+            except KeyboardInterrupt:
+                self._write_interrupted()
+                raise
         synchronize(self.world.device)
         outcome = Outcome(
             folder=self.folder.best,
@@ -448,6 +430,23 @@ class Run:
             self.finish(outcome)
         self.world.wait()
         return outcome
+
+    def _take_steps(self, progress: Progress | None) -> None:
+        latest = math.nan
+        unchecked = self.checked != self.step  # the start; or a run that was stopped while it evaluated this step
+        while unchecked or (self.step < self.total and not self.stopped):
+            if not unchecked:
+                with self.interrupt.held():
+                    loss, parts = self.take_step()
+                    if self.is_due(self.plan.log_every):
+                        latest = self.note(loss, parts)
+            if unchecked or self.is_due(self.every):
+                self.check()
+            if self.step and (self.is_due(self.plan.save_every) or self.stopped):
+                self.save()
+            if self.step and progress is not None and self.world.first:
+                progress(self.step, self.total, f"loss {latest:.4f}, validation {self.best_loss:.4f}")
+            unchecked = False
 
     def finish(self, outcome: Outcome) -> None:
         told = {key: value for key, value in asdict(outcome).items() if key != "history"}

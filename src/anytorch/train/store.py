@@ -11,17 +11,36 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from anytorch import logs
-from anytorch.errors import InputError, ModelError
+from anytorch.errors import InputError, ModelError, OutputError
 from anytorch.files import replace_file, replacing
 
 log = logs.logger(__name__)
 FORMAT = 1
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses in this block becomes an OutputError that names the file. torch wraps it in its own."""
+    try:
+        yield
+    except (OSError, RuntimeError) as exc:
+        link: BaseException | None = exc
+        while link is not None and not isinstance(link, OSError):
+            link = link.__cause__ or link.__context__
+        if link is None:
+            raise
+        raise OutputError(
+            f"{path} cannot be written: {link.strerror or link}",
+            hint="what was saved before is kept: make room, and the same command goes on from there",
+        ) from exc
 
 
 class RunFolder:
@@ -38,7 +57,7 @@ class RunFolder:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the last state whole. Streamed to a temporary file first: it may be gigabytes."""
-        with replacing(self.state) as file:
+        with writing(self.state), replacing(self.state) as file:
             torch.save({"format": FORMAT, **state}, file)
 
     def load(self, fingerprint: str, device: torch.device) -> dict[str, Any] | None:
@@ -71,12 +90,14 @@ class RunFolder:
         if not self.log.is_file():
             return
         kept = [entry for entry in self.entries() if entry.get("step", 0) <= step]
-        replace_file(self.log, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        with writing(self.log):
+            replace_file(self.log, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
     def note(self, **entry: Any) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        with writing(self.log):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
 
     def entries(self) -> list[dict[str, Any]]:
         """What was logged. A last line that a kill cut short is left out."""
@@ -91,4 +112,5 @@ class RunFolder:
         return found
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        replace_file(self.summary, (json.dumps(summary, indent=2) + "\n").encode())
+        with writing(self.summary):
+            replace_file(self.summary, (json.dumps(summary, indent=2) + "\n").encode())

@@ -120,19 +120,25 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
     from dataclasses import asdict
 
     from anytorch.cli.requests import named_device
-    from anytorch.errors import UsageError
 
-    if bool(options.data) == options.sample:
-        raise UsageError("name files with --data, or use --sample" + (", not both" if options.data else ""))
+    check(options)
     changes |= {name: getattr(options, name) for name, _, _ in OPTIONS if getattr(options, name) is not None}
     if options.no_mixed_precision:
         changes["mixed_precision"] = False
-    device = named_device(options.device or "auto", "--device")
+    device = named_device("auto" if options.device is None else options.device, "--device")
     from anytorch.engines.forecast.checkpoints import choose_checkpoint
     from anytorch.train import finetune_predictor, finetune_tokenizer
+    from anytorch.train.kronos import PREDICTOR_PLAN
 
+    found = choose_checkpoint(options.model or "tiny", options.tokenizer)
+    seen = changes.get("lookback", PREDICTOR_PLAN.lookback) + changes.get("horizon", PREDICTOR_PLAN.horizon)
+    if (
+        speaks()
+        and options.context is not None
+        and options.context > (most := longest(found.max_context, seen, options))
+    ):
+        output.warn(f"--context {options.context}: forecasts with windows of more than {most} rows are not trained for")
     series = read(options, output.note if speaks() else silent)
-    found = choose_checkpoint(options.model or "tiny", options.tokenizer, options.context)
     common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
     try:
         with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
@@ -151,11 +157,63 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
                 )
     except KeyboardInterrupt:
         if speaks():
-            output.note(f"what was saved is in {options.output}; the same command goes on from there")
+            output.note(left_behind(options))
+        raise
+    except (RuntimeError, MemoryError) as exc:
+        raise_lack_of_memory(exc, options)
         raise
     if speaks() and not output.json:
         tell(done, options, output)
     return {**asdict(done), "folder": str(done.folder)}
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise UsageError for what cannot be meant so, before anything is read."""
+    from anytorch.cli.requests import new_folder
+    from anytorch.errors import UsageError
+    from anytorch.train.plan import wrong
+
+    if bool(options.data) == options.sample:
+        raise UsageError("name files with --data, or use --sample" + (", not both" if options.data else ""))
+    for name, _, _ in OPTIONS:
+        value = getattr(options, name)
+        if value is not None and (why := wrong(name, value)):
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise UsageError(f"--{name.replace('_', '-')} {shown}: {why}")
+    if options.context is not None and options.context < 2:
+        raise UsageError(f"--context {options.context}: a window has at least 2 rows")
+    if options.from_scratch and options.lora_rank:
+        raise UsageError(
+            f"--from-scratch --lora-rank {options.lora_rank}: an addition needs trained weights to be added to",
+            hint="leave one of the two out",
+        )
+    new_folder(options.output, "--output")
+
+
+def longest(own: int, seen: int, options: argparse.Namespace) -> int:
+    """Rows of the longest window that the model has learnt from, then or now. New weights know nothing of then."""
+    return seen if options.from_scratch else max(own, seen)
+
+
+def left_behind(options: argparse.Namespace) -> str:
+    """What to say after Ctrl-C."""
+    from pathlib import Path
+
+    if not (Path(options.output) / "last.pt").is_file():
+        return "no step was finished, and nothing was saved"
+    again = "the same command without --restart" if options.restart else "the same command"
+    return f"what was saved is in {options.output}; {again} goes on from there"
+
+
+def raise_lack_of_memory(exc: Exception, options: argparse.Namespace) -> None:
+    from anytorch.devices.oom import is_out_of_memory
+    from anytorch.errors import OutOfMemory
+
+    if is_out_of_memory(exc):
+        raise OutOfMemory(
+            f"there is not enough memory to train the {options.kind}: {(str(exc).splitlines() or [''])[0]}",
+            hint="lower --batch-size and raise --accumulate by the same factor, or lower --lookback",
+        ) from exc
 
 
 def start(source: str, options: argparse.Namespace) -> Any:
@@ -165,7 +223,7 @@ def start(source: str, options: argparse.Namespace) -> Any:
     from anytorch.models.kronos.folder import CONFIG, find_folder
     from anytorch.models.kronos.pretrained import read_json
 
-    return read_json(find_folder(source) / CONFIG)
+    return read_json(find_folder(source, "tokenizer" if options.kind == "tokenizer" else "model") / CONFIG)
 
 
 def silent(words: str) -> None:

@@ -1,0 +1,88 @@
+"""How to train: a plan, and what each of its numbers may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
+
+from anytorch.errors import UsageError
+
+# The least that makes sense of every whole number in a plan.
+LEAST = {
+    "lookback": 2,
+    "horizon": 1,
+    "epochs": 1,
+    "batch_size": 1,
+    "accumulate": 1,
+    "save_every": 1,
+    "log_every": 1,
+    "stride": 1,
+    "steps_per_epoch": 0,
+    "evaluate_every": 0,
+    "validation_windows": 0,
+    "patience": 0,
+    "lora_rank": 0,
+    "seed": 0,
+}
+ABOVE_ZERO = ("learning_rate", "epsilon", "clip_norm", "clip")
+SHARES = ("warm_up", "validation", "test")
+SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. `batch_size` is per process and per piece of an accumulated step."""
+
+    lookback: int = 90
+    horizon: int = 10
+    epochs: int = 10
+    batch_size: int = 32
+    accumulate: int = 1  # pieces that one step's gradient is summed from
+    learning_rate: float = 2e-4  # the highest: warm-up before it, a cosine after it
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8  # of AdamW
+    clip_norm: float = 3.0  # of the gradient
+    warm_up: float = 0.03  # share of all steps
+    steps_per_epoch: int = 0  # 0: every window once; else so many steps of them
+    evaluate_every: int = 0  # steps; 0: after every epoch
+    validation_windows: int = 2000  # evenly spread over the validation period
+    patience: int = 0  # evaluations without improvement before it stops; 0: never
+    save_every: int = 200  # steps
+    log_every: int = 10  # steps
+    validation: float = 0.1  # shares of the data, by time; the test period comes last
+    test: float = 0.1
+    stride: int = 1  # rows from one window's start to the next
+    clip: float = 5.0  # of normalised values
+    mixed_precision: bool = True  # where the device is faster for it
+    seed: int = 100
+    lora_rank: int = 0  # 0: all weights are trained
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if why := wrong(field.name, value):
+                raise UsageError(f"{field.name}={value}: {why}")
+
+
+def wrong(name: str, value: Any) -> str:
+    """What is wrong with a value of a plan, as what to use instead; "" if nothing is.
+
+    >>> wrong("patience", -1)
+    'use a whole number from 0 on'
+    """
+    if name in LEAST:
+        if type(value) is bool or not issubclass(type(value), Integral) or value < LEAST[name]:
+            return f"use a whole number from {LEAST[name]} on"
+        return f"use a whole number from 0 to {SEEDS - 1}" if name == "seed" and value >= SEEDS else ""
+    if name in ABOVE_ZERO:
+        return "" if 0 < value < math.inf else "use a number above 0"
+    if name in SHARES:
+        return "" if 0 <= value < 1 else "use a number from 0 to below 1"
+    if name == "weight_decay":
+        return "" if 0 <= value < math.inf else "use a number from 0 on"
+    if name == "betas":
+        return "" if len(value) == 2 and all(0 <= beta < 1 for beta in value) else "use two numbers from 0 to below 1"
+    return ""
