@@ -121,6 +121,17 @@ def test_progress_is_a_bar_on_a_terminal_alone(
     assert capsys.readouterr().out == ""
 
 
+def test_a_table_that_fits_is_not_folded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever width rich would measure: the layout has decided what there is room for."""
+    monkeypatch.setattr(output_module, "decorated", lambda stream: True)
+    monkeypatch.setattr(Output, "room", 80)
+    monkeypatch.setenv("COLUMNS", "50")
+    times = ["2024-01-11 14:00:00+02:00", "2024-01-11 14:05:00+02:00"]
+    Output().table(["time", "close (mean)", "volume (mean)"], [[time, "101.25", "12345.6"] for time in times])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(time in line for line in lines) for time in times) and max(map(len, lines)) == 60
+
+
 def test_somebody_elses_warning_is_handed_on() -> None:
     import warnings
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+SAME_PRESS_S = 1.0  # torchrun hands Ctrl-C on to processes that a terminal has told already
 
 
 class Interrupt:
@@ -17,12 +20,15 @@ class Interrupt:
     comes when it comes. `broken` says that it came inside a block that should have been whole.
     """
 
-    def __init__(self) -> None:
-        self.asked = self.holding = self.broken = False
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.holding = self.ignoring = self.broken = False
+        self.asked_at: float | None = None
         self._before: Any = None
 
     def __enter__(self) -> Interrupt:
-        if _is_ours():
+        main = threading.current_thread() is threading.main_thread()  # handlers can be set there alone
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._before = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
@@ -34,10 +40,12 @@ class Interrupt:
             self._before = None
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        if self.holding and not self.asked:
-            self.asked = True
+        now, before = self.clock(), self.asked_at
+        if self.ignoring or (before is not None and now - before < SAME_PRESS_S):
             return
-        raise KeyboardInterrupt
+        self.asked_at = now
+        if not self.holding or before is not None:
+            raise KeyboardInterrupt
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -49,23 +57,14 @@ class Interrupt:
             raise
         finally:
             self.holding = False
-        if self.asked:
+        if self.asked_at is not None:
             raise KeyboardInterrupt
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
-        """For what must be finished although Ctrl-C was pressed, and may be pressed again (torchrun sends it once more)."""
-        if not _is_ours():
-            yield
-            return
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """For what must be finished although Ctrl-C was pressed, and may be pressed again."""
+        self.ignoring = True
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _is_ours() -> bool:
-    """Handlers can be set in the main thread alone."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            self.ignoring = False

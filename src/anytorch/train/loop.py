@@ -408,12 +408,12 @@ class Run:
             if not loaded and self.world.first:
                 self.folder.forget()  # the log of a run that was killed before its first save
             resumed_from = self.step if loaded else 0
-            try:
-                with self.interrupt:
+            with self.interrupt:
+                try:
                     self._take_steps(progress)
-            except KeyboardInterrupt:
-                self._write_interrupted()
-                raise
+                except KeyboardInterrupt:
+                    self._write_interrupted()
+                    raise
         synchronize(self.world.device)
         outcome = Outcome(
             folder=self.folder.best,
