@@ -129,6 +129,22 @@ def test_training_scripts(processes: int, tmp_path: Path) -> None:
         assert load_predictor(folder / "best_model", device="cpu").max_context == 128, "it says what it goes with"
 
 
+@pytest.mark.slow
+def test_one_documented_line_after_the_other(tmp_path: Path) -> None:
+    """With one process, then with two in the same folder: another plan, which the original's scripts would overwrite."""
+    script = str(COMPAT / "gitSource" / "finetune" / "train_tokenizer.py")
+    short = ["--steps-per-epoch", "2", "--validation-windows", "8", "--batch-size", "4"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    for start, processes in (([], 1), (torchrun, 2), (torchrun, 2)):
+        done = run(*start, script, "--device", "cpu", *short, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        folder = tmp_path / "outputs" / "models" / "finetune_tokenizer_demo" / "checkpoints"
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["processes"] == processes and summary["steps"] == 2
+    assert summary["resumed_from"] == 2, "the same run once more has nothing left to do"
+
+
 class Settings:
     """Kronos's `Config`, as far as the command line reads it."""
 

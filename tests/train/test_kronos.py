@@ -286,6 +286,15 @@ def test_mistakes(market: Any, shape: dict[str, Any], tokenizer: Any, model_conf
     with pytest.raises(UsageError, match="they do not belong together"):
         wrong = {**model_config, "s2_bits": 5}
         finetune_predictor(market, output=tmp_path, model=wrong, tokenizer=tokenizer, **shape)
+    with pytest.raises(
+        AnytorchError, match="the dictionary for a new model lacks s1_bits, s2_bits, n_layers"
+    ) as caught:
+        finetune_predictor(market, output=tmp_path, model={"d_model": 32}, tokenizer=tokenizer)
+    assert "all arguments of Kronos must be there" in str(caught.value)
+    with pytest.raises(UsageError, match="Kronos has no argument 'width'"):
+        finetune_predictor(market, output=tmp_path, model={**model_config, "width": 3}, tokenizer=tokenizer)
+    with pytest.raises(UsageError, match="resume='always': use True, False or"):
+        finetune_predictor(market, output=tmp_path, model=model_config, tokenizer=tokenizer, resume="always")
     with pytest.raises(UsageError, match="epochs=0"):
         Plan(epochs=0)
     with pytest.raises(UsageError, match="learning_rate"):
@@ -331,3 +340,45 @@ def test_a_run_that_was_killed_before_its_first_save_leaves_no_trace(
     )
     assert [entry["step"] for entry in done.history] == [0, 2, 2] and done.resumed_from == 0
     assert all(entry.get("loss") != 9.0 for entry in done.history)
+
+
+def test_the_modules_handed_in_stay_as_they_are(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model: Kronos, tmp_path: Path
+) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    done = finetune_predictor(
+        market, output=tmp_path, model=model, tokenizer=tokenizer, **{**shape, "steps_per_epoch": 2, "lora_rank": 2}
+    )
+    assert done.steps == 2 and not model.training
+    assert before.keys() == model.state_dict().keys(), "no adapters"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in (*model.parameters(), *tokenizer.parameters()))
+
+
+def test_another_run_is_forgotten_where_that_is_asked_for(
+    market: Any, shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path, caplog: Any
+) -> None:
+    short = {**shape, "steps_per_epoch": 2}
+    begin = partial(finetune_predictor, market, output=tmp_path, model=model_config, tokenizer=tokenizer)
+    begin(**short)
+    with pytest.raises(InputError, match="holds a run with another plan"):
+        begin(**{**short, "batch_size": 4})
+    assert begin(**short, resume="same").resumed_from == 2 and not caplog.text
+    done = begin(**{**short, "batch_size": 4}, resume="same")
+    assert done.resumed_from == 0 and done.steps == 2
+    assert "another plan, other data or another model: it is forgotten, and this run begins anew" in caplog.text
+
+
+def test_tiny_and_the_short_names(market: Any, shape: dict[str, Any], tmp_path: Path) -> None:
+    """The names that load_predictor takes are those to train from."""
+    short = {**shape, "steps_per_epoch": 1, "validation_windows": 4}
+    one = finetune_tokenizer(market, output=tmp_path / "t", tokenizer="tiny", **short)
+    two = finetune_predictor(market, output=tmp_path / "m", model="tiny", tokenizer=one.folder, **short)
+    three = finetune_predictor(market, output=tmp_path / "n", model="tiny", tokenizer="tiny", **short)
+    assert all((done.folder / "model.safetensors").is_file() for done in (one, two, three))
+    with pytest.raises(
+        AnytorchError, match="NeoQuasar/Kronos-small"
+    ):  # there is no network here: it knew where to look
+        finetune_predictor(
+            market, output=tmp_path / "o", model="kronos-small", tokenizer="kronos-tokenizer-base", **short
+        )

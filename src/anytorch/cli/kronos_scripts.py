@@ -13,7 +13,8 @@ SHORT = {"--epochs": 1, "--steps-per-epoch": 20, "--batch-size": 16, "--validati
 def command_line(settings: Any, kind: str, given: Sequence[str]) -> list[str]:
     """The arguments that `settings` (Kronos's `Config`) are for "tokenizer" or "predictor", before those that were `given`.
 
-    A flag that is given twice counts as it was given last, so the command line wins over the settings.
+    A flag that is given twice counts as it was given last, so the command line wins over the settings. The original's
+    scripts overwrite what they find; these go on with a run that was killed, and overwrite any other.
     """
     of_tokenizer = kind == "tokenizer"
     folder = settings.tokenizer_save_folder_name if of_tokenizer else settings.predictor_save_folder_name
@@ -40,4 +41,11 @@ def command_line(settings: Any, kind: str, given: Sequence[str]) -> list[str]:
         else:
             data = ["--sample"]
             made |= SHORT
-    return ["finetune", kind, *data, *(str(part) for pair in made.items() for part in pair), *given]
+    return [
+        "finetune",
+        kind,
+        *data,
+        *(str(part) for pair in made.items() for part in pair),
+        "--restart-changed",
+        *given,
+    ]

@@ -16,18 +16,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anytorch import logs
 from anytorch.engines.forecast.assets import TINY
 from anytorch.engines.forecast.checkpoints import choose_checkpoint
 from anytorch.engines.forecast.trained_with import forget_trained_with, write_trained_with
-from anytorch.errors import UsageError
+from anytorch.errors import InputError, UsageError
 from anytorch.models.kronos import Kronos, KronosTokenizer
-from anytorch.models.kronos.pretrained import Pretrained
+from anytorch.models.kronos.pretrained import Pretrained, arguments_of, check_config
 from anytorch.models.kronos.quantiser import binary_entropy
 from anytorch.quant.lora import add_lora, merge_lora
 from anytorch.train.loop import Outcome, Progress, Run, own_random_numbers
@@ -37,6 +38,7 @@ from anytorch.train.store import RunFolder
 from anytorch.train.windows import as_series, split_windows
 
 P = TypeVar("P", bound=Pretrained)
+log = logs.logger(__name__)
 TOKENIZER_PLAN = Plan(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=2.0)
 PREDICTOR_PLAN = Plan(learning_rate=4e-5, betas=(0.9, 0.95), clip_norm=3.0)
 ADAPTED = ("q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3")  # what gets an adapter: blocks, not heads
@@ -181,7 +183,7 @@ def finetune_tokenizer(
     tokenizer: str | Path | KronosTokenizer | Mapping[str, Any],
     plan: Plan | None = None,
     device: str | torch.device | None = "auto",
-    resume: bool = True,
+    resume: bool | Literal["same"] = True,
     repair: bool = False,
     progress: Progress | None = None,
     **changes: Any,
@@ -189,8 +191,9 @@ def finetune_tokenizer(
     """Train a tokenizer on candles; the best one by validation error is in `outcome.folder`.
 
     `data`: paths, tables, or a dictionary of tables by name. `tokenizer`: a folder, a hub name, a module, or a
-    dictionary of constructor arguments for a new one. `changes` are fields of `Plan`. With `resume`, a run that was
-    killed in the same `output` goes on where it was.
+    dictionary of constructor arguments for a new one. A module is copied: yours stays as it is. `changes` are fields of
+    `Plan`. With `resume`, a run that was killed in the same `output` goes on where it was, and one with another plan
+    there is an error; "same" forgets that one and begins anew.
     """
     plan = replace(TOKENIZER_PLAN if plan is None else plan, **checked(changes))
     with world(device) as processes, own_random_numbers():
@@ -211,7 +214,7 @@ def finetune_predictor(
     plan: Plan | None = None,
     objective: str = "generation",
     device: str | torch.device | None = "auto",
-    resume: bool = True,
+    resume: bool | Literal["same"] = True,
     repair: bool = False,
     progress: Progress | None = None,
     **changes: Any,
@@ -267,10 +270,12 @@ def _train(
     processes: World,
     output: str | Path,
     what: dict[str, Any],
-    resume: bool,
+    resume: bool | Literal["same"],
     repair: bool,
     progress: Progress | None,
 ) -> Outcome:
+    if resume not in (True, False, "same"):
+        raise UsageError(f'resume={resume!r}: use True, False or "same"')
     splits = split_windows(
         as_series(data, repair=repair),
         lookback=plan.lookback,
@@ -281,14 +286,30 @@ def _train(
         clip=plan.clip,
     )
     run = Run(objective, splits, plan, processes, RunFolder(output), what)
+    if resume == "same":
+        resume = is_there(run)
+        processes.wait()  # all have looked: now the first may forget it
     return run.train(resume=resume, progress=progress)
 
 
+def is_there(run: Run) -> bool:
+    """Is what the folder holds this very run, or nothing?"""
+    try:
+        run.folder.load(run.fingerprint, torch.device("cpu"))
+    except InputError as exc:
+        log.warning("%s: it is forgotten, and this run begins anew", exc.message)
+        return False
+    return True
+
+
 def start_from(cls: type[P], source: Any, seed: int) -> P:
-    """The module to train: the one that was handed in itself, a new one from its arguments, or one that is loaded."""
+    """The module to train: a copy of the one that was handed in, a new one from its arguments, or one that is loaded."""
     if isinstance(source, cls):
-        return source
+        return copy.deepcopy(source)  # training moves and changes it: its owner may have other plans
     if isinstance(source, Mapping):
+        check_config(cls, source, f"the dictionary for a new {cls.kind}")
+        if unknown := [name for name in source if name not in arguments_of(cls)]:
+            raise UsageError(f"{cls.__name__} has no argument {unknown[0]!r}")
         torch.manual_seed(seed)  # the same first weights in every process
         return cls(**source)
     return cls.from_pretrained(source)

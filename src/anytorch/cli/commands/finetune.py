@@ -60,6 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("answer")
     where.add_argument("--output", metavar="DIR", help="where the run lives; again, to go on after a kill")
     where.add_argument("--restart", action="store_true", help="forget the run that is there")
+    where.add_argument("--restart-changed", action="store_true", help="forget it if it has another plan, data or model")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -139,7 +140,8 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
     ):
         output.warn(f"--context {options.context}: forecasts with windows of more than {most} rows are not trained for")
     series = read(options, output.note if speaks() else silent)
-    common: dict[str, Any] = {"output": options.output, "device": device, "resume": not options.restart, **changes}
+    resume = "same" if options.restart_changed and not options.restart else not options.restart
+    common: dict[str, Any] = {"output": options.output, "device": device, "resume": resume, **changes}
     try:
         with output.fallbacks_told(), output.progress(f"training the {options.kind}") as progress:
             if speaks():
