@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anytorch.engines.candles.generate import sample_candles
-from anytorch.engines.candles.read import CandleSeries, read_candles
+from anytorch.engines.candles.read import CandleSeries, newest_parts, read_candles
 from anytorch.engines.candles.tables import require_pandas
 from anytorch.errors import InputError
 from anytorch.serve import schemas
@@ -75,9 +75,7 @@ def read(asked: schemas.ForecastRequest) -> CandleSeries:
         if text.lstrip("\ufeff").startswith(tuple(mark.decode("latin-1") for mark in PACKED)):
             raise InputError("csv is not text", hint="send plain CSV text")
         table, name = text.encode("utf-8", "replace"), "csv"
-    found = read_candles(table, timezone=asked.timezone, repair=asked.repair)
-    if asked.repair:  # where it was cut at a huge gap, what came before says little about what comes next
-        found = list({one.name.split("/")[0]: one for one in found}.values())
+    found = newest_parts(read_candles(table, timezone=asked.timezone, repair=asked.repair))
     names = [one.name for one in found]
     if asked.symbol is not None:
         found = [one for one in found if one.name == asked.symbol]

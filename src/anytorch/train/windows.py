@@ -172,8 +172,7 @@ def as_series(data: Any, *, repair: bool = False) -> list[CandleSeries]:
     if isinstance(data, Mapping):
         named = []
         for name, table in data.items():
-            for one in read_candles(table, repair=repair):
-                named.append(CandleSeries(str(name), one.frame, one.rhythm, one.notes, str(name)))
+            named += read_candles(table, repair=repair, name=str(name))
         return named
     if isinstance(data, pd.DataFrame) or hasattr(data, "to_pandas") or not isinstance(data, Iterable):
         return read_candles(data, repair=repair)

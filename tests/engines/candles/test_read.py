@@ -221,7 +221,7 @@ def test_too_much_is_not_made_up(frame: pd.DataFrame) -> None:
         (b"timestamps,open,high,low,close\n2024-01-01,1,2,1,1\n\nsoon,1,2,1,1\n", r"line 4, column 'timestamps'"),
         (b"timestamps,open,high,low,close\n2024-01-01,1,2,1,1\n", r"1 usable row"),
         (b"timestamps,open,high,low,close\n2024-01-01,1,2,1,1,9,9\n,,,,\n1,2\n", "separators|columns|fields|line"),
-        (b"PAR1 is not all there is to it", "is damaged"),
+        (b"PAR1 is not all there is to it", "is a damaged Parquet file: it does not end like one"),
     ],
 )
 def test_wrong_files(body: bytes, said: str) -> None:

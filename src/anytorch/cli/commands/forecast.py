@@ -156,7 +156,7 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
     """The series to forecast; what was guessed about them goes to standard error."""
     from anytorch.engines.candles.columns import parse_given
     from anytorch.engines.candles.generate import sample_candles
-    from anytorch.engines.candles.read import read_many
+    from anytorch.engines.candles.read import newest_parts, read_many
     from anytorch.errors import UsageError
 
     if options.sample:
@@ -177,9 +177,7 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
                 hint=f"did you mean {near[0]!r}?" if near else "",
             )
         found = [one for one in found if one.name == options.symbol]
-    if options.repair:  # where it was cut at a huge gap, what came before says little about what comes next
-        latest = {one.name.split("/")[0]: one for one in found}
-        found = list(latest.values())
+    found = newest_parts(found)
     for one in found[:3]:
         for note in one.notes:
             output.note(f"{one.name}: {note}" if len(found) > 1 else note)

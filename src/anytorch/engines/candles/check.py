@@ -4,6 +4,7 @@
 |---|---|
 | timestamps out of order | sorted |
 | a timestamp twice | the last of them is kept |
+| a timestamp missing | nothing: it is refused before |
 | a price that is missing, zero or negative | close: the one before; open: the close before; high, low: of these |
 | high below low | swapped |
 | volume missing or negative | 0 |
@@ -17,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from anytorch.counts import counted
 from anytorch.engines.candles.columns import FIELDS, PRICES
+from anytorch.engines.candles.places import Source, refused
 from anytorch.errors import InputError
 from anytorch.values import dataclass
 
@@ -39,9 +42,9 @@ class Problem:
     text: str
     count: int = 1
 
-    def said(self, where: str) -> str:
+    def said(self, where: Source | str) -> str:
         more = f" (and {self.count - 1} more)" if self.count > 1 else ""
-        return f"{where}, line {self.line}, column {self.column!r}: {self.text}{more}"
+        return f"{Source.of(where).at(self.line, self.column)}: {self.text}{more}"
 
 
 def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
@@ -90,33 +93,30 @@ def gaps(times: Any) -> list[int]:
     return [int(place) + 1 for place in np.flatnonzero(seconds > max(GAP_STEPS * usual, GAP_DAYS * 86400))]
 
 
-def require_clean(frame: pd.DataFrame, lines: Sequence[int], where: str) -> None:
+def require_clean(frame: pd.DataFrame, lines: Sequence[int], where: Source | str) -> None:
     """Raise InputError for the first problem, with the number of other kinds."""
     found = problems(frame, lines)
     if not found:
         return
     others = sorted({problem.kind for problem in found} - {found[0].kind})
     also = f"; also {', '.join(others)}" if others else ""
-    raise InputError(
-        found[0].said(where) + also,
-        hint="mend the file, or let it be mended with --repair (repair=True), which says what it changes",
-    )
+    raise InputError(found[0].said(where) + also, hint=Source.of(where).mend)
 
 
-def repaired(frame: pd.DataFrame, lines: Sequence[int], where: str) -> tuple[pd.DataFrame, Any, list[str]]:
+def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Source | str) -> tuple[pd.DataFrame, Any, list[str]]:
     """The frame with every repair of the table above except the gaps, its lines, and what was changed, in words."""
     import numpy as np
 
-    found = {problem.kind: problem for problem in reversed(problems(frame, lines))}
+    found = problems(frame, lines)
     if not found:
         return frame, np.asarray(lines), []
-    notes = [f"repaired: {problem.said(where)}" for kind, problem in found.items() if kind not in ("gap", "constant")]
+    kinds = {problem.kind for problem in found}
     frame = frame.reset_index(drop=True)
     kept = np.asarray(lines)
-    if "unsorted" in found:
+    if "unsorted" in kinds:
         order = np.argsort(frame["timestamps"].to_numpy(), kind="stable")
         frame, kept = frame.iloc[order].reset_index(drop=True), kept[order]
-    if "duplicate" in found:
+    if "duplicate" in kinds:
         once = ~frame["timestamps"].duplicated(keep="last").to_numpy()
         frame, kept = frame[once].reset_index(drop=True), kept[once]
     frame = frame.copy()
@@ -124,10 +124,13 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: str) -> tuple[pd.
         values = frame[column].to_numpy(dtype=float).copy()
         bad = ~np.isfinite(values) | (values <= 0 if column in PRICES else values < 0)
         if column in PRICES and bad.mean() > MOST_MENDED:
-            raise InputError(
-                f"{where}, line {kept[np.flatnonzero(bad)[0]]}, column {column!r}: {bad.mean():.0%} of the prices are "
-                f"missing or not above 0, more than a repair may make up ({MOST_MENDED:.0%})",
-                hint="leave the broken part of the file out",
+            raise refused(
+                where,
+                kept[np.flatnonzero(bad)[0]],
+                column,
+                f"{bad.mean():.0%} of the prices are missing or not above 0, more than a repair may make up "
+                f"({MOST_MENDED:.0%})",
+                hint="leave the broken part out",
             )
         values[bad] = np.nan
         frame[column] = values
@@ -135,6 +138,7 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: str) -> tuple[pd.
     before = frame["close"].shift()
     frame["open"] = frame["open"].fillna(before)
     started = (frame["open"].notna() & frame["close"].notna()).to_numpy()  # nothing comes before the first row
+    left_out = kept[~started]
     frame, kept = frame[started].reset_index(drop=True), kept[started]
     ends = frame[["open", "close"]]
     frame["high"] = frame["high"].fillna(ends.max(axis=1))
@@ -146,7 +150,41 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: str) -> tuple[pd.
     if "amount" in frame:
         made_up = frame[list(PRICES)].mean(axis=1) * frame.get("volume", 0.0)
         frame["amount"] = frame["amount"].fillna(made_up)
+    notes = [
+        f"repaired: {problem.said(where)}; {_changed(problem, frame, kept)}"
+        for problem in found
+        if problem.kind not in ("gap", "constant")
+    ]
+    if len(left_out):
+        rows = counted(len(left_out), f"{Source.of(where).unit} is", f"{Source.of(where).unit}s are")
+        notes.append(f"repaired: {rows} left out, from {left_out[0]} on: no price comes before to take instead")
     return frame, kept, notes
+
+
+TAKEN = {
+    "close": "the close before",
+    "open": "the close before",
+    "high": "the higher of open and close",
+    "low": "the lower of open and close",
+    "volume": "",
+    "amount": "volume times the mean price",
+}
+
+
+def _changed(problem: Problem, frame: pd.DataFrame, kept: Any) -> str:
+    """What a repair made of the first place that had the problem."""
+    if problem.kind == "unsorted":
+        return "the rows are sorted by time"
+    if problem.kind == "duplicate":
+        return "the last row of each time is kept"
+    rows = (kept == problem.line).nonzero()[0]
+    if not len(rows):
+        return "the row is left out"
+    value = f"{frame[problem.column].iloc[rows[0]]:.9g}"
+    if problem.kind == "upside-down":
+        return f"high and low are swapped, the high is {value}"
+    taken = TAKEN[problem.column]
+    return f"it is now {value}" + (f", {taken}" if taken else "")
 
 
 def require_rows(rows: int, need: int, where: str, what: str) -> None:

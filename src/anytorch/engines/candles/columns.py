@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from anytorch.engines.candles.places import Source, listed
 from anytorch.errors import InputError
 from anytorch.values import dataclass
 
@@ -68,13 +69,16 @@ def plain(name: object) -> str:
     return re.sub(r"[\W_]+", "", str(name).strip().lower())
 
 
-def guess_columns(names: Sequence[str], *, given: Mapping[str, str] | None = None, where: str = "the table") -> Columns:
+def guess_columns(
+    names: Sequence[str], *, given: Mapping[str, str] | None = None, where: Source | str = "the table"
+) -> Columns:
     """Find the columns by name. `given` names some or all of them and is never overruled.
 
     >>> guess_columns(["Date", "Open", "High", "Low", "Close", "Vol."]).of["volume"]
     'Vol.'
     """
-    found = dict(_checked(given or {}, names, where))
+    source = Source.of(where)
+    found = dict(_checked(given or {}, names, source))
     taken = set(found.values())
     by_plain: dict[str, str] = {}
     for name in names:
@@ -101,18 +105,18 @@ def guess_columns(names: Sequence[str], *, given: Mapping[str, str] | None = Non
         absent.insert(0, "timestamps")
     if absent:
         raise InputError(
-            f"{where} has no column for {', '.join(absent)}; its columns are {', '.join(map(repr, names)) or 'none'}",
-            hint=f"name them: --columns {','.join(f'{field}=NAME' for field in absent)}",
+            f"{source.name} has no column for {', '.join(absent)}; its columns are {listed(names)}",
+            hint=source.name_columns(absent),
         )
     ignored = tuple(name for name in names if name not in found.values())
     return Columns(found, ignored, tuple(notes))
 
 
-def columns_without_header(count: int, where: str) -> Columns:
+def columns_without_header(count: int, where: Source | str) -> Columns:
     """The usual order, for a file whose first line is already a candle."""
     if count < 5:
         raise InputError(
-            f"{where} has no header line and {count} columns; a candle needs a time and four prices",
+            f"{Source.of(where).name} has no header line and {count} columns; a candle needs a time and four prices",
             hint="add a header line: timestamps,open,high,low,close,volume,amount",
         )
     of = {field: str(place) for place, field in enumerate(WITHOUT_HEADER) if place < count}
@@ -136,7 +140,7 @@ def parse_given(text: str) -> dict[str, str]:
     return pairs
 
 
-def _checked(given: Mapping[str, str], names: Sequence[str], where: str) -> Mapping[str, str]:
+def _checked(given: Mapping[str, str], names: Sequence[str], source: Source) -> Mapping[str, str]:
     import difflib
 
     for field, name in given.items():
@@ -145,7 +149,9 @@ def _checked(given: Mapping[str, str], names: Sequence[str], where: str) -> Mapp
         if name not in names:
             near = difflib.get_close_matches(name, list(names), n=1)
             raise InputError(
-                f"{where} has no column {name!r} (for {field}); its columns are {', '.join(map(repr, names))}",
-                hint=f"did you mean {near[0]!r}?" if near else "spell it as the file does",
+                f"{source.name} has no column {name!r} (for {field}); its columns are {listed(names)}",
+                hint=f"did you mean {near[0]!r}?"
+                if near
+                else f"spell it as the {'table' if source.in_memory else 'file'} does",
             )
     return given

@@ -159,7 +159,8 @@ class Calendar:
             daily = int(SESSION_MINUTES // minutes)
             dates = pd.bdate_range(first.normalize(), periods=-(-rows // daily))
             inside = np.arange(daily)
-            ahead = pd.to_timedelta(OPENS_MINUTE + inside * minutes, unit="min").to_numpy()
+            # In whole nanoseconds: fractions of a minute do not add up to seconds.
+            ahead = pd.Timedelta(minutes=OPENS_MINUTE).to_timedelta64() + inside * pd.Timedelta(offset).to_timedelta64()
             times = pd.DatetimeIndex((dates.to_numpy()[:, None] + ahead[None, :]).reshape(-1)[:rows])
             phase = np.tile((inside + 0.5) / daily, len(dates))[:rows]
             opens = np.tile(inside == 0, len(dates))[:rows]

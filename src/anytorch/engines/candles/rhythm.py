@@ -76,13 +76,15 @@ def rhythm_of(times: Any) -> Rhythm:
         raise InputError(
             f"{counted(len(index), 'timestamp')}: the step between bars cannot be told", hint="give at least two"
         )
-    # A frequency that the index claims would change what pandas calls the end of a month.
-    naive = pd.DatetimeIndex((index.tz_localize(None) if index.tz is not None else index).to_numpy())
-    moments = naive.to_numpy().astype("datetime64[ns]").astype(np.int64)
-    sizes, counts = np.unique(np.diff(moments), return_counts=True)
+    wall = _nanoseconds(index.tz_localize(None))
+    steps = np.diff(wall if index.tz is None else _nanoseconds(index.tz_convert(None)))
+    if np.median(steps) >= 0.9 * DAY:  # when clocks change, an hour has 60 minutes, but a day has 23 hours
+        steps = np.diff(wall)
+    sizes, counts = np.unique(steps, return_counts=True)
     step = int(sizes[counts.argmax()])  # of several the smallest
     known = pd.Timedelta(step, "ns"), float(counts.max() / counts.sum())
-    if step >= 28 * DAY and (found := _months(naive)):
+    moments = np.unique(wall)  # an hour may come twice
+    if step >= 28 * DAY and (found := _months(pd.DatetimeIndex(wall))):
         return Rhythm(*known, months=found[0], anchor=found[1])
     if not 0 < step <= DAY:
         return Rhythm(*known)
@@ -92,6 +94,11 @@ def rhythm_of(times: Any) -> Rhythm:
     weekly = _pauses_of_the_week(recent, step, nights)
     assumed = _weekend_to_assume(recent, nights)
     return Rhythm(*known, _joined([*_every_day(nights), *weekly, *assumed]), assumed=bool(assumed))
+
+
+def _nanoseconds(naive: Any) -> np.ndarray:
+    moments: np.ndarray = naive.to_numpy().astype("datetime64[ns]").astype("int64")
+    return moments
 
 
 def _months(naive: Any) -> tuple[int, str] | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from anytorch.engines.candles.places import Source, refused
 from anytorch.errors import InputError, PackageMissing
 
+GZIP = b"\x1f\x8b"
 SEPARATORS = (",", ";", "\t", "|")
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "万": 1e4, "亿": 1e8}
 STANDARD_INPUT = "-"
@@ -26,40 +28,92 @@ def require_pandas() -> Any:
     return pandas
 
 
-def read_table(source: Any) -> tuple[str, Any, list[int], list[str]]:
-    """Where it is from, the table as it stands there, each row's line, and what was guessed."""
+def read_table(source: Any, name: str | None = None) -> tuple[Source, Any, list[int], list[str]]:
+    """Where it is from (`name` if that is given), the table as it stands there, each row's line, and what was guessed."""
     pandas = require_pandas()
-    if hasattr(source, "to_pandas"):  # polars, pyarrow
-        source = source.to_pandas()
-    if isinstance(source, pandas.DataFrame):
-        return "the table", _without_index(source), list(range(len(source))), []
-    if isinstance(source, bytes):
-        where, body = "the data", source
-    elif str(source) == STANDARD_INPUT:
-        if sys.stdin is None or sys.stdin.isatty():
-            raise InputError("standard input is a terminal: there is nothing to read", hint="pipe a file into it")
-        where, body = "standard input", sys.stdin.buffer.read()
-    else:
-        path = Path(source)
-        where = path.name
-        try:
-            body = path.read_bytes()
-        except OSError as exc:
-            raise InputError(f"cannot read {path}: {exc.strerror}", hint="check the path and its permissions") from exc
-    if body[:2] == b"\x1f\x8b":
-        import gzip
-
-        body = gzip.decompress(body)
+    table = _in_memory(source)
+    if table is not None:
+        where = Source(name or "the table", "row", in_memory=True)
+        return where, _without_index(table), list(range(len(table))), []
+    said, body = _bytes_of(source)
+    said = name or said
+    if body[:2] == GZIP:
+        body = _unpacked(body, said)
     if not body.strip():
-        raise InputError(f"{where} is empty")
-    if body[:4] == b"PAR1" or body[:6] == b"ARROW1":
-        reader = pandas.read_parquet if body[:4] == b"PAR1" else pandas.read_feather
+        raise InputError(f"{said} is empty")
+    kind = "Parquet" if body[:4] == b"PAR1" else "Feather" if body[:6] == b"ARROW1" else ""
+    if kind:
+        reader = pandas.read_parquet if kind == "Parquet" else pandas.read_feather
         try:
             table = reader(io.BytesIO(body))
+        except ImportError as exc:
+            raise PackageMissing(f"reading {kind} needs pyarrow", hint="pip install 'anytorch[forecast]'") from exc
         except (OSError, ValueError) as exc:  # pyarrow's errors are both
-            raise InputError(f"{where} is damaged: {str(exc).splitlines()[0]}") from exc
-        return where, _without_index(table), list(range(1, len(table) + 1)), []
-    return (where, *_text_table(body, where))
+            raise _damaged(said, f"{kind} file", str(exc)) from exc
+        return Source(said, "row"), _without_index(table), list(range(1, len(table) + 1)), []
+    if isinstance(source, (str, Path)) and kind_of(said) in ("parquet", "feather"):
+        raise InputError(
+            f"{said} is no {kind_of(said).capitalize()} file: it does not begin like one", hint="write it again"
+        )
+    return (Source(said), *_text_table(body, said))
+
+
+def kind_of(name: str) -> str:
+    """ "text", "parquet", "feather" or "" (not ours), by the file's name."""
+    lower = name.lower().removesuffix(".gz")
+    if lower.endswith((".csv", ".tsv", ".txt")):
+        return "text"
+    return "parquet" if lower.endswith((".parquet", ".pq")) else "feather" if lower.endswith(".feather") else ""
+
+
+def _in_memory(source: Any) -> Any:
+    """A pandas table from what is one, or None: pandas, polars (lazy too), pyarrow, a dictionary of columns."""
+    pandas = require_pandas()
+    if hasattr(source, "collect") and hasattr(source, "collect_schema"):  # polars that was not computed yet
+        source = source.collect()
+    if hasattr(source, "to_pandas"):  # polars, pyarrow
+        source = source.to_pandas()
+    if isinstance(source, Mapping):
+        try:
+            source = pandas.DataFrame(dict(source))
+        except (ValueError, TypeError) as exc:
+            raise InputError(f"the dictionary is no table: {exc}", hint="give columns of one length by name") from exc
+    return source if isinstance(source, pandas.DataFrame) else None
+
+
+def _bytes_of(source: Any) -> tuple[str, bytes]:
+    if isinstance(source, bytes):
+        return "the data", source
+    if hasattr(source, "read"):  # an open file
+        body = source.read()
+        return "the data", body.encode() if isinstance(body, str) else bytes(body)
+    if str(source) == STANDARD_INPUT:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise InputError("standard input is a terminal: there is nothing to read", hint="pipe a file into it")
+        return "standard input", sys.stdin.buffer.read()
+    path = Path(source)
+    try:
+        return path.name, path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read {path}: {exc.strerror}", hint="check the path and its permissions") from exc
+
+
+def _unpacked(body: bytes, where: str) -> bytes:
+    import gzip
+    import zlib
+
+    try:
+        return gzip.decompress(body)
+    except (OSError, EOFError, zlib.error) as exc:
+        why = "it ends too early" if isinstance(exc, EOFError) else str(exc).rpartition(": ")[2]
+        raise _damaged(where, "gzip file", why) from exc
+
+
+def _damaged(where: str, what: str, why: str) -> InputError:
+    first = (why.splitlines() or [""])[0]
+    if "magic bytes not found in footer" in first:
+        first = "it does not end like one, so a part of it is missing"
+    return InputError(f"{where} is a damaged {what}: {first}", hint="download or write it again")
 
 
 def _without_index(table: Any) -> Any:
@@ -69,6 +123,8 @@ def _without_index(table: Any) -> Any:
         table.columns = [str(part[0]) for part in table.columns]
         if table.columns.has_duplicates:
             raise InputError("the table has two levels of columns and several instruments", hint="stack them in rows")
+    if isinstance(table.index, pandas.PeriodIndex):
+        table = table.set_axis(table.index.to_timestamp(), axis=0)
     if not isinstance(table.index, pandas.RangeIndex) and pandas.api.types.is_datetime64_any_dtype(table.index):
         table = table.rename_axis(index=table.index.name or "timestamps").reset_index()
     table = table.copy()
@@ -78,7 +134,9 @@ def _without_index(table: Any) -> Any:
 
 def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
     pandas = require_pandas()
-    text = _decoded(body, where)
+    text, notes = _decoded(body, where)
+    if text.lstrip()[:1] in ("{", "["):
+        raise InputError(f"{where} is JSON, which is not read", hint="write it as CSV, Parquet or Feather")
     rows = text.splitlines()
     separator = max(SEPARATORS, key=lambda mark: _evenness(rows[:50], mark))
     if _evenness(rows[:50], separator) <= 1:
@@ -87,7 +145,7 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
         )
     fields = next(line for line in rows if line.strip()).split(separator)
     header = not all(_numeric(field) for field in fields[1:5])
-    notes = [] if separator == "," else [f"the columns are separated by {_named(separator)}"]
+    notes += [] if separator == "," else [f"the columns are separated by {_named(separator)}"]
     try:
         # Everything as text, every line a row: what cannot be read is then told with its own line and word.
         table = pandas.read_csv(
@@ -108,13 +166,33 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
     return table, lines, notes
 
 
-def _decoded(body: bytes, where: str) -> str:
-    for encoding in ("utf-16",) if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig", "gb18030"):
+def _decoded(body: bytes, where: str) -> tuple[str, list[str]]:
+    """The text, and which encoding was guessed if it does not say so itself."""
+    if body[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        guesses = ["utf-16"]
+    else:
+        guesses = ["utf-8-sig", *(("gb18030", "cp1252") if _chinese(body) else ("cp1252", "gb18030"))]
+    for encoding in guesses:
         try:
-            return body.decode(encoding)
+            text = body.decode(encoding)
         except UnicodeDecodeError:
             continue
+        known = {"gb18030": "GB 18030 (Chinese)", "cp1252": "Windows-1252 (Western)"}.get(encoding)
+        if "\0" in text:
+            break
+        return text, [f"the text is not UTF-8; it is read as {known}"] if known else []
     raise InputError(f"{where} is not text that we can read", hint="save it as UTF-8, or as Parquet")
+
+
+def _chinese(body: bytes) -> bool:
+    """Whether most of what is not ASCII are pairs of GB 2312's common characters; in Western words they stand alone."""
+    pairs = singles = 0
+    for run in re.findall(rb"[\x80-\xff]+", body[:200_000]):
+        for place in range(0, len(run), 2):
+            pair = run[place : place + 2]
+            common = len(pair) == 2 and (0xA1 <= pair[0] <= 0xA9 or 0xB0 <= pair[0] <= 0xD7) and pair[1] >= 0xA1
+            pairs, singles = pairs + common, singles + (not common)
+    return pairs > singles
 
 
 def _evenness(rows: Sequence[str], mark: str) -> int:
@@ -138,7 +216,7 @@ def _numeric(text: str) -> bool:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def parse_numbers(values: Any, lines: Sequence[int], column: str, where: str) -> tuple[Any, list[str]]:
+def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Source | str) -> tuple[Any, list[str]]:
     """A column as numbers. Missing ones become NaN (`check` names them); words raise InputError with their line."""
     import numpy as np
 
@@ -160,9 +238,14 @@ def parse_numbers(values: Any, lines: Sequence[int], column: str, where: str) ->
         numbers = pandas.to_numeric(change(text.where(~missing)), errors="coerce").astype(float)
         if not (numbers.isna() & ~missing).any() and _plausible(words, text):
             return numbers.reset_index(drop=True), [f"column {column!r} is read with {words}"]
-    raise InputError(
-        f"{where}, line {lines[int(bad[0])]}, column {column!r}: {text.iloc[int(bad[0])]!r} is not a number",
-        hint="mend that line, or name another column with --columns",
+    source = Source.of(where)
+    option = "columns=" if source.in_memory else "--columns"
+    raise refused(
+        source,
+        lines[int(bad[0])],
+        column,
+        f"{text.iloc[int(bad[0])]!r} is not a number",
+        hint=f"mend that {source.unit}, or name another column with {option}",
     )
 
 

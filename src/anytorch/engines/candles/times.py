@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from anytorch.engines.candles.places import Source, refused
 from anytorch.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,21 +15,30 @@ if TYPE_CHECKING:
 # Epochs by size: seconds of the years 1973 to 2100, and their thousandths.
 EPOCHS = ((1e8, 4.2e9, "s"), (1e11, 4.2e12, "ms"), (1e14, 4.2e15, "us"), (1e17, 4.2e18, "ns"))
 DIGITS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+EMPTY = "fill it in, or leave that row out"
 ZONE = re.compile(r"[\d:.]\s*(Z|UTC|[+-]\d{2}:?\d{2})$")
 OTHER_FORMATS = tuple(
     f"{date}{time}"
-    for date in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%m-%d-%Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y")
+    for date in (
+        *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%m-%d-%Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
+        *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y"),
+    )
     for time in ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 )
 
 
-def parse_times(values: Any, lines: Sequence[int], column: str, where: str) -> tuple[pd.Series, list[str]]:
+def parse_times(values: Any, lines: Sequence[int], column: str, where: Source | str) -> tuple[pd.Series, list[str]]:
     """A column as datetimes, and what had to be guessed. Raises InputError with the first line that is no time."""
     import numpy as np
     import pandas as pd
 
+    source = Source.of(where)
     values = pd.Series(values).reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(values):
+        if values.hasnans:
+            raise refused(
+                where, lines[int(np.flatnonzero(values.isna())[0])], column, "there is no timestamp", hint=EMPTY
+            )
         return values, []
     numbers = pd.to_numeric(values, errors="coerce")
     if numbers.notna().all() and len(values):
@@ -36,22 +46,23 @@ def parse_times(values: Any, lines: Sequence[int], column: str, where: str) -> t
     text = values.astype(str).str.strip()
     empty = np.flatnonzero((text == "") | values.isna() | text.str.lower().isin(["nan", "nat", "none", "null"]))
     if len(empty):
-        raise _at(where, lines[empty[0]], column, "there is no timestamp")
+        raise refused(where, lines[empty[0]], column, "there is no timestamp", hint=EMPTY)
     zones = text.str.extract(ZONE, expand=False)
     aware = zones.notna().to_numpy()
     if aware.any() and not aware.all():
         bare, marked = int(np.flatnonzero(~aware)[0]), int(np.flatnonzero(aware)[0])
-        raise _at(
+        raise refused(
             where,
             lines[max(bare, marked)],
             column,
-            f"some timestamps name a time zone and others do not: {text[marked]!r} (line {lines[marked]}) and "
-            f"{text[bare]!r} (line {lines[bare]})",
+            f"some timestamps name a time zone and others do not: {text[marked]!r} ({source.unit} {lines[marked]}) "
+            f"and {text[bare]!r} ({source.unit} {lines[bare]})",
             hint="write all of them with a zone, or none",
         )
     notes = []
     if aware.any() and zones.nunique() > 1:
-        notes.append("the timestamps have several UTC offsets; they are read as UTC (--timezone converts them)")
+        converts = f"{source.zone_option} converts them"
+        notes.append(f"the timestamps have several UTC offsets; they are read as UTC ({converts})")
     try:
         parsed = pd.to_datetime(text, format="ISO8601", utc=bool(aware.any() and zones.nunique() > 1))
     except (ValueError, OverflowError):
@@ -63,7 +74,7 @@ def parse_times(values: Any, lines: Sequence[int], column: str, where: str) -> t
 
 
 def _from_numbers(
-    numbers: Any, values: Any, lines: Sequence[int], column: str, where: str
+    numbers: Any, values: Any, lines: Sequence[int], column: str, where: Source | str
 ) -> tuple[pd.Series, list[str]]:
     import numpy as np
     import pandas as pd
@@ -83,7 +94,7 @@ def _from_numbers(
         if low <= numbers[0] < high:
             fits = ((numbers >= low) & (numbers < high)).to_numpy()
     bad = int(np.flatnonzero(~fits)[0])
-    raise _at(
+    raise refused(
         where,
         lines[bad],
         column,
@@ -92,7 +103,7 @@ def _from_numbers(
     )
 
 
-def _other_formats(text: Any, lines: Sequence[int], column: str, where: str) -> tuple[Any, str]:
+def _other_formats(text: Any, lines: Sequence[int], column: str, where: Source | str) -> tuple[Any, str]:
     """The written-out formats. Where 03/04 could be either, the order that makes time run forwards wins."""
     import numpy as np
     import pandas as pd
@@ -101,13 +112,14 @@ def _other_formats(text: Any, lines: Sequence[int], column: str, where: str) -> 
     as_iso = pd.to_datetime(text, format="ISO8601", errors="coerce").isna()
     furthest = int(np.flatnonzero(as_iso)[0]) if as_iso.any() else 0  # the first line that no format can read
     for layout in OTHER_FORMATS:
-        parsed = pd.to_datetime(text, format=layout, errors="coerce")
+        first = pd.to_datetime(text[:20], format=layout, errors="coerce")  # most are wrong, and that is soon seen
+        parsed = pd.to_datetime(text, format=layout, errors="coerce") if first.notna().all() else first
         if parsed.notna().all():
             fitting.append((layout, parsed))
         else:
             furthest = max(furthest, int(np.flatnonzero(parsed.isna())[0]))
     if not fitting:
-        raise _at(
+        raise refused(
             where,
             lines[furthest],
             column,
@@ -115,10 +127,12 @@ def _other_formats(text: Any, lines: Sequence[int], column: str, where: str) -> 
             hint="write 2024-01-31 09:30:00, or an epoch in s or ms",
         )
 
-    def disorder(entry: tuple[str, Any]) -> tuple[bool, float]:
-        steps = entry[1].diff().dropna().dt.total_seconds()
+    def disorder(entry: tuple[str, Any]) -> tuple[bool, float, bool]:
+        layout, parsed = entry
+        steps = parsed.diff().dropna().dt.total_seconds()
         backwards = not ((steps >= 0).all() or (steps <= 0).all())
-        return backwards, float(steps.abs().median()) if len(steps) else 0.0
+        foreign = layout.startswith("%m") != ("%p" in layout)  # who writes AM and PM writes the month first
+        return backwards, float(steps.abs().median()) if len(steps) else 0.0, foreign
 
     layout, parsed = min(fitting, key=disorder)
     ambiguous = len({entry[0][:5] for entry in fitting}) > 1
@@ -131,12 +145,55 @@ def _words(layout: str) -> str:
     if layout in units:
         return units[layout]
     for code, word in (
-        *(("%Y", "YYYY"), ("%m", "MM"), ("%d", "DD"), ("%H", "hh"), ("%I", "hh"), ("%M", "mm"), ("%S", "ss")),
+        *(
+            ("%Y", "YYYY"),
+            ("%y", "YY"),
+            ("%m", "MM"),
+            ("%d", "DD"),
+            ("%H", "hh"),
+            ("%I", "hh"),
+            ("%M", "mm"),
+            ("%S", "ss"),
+        ),
         *(("%p", "AM/PM"), ("%b", "Mon")),
     ):
         layout = layout.replace(code, word)
     return layout
 
 
-def _at(where: str, line: int, column: str, words: str, hint: str = "") -> InputError:
-    return InputError(f"{where}, line {line}, column {column!r}: {words}", hint=hint)
+def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str, where: Source | str) -> Any:
+    """The times in this zone: converted where they have one, else taken to be what its clocks show."""
+    import numpy as np
+
+    if timezone is None:
+        return times
+    source = Source.of(where)
+    try:
+        empty = times[:0]
+        (empty.dt.tz_localize if times.dt.tz is None else empty.dt.tz_convert)(timezone)
+    # An unknown zone; a name that is no name, which reaches the file system.
+    except (LookupError, ValueError, TypeError, OSError, ModuleNotFoundError) as exc:
+        raise InputError(f"timezone {timezone!r}: {exc}", hint="write a name such as Europe/Berlin or UTC") from exc
+    if times.dt.tz is not None:
+        return times.dt.tz_convert(timezone)
+    local = times.dt.tz_localize(timezone, nonexistent="NaT", ambiguous=np.ones(len(times), bool))
+    if local.hasnans:
+        row = int(np.flatnonzero(local.isna())[0])
+        raise refused(
+            source,
+            lines[row],
+            column,
+            f"{times.iloc[row]} does not exist in {timezone}: the clocks go forward there",
+            hint=f"name the zone that the times were written in with {source.zone_option}; exchanges often use UTC",
+        )
+    try:
+        return times.dt.tz_localize(timezone, ambiguous="infer")  # an hour that comes twice in a row is told apart
+    except ValueError:
+        row = int(np.flatnonzero(times.dt.tz_localize(timezone, ambiguous="NaT").isna())[0])
+    raise refused(
+        source,
+        lines[row],
+        column,
+        f"{times.iloc[row]} comes twice in {timezone}, and the rows do not tell which is meant: the clocks go back there",
+        hint="write the offset with the times, such as 2024-10-27T02:00:00+02:00, or write them in UTC",
+    )
