@@ -181,6 +181,9 @@ def test_force_download_reaches_the_hub(monkeypatch: pytest.MonkeyPatch, golden:
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     Kronos.from_pretrained("kronos-small", force_download=True, revision="main")
     assert asked["name"] == "NeoQuasar/Kronos-small" and asked["force_download"] and asked["revision"] == "main"
+    with pytest.raises(ModelError, match="a tokenizer was asked for"):  # the fake hub has but this one folder
+        KronosTokenizer.from_pretrained("Kronos-Mini")
+    assert asked["name"] == "NeoQuasar/Kronos-Tokenizer-2k", "the tokenizer of the pair"
 
 
 def test_changes_of_the_configuration(golden: Any) -> None:

@@ -47,7 +47,9 @@ def find_folder(
         return folder
     if str(source) == TINY and not folder.exists():
         return tiny_folder(kind)
-    name = HUB.get(str(source).lower(), str(source))
+    short = str(source).lower()
+    # The short name of a model, asked for its tokenizer: that of the pair, as with "tiny".
+    name = PUBLISHED[short].tokenizer if kind == "tokenizer" and short in PUBLISHED else HUB.get(short, str(source))
     if folder.exists() or not REPOSITORY.fullmatch(name):
         raise no_such(source, kind)
     return download(
