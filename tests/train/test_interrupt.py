@@ -23,6 +23,7 @@ from anytorch.train import Plan, finetune_tokenizer
 from anytorch.train.interrupt import Interrupt
 from anytorch.train.loop import Run
 from anytorch.train.plan import wrong
+from anytorch.train.processes import World
 from anytorch.train.store import RunFolder, writing
 
 
@@ -60,6 +61,34 @@ def test_a_second_one_does_not_wait() -> None:
         with interrupt.ignored():
             pressed()
     assert done == ["held"] and interrupt.broken
+
+
+def test_the_other_processes_go_on_until_the_first_has_left(
+    job: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt = Interrupt(first=False)
+    with interrupt:
+        pressed()
+        with interrupt.held():
+            pressed()
+    assert interrupt.asked_at is not None and not interrupt.broken
+
+    def alone(self: Run) -> None:
+        raise RuntimeError("[gloo] Connection closed by peer")
+
+    monkeypatch.setattr(World, "first", False)
+    monkeypatch.setattr(Run, "_take_step", alone)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        finetune_tokenizer(**job)
+
+    def asked(self: Run) -> None:
+        pressed()
+        alone(self)
+
+    monkeypatch.setattr(Run, "_take_step", asked)
+    with pytest.raises(KeyboardInterrupt):
+        finetune_tokenizer(**job)
+    assert not (tmp_path / "run").exists(), "only the first writes"
 
 
 def test_somebody_elses_handler_is_left_alone() -> None:

@@ -18,10 +18,12 @@ class Interrupt:
 
     Only where Python's own handler is in place: a program with another one knows what it does, and KeyboardInterrupt then
     comes when it comes. `broken` says that it came inside a block that should have been whole.
+
+    `first`: is this the process that saves? The others go on until it has left: in its last step it waits for theirs.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool = True) -> None:
+        self.clock, self.first = clock, first
         self.holding = self.ignoring = self.broken = False
         self.asked_at: float | None = None
         self._before: Any = None
@@ -44,7 +46,7 @@ class Interrupt:
         if self.ignoring or (before is not None and now - before < SAME_PRESS_S):
             return
         self.asked_at = now
-        if not self.holding or before is not None:
+        if before is not None or (self.first and not self.holding):
             raise KeyboardInterrupt
 
     @contextmanager
@@ -57,7 +59,7 @@ class Interrupt:
             raise
         finally:
             self.holding = False
-        if self.asked_at is not None:
+        if self.first and self.asked_at is not None:
             raise KeyboardInterrupt
 
     @contextmanager

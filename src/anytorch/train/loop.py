@@ -172,7 +172,7 @@ class Run:
         self.best_loss, self.best_step, self.bad = math.inf, 0, 0
         self.first_loss: float | None = None
         self.stopped = False
-        self.interrupt = Interrupt()
+        self.interrupt = Interrupt(first=world.first)
         self.saved = 0  # the step that the files are of …
         self.checked = -1  # … and the one that was evaluated last
 
@@ -414,6 +414,10 @@ class Run:
                 except KeyboardInterrupt:
                     self._write_interrupted()
                     raise
+                except RuntimeError as exc:
+                    if self.world.first or self.interrupt.asked_at is None:
+                        raise
+                    raise KeyboardInterrupt from exc  # the first process has saved, and left this one alone
         synchronize(self.world.device)
         outcome = Outcome(
             folder=self.folder.best,
