@@ -293,6 +293,8 @@ def test_mistakes(market: Any, shape: dict[str, Any], tokenizer: Any, model_conf
     assert "all arguments of Kronos must be there" in str(caught.value)
     with pytest.raises(UsageError, match="Kronos has no argument 'width'"):
         finetune_predictor(market, output=tmp_path, model={**model_config, "width": 3}, tokenizer=tokenizer)
+    with pytest.raises(UsageError, match="max_context is '8', not a whole number"):
+        finetune_predictor(market, output=tmp_path, model=model_config, tokenizer=tokenizer, max_context="8")
     with pytest.raises(UsageError, match="resume='always': use True, False or"):
         finetune_predictor(market, output=tmp_path, model=model_config, tokenizer=tokenizer, resume="always")
     with pytest.raises(UsageError, match="epochs=0"):

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anytorch import logs
+from anytorch.engines.forecast.arguments import whole_number
 from anytorch.engines.forecast.assets import TINY
 from anytorch.engines.forecast.checkpoints import choose_checkpoint
 from anytorch.engines.forecast.trained_with import forget_trained_with, write_trained_with
@@ -226,6 +227,8 @@ def finetune_predictor(
     more or nothing else is known (a module, a new model). So `load_predictor(outcome.folder)` needs no more.
     """
     plan = replace(PREDICTOR_PLAN if plan is None else plan, **checked(changes))
+    if max_context is not None:
+        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
     model, tokenizer, max_context = chosen(model, tokenizer, max_context, plan)
     with world(device) as processes, own_random_numbers():
         module = start_from(Kronos, model, plan.seed)

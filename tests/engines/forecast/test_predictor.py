@@ -242,6 +242,9 @@ def test_numbers_of_numpy(minutes: Any, predictor: Any) -> None:
         ({"max_context": 1}, "max_context is 1; a window has at least 2 rows"),
         ({"clip": None}, "clip is None, not a number"),
         ({"clip": 0}, "clip is 0 and must be above 0"),
+        ({"threads": 2.5}, "threads is 2.5, not a whole number"),
+        ({"threads": 0}, "threads is 0; use at least one, or 'auto'"),
+        ({"quantization": 8}, "quantization is 8, not a name"),
     ],
 )
 def test_a_predictor_that_cannot_be(options: dict[str, Any], words: str, predictor: Any) -> None:
