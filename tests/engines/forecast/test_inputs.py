@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import polars
+import pyarrow
 import pytest
 
 from anytorch.engines.forecast.inputs import COLUMNS, read_series
@@ -37,11 +38,25 @@ def test_every_kind_of_table_is_the_same_series(frame: Any) -> None:
         (polars.DataFrame({name: frame[name].to_numpy() for name in frame.columns}), None),
         (polars.DataFrame({name: frame[name].to_numpy() for name in COLUMNS}), polars.Series(times.to_numpy())),
         (frame[["timestamps", *reversed(COLUMNS)]], None),  # in any order
+        (frame.rename(columns=str.capitalize), None),
+        (frame.rename(columns=str.upper).set_index("TIMESTAMPS"), None),
+        (frame.to_dict("list"), None),
+        (polars.from_pandas(frame).lazy(), None),
+        (pyarrow.Table.from_pandas(frame), None),
+        (values.set_index(pd.PeriodIndex(times, freq="min")), None),
+        (values, pd.PeriodIndex(times, freq="min")),
     ):
         found = read(table, x)
         np.testing.assert_array_equal(found.normal, wanted.normal)
         np.testing.assert_array_equal(found.stamp, wanted.stamp)
         assert list(found.future) == list(wanted.future)
+
+
+def test_a_table_that_is_none(frame: Any) -> None:
+    with pytest.raises(InputError, match="it is no table"):
+        read({"open": [1.0, 2.0], "close": [1.0]})
+    with pytest.raises(InputError, match="index, row 3: there is no timestamp"):
+        read(frame.assign(timestamps=frame["timestamps"].mask(frame.index == 3)).set_index("timestamps"))
 
 
 def test_missing_volume_and_amount(frame: Any) -> None:
@@ -137,10 +152,8 @@ def test_what_is_forecast_without_checks(frame: Any) -> None:
 
 
 def test_wrong_shapes(frame: Any) -> None:
-    with pytest.raises(InputError, match=r"lacks the column\(s\) close; it has timestamps, open"):
+    with pytest.raises(InputError, match=r"lacks the column\(s\) close; it has 'timestamps', 'open'"):
         read(frame.drop(columns="close"))
-    with pytest.raises(InputError, match="column names are lower case"):
-        read(frame.rename(columns=str.upper), frame["timestamps"])
     with pytest.raises(InputError, match=r"it has 1 row; at least 2 are needed"):
         read(frame.iloc[:1], pred_len=1)
     with pytest.raises(InputError, match=r"it is a ndarray of shape \(3, 2\)"):

@@ -155,6 +155,9 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Source | str) -> 
         for problem in found
         if problem.kind not in ("gap", "constant")
     ]
+    notes += [
+        f"kept: {problem.said(where)}; their forecast is themselves" for problem in found if problem.kind == "constant"
+    ]
     if len(left_out):
         rows = counted(len(left_out), f"{Source.of(where).unit} is", f"{Source.of(where).unit}s are")
         notes.append(f"repaired: {rows} left out, from {left_out[0]} on: no price comes before to take instead")

@@ -67,11 +67,12 @@ class Rhythm:
 
 
 def rhythm_of(times: Any) -> Rhythm:
-    """The rhythm of sorted, distinct timestamps; at least two are needed."""
+    """The rhythm of timestamps; at least two different ones are needed."""
     import numpy as np
     import pandas as pd
 
     index = pd.DatetimeIndex(times)
+    index = index if index.is_monotonic_increasing and index.is_unique else index.unique().sort_values()
     if len(index) < 2:
         raise InputError(
             f"{counted(len(index), 'timestamp')}: the step between bars cannot be told", hint="give at least two"

@@ -24,8 +24,8 @@ def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeInd
 
     if given is not None:
         return as_times(given, f"{where}, x_timestamp")
-    if isinstance(frame.index, pd.DatetimeIndex):
-        return frame.index
+    if isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)):
+        return as_times(frame.index, f"{where}, index")
     for name in TIME_COLUMNS:
         found = [column for column in frame.columns if str(column).lower() == name]
         if len(found) > 1 and len(set(found)) == 1:
@@ -43,6 +43,8 @@ def as_times(given: Any, where: str) -> pd.DatetimeIndex:
 
     if type(given).__module__.startswith("polars"):
         given = column_values(given)
+    if isinstance(given, pd.PeriodIndex):
+        given = given.to_timestamp()
     if isinstance(given, pd.DatetimeIndex):
         times = given
     elif (numbers := as_numbers(given)) is not None:

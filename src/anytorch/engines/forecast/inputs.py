@@ -6,7 +6,7 @@ the published code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.engines.candles.check import problems
+from anytorch.engines.candles.places import listed
 from anytorch.engines.candles.rhythm import future_times
 from anytorch.engines.forecast.arguments import whole_number
 from anytorch.engines.forecast.given_times import as_times, column_values, history_times
@@ -119,13 +120,22 @@ def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
 
 
 def as_frame(table: Any, where: str) -> pd.DataFrame:
-    """A pandas frame with the columns as they are called; NumPy's are taken in the order of COLUMNS."""
+    """A pandas frame with our columns by our names; NumPy's are taken in the order of COLUMNS."""
     import pandas as pd
 
+    if hasattr(table, "collect") and hasattr(table, "collect_schema"):  # polars that was not computed yet
+        table = table.collect()
+    if hasattr(table, "to_pandas") and hasattr(table, "column_names"):  # pyarrow
+        table = table.to_pandas()
+    if isinstance(table, Mapping):
+        try:
+            table = pd.DataFrame(dict(table))
+        except (ValueError, TypeError) as exc:
+            raise InputError(f"{where} is no table: {exc}", hint="give columns of one length by name") from exc
     if isinstance(table, pd.DataFrame):
-        return table
+        return in_lower_case(table)
     if hasattr(table, "to_numpy") and hasattr(table, "columns"):  # polars: column by column, which needs no pyarrow
-        return pd.DataFrame({name: column_values(table[name]) for name in table.columns})
+        return in_lower_case(pd.DataFrame({name: column_values(table[name]) for name in table.columns}))
     if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(COLUMNS):
         return pd.DataFrame(table, columns=list(COLUMNS[: table.shape[1]]))
     raise InputError(
@@ -135,15 +145,22 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
     )
 
 
+def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
+    """`Open`, `Volume`, … by our names, where only one column can be meant and ours is not there."""
+    names = list(frame.columns)
+    ours = {name: [other for other in names if str(other).lower() == name] for name in COLUMNS if name not in names}
+    renamed = {found[0]: name for name, found in ours.items() if len(found) == 1}
+    return frame.rename(columns=renamed) if renamed else frame
+
+
 def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The six columns as numbers. No volume: both are 0; volume without amount: volume times the mean price."""
     import pandas as pd
 
     missing = [name for name in PRICES if name not in frame.columns]
     if missing:
-        there = ", ".join(map(str, frame.columns)) or "no columns"
-        hint = "column names are lower case" if {str(c).lower() for c in frame.columns} >= set(PRICES) else ""
-        raise InputError(f"{where} lacks the column(s) {', '.join(missing)}; it has {there}", hint=hint)
+        there = listed(frame.columns)
+        raise InputError(f"{where} lacks the column(s) {', '.join(missing)}; it has {there}")
     values = {}
     for name in COLUMNS:
         if name not in frame.columns:
