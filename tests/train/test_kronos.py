@@ -384,3 +384,18 @@ def test_tiny_and_the_short_names(market: Any, shape: dict[str, Any], tmp_path: 
         finetune_predictor(
             market, output=tmp_path / "o", model="kronos-small", tokenizer="kronos-tokenizer-base", **short
         )
+
+
+def test_prices_that_are_a_flat_line_to_the_model(
+    shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path, caplog: Any
+) -> None:
+    from anytorch.engines.candles.generate import sample_candles
+
+    coin = sample_candles(300, seed=2)
+    train = partial(finetune_predictor, model=model_config, tokenizer=tokenizer, **{**shape, "steps_per_epoch": 1})
+    train(coin, output=tmp_path / "usual")
+    assert not caplog.text
+    prices = ["open", "high", "low", "close"]
+    train(coin.assign(**{name: coin[name] * 1e-8 for name in prices}), output=tmp_path / "small")
+    assert "columns open, high, low, close: the values vary by only" in caplog.text
+    assert "give them in a smaller unit, in training and in forecasts" in caplog.text

@@ -18,14 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anytorch import logs
+from anytorch.engines.candles.columns import FIELDS
 from anytorch.engines.forecast.arguments import whole_number
 from anytorch.engines.forecast.assets import TINY
 from anytorch.engines.forecast.checkpoints import choose_checkpoint
+from anytorch.engines.forecast.scaling import DROWNED, drowning
 from anytorch.engines.forecast.trained_with import forget_trained_with, write_trained_with
 from anytorch.errors import InputError, UsageError
 from anytorch.models.kronos import Kronos, KronosTokenizer
@@ -36,7 +39,7 @@ from anytorch.train.loop import Outcome, Progress, Run, own_random_numbers
 from anytorch.train.plan import Plan
 from anytorch.train.processes import World, world
 from anytorch.train.store import RunFolder
-from anytorch.train.windows import as_series, split_windows
+from anytorch.train.windows import Windows, as_series, split_windows
 
 P = TypeVar("P", bound=Pretrained)
 log = logs.logger(__name__)
@@ -44,6 +47,7 @@ TOKENIZER_PLAN = Plan(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=2.0)
 PREDICTOR_PLAN = Plan(learning_rate=4e-5, betas=(0.9, 0.95), clip_norm=3.0)
 ADAPTED = ("q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3")  # what gets an adapter: blocks, not heads
 OBJECTIVES = ("generation", "published")
+SAMPLED_WINDOWS = 256  # are looked at to tell how large the data is
 NAMED = (str, Path)  # what is found by its name; anything else is used as it is
 
 
@@ -288,11 +292,29 @@ def _train(
         stride=plan.stride,
         clip=plan.clip,
     )
+    if processes.first:
+        warn_of_small_columns(splits["train"])
     run = Run(objective, splits, plan, processes, RunFolder(output), what)
     if resume == "same":
         resume = is_there(run)
         processes.wait()  # all have looked: now the first may forget it
     return run.train(resume=resume, progress=progress)
+
+
+def warn_of_small_columns(windows: Windows) -> None:
+    """Prices around 1e-6 are a flat line to the model, in training as in a forecast."""
+    some = windows.thinned(SAMPLED_WINDOWS)
+    past = some.values[some.starts[:, None] + np.arange(some.lookback)].astype(
+        np.float64
+    )  # [windows, lookback, columns]
+    moving = np.ptp(past, axis=1) > 0
+    deviation = np.array(
+        [np.median(one[found]) if found.any() else 1.0 for one, found in zip(past.std(1).T, moving.T, strict=True)]
+    )
+    if (drowned := deviation < DROWNED).any():
+        log.warning(
+            "%s: give them in a smaller unit, in training and in forecasts", drowning(deviation, drowned, FIELDS)
+        )
 
 
 def is_there(run: Run) -> bool:

@@ -54,16 +54,22 @@ def scale_columns(values: np.ndarray, names: Sequence[str], *, rescale: bool, wh
             f"{where}, column {names[first]!r}: values up to {largest:.3g} are too large to compute with in float32",
             hint="give the column in a larger unit" + ("" if rescale else ", or pass rescale=True"),
         )
-    warnings = [] if rescale or not drowned.any() else [drowning(deviation, drowned, names, where)]
+    warnings = []
+    if drowned.any() and not rescale:
+        advice = (
+            "the forecast cannot be trusted (rescale=True counts such columns in a smaller unit, which is not what the "
+            "published code does)"
+        )
+        warnings = [f"{where}, {drowning(deviation, drowned, names)}, and {advice}"]
     return Scaled(normal, mean, scale, tuple(warnings))
 
 
-def drowning(deviation: np.ndarray, drowned: np.ndarray, names: Sequence[str], where: str) -> str:
+def drowning(deviation: np.ndarray, drowned: np.ndarray, names: Sequence[str]) -> str:
+    """What the floor does to the columns that are `drowned` (bool [columns])."""
     which = [name for name, found in zip(names, drowned, strict=True) if found]
     least = float(deviation[drowned].min())
     seen = least / (least + SCALE_FLOOR)
     return (
-        f"{where}, column{'s' if len(which) > 1 else ''} {', '.join(which)}: the values vary by only {least:.2g}, and the "
-        f"published scaling adds {SCALE_FLOOR:g} to that: the model sees {seen:.2%} of their movement, and the forecast "
-        "cannot be trusted (rescale=True counts such columns in a smaller unit, which is not what the published code does)"
+        f"column{'s' if len(which) > 1 else ''} {', '.join(which)}: the values vary by only {least:.2g}, and the published "
+        f"scaling adds {SCALE_FLOOR:g} to that: the model sees {seen:.2%} of their movement"
     )
