@@ -121,3 +121,16 @@ def test_times_with_and_without_a_zone_are_not_mixed(market: dict[str, Any]) -> 
     zoned = second.assign(timestamps=second["timestamps"].dt.tz_localize("Asia/Shanghai"))
     with pytest.raises(InputError, match="zoned has timestamps with a time zone, and plain has some without"):
         split_windows(as_series({"plain": first, "zoned": zoned}), lookback=12, horizon=4)
+
+
+def test_tables_by_name_are_refused_by_that_name() -> None:
+    good, bad = sample_candles(60), sample_candles(60)
+    bad.loc[30, "timestamps"] = pd.NaT
+    with pytest.raises(InputError, match=r"^B, row 30, column 'timestamps': there is no timestamp") as caught:
+        as_series({"A": good, "B": bad})
+    bad = sample_candles(60)
+    bad.loc[30, "close"] = np.nan
+    with pytest.raises(InputError, match=r"^B, row 30, column 'close': nan is not a number") as caught:
+        as_series({"A": good, "B": bad})
+    assert "repair=True" in caught.value.hint and "--repair" not in caught.value.hint
+    assert [one.name for one in as_series({"A": good, "B": bad}, repair=True)] == ["A", "B"]
