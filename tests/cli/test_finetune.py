@@ -73,7 +73,7 @@ def test_ctrl_c_says_what_was_saved(
 
     def stopped(self: Run) -> Any:
         if self.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return real(self)
 
     with monkeypatch.context() as patched:

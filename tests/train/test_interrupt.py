@@ -28,7 +28,7 @@ from anytorch.train.store import RunFolder, writing
 
 
 def pressed() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 
 
 def test_ctrl_c_waits_for_the_end_of_a_block() -> None:
