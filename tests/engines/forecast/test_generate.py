@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from anytorch.engines.forecast import chunks, replayed, rolled, static
+from anytorch.engines.forecast import chunks, replayed, rolled, sampling, static
 from anytorch.engines.forecast import predictor as predictor_module
 from anytorch.engines.forecast.chunks import Chunk, split
 from anytorch.engines.forecast.inputs import read_series
@@ -150,6 +150,18 @@ def test_noise_in_blocks_is_that_of_single_steps(uniform: bool, rows: list[int])
         found = torch.cat([block[place] for block in blocks])
         assert found.shape == (7, len(rows), (64, 32)[place])
         assert torch.equal(found, torch.stack([step[place] for step in wanted]))
+
+
+def test_a_part_of_the_rows_has_the_numbers_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are made: with the logarithm of that part alone, or where this torch makes them otherwise."""
+    every = Noise.seeded(3, 4, (64, 32)).steps(torch.arange(4))
+    wanted = [[part[[1, 3]] for part in next(every)] for _ in range(3)]
+    for from_uniform in (True, False):
+        monkeypatch.setattr(sampling, "exponential_from_uniform", lambda found=from_uniform: found)
+        some = Noise.seeded(3, 4, (64, 32)).steps(torch.tensor([1, 3]))
+        for step in wanted:
+            for found, part in zip(next(some), step, strict=True):
+                assert found.dtype == torch.float32 and torch.equal(found, part)
 
 
 class FakeRecording:

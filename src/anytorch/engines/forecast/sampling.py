@@ -120,20 +120,21 @@ class Draws:
 
         In one piece of memory in the order in which they are drawn: nothing is copied, and it goes to a device whole.
         """
-        rows, generator = self.noise.rows, self.noise.generator
-        dtype = torch.float64 if self.uniform else torch.float32
-        whole = pinned and self.wanted is None
-        numbers = torch.empty(steps, rows * sum(self.noise.sizes), dtype=dtype, pin_memory=whole)
-        if self.uniform:
+        rows, sizes, generator = self.noise.rows, self.noise.sizes, self.noise.generator
+        # Of a part of the rows only that part needs the logarithm, which is what costs.
+        uniform = self.uniform or (self.wanted is not None and exponential_from_uniform())
+        dtype = torch.float64 if uniform else torch.float32
+        numbers = torch.empty(steps, rows * sum(sizes), dtype=dtype, pin_memory=pinned and self.wanted is None)
+        if uniform:
             fill(numbers, generator)
         else:  # torch makes these from a seed of each array, so each must be drawn by itself
             for step in numbers:
-                for part in step.split([rows * size for size in self.noise.sizes]):
+                for part in step.split([rows * size for size in sizes]):
                     part.view(rows, -1).exponential_(generator=generator)
         if self.wanted is None:
             return numbers
-        mine = [part[:, self.wanted].flatten(1) for part in taken_apart(numbers, rows, self.noise.sizes)]
-        found = torch.cat(mine, dim=1)
+        found = torch.cat([part[:, self.wanted].flatten(1) for part in taken_apart(numbers, rows, sizes)], dim=1)
+        found = found if self.uniform else exponential(found)
         return found.pin_memory() if pinned else found
 
     def parts(self, block: Tensor) -> tuple[Tensor, Tensor]:
