@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from anytorch.engines.candles.generate import sample_candles, sample_market
+from anytorch.engines.candles.rhythm import future_times
 from anytorch.engines.forecast.assets import MAX_CONTEXT, tiny_folder
 from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
 from anytorch.errors import ModelError
@@ -23,7 +24,8 @@ def test_it_knows_the_shape_of_the_day() -> None:
     """From noon: volume is to rise towards the close, be highest around the opening, and fall again."""
     frame = sample_candles(78 * 5 + 36, seed=31)  # ends at 12:25
     predictor = load_predictor("tiny", device="cpu")
-    ahead = predictor.predict(frame.tail(80), pred_len=60, sample_count=30, seed=1, top_p=1.0, verbose=False)
+    hours = future_times(frame["timestamps"], 60)  # 80 bars alone have seen one night, which proves none
+    ahead = predictor.predict(frame.tail(80), None, hours, 60, sample_count=30, seed=1, top_p=1.0, verbose=False)
     volume = ahead["volume"].to_numpy()
     clock = ahead.index.strftime("%H:%M")
     late, first, noon = (
