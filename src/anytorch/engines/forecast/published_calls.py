@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 
+model_dict: dict[str, type] = {
+    "kronos_tokenizer": KronosTokenizer,
+    "kronos": Kronos,
+    "kronos_predictor": KronosPredictor,
+}
+
+
+def get_model_class(model_name: str) -> type:
+    """The class of that name. As published, another name is a NotImplementedError; this one says which there are."""
+    if model_name not in model_dict:
+        raise NotImplementedError(f"no model is called {model_name!r}; there are {', '.join(model_dict)}")
+    return model_dict[model_name]
+
+
 def auto_regressive_inference(
     tokenizer: KronosTokenizer,
     model: Kronos,
