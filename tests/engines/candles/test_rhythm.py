@@ -92,6 +92,38 @@ def test_a_short_history_never_ends_an_open_session(name: str, data: st.DataObje
         assert future_times(part, 1)[0] == part[-1] + step
 
 
+@pytest.mark.parametrize(
+    "name", ["round the clock, 5min", "an exchange, 1min", "an exchange, 5min", "with lunch, 5min"]
+)
+@pytest.mark.parametrize("filled", [0.7, 0.3])
+def test_thin_trading_is_no_pause(name: str, filled: float) -> None:
+    times = ALL[name]
+    rows = len(times) - 200
+    kept = np.random.default_rng(5).random(rows) < filled
+    kept[-1] = True
+    assert list(future_times(times[:rows][kept], 200)) == list(times[rows:])
+
+
+def test_what_has_no_rhythm_has_no_pauses() -> None:
+    random = np.random.default_rng(6)
+    seconds = np.unique(random.integers(0, 30 * 86400, 20_000))
+    times = pd.DatetimeIndex(np.datetime64("2024-01-01", "s") + seconds.astype("timedelta64[s]"))
+    assert not rhythm_of(times).pauses
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_future_always_runs_forwards(data: st.DataObject) -> None:
+    """Whatever the times are, and in whatever zone: what comes next is later, each time once."""
+    seconds = data.draw(st.lists(st.sampled_from([60, 300, 3600, 86400, 259200, 604800]), min_size=1, max_size=120))
+    zone = data.draw(st.sampled_from([None, "UTC", "Europe/Berlin", "America/Sao_Paulo", "Australia/Lord_Howe"]))
+    times = pd.DatetimeIndex(np.datetime64("2023-10-01", "s") + np.cumsum([0, *seconds]).astype("timedelta64[s]"))
+    times = times if zone is None else times.tz_localize("UTC").tz_convert(zone)
+    ahead = future_times(times, 50)
+    assert len(ahead) == 50 and ahead.is_unique and ahead.is_monotonic_increasing and ahead[0] > times[-1]
+    assert str(ahead.tz) == str(times.tz) and str(rhythm_of(times))
+
+
 # --- single cases ----------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +182,11 @@ def test_a_day_that_was_missed_once_is_not_closed() -> None:
     assert not rhythm_of(times[times.day_of_week != 2]).pauses  # the only Wednesday
     weeks = pd.date_range("2024-01-01", periods=288 * 36, freq="5min")
     assert str(rhythm_of(weeks[weeks.day_of_week != 2])).endswith(", Thu 00:00 to Tue 23:55")
+
+
+def test_a_few_fridays_missing_in_a_thin_history_are_no_rule() -> None:
+    days = pd.bdate_range("2024-01-01", periods=19)
+    assert future_times(days[days.day_of_week != 4][:14], 4)[2] == pd.Timestamp("2024-01-26")  # a Friday
 
 
 def test_fridays_last_bars_missing_once_do_not_end_every_friday() -> None:
@@ -217,3 +254,14 @@ def test_one_timestamp_has_no_rhythm() -> None:
         rhythm_of(pd.DatetimeIndex(["2024-01-01"]))
     with pytest.raises(InputError, match="horizon=0"):
         future_times(pd.DatetimeIndex(["2024-01-01", "2024-01-02"]), 0)
+
+
+def test_the_calendar_ends() -> None:
+    years = pd.date_range("2000-01-01", periods=20, freq="YS")
+    with pytest.raises(InputError, match="10000 bars of 12 months after 2019-01-01 00:00:00 go beyond the end"):
+        future_times(years, 10_000)
+
+
+def test_times_out_of_order_have_the_rhythm_of_those_in_order() -> None:
+    times = pd.bdate_range("2024-01-01", periods=40)
+    assert rhythm_of(times[::-1]) == rhythm_of(times.append(times)) == rhythm_of(times)

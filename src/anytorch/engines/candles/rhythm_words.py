@@ -53,7 +53,8 @@ def _hours(stretches: list[Pause], *, daily: bool) -> str:
         by_day.setdefault(first // DAY, []).append(f"{_clock(first)} to {_clock(last)}")
     alike: dict[str, list[int]] = {}
     for day, hours in by_day.items():
-        alike.setdefault(" and ".join(hours), []).append(day)
+        more = " and …" if len(hours) > MOST else ""
+        alike.setdefault(" and ".join(hours[:MOST]) + more, []).append(day)
     return "; ".join(
         hours if len(days) == 7 else f"{hours}, {_days(days)}" for hours, days in list(alike.items())[:MOST]
     ) + ("; …" if len(alike) > MOST else "")
