@@ -135,6 +135,19 @@ def test_a_file_as_a_document(cli: Callable[..., Any], csv: Path) -> None:
     assert other["series"][0]["forecast"] != one["forecast"]
 
 
+def test_prices_of_a_millionth_keep_their_digits(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """Counted in their own unit, and written by digits: six decimals would be one digit."""
+    frame = sample_candles(150, seed=9)
+    prices = ["open", "high", "low", "close"]
+    frame[prices] *= 1e-8
+    frame.to_csv(tmp_path / "coin.csv", index=False)
+    told = cli("forecast", str(tmp_path / "coin.csv"), "--horizon", "4", "--seed", "1", "--device", "cpu", "--json")
+    document = json.loads(told.out)
+    closes = [row["close"] for row in document["series"][0]["forecast"]]
+    last = document["series"][0]["last"]["close"]
+    assert len(set(closes)) == 4 and all(0.8 < close / last < 1.25 for close in closes) and document["warnings"] == []
+
+
 def test_a_short_history_is_said(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     sample_candles(5, seed=9).to_csv(path, index=False)

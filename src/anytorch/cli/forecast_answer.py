@@ -39,7 +39,8 @@ def described(one: Any, job: tuple[Any, Any], forecast: Any) -> dict[str, Any]:
 def records(frame: Any) -> list[dict[str, Any]]:
     rows = frame.astype(float).to_dict("records")
     return [
-        {"timestamp": str(time), **{name: round(value, 6) for name, value in row.items()}}
+        # A float32 has about nine digits; a price may be 1e-6, so digits count, not decimals.
+        {"timestamp": str(time), **{name: float(f"{value:.9g}") for name, value in row.items()}}
         for time, row in zip(frame.index, rows, strict=True)
     ]
 

@@ -173,13 +173,14 @@ class AnytorchForecast:
             seen, y_timestamp=future_times(history["timestamps"], horizon), pred_len=horizon, T=temperature, top_p=top_p,
             sample_count=samples, seed=draw_seed, verbose=False, return_samples=True, quantiles=QUANTILES,
             non_negative_volume=True,
+            rescale=True,
         )  # fmt: skip
         bar.at(3)
         picture = drawn(
             history, found, f"{name}: {counted(horizon, 'bar')} ahead, {counted(samples, 'path')} ({Path(model).name})"
         )
         bar.at(4)
-        table = found.mean.round(6).to_csv(index_label="timestamps", lineterminator="\n")
+        table = found.mean.to_csv(index_label="timestamps", lineterminator="\n", float_format="%.9g")
         mean = torch.from_numpy(found.mean.to_numpy("float32", copy=True))  # (steps, 6)
         return text_shown(table, picture, resting(mean), resting(torch.from_numpy(found.samples)), table)
 

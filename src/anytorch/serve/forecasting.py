@@ -184,6 +184,7 @@ class ForecastQueue:
                 quantiles=terms.quantiles,
                 return_samples=True,
                 non_negative_volume=True,
+                rescale=True,
                 verbose=at_step,
             )
         except Abandoned as exc:

@@ -139,6 +139,7 @@ def forecast(
                 seed=options.seed,
                 quantiles=levels,
                 non_negative_volume=True,
+                rescale=True,
                 rolling=options.rolling,
                 verbose=lambda done, total: progress(done, total, ""),
             )
