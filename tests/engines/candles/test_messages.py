@@ -253,6 +253,14 @@ def test_other_tables(frame: pd.DataFrame) -> None:
         io.BytesIO(text(frame)),
     ):
         np.testing.assert_array_equal(read_candles(source)[0].frame["close"], frame["close"])
+    brackets = frame.rename(columns=lambda name: f"[{name}]")
+    np.testing.assert_array_equal(read_candles(text(brackets))[0].frame["close"], frame["close"])
+
+
+def test_an_open_file_has_its_name(frame: pd.DataFrame, tmp_path: Path) -> None:
+    frame.to_csv(tmp_path / "abc.csv", index=False)
+    with (tmp_path / "abc.csv").open() as words, (tmp_path / "abc.csv").open("rb") as body:
+        assert [read_candles(words)[0].name, read_candles(body)[0].name] == ["abc", "abc"]
 
 
 def test_a_file_that_is_named_twice_is_read_once(frame: pd.DataFrame, tmp_path: Path) -> None:

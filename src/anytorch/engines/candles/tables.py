@@ -16,6 +16,7 @@ GZIP = b"\x1f\x8b"
 SEPARATORS = (",", ";", "\t", "|")
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "万": 1e4, "亿": 1e8}
 STANDARD_INPUT = "-"
+JSON = re.compile(r"""\s*(\{\s*["}]|\[\s*[\[{"\d\]-])""")  # but [Date],[Open] is how some databases write a header
 
 
 def require_pandas() -> Any:
@@ -85,8 +86,9 @@ def _bytes_of(source: Any) -> tuple[str, bytes]:
     if isinstance(source, bytes):
         return "the data", source
     if hasattr(source, "read"):  # an open file
-        body = source.read()
-        return "the data", body.encode() if isinstance(body, str) else bytes(body)
+        body, name = source.read(), getattr(source, "name", None)
+        where = Path(name).name if isinstance(name, str) else "the data"
+        return where, body.encode() if isinstance(body, str) else bytes(body)
     if str(source) == STANDARD_INPUT:
         if sys.stdin is None or sys.stdin.isatty():
             raise InputError("standard input is a terminal: there is nothing to read", hint="pipe a file into it")
@@ -135,7 +137,7 @@ def _without_index(table: Any) -> Any:
 def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
     pandas = require_pandas()
     text, notes = _decoded(body, where)
-    if text.lstrip()[:1] in ("{", "["):
+    if JSON.match(text):
         raise InputError(f"{where} is JSON, which is not read", hint="write it as CSV, Parquet or Feather")
     rows = text.splitlines()
     separator = max(SEPARATORS, key=lambda mark: _evenness(rows[:50], mark))
