@@ -249,6 +249,15 @@ def test_a_change_of_clocks_skips_no_bar_and_repeats_none() -> None:
     assert list(future_times(sessions[:rows], 60)) == list(sessions[rows : rows + 60])
 
 
+def test_a_pause_that_ends_in_the_hour_that_comes_twice() -> None:
+    hours = [("00:00", "02:14"), ("02:45", "23:59")]
+    rhythm = rhythm_of(trading("5min", 12, hours, range(7)))
+    assert str(rhythm).endswith("steps), 02:45 to 02:10")
+    last = pd.Timestamp("2024-10-27 02:10").tz_localize("Europe/Berlin", ambiguous=False)  # the second time
+    ahead = future_times(pd.DatetimeIndex([last - pd.Timedelta("5min"), last]), 2, rhythm)
+    assert [str(time) for time in ahead] == ["2024-10-27 02:45:00+01:00", "2024-10-27 02:50:00+01:00"]
+
+
 def test_one_timestamp_has_no_rhythm() -> None:
     with pytest.raises(InputError, match="cannot be told"):
         rhythm_of(pd.DatetimeIndex(["2024-01-01"]))

@@ -172,7 +172,8 @@ def _within_days(here: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
         ahead = here + rhythm.step
         until = _until(ahead.tz_localize(None), rhythm) if rhythm.pauses else None
         if until is not None and here.tz is not None:
-            until = until.tz_localize(here.tz, nonexistent="shift_forward", ambiguous=True)
+            first = until.tz_localize(here.tz, nonexistent="shift_forward", ambiguous=True)
+            until = first if first > here else until.tz_localize(here.tz, ambiguous=False)  # an hour that comes twice
         here = ahead if until is None else until
         found.append(here)
     return found
