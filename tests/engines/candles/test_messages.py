@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from anytorch.engines.candles import check
 from anytorch.engines.candles.generate import sample_candles
 from anytorch.engines.candles.read import newest_parts, read_candles, read_many
 from anytorch.errors import InputError
@@ -271,3 +272,10 @@ def test_a_file_that_is_named_twice_is_read_once(frame: pd.DataFrame, tmp_path: 
 
 def test_seconds_are_whole() -> None:
     assert str(sample_candles(50, freq="1s")["timestamps"].iloc[-1]) == "2024-01-02 09:30:49"
+
+
+def test_two_huge_gaps_in_a_short_file_are_both_found() -> None:
+    frame = sample_candles(60, freq="1h", seed=2, session="always")
+    later = pd.Series(pd.to_timedelta([0] * 20 + [100] * 20 + [300] * 20, unit="D"))
+    frame["timestamps"] += later
+    assert check.gaps(frame["timestamps"]) == [20, 40]

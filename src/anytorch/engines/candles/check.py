@@ -89,7 +89,11 @@ def gaps(times: Any) -> list[int]:
     if len(times) < 3:
         return []
     seconds = times.diff().dt.total_seconds().to_numpy()[1:]
-    usual = float(np.quantile(seconds[seconds > 0], 0.99, method="lower")) if (seconds > 0).any() else 0.0
+    if not (seconds > 0).any():
+        return []
+    # The usual long step, such as a weekend; of few rows one gap may be more than a hundredth, so those are left out.
+    most = max(GAP_STEPS * float(np.median(seconds[seconds > 0])), GAP_DAYS * 86400)
+    usual = float(np.quantile(seconds[(seconds > 0) & (seconds <= most)], 0.99, method="lower"))
     return [int(place) + 1 for place in np.flatnonzero(seconds > max(GAP_STEPS * usual, GAP_DAYS * 86400))]
 
 
