@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -262,11 +264,25 @@ def test_an_error_that_is_no_disks_passes_through(tmp_path: Path) -> None:
         ("seed", 2**63, "use a whole number from 0 to"),
         ("validation", float("nan"), "use a number from 0 to below 1"),
         ("betas", (0.9, 1.0), "use two numbers from 0 to below 1"),
+        ("betas", 0.9, "use two numbers from 0 to below 1"),
+        ("betas", ("0.9", 0.95), "use two numbers from 0 to below 1"),
+        ("betas", "09", "use two numbers from 0 to below 1"),
+        ("learning_rate", "3e-4", "use a number above 0"),
+        ("learning_rate", True, "use a number above 0"),
+        ("warm_up", None, "use a number from 0 to below 1"),
+        ("weight_decay", [0.1], "use a number from 0 on"),
+        ("mixed_precision", "no", "use True or False"),
     ],
 )
 def test_what_a_plan_may_say(name: str, value: Any, said: str) -> None:
     assert wrong(name, value).startswith(said)
     with pytest.raises(UsageError) as caught:
         Plan(**{name: value})
-    assert caught.value.message.startswith(f"{name}={value}: {said}")
+    assert caught.value.message.startswith(f"{name}={value!r}: {said}")
     assert all(not wrong(field, getattr(Plan(), field)) for field in Plan.__dataclass_fields__)
+
+
+def test_numbers_of_numpy_make_the_same_plan() -> None:
+    given = Plan(batch_size=np.int64(32), clip=np.float32(5), clip_norm=3, betas=[np.float64(0.9), 0.95])
+    assert repr(given) == repr(Plan(batch_size=32)) and hash(given) == hash(Plan(batch_size=32))
+    assert json.dumps(asdict(given)) == json.dumps(asdict(Plan(batch_size=32)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from anytorch.errors import UsageError
@@ -64,7 +64,21 @@ class Plan:
         for field in fields(self):
             value = getattr(self, field.name)
             if why := wrong(field.name, value):
-                raise UsageError(f"{field.name}={value}: {why}")
+                raise UsageError(f"{field.name}={value!r}: {why}")
+            object.__setattr__(self, field.name, plain(field.name, value))
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value that `wrong` has nothing against, in Python's own type: NumPy's 32 is the same plan, and no JSON."""
+    if name in LEAST:
+        return int(value)
+    if name == "betas":
+        return tuple(float(beta) for beta in value)
+    return value if name == "mixed_precision" else float(value)
+
+
+def is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def wrong(name: str, value: Any) -> str:
@@ -78,11 +92,18 @@ def wrong(name: str, value: Any) -> str:
             return f"use a whole number from {LEAST[name]} on"
         return f"use a whole number from 0 to {SEEDS - 1}" if name == "seed" and value >= SEEDS else ""
     if name in ABOVE_ZERO:
-        return "" if 0 < value < math.inf else "use a number above 0"
+        return "" if is_real(value) and 0 < value < math.inf else "use a number above 0"
     if name in SHARES:
-        return "" if 0 <= value < 1 else "use a number from 0 to below 1"
+        return "" if is_real(value) and 0 <= value < 1 else "use a number from 0 to below 1"
     if name == "weight_decay":
-        return "" if 0 <= value < math.inf else "use a number from 0 on"
+        return "" if is_real(value) and 0 <= value < math.inf else "use a number from 0 on"
     if name == "betas":
-        return "" if len(value) == 2 and all(0 <= beta < 1 for beta in value) else "use two numbers from 0 to below 1"
+        pair = isinstance(value, (tuple, list)) and len(value) == 2
+        return (
+            ""
+            if pair and all(is_real(beta) and 0 <= beta < 1 for beta in value)
+            else "use two numbers from 0 to below 1"
+        )
+    if name == "mixed_precision":
+        return "" if isinstance(value, bool) else "use True or False"
     return ""
