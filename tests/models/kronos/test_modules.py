@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from anytorch.errors import InputError
+from anytorch.models.kronos.model import FixedEmbedding, TimeEmbedding
 
 CONFIGS = ("a", "b")
 
@@ -223,3 +224,16 @@ def test_pairs_and_single_ids_are_not_mixed_up(parts: Any) -> None:
     with pytest.raises(InputError, match="and this is 3 parts"):
         tokenizer.decode([*pair, pair[0]], half=True)
     close(tokenizer.decode(torch.stack(pair), half=True), case["dec_half"].numpy())
+
+
+@pytest.mark.parametrize("width", [8, 7])
+def test_a_fixed_table_holds_sinusoids_from_the_start(width: int) -> None:
+    table = FixedEmbedding(24, width).emb.weight
+    assert not table.requires_grad
+    row, column = np.arange(24)[:, None], np.arange(width)
+    angles = row * 10000.0 ** (-(column - column % 2) / width)
+    close(table, np.where(column % 2 == 0, np.sin(angles), np.cos(angles)))
+    one = TimeEmbedding(width, learn_pe=False)(torch.zeros(1, 1, 5))
+    close(one[0, 0], np.where(column % 2 == 0, 0.0, 5.0))  # the sum of five tables' first rows
+    with torch.device("meta"):
+        assert FixedEmbedding(24, width).emb.weight.is_meta

@@ -54,14 +54,16 @@ class FixedEmbedding(nn.Module):
         super().__init__()
         self.emb = nn.Embedding(c_in, d_model)
         self.emb.weight.requires_grad_(False)
+        self.initialise()
 
     def initialise(self) -> None:
         size, width = self.emb.weight.shape
-        steps = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10000.0) / width))
-        angles = torch.arange(size).float()[:, None] * steps
+        place = self.emb.weight.device
+        steps = torch.exp(torch.arange(0, width, 2, device=place).float() * -(math.log(10000.0) / width))
+        angles = torch.arange(size, device=place).float()[:, None] * steps
         with torch.no_grad():
             self.emb.weight[:, 0::2] = angles.sin()
-            self.emb.weight[:, 1::2] = angles.cos()
+            self.emb.weight[:, 1::2] = angles[:, : width // 2].cos()
 
     def forward(self, index: Tensor) -> Tensor:
         out: Tensor = self.emb(index)
