@@ -32,6 +32,8 @@ class FakeDevice:
         self.replayed: Any = None
 
     class Stream:
+        def __init__(self, device: Any = None) -> None: ...
+
         def wait_stream(self, other: Any) -> None: ...
 
     def current_stream(self) -> Any:

@@ -13,12 +13,21 @@ if TYPE_CHECKING:
     import torch
 
 
+def prepare_to_repeat(device: torch.device) -> None:
+    """Set what a device's libraries look up once, with their first product: call it before that. It stays set."""
+    backend, _ = locate(device)
+    wanted: Mapping[str, str] = getattr(backend, "repeatable_environment", {})
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
     """Inside, torch takes algorithms that sum in a fixed order, and refuses operations that have none (RuntimeError).
 
     On an accelerator attention's gradients, among others, are summed by whoever comes first otherwise: two runs from the
-    same seed then part after a few steps. A CPU's are in order anyway. What was set before is put back.
+    same seed then part after a few steps. A CPU's are in order anyway. What was set before is put back. torch has one such
+    switch for the whole process: what other threads compute meanwhile is held to it, too.
     """
     backend, _ = locate(device)
     if backend.torch_type == "cpu":
@@ -27,14 +36,11 @@ def repeatable(device: torch.device) -> Iterator[None]:
     import torch
 
     deterministic: Any = torch.utils.deterministic
-    wanted: Mapping[str, str] = getattr(backend, "repeatable_environment", {})
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         deterministic.fill_uninitialized_memory,
     )
-    os.environ.update(added)
     torch.use_deterministic_algorithms(True)
     deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads what it has not written
     try:
@@ -42,5 +48,3 @@ def repeatable(device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         deterministic.fill_uninitialized_memory = before[2]
-        for name in added:
-            os.environ.pop(name, None)

@@ -26,7 +26,7 @@ from anytorch import logs
 from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
 from anytorch.devices.precision import autocast, autocast_dtype, capabilities
-from anytorch.devices.repeat import repeatable
+from anytorch.devices.repeat import prepare_to_repeat, repeatable
 from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError
 from anytorch.models.encoders.staging import can_stage
@@ -166,6 +166,7 @@ class Run:
             else None
         )
         self.repeatable = True
+        prepare_to_repeat(world.device)
         self.staged = can_stage(world.device)
         self.fingerprint = fingerprint(plan, world, self.train_windows, what)
         self.step = 0

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anytorch import logs
 from anytorch.errors import WrongAnswer
-from anytorch.models.encoders.graphs import graph_class, side_stream
+from anytorch.models.encoders.graphs import graph_class, others_left_alone, side_stream
 
 log = logs.logger(__name__)
 Answer = tuple[Tensor, dict[str, Tensor]]
@@ -113,7 +113,7 @@ class RecordedStep:
             answer = self.work(values, stamps)
         else:
             # Beside the main stream, as what is recorded later: gradients are then summed where they are recorded.
-            stream = side_stream(self.device)
+            stream = side_stream(self.module, self.device)
             stream.wait_stream(self.module.current_stream())
             with self.module.stream(stream):
                 answer = self.work(values, stamps)
@@ -128,9 +128,13 @@ class RecordedStep:
         self.forget_gradients()  # those of the recording are its own
         graph = kind()
         # Where the module has no such function, `with graph:` records by itself.
-        with self.module.graph(graph, stream=side_stream(self.device)) if self.streams else graph:
+        with self._recording(graph) if self.streams else graph:
             self.answer = self.work(values, stamps)
         self.graph = graph
+
+    def _recording(self, graph: Any) -> Any:
+        record = self.module.graph
+        return record(graph, stream=side_stream(self.module, self.device), **others_left_alone(record))
 
 
 def copies(parts: list[Tensor]) -> list[Tensor]:

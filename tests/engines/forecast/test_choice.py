@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from anytorch.engines.forecast.inputs import read_series
 from anytorch.engines.forecast.kernel_step import Tiles
 from anytorch.engines.forecast.product_parts import error_of, made_up, part_of, reference, spread
 from anytorch.engines.forecast.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
+from anytorch.engines.forecast.rolled import RolledSteps
 from anytorch.engines.forecast.sampling import Sampler
 from anytorch.engines.forecast.static import StaticSteps
 from anytorch.engines.forecast.window_attention import WindowCut, Windows
@@ -286,6 +288,58 @@ def test_python_changes_threads_quickly_while_it_compiles() -> None:
     assert sys.getswitchinterval() == before
 
 
+def test_what_there_was_no_time_for_is_not_remembered(
+    stopwatch: type[FakeStopwatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used for now; the next process finds out."""
+    stopwatch.took = {"built in": 3.0, "ours": 1.0}
+    one = part({"built in": 0, "ours": 0})
+    parts = [replace(one, options=[one.options[0], replace(one.options[1], ready=lambda: None)])]
+    monkeypatch.setattr(choice, "COMPILE_S", 0.0)
+    assert chosen(parts)["a part"].way == "built in"
+    monkeypatch.setattr(choice, "COMPILE_S", 60.0)
+    again = chosen(parts)["a part"]
+    assert (again.way, again.source) == ("ours", "measured")
+    assert chosen(parts)["a part"].source == "remembered"
+
+
+def test_windows_are_measured_where_they_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other steps of the same forecast have other numbers of rows, whose kernels are others."""
+    steps: Any = SimpleNamespace(chooser=None, tried_at=(0, 0))
+    assert RolledSteps._may_try(steps, (513, 16))
+    steps.chooser, steps.tried_at = SimpleNamespace(ready=False), (513, 16)
+    assert not RolledSteps._may_try(steps, (513, 16))
+    steps.chooser.ready = True
+    assert RolledSteps._may_try(steps, (513, 16)) and not RolledSteps._may_try(steps, (529, 7))
+
+
+def test_what_nobody_waits_for_is_not_compiled() -> None:
+    """A forecast of another shape has come: what was to be compiled holds the memory of the last one."""
+    begun, ended = threading.Event(), threading.Event()
+    kept = torch.zeros(1)
+    alive = weakref.ref(kept)
+
+    def first() -> None:
+        begun.set()
+        ended.wait(30)
+
+    tasks: dict[Any, Any] = {("part", "first"): first, ("part", "second"): partial(torch.clone, kept)}
+    monkey = compiling.COMPILERS
+    compiling.COMPILERS = 1
+    try:
+        work = Compiling(CPU, tasks, 60.0)
+    finally:
+        compiling.COMPILERS = monkey
+    begun.wait(30)
+    del kept, tasks
+    assert alive() is not None
+    work.cancel()
+    assert alive() is None and work.under_way
+    ended.set()
+    work.wait()
+    assert work.done == {("part", "first")}
+
+
 def test_a_process_that_ends_waits_for_what_is_at_hand_alone() -> None:
     begun, ended, done = threading.Event(), threading.Event(), []
 
@@ -476,6 +530,8 @@ class FakeStep:
         return before
 
     def __call__(self) -> None:
+        if self.mode == "too large":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self.last, logits = StaticSteps._step_by_torch(self)  # type: ignore[arg-type]
         wrong = self.mode == "always wrong" or (self.mode == "chosen is wrong" and self.chosen)
         self.logits = [logits, logits + (1.0 if wrong else 0.0)]
@@ -488,6 +544,7 @@ class FakeStep:
         ("chosen is wrong", True, False),
         ("cannot measure", True, False),
         ("always wrong", False, False),
+        ("too large", False, False),
     ],
 )
 def test_growing_windows_fall_back_to_what_is_right(
@@ -505,7 +562,9 @@ def test_growing_windows_fall_back_to_what_is_right(
         assert ids_of(made.paths(several, SAMPLER, 2, seed=5)) == wanted
     step = made.decoder().kept.kernel_step
     assert (step is not None, step is not None and step.chosen) == (used, chosen)
-    assert ("differ" in made.decoder().kept.no_kernels) == (not used)
+    words = {"always wrong": "differ", "too large": "not enough memory"}.get(mode, "")
+    assert words in made.decoder().kept.no_kernels and bool(made.decoder().kept.no_kernels) == (not used)
+    assert made.decoder().kept.chooser is None and made.decoder().kept.trial is None
 
 
 def test_explaining_before_and_after(minutes: Any, predictor: Any) -> None:

@@ -71,6 +71,25 @@ def test_seeds(minutes: Any, predictor: Any) -> None:
         forecast(-1)
 
 
+def test_torchs_generator_is_moved_once_at_the_end() -> None:
+    """Other threads must not see it jump back; afterwards it stands where the published loop leaves it."""
+    torch.manual_seed(8)
+    noise = Noise.seeded(None, 3, (20, 10))
+    before = torch.get_rng_state()
+    for rows in (torch.arange(2), torch.arange(2, 3)):  # two chunks see the same numbers
+        draws = noise.steps(rows)
+        for _ in range(4):
+            next(draws)
+    assert torch.equal(torch.get_rng_state(), before)
+    noise.finish()
+    after = torch.get_rng_state()
+    torch.manual_seed(8)
+    for _ in range(4):
+        torch.empty(3, 20).exponential_()
+        torch.empty(3, 10).exponential_()
+    assert torch.equal(torch.get_rng_state(), after)
+
+
 def test_one_draw_is_that_of_multinomial() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     sampler = Sampler(0.7, 0, 0.8)

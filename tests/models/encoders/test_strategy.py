@@ -162,6 +162,8 @@ def test_records_on_a_stream_of_its_own_where_the_module_has_them(recorder: Reco
     seen: list[Any] = []
 
     class Stream:
+        def __init__(self, device: Any = None) -> None: ...
+
         def wait_stream(self, other: Any) -> None: ...
 
     class record(FakeGraph):  # named as torch.cuda.graph is

@@ -3,7 +3,8 @@
 No table of devices could say it: on an H200 the library's product of 20 rows took 55 µs where our kernel took 95, and with
 one row it was the other way round. Every way is float32, and one that is off by more than float32's rounding is never
 timed. A choice is kept for the device, the versions and the shape, so that forecasts on one machine go on computing the
-same digits; `anytorch reset --cache` forgets it, and the setting `measure_kernels` turns measuring off.
+same digits, from the forecast on that finds them compiled; `anytorch reset --cache` forgets it, and the setting
+`measure_kernels` turns measuring off.
 
 Compiling all these kernels takes some ten seconds, so it is done beside the forecasts, which go on with torch's; only the
 measuring itself, less than a second, is in a forecast's way.
@@ -39,6 +40,12 @@ ROUNDS, REPLAYS = 3, 3
 MOST_ERROR = 5e-6
 WORTH = 0.97  # another way than the built-in one must take less than this share of its time
 STORE = "forecast-kernels"
+# Why a way was not timed, where it may be timed another day: such a choice is used, and not remembered.
+NOT_COMPILED, NOT_MEASURED, NO_MEMORY = (
+    "no time was left to compile it",
+    "no time was left to measure it",
+    "not enough memory",
+)
 NOTHING: Mapping[Key, Task] = {}
 
 
@@ -161,9 +168,15 @@ class Chooser:
                 found[part.name] = remembered
             elif measure:
                 found[part.name] = choice = self._measure(part, self.compiling.done)
-                keep(self.device, choice)
+                if not any(one.refused in (NOT_COMPILED, NOT_MEASURED, NO_MEMORY) for one in choice.timed):
+                    keep(self.device, choice)
                 log.info("%s: %s", self.device, choice)
         return found
+
+    def stop(self) -> None:
+        """Nobody is going to ask again: compile no more, and let go of what was to be compiled."""
+        if self.compiling is not None:
+            self.compiling.cancel()
 
     def _tasks(self, parts: Sequence[Part], known: Mapping[str, Choice | None], measure: bool) -> dict[Key, Task]:
         """What has to be compiled: all that is going to be measured; else the way that is remembered or built in."""
@@ -180,7 +193,7 @@ class Chooser:
             self._try(part, option)
             # The built-in way is tried in any case: it is what is left.
             if place == 0 or option.ready is None or (part.name, option.name) in compiled
-            else Timed(option.name, refused="no time was left to compile it")
+            else Timed(option.name, refused=NOT_COMPILED)
             for place, option in enumerate(part.options)
         ]
         ready = [
@@ -192,7 +205,7 @@ class Chooser:
             seconds = self._time([option for _, option in ready])
         for (place, _), took in zip(ready, seconds, strict=True):
             if took is None:
-                tried[place] = Timed(tried[place].name, refused="no time was left to measure it")
+                tried[place] = Timed(tried[place].name, refused=NOT_MEASURED)
             else:
                 tried[place] = Timed(tried[place].name, round(took * 1e6 / part.launches, 2), tried[place].error)
         return Choice(part.name, decide(tried), "measured", tuple(tried))
@@ -203,7 +216,7 @@ class Chooser:
             error = part.error(option.run())
         except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; the reason is kept and shown)
             if is_out_of_memory(exc):
-                return Timed(option.name, refused="not enough memory for it")
+                return Timed(option.name, refused=NO_MEMORY)
             first = (str(exc).splitlines() or [""])[0][:200]
             return Timed(option.name, refused=f"{type(exc).__name__}: {first}")
         if not error <= MOST_ERROR:  # not-a-number fails, too

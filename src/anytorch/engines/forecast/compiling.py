@@ -22,6 +22,8 @@ COMPILERS = 4  # threads at most, on half of the processors
 # its turn a hundred times per forecast, and with Python's own 5 ms a forecast took seconds.
 TURN = 0.0005
 
+_lock = threading.Lock()
+
 Key = tuple[str, str]  # the names of a part and of a way to compute it
 Task = Callable[[], None]
 
@@ -36,13 +38,21 @@ class Compiling:
         self.stopping = False
         count = min(COMPILERS, max(1, (os.cpu_count() or 1) // 2), len(tasks))
         self.threads = [threading.Thread(target=self._work, name="anytorch-compile", daemon=True) for _ in range(count)]
-        atexit.register(self.stop)
+        self.at_work = count
+        if count:
+            atexit.register(self.stop)
         for thread in self.threads:
             thread.start()
 
     def _work(self) -> None:
         with quick_turns():
             self._work_off()
+        with _lock:
+            self.at_work -= 1
+            if self.at_work:
+                return
+        self.waiting.clear()  # what was not begun in time holds memory
+        atexit.unregister(self.stop)
 
     def _work_off(self) -> None:
         while not self.stopping and time.monotonic() < self.until:
@@ -60,15 +70,19 @@ class Compiling:
     def under_way(self) -> bool:
         return any(thread.is_alive() for thread in self.threads)
 
-    def stop(self) -> None:
-        """No more of them; returns when nothing is under way."""
+    def cancel(self) -> None:
+        """Begin no more of them."""
         self.stopping = True
+        self.waiting.clear()
+
+    def stop(self) -> None:
+        """Begin no more; returns when nothing is under way."""
+        self.cancel()
         self.wait()
 
     def wait(self) -> None:
         for thread in self.threads:
             thread.join()
-        atexit.unregister(self.stop)
 
 
 def on_device(device: torch.device, task: Task) -> None:
@@ -81,7 +95,6 @@ def on_device(device: torch.device, task: Task) -> None:
         task()
 
 
-_lock = threading.Lock()
 _quick: list[float] = []  # Python's interval before, once per thread that wants quick turns
 
 

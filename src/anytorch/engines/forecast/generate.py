@@ -129,6 +129,8 @@ class Run:
             kernels=plan.kernels,
         )
         if decoder.kept is None or decoder.kept.shape != shape:
+            if decoder.kept is not None:
+                decoder.kept.close()
             decoder.kept = None  # its memory first
             cache = Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
             decoder.kept = StaticSteps(cache, shape, plan.static == "recorded")
@@ -161,6 +163,8 @@ class Run:
             return 0
         self.cache = None
         if decoder.kept_rolled is None or decoder.kept_rolled.shape != shape:
+            if decoder.kept_rolled is not None:
+                decoder.kept_rolled.close()
             decoder.kept_rolled = None  # its memory first
             decoder.kept_rolled = RolledSteps(decoder, shape, plan.static == "recorded")
         steps: RolledSteps = decoder.kept_rolled

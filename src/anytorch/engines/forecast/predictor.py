@@ -334,6 +334,8 @@ class KronosPredictor:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(quiet_threads(self.threads))
             found = self._generate(series, sampler, distinct, samples, pred_len, rolling, noise, verbose)
+        if noise is not None:
+            noise.finish()
         if distinct == samples:
             return found
         return [Paths(*(np.repeat(part, samples, axis=0) for part in (p.s1, p.s2, p.normal))) for p in found]

@@ -123,6 +123,7 @@ class RolledSteps:
         self.no_kernels = why_not(decoder, 1) if shape.kernels else "not asked for"
         self.tried_kernels = bool(self.no_kernels)
         self.chooser: Chooser | None = None
+        self.tried_at = (0, 0)  # the steps whose products it chooses for
         self.forecast: object = None  # whose steps these are
         self.forecasts = 0
 
@@ -142,7 +143,7 @@ class RolledSteps:
     def run(self, history: Tensor, lengths: Sequence[int], step: int, count: int, draws: Draws) -> Tensor:
         """`count` steps from `step` on; → ids of s1 and s2, [2, rows, count]. `history` are the first block's inputs."""
         # As in `StaticSteps`: compiling pays where forecasts of this shape are made again.
-        if self.forecasts > 1 and not self.tried_kernels and (self.chooser is None or self.chooser.ready):
+        if self.forecasts > 1 and not self.tried_kernels and self._may_try((step, count)):
             self._try_kernels(history, lengths, step, count)
         self.preparing(("prepare", tuple(lengths), step, count), partial(self.prepare, lengths, step, count), history)
         recording = None
@@ -163,11 +164,21 @@ class RolledSteps:
                 self._step()
         return self.ids[:, :, :count]
 
+    def _may_try(self, place: tuple[int, int]) -> bool:
+        """Now, at these steps? What was compiled for some of them is measured at the same ones: others have other shapes."""
+        return self.chooser is None or (self.chooser.ready and self.tried_at == place)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        if self.chooser is not None:
+            self.chooser.stop()
+        self.chooser = None
+
     def _try_kernels(self, history: Tensor, lengths: Sequence[int], step: int, count: int) -> None:
         """Choose how the products are computed (torch's way is built in), and compare one step with torch's."""
         decoder = self.decoder
         if self.chooser is None:
-            self.chooser = Chooser(decoder.device, self.record)
+            self.chooser, self.tried_at = Chooser(decoder.device, self.record), (step, count)
         history = history.to(decoder.device)
         wanted = self._values_of(history, lengths, step, count)
         products = Products(decoder.device, lambda product: None)
@@ -199,7 +210,8 @@ class RolledSteps:
                 self.no_kernels = "" if apart <= SAME_VALUES else f"they differ from torch's by {apart:.2g}"
         except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; torch's products have just worked)
             self.no_kernels = f"{type(exc).__name__}: {exc}"
-        self.tried_kernels, self.chooser = True, None
+        self.tried_kernels = True
+        self.close()
         if self.no_kernels:
             self._use(decoder.blocks, None)
             log.info("%s: torch's products in full windows: %s", decoder.device, self.no_kernels)

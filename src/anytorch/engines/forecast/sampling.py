@@ -70,22 +70,29 @@ def keep(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 class Noise:
-    """The random numbers of one forecast, for all rows and steps, in the published order."""
+    """The random numbers of one forecast, for all rows and steps, in the published order.
 
-    def __init__(self, generator: torch.Generator, rows: int, sizes: tuple[int, int]) -> None:
-        self.generator = generator
-        self.rows = rows
-        self.sizes = sizes
-        self.start = generator.get_state()
+    They come from a generator of its own: torch's may be used by others meanwhile, who must not get the same numbers.
+    """
+
+    def __init__(self, start: Tensor, rows: int, sizes: tuple[int, int], moves: torch.Generator | None = None) -> None:
+        """`start` is a generator's state; `moves` is the generator that `finish` leaves where the numbers end."""
+        self.generator = torch.Generator()
+        self.start, self.rows, self.sizes, self.moves = start, rows, sizes, moves
 
     @classmethod
     def seeded(cls, seed: int | None, rows: int, sizes: tuple[int, int]) -> Noise:
         """From a seed, as after `torch.manual_seed(seed)`; from torch's own generator where there is none."""
         if seed is None:
-            return cls(torch.default_generator, rows, sizes)
+            return cls(torch.default_generator.get_state(), rows, sizes, torch.default_generator)
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise InputError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed!r}")
-        return cls(torch.Generator().manual_seed(seed), rows, sizes)
+        return cls(torch.Generator().manual_seed(seed).get_state(), rows, sizes)
+
+    def finish(self) -> None:
+        """The published loop draws from torch's generator: leave it as that would."""
+        if self.moves is not None:
+            self.moves.set_state(self.generator.get_state())
 
     def steps(self, wanted: Tensor, uniform: bool = False) -> Draws:
         """Noise for s1 and s2 of the rows `wanted` (int64), step by step, always from the first step.

@@ -140,18 +140,21 @@ class StaticSteps:
             if self.no_kernels and step.forget():
                 log.warning("%s: built-in kernels instead of measured ones: %s", step.decoder.device, self.no_kernels)
                 self.no_kernels = self._differences(step, wanted, (s1, s2, future))
-        except Exception as exc:
-            # A compiler or a driver may raise anything; torch's kernels are always there.
-            if is_out_of_memory(exc):
-                raise
+        except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; torch's kernels are always there)
             self.tried_kernels = True
-            self.no_kernels = f"{type(exc).__name__}: {exc}"
-        self.chooser = self.trial = None
+            self.no_kernels = "not enough memory" if is_out_of_memory(exc) else f"{type(exc).__name__}: {exc}"
+        self.close()
         if self.no_kernels:
             self.kernel_step = None
             log.warning("%s: torch's kernels instead of ours: %s", self.cache.decoder.device, self.no_kernels)
         elif self.recorder is not None:
             self.recorder.clear()  # of torch's kernels
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        if self.chooser is not None:
+            self.chooser.stop()
+        self.chooser = self.trial = None
 
     def _choose(self, step: KernelStep, chooser: Chooser) -> bool:
         """Let the step take what measures best; whatever goes wrong there, its built-in kernels are still good."""

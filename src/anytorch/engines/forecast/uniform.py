@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anytorch import config, logs, native
-from anytorch.errors import NativeUnavailable
+from anytorch.errors import AnytorchError
 
 log = logs.logger(__name__)
 
@@ -62,7 +62,7 @@ class Source:
     def _build(self) -> None:
         try:
             library = native.load("uniform", [SOURCE])
-        except NativeUnavailable as exc:
+        except AnytorchError as exc:  # no compiler, or a setting that names none
             log.info("random numbers are drawn by torch: %s", exc)
             return
         library.uniform.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)

@@ -84,7 +84,7 @@ class Recorder:
             with graph:
                 output = work()
             return Recording(graph, output)
-        stream = side_stream(self.device)
+        stream = side_stream(self.module, self.device)
         stream.wait_stream(self.module.current_stream())
         with self.module.stream(stream):
             for _ in range(WARM_UPS):
@@ -93,11 +93,7 @@ class Recorder:
         if self._pool is None:
             self._pool = self.module.graph_pool_handle()
         graph = kind()
-        options = {"pool": self._pool, "stream": stream}
-        if "capture_error_mode" in inspect.signature(record).parameters:
-            # What other threads do on the device meanwhile (another engine, a copy) is none of this recording's business.
-            options["capture_error_mode"] = "thread_local"
-        with record(graph, **options):
+        with record(graph, pool=self._pool, stream=stream, **others_left_alone(record)):
             output = work()
         return Recording(graph, output)
 
@@ -109,7 +105,13 @@ class Recorder:
 _streams = threading.local()  # two threads that record at once must not meet on one
 
 
-def side_stream(device: torch.device) -> Any:
+def others_left_alone(record: Callable[..., Any]) -> dict[str, str]:
+    """What other threads do on the device meanwhile (another engine, a copy) is none of a recording's business."""
+    known = "capture_error_mode" in inspect.signature(record).parameters
+    return {"capture_error_mode": "thread_local"} if known else {}
+
+
+def side_stream(module: Any, device: torch.device) -> Any:
     """This thread's stream for recording on a device, always the same one.
 
     Libraries keep a workspace for every stream they have seen (cuBLAS 32 MiB on an H200), so a new stream per recording took
@@ -117,8 +119,7 @@ def side_stream(device: torch.device) -> Any:
     """
     known: dict[torch.device, Any] = _streams.__dict__.setdefault("by_device", {})
     if device not in known:
-        module: Any = torch.get_device_module(device)
-        known[device] = module.Stream()
+        known[device] = module.Stream(device)
     return known[device]
 
 
