@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from anytorch.errors import OutputError, UsageError
 from anytorch.models.kronos import KronosTokenizer
 from anytorch.train import Plan, finetune_tokenizer
 from anytorch.train.interrupt import Interrupt
-from anytorch.train.loop import Run
+from anytorch.train.loop import Run, fingerprint
 from anytorch.train.plan import wrong
 from anytorch.train.processes import World
 from anytorch.train.store import RunFolder, writing
@@ -286,3 +287,13 @@ def test_numbers_of_numpy_make_the_same_plan() -> None:
     given = Plan(batch_size=np.int64(32), clip=np.float32(5), clip_norm=3, betas=[np.float64(0.9), 0.95])
     assert repr(given) == repr(Plan(batch_size=32)) and hash(given) == hash(Plan(batch_size=32))
     assert json.dumps(asdict(given)) == json.dumps(asdict(Plan(batch_size=32)))
+
+
+def test_numbers_of_numpy_make_the_same_fingerprint(tmp_path: Path) -> None:
+    windows: Any = SimpleNamespace(values=np.zeros((4, 6), np.float32), starts=np.arange(2))
+    alone: Any = SimpleNamespace(size=1)
+    what = {"config": {"d_model": np.int64(32), "dropout": np.float32(0.5), "causal": np.True_}, "folder": tmp_path}
+    same = {"config": {"d_model": 32, "dropout": 0.5, "causal": True}, "folder": str(tmp_path)}
+    assert fingerprint(Plan(), alone, windows, what) == fingerprint(Plan(), alone, windows, same)
+    RunFolder(tmp_path).write_summary(what)
+    assert json.loads((tmp_path / "summary.json").read_text()) == same

@@ -9,8 +9,12 @@ import pytest
 import torch
 
 import anytorch
+from anytorch.devices import seeds
+from anytorch.devices.base import TorchBackend
 from anytorch.devices.cpu import cpu_caps
 from anytorch.devices.precision import autocast_dtype
+from anytorch.devices.registry import Registry
+from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import UnknownDevice, UsageError
 from anytorch.probe.facts import Cpu
 
@@ -62,6 +66,53 @@ def test_bad_seeds(value: object) -> None:
 
 def test_a_large_seed_fits_numpy_too() -> None:
     anytorch.seed(2**63 - 1)
+
+
+class Generators:
+    """What `torch.<type>` of an accelerator says about its random numbers, for two devices."""
+
+    def __init__(self, *, awake: bool) -> None:
+        self.awake, self.states = awake, [torch.tensor([1]), torch.tensor([2])]
+
+    def is_initialized(self) -> bool:
+        return self.awake
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        assert self.awake, "asking for a state wakes the driver"
+        return list(self.states)
+
+    def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
+        assert self.awake
+        self.states = list(states)
+
+    def manual_seed_all(self, value: int) -> None:
+        self.states = [torch.tensor([value])] * 2
+
+
+@pytest.mark.parametrize("awake", [True, False])
+def test_who_seeds_for_himself_leaves_the_callers_random_numbers(awake: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    generators = Generators(awake=awake)
+    backend = TorchBackend()
+    monkeypatch.setattr(backend, "module", lambda: generators)
+    monkeypatch.setattr(seeds, "registry", lambda: Registry({"it": backend}, {}))
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    with pytest.raises(KeyError), own_random_numbers():
+        torch.manual_seed(99)
+        generators.manual_seed_all(99)
+        raise KeyError
+    assert torch.equal(torch.rand(3), wanted)
+    assert [int(state) for state in generators.states] == ([1, 2] if awake else [7, 7])
+
+
+def test_own_random_numbers_on_this_machine() -> None:
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    with own_random_numbers():
+        torch.manual_seed(99)
+    assert torch.equal(torch.rand(3), wanted)
 
 
 def cpu(*features: str, vendor: str = "GenuineIntel") -> Cpu:

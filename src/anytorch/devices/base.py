@@ -185,6 +185,23 @@ class TorchBackend:
         if callable(function):
             function(value)
 
+    def random_states(self) -> list[Any] | None:
+        """The state of every device's generator; None where there is none yet, since nothing has woken the driver."""
+        module = self.module()
+        if not self.initialized():
+            return None
+        if callable(of_all := getattr(module, "get_rng_state_all", None)):
+            return list(of_all())
+        return [of_one()] if callable(of_one := getattr(module, "get_rng_state", None)) else None
+
+    def restore_random_states(self, states: list[Any]) -> None:
+        """What `random_states` gave, put back."""
+        module: Any = self.module()
+        if callable(of_all := getattr(module, "set_rng_state_all", None)):
+            of_all(states)
+        else:
+            module.set_rng_state(states[0])
+
 
 BUILT_IN_TYPES = frozenset({"cpu", "cuda", "xpu", "mps"})
 

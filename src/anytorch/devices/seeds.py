@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from anytorch.devices.registry import registry
 from anytorch.errors import UsageError
@@ -30,3 +32,26 @@ def seed(value: int = 42) -> int:
         for backend in registry().backends.values():
             backend.seed(value)
     return value
+
+
+@contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """For a block that seeds torch for itself: what the caller had is put back, on every device that was in use.
+
+    A device that sleeps is not woken: it is seeded as the caller's last `torch.manual_seed` would have done it.
+    """
+    import torch
+
+    backends = list(registry().backends.values())
+    before = torch.get_rng_state()
+    # A plug-in need not know of states: it is seeded.
+    kept = [asked() if callable(asked := getattr(backend, "random_states", None)) else None for backend in backends]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        for backend, states in zip(backends, kept, strict=True):
+            if states is None:
+                backend.seed(torch.initial_seed())
+            else:
+                backend.restore_random_states(states)  # type: ignore[attr-defined]

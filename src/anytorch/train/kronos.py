@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anytorch import logs
+from anytorch.devices.seeds import own_random_numbers
 from anytorch.engines.candles.columns import FIELDS
 from anytorch.engines.forecast.arguments import whole_number
 from anytorch.engines.forecast.assets import TINY
@@ -35,7 +36,7 @@ from anytorch.models.kronos import Kronos, KronosTokenizer
 from anytorch.models.kronos.pretrained import Pretrained, arguments_of, check_config
 from anytorch.models.kronos.quantiser import binary_entropy
 from anytorch.quant.lora import add_lora, merge_lora
-from anytorch.train.loop import Outcome, Progress, Run, own_random_numbers
+from anytorch.train.loop import Outcome, Progress, Run
 from anytorch.train.plan import Plan
 from anytorch.train.processes import World, world
 from anytorch.train.store import RunFolder

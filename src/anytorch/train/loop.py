@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
 from anytorch.devices.precision import autocast, autocast_dtype, capabilities
 from anytorch.devices.repeat import prepare_to_repeat, repeatable
+from anytorch.devices.seeds import own_random_numbers
 from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError
 from anytorch.models.encoders.staging import can_stage
@@ -35,7 +36,7 @@ from anytorch.train.interrupt import Interrupt
 from anytorch.train.plan import Plan
 from anytorch.train.processes import World
 from anytorch.train.recorded import RecordedStep
-from anytorch.train.store import RunFolder, writing
+from anytorch.train.store import RunFolder, plain, writing
 from anytorch.train.windows import Windows
 
 log = logs.logger(__name__)
@@ -89,16 +90,6 @@ def order_of(epoch: int, windows: int, seed: int) -> Any:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(windows)
 
 
-@contextmanager
-def own_random_numbers() -> Iterator[None]:
-    """Training seeds the generator for every step; what the caller had is put back."""
-    before = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
 def capable(device: torch.device) -> Caps:
     backend, index = locate(device)
     return capabilities(backend.name, index)
@@ -113,7 +104,7 @@ def fingerprint(plan: Plan, world: World, train: Windows, what: dict[str, Any]) 
     """Equal for runs that can go on from each other's state: the plan, the data, the model."""
     plan_now = {**asdict(plan), "batch_size": plan.batch_size * world.size}
     data = hashlib.sha256(np.ascontiguousarray(train.values).tobytes() + train.starts.tobytes()).hexdigest()
-    body = json.dumps([plan_now, data, what], sort_keys=True, default=str)
+    body = json.dumps([plan_now, data, what], sort_keys=True, default=plain)
     return hashlib.sha256(body.encode()).hexdigest()
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from anytorch import logs
@@ -41,6 +42,11 @@ def writing(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {link.strerror or link}",
             hint="what was saved before is kept: make room, and the same command goes on from there",
         ) from exc
+
+
+def plain(value: Any) -> Any:
+    """For JSON: NumPy's numbers as Python's (32 is 32, whoever counted it), anything else in words."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 class RunFolder:
@@ -113,4 +119,4 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         with writing(self.summary):
-            replace_file(self.summary, (json.dumps(summary, indent=2) + "\n").encode())
+            replace_file(self.summary, (json.dumps(summary, indent=2, default=plain) + "\n").encode())
