@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from anytorch.errors import OutputError, UsageError
+from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.models.kronos import KronosTokenizer
 from anytorch.train import Plan, finetune_tokenizer
 from anytorch.train.interrupt import Interrupt
@@ -242,6 +242,27 @@ def test_best_weights_for_which_there_is_no_room(job: dict[str, Any], tmp_path: 
 def test_an_error_that_is_no_disks_passes_through(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="something else"), writing(tmp_path):
         raise RuntimeError("something else")
+
+
+def test_whose_state_it_is_is_told_without_reading_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.check("a")  # nothing is there
+    folder.save({"fingerprint": "a", "weights": torch.zeros(1000)})
+    asked: list[Any] = []
+    load = torch.load
+
+    def noted(*args: Any, **how: Any) -> Any:
+        asked.append(how.get("mmap"))
+        return load(*args, **how)
+
+    monkeypatch.setattr(torch, "load", noted)
+    folder.check("a")
+    with pytest.raises(InputError, match="holds a run with another plan"):
+        folder.check("b")
+    assert asked == [True, True]
+    folder.state.write_bytes(b"no state")
+    with pytest.raises(ModelError, match="cannot be read"):
+        folder.check("a")
 
 
 # --- plans --------------------------------------------------------------------------------------------------------

@@ -321,7 +321,7 @@ def warn_of_small_columns(windows: Windows) -> None:
 def is_there(run: Run) -> bool:
     """Is what the folder holds this very run, or nothing?"""
     try:
-        run.folder.load(run.fingerprint, torch.device("cpu"))
+        run.folder.check(run.fingerprint)
     except InputError as exc:
         log.warning("%s: it is forgotten, and this run begins anew", exc.message)
         return False

@@ -68,11 +68,18 @@ class RunFolder:
 
     def load(self, fingerprint: str, device: torch.device) -> dict[str, Any] | None:
         """The last state, or None. Raises InputError if it belongs to another plan or other data."""
+        return self._read(fingerprint, map_location=device)
+
+    def check(self, fingerprint: str) -> None:
+        """Raise what `load` would, of a file that may be gigabytes having read the words and none of the numbers."""
+        self._read(fingerprint, map_location="cpu", mmap=True)
+
+    def _read(self, fingerprint: str, **how: Any) -> dict[str, Any] | None:
         if not self.state.is_file():
             return None
         try:
             # weights_only: tensors and plain values, so that a file from elsewhere cannot run code.
-            state: dict[str, Any] = torch.load(self.state, map_location=device, weights_only=True)
+            state: dict[str, Any] = torch.load(self.state, weights_only=True, **how)
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as exc:
             raise ModelError(
                 f"{self.state} cannot be read: {str(exc).splitlines()[0]}", hint="start afresh with --restart"
