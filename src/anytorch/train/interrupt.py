@@ -16,6 +16,8 @@ SAME_PRESS_S = 1.0  # torchrun hands Ctrl-C on to processes that a terminal has 
 class Interrupt:
     """`with interrupt: … with interrupt.held(): …`: in the inner block Ctrl-C waits for its end; a second one does not.
 
+    (One that follows within SAME_PRESS_S is the first one again.)
+
     Only where Python's own handler is in place: a program with another one knows what it does, and KeyboardInterrupt then
     comes when it comes. `broken` says that it came inside a block that should have been whole.
 
