@@ -45,6 +45,11 @@ def test_every_kind_of_table_is_the_same_series(frame: Any) -> None:
         (pyarrow.Table.from_pandas(frame), None),
         (values.set_index(pd.PeriodIndex(times, freq="min")), None),
         (values, pd.PeriodIndex(times, freq="min")),
+        (values, times.dt.to_period("min")),
+        (frame.assign(timestamps=times.dt.to_period("min")), None),
+        (values, (time for time in times)),
+        (values, map(str, times)),
+        (values, (int(time.timestamp()) for time in times)),
     ):
         found = read(table, x)
         np.testing.assert_array_equal(found.normal, wanted.normal)

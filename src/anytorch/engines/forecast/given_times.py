@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +44,10 @@ def as_times(given: Any, where: str) -> pd.DatetimeIndex:
 
     if type(given).__module__.startswith("polars"):
         given = column_values(given)
-    if isinstance(given, pd.PeriodIndex):
-        given = given.to_timestamp()
+    if isinstance(given, Iterator):  # is looked at more than once below
+        given = list(given)
+    if isinstance(getattr(given, "dtype", None), pd.PeriodDtype):
+        given = pd.PeriodIndex(given).to_timestamp()
     if isinstance(given, pd.DatetimeIndex):
         times = given
     elif (numbers := as_numbers(given)) is not None:
