@@ -35,6 +35,16 @@ def currencies(freq: str, days: int) -> pd.Index:
     return times[(place < pd.Timedelta("4D22h")) | (place >= pd.Timedelta("6D22h"))]
 
 
+def days_on(weekdays: Sequence[int], days: int) -> pd.Index:
+    every = pd.date_range("2023-01-01", periods=days)
+    return every[every.day_of_week.isin(weekdays)]
+
+
+def new_york(times: pd.Index) -> pd.Index:
+    """The same times as a file in UTC has them: no zone is known, and from spring to autumn all is an hour earlier."""
+    return times.tz_localize("America/New_York").tz_convert("UTC").tz_localize(None)
+
+
 # All times of a market, and how many of them a history has at least, so that its hours and days can be known.
 MARKETS: dict[str, tuple[Callable[[], pd.Index], int]] = {
     "round the clock, 1min": (lambda: pd.date_range("2023-01-05 07:03", periods=1440 * 6, freq="1min"), 24),
@@ -45,6 +55,8 @@ MARKETS: dict[str, tuple[Callable[[], pd.Index], int]] = {
     "an exchange, 5min": (lambda: trading("5min", 60, US), 78 * 4),
     "an exchange, 1h": (lambda: trading("1h", 120, US), 7 * 8),
     "an exchange, 1D": (lambda: pd.bdate_range("2023-01-04", periods=300), 12),
+    "currencies, 1D": (lambda: days_on([6, 0, 1, 2, 3, 4], 400), 40),
+    "Monday, Wednesday, Friday": (lambda: days_on([0, 2, 4], 400), 14),
     "with lunch, 5min": (lambda: trading("5min", 60, CHINA), 48 * 4),
     "with lunch, 1h": (lambda: trading("1h", 200, CHINA), 4 * 12),
     "Sunday to Thursday, 5min": (lambda: trading("5min", 60, [("10:00", "14:59")], [6, 0, 1, 2, 3]), 60 * 16),
@@ -199,9 +211,119 @@ def test_fridays_last_bars_missing_once_do_not_end_every_friday() -> None:
 def test_hours_that_changed_are_forgotten() -> None:
     """An exchange's file in UTC: from March on all is an hour earlier."""
     bars = trading("5min", 160, US)
-    local = bars.tz_localize("America/New_York").tz_convert("UTC").tz_localize(None)
+    local = new_york(bars)
     rows = int(np.searchsorted(bars, pd.Timestamp("2023-05-10 12:00")))
     assert list(future_times(local[:rows], 300)) == list(local[rows : rows + 300])
+
+
+@pytest.mark.parametrize("change", ["2023-03-12", "2023-11-05"])
+@pytest.mark.parametrize("since", range(12))
+def test_a_change_of_clocks_loses_no_weekday_of_daily_bars(change: str, since: int) -> None:
+    days = pd.bdate_range("2022-09-01", "2024-03-01")
+    rows = int(np.searchsorted(days, pd.Timestamp(change))) + since
+    times = new_york(days)[:rows]
+    ahead = future_times(times, 15)
+    assert list(ahead.normalize()) == list(days[rows : rows + 15])
+    assert set(ahead - ahead.normalize()) == {times[-1] - times[-1].normalize()}
+
+
+def test_a_last_daily_bar_at_another_time_loses_no_weekday() -> None:
+    days = pd.bdate_range("2024-01-01", periods=30)
+    for clock in ("00:00:01", "15:00", "17:00", "23:10"):
+        last = days[20] + pd.Timedelta(clock if clock.count(":") == 2 else clock + ":00")
+        times = (days[:20] + pd.Timedelta("16h")).append(pd.DatetimeIndex([last]))
+        assert list(future_times(times, 9)) == list(days[21:30] + (last - days[20]))
+
+
+@pytest.mark.parametrize("change", ["2023-03-26", "2023-10-29"])
+def test_daily_bars_that_begin_at_midnight_in_london(change: str) -> None:
+    """In UTC they begin at 00:00 in winter and at 23:00 of the day before in summer."""
+    days = pd.bdate_range("2023-01-02", "2023-12-29")
+    utc = days.tz_localize("Europe/London").tz_convert("UTC").tz_localize(None)
+    for since in (1, 3, 6, 20):
+        rows = int(np.searchsorted(days, pd.Timestamp(change))) + since
+        assert list(future_times(utc[:rows], 15)) == list(utc[rows : rows + 15])
+
+
+def test_one_day_of_the_week_without_a_daily_bar() -> None:
+    times = days_on([6, 0, 1, 2, 3, 4], 1500)
+    assert str(rhythm_of(times)).endswith(", Sun to Fri")
+    assert list(future_times(times[:1000], 30)) == list(times[1000:1030])
+    two_saturdays = times[:16]
+    assert not rhythm_of(two_saturdays).pauses
+    no_wednesdays = days_on([0, 1, 3, 4, 5, 6], 1500)
+    assert str(rhythm_of(no_wednesdays)).endswith(", Thu to Tue")
+    assert not rhythm_of(no_wednesdays[:30]).pauses  # five weeks are enough for a Saturday only
+
+
+@pytest.mark.parametrize("rows", [300, 400, 512, 1000])
+def test_currencies_end_on_friday_where_they_always_ended(rows: int) -> None:
+    times = currencies("1h", 90)
+    end = int(np.searchsorted(times, pd.Timestamp("2023-03-24 21:00"))) + 1
+    assert list(future_times(times[end - rows : end], 30)) == list(times[end : end + 30])
+    assert str(rhythm_of(times[end - rows : end])).endswith(", Sun 22:00 to Fri 21:00")
+
+
+def test_fridays_that_ended_at_different_hours_end_none() -> None:
+    times = currencies("1h", 90)
+    end = int(np.searchsorted(times, pd.Timestamp("2023-03-24 12:00")))
+    late = pd.DatetimeIndex(["2023-03-17 22:00", "2023-03-17 23:00"])
+    assert str(rhythm_of(times[end - 300 : end].union(late))).endswith(", Sun 22:00 to Fri 23:00")
+    one_weekend = times[end - 150 : end]
+    assert str(rhythm_of(one_weekend)).endswith(", Sun 22:00 to Fri 23:00")
+
+
+@pytest.mark.parametrize("change", ["2023-03-12", "2023-11-05"])
+@pytest.mark.parametrize(("freq", "bars_a_day"), [("1h", 7), ("5min", 78)])
+@pytest.mark.parametrize("missing", [0.0, 0.02])
+def test_new_hours_count_three_days_after_a_change_of_clocks(
+    change: str, freq: str, bars_a_day: int, missing: float
+) -> None:
+    sessions = trading(freq, 365, US)
+    utc = new_york(sessions)
+    half_day = (sessions.normalize() == pd.Timestamp(change) + pd.Timedelta(days=19)) & (sessions.hour >= 13)
+    kept = (np.random.default_rng(3).random(len(utc)) >= missing) & ~half_day
+    soon = [] if missing else [(3, 0), (3, 2), (4, 0)]  # three days with a first and a last bar are needed
+    for days, bars in (*soon, (5, 1), (10, 0), (17, 0), (22, 3), (26, 0)):
+        rows = int(np.searchsorted(sessions, pd.Timestamp(change))) + days * bars_a_day + bars
+        kept[rows - 1] = True
+        expected = list(utc[rows : rows + 12 * bars_a_day])
+        assert list(future_times(utc[:rows][kept[:rows]], len(expected))) == expected, (days, bars)
+
+
+def test_a_day_that_opens_and_closes_an_hour_late_changes_nothing() -> None:
+    sessions = trading("1h", 90, US)
+    late = sessions.normalize() == "2023-03-09"
+    times = pd.DatetimeIndex(np.where(late, sessions + pd.Timedelta("1h"), sessions))
+    for day in ("2023-03-10", "2023-03-13", "2023-03-14", "2023-03-20"):
+        rows = int(np.searchsorted(sessions, pd.Timestamp(day)))
+        assert list(future_times(times[:rows], 30)) == list(sessions[rows : rows + 30])
+
+
+def test_half_days_in_a_row_are_no_new_hours() -> None:
+    sessions = trading("1h", 90, US)
+    short = sessions.normalize().isin(pd.to_datetime(["2023-03-07", "2023-03-08", "2023-03-09"])) & (sessions.hour > 12)
+    rows = int(np.searchsorted(sessions, pd.Timestamp("2023-03-10"))) + 1  # the next session has begun
+    assert list(future_times(sessions[:rows][~short[:rows]], 30)) == list(sessions[rows : rows + 30])
+
+
+def test_a_week_whose_bar_is_on_thursday_moves_no_other() -> None:
+    weeks = pd.date_range("2023-01-06", periods=40, freq="W-FRI")
+    holiday = weeks[:20][:-1].append(pd.DatetimeIndex([weeks[19] - pd.Timedelta(days=1)]))
+    assert list(future_times(holiday, 10)) == list(weeks[20:30])
+    every_other = weeks[::2][:9].append(pd.DatetimeIndex([weeks[18] - pd.Timedelta(days=1)]))
+    assert list(future_times(every_other, 5)) == list(weeks[20:30:2])
+
+
+def test_bars_of_some_days_keep_to_their_weekdays_or_to_their_step() -> None:
+    times = days_on([0, 2, 4], 200)
+    assert str(rhythm_of(times)) == "2 days (67% of the steps), Mon, Wed, Fri"
+    moved = times[:40].delete(-1).append(pd.DatetimeIndex([times[39] + pd.Timedelta(days=1)]))  # a holiday
+    assert list(future_times(moved, 6).normalize()) == list(times[40:46])
+    for step in range(2, 7):
+        steady = pd.date_range("2023-01-02", periods=120, freq=f"{step}D")
+        for rows in (2, 5, 9, 12, 30, 90):
+            assert list(future_times(steady[:rows], 20)) == list(steady[rows : rows + 20])
 
 
 def test_words() -> None:

@@ -3,8 +3,11 @@
 1. A **pause of the day** (a night, a lunch break) is a stretch of the clock that has almost no bars: at most RARE times as
    many days as usual. It must have been passed on at least NIGHTS days, by gaps of about its own length, and hold EVIDENCE.
 2. A **pause of the week** likewise, in the bars that step 1 leaves. A weekend (Saturday and Sunday at noon inside it) must
-   have been passed once; any other one WEEKS times with EVIDENCE. What lies at its ends must have EVIDENCE of its own, and
-   whole days beside a weekend must also have been passed WEEKS times: they may be holidays.
+   have been passed once; any other one WEEKS times with EVIDENCE, of which a Saturday or a Sunday alone, in daily bars,
+   needs half: markets often close then. What lies at its ends must have EVIDENCE of its own, and whole days beside a
+   weekend must also have been passed WEEKS times: they may be holidays. Half the evidence is enough for hours beside a
+   weekend if AGREED weekends or more were passed and none had a bar there; where no bar is missing elsewhere (LEAST_MISSING
+   is assumed), one bar on two Fridays is that much.
 3. A market that closes for LONG_NIGHT every night and that was seen from Monday to Friday alone, with no weekend in between,
    is **assumed** to be an exchange, which has no bars then either.
 
@@ -19,7 +22,7 @@ from collections.abc import Iterable
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from anytorch.engines.candles.rhythm_words import DAY, WEEK, Pause
+from anytorch.engines.candles.rhythm_words import DAY, WEEK, WEEKDAYS, Pause
 from anytorch.values import dataclass
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ RARE = 0.3
 NIGHTS, WEEKS = 2, 3
 EVIDENCE = 8.0
 MISSING = 0.1
+AGREED = 2
+LEAST_MISSING = 0.01
 LONG_NIGHT = DAY // 4
 ALIKE = 1.25  # a gap is of a pause's length up to this factor, and two steps
 
@@ -86,9 +91,9 @@ def _passed(moments: np.ndarray, pause: Pause, begins: np.ndarray, step: int, pe
     return Passed(alike, int((high > low).sum()), int((high - low).sum()))
 
 
-def _evidence(chances: float, bars: int, usual_share: float) -> float:
+def _evidence(chances: float, bars: int, usual_share: float, missing: float = MISSING) -> float:
     """-log10 of (a bound on) the chance to see so few bars where `usual_share` of the chances would have one."""
-    likely = min(usual_share, 1 - MISSING)
+    likely = min(usual_share, 1 - missing)
     share = bars / chances if chances > 0 else 1.0
     if share >= likely:
         return 0.0
@@ -118,8 +123,10 @@ def pauses_of_the_week(moments: np.ndarray, step: int, nights: list[Pause]) -> l
         passed = _passed(moments, pause, weeks * WEEK + MONDAY, step, None)
         evidence = _evidence(slots * (passed.empty + passed.filled), passed.bars, usual_share)
         weekend = _weekend_of(pause, step)
-        if (weekend is not None and passed.empty) or (passed.empty >= WEEKS and evidence >= EVIDENCE):
-            found.append(_trimmed(pause, weekend, passed.empty, usual_share, step, nights))
+        half_weekend = step == DAY and pause[0] >= 4 * DAY and pause[1] <= WEEK
+        enough = EVIDENCE / 2 if half_weekend else EVIDENCE
+        if (weekend is not None and passed.empty) or (passed.empty >= WEEKS and evidence >= enough):
+            found.append(_trimmed(pause, weekend, passed, usual_share, step, nights))
     return found
 
 
@@ -134,19 +141,23 @@ def _weekend_of(pause: Pause, step: int) -> Pause | None:
 
 
 def _trimmed(
-    pause: Pause, weekend: Pause | None, times: int, usual_share: float, step: int, nights: list[Pause]
+    pause: Pause, weekend: Pause | None, passed: Passed, usual_share: float, step: int, nights: list[Pause]
 ) -> Pause:
     """The pause without what lies at its ends and has no evidence of its own.
 
     That is what lies beside the weekend; in any other pause, the hours of the days on which it begins and ends.
     """
     start, stop = pause
+    times = passed.empty
+    agreed = weekend is not None and times >= AGREED and not passed.bars
     first, last = weekend if weekend is not None else (start // DAY * DAY + DAY, stop // DAY * DAY)
 
     def kept(slots: float, length: int) -> bool:
         whole_days = length > DAY  # holidays: as many weeks are needed as for days elsewhere in the week
-        return slots <= 0 or (
-            _evidence(slots * times, 0, usual_share) >= EVIDENCE and (times >= WEEKS or not whole_days)
+        if slots <= 0 or (whole_days and times < WEEKS):
+            return slots <= 0
+        return _evidence(slots * times, 0, usual_share) >= EVIDENCE or (
+            agreed and not whole_days and _evidence(slots * times, 0, usual_share, LEAST_MISSING) >= EVIDENCE / 2
         )
 
     if not kept(_open_slots(start + step, first, step, nights), first - start):
@@ -190,6 +201,29 @@ def weekend_to_assume(moments: np.ndarray, nights: list[Pause]) -> list[Pause]:
         return []
     after, until = long[0]
     return [(4 * DAY + after, WEEK - DAY + until)]
+
+
+def usual_weekday(days: np.ndarray) -> str:
+    """The weekday of more than half the bars, or none."""
+    import numpy as np
+
+    counts = np.bincount((days - MONDAY) % WEEK // DAY, minlength=7)
+    return WEEKDAYS[counts.argmax()] if counts.max() > len(days) / 2 else ""
+
+
+def pauses_between_weekdays(days: np.ndarray) -> list[Pause]:
+    """Of bars of two to six days that keep to weekdays: all there is between these.
+
+    A step of so many days goes through all seven weekdays in as many weeks, so weekdays that were met WEEKS times, while
+    others hardly were, are no accident.
+    """
+    import numpy as np
+
+    counts = np.bincount((days - MONDAY) % WEEK // DAY, minlength=7)
+    usual = np.flatnonzero((counts >= WEEKS) & (counts > RARE * counts.max()))
+    if not 0 < len(usual) < 7 or counts[usual].sum() < (1 - MISSING) * len(days):
+        return []
+    return list(_stretches(usual * DAY, WEEK, DAY))
 
 
 def every_day(nights: list[Pause]) -> list[Pause]:

@@ -3,8 +3,11 @@
 The hour and the weekday are input to the model: a bar at a wrong time is a wrong forecast. The step is the most frequent
 difference; bars of whole months (on the same, the first or the last day) are counted in months. The pauses of a market are
 found by `pauses.py`, which says on what evidence; where there is too little, the next bar is simply one step later. Only the
-last RECENT dates that have bars count for them: markets change their hours, and files in UTC change theirs with the
-exchange's summer time.
+last RECENT dates that have bars count for them (RECENT_DAYS for daily bars), because markets change their hours. Files in
+UTC change theirs with the exchange's summer time: `clock_changes.py` reads what came before in the hours of today.
+
+For bars of a day or more, pauses are those of whole days: their clock time may move, and no weekday is lost by that. Bars of
+two to six days may keep to weekdays (Mon, Wed, Fri), and bars of weeks do: a holiday moves one of them, not those after it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytorch.counts import counted
-from anytorch.engines.candles.pauses import every_day, joined, pauses_of_the_day, pauses_of_the_week, weekend_to_assume
+from anytorch.engines.candles.clock_changes import in_hours_of_today, whole_days
+from anytorch.engines.candles.pauses import (
+    every_day,
+    joined,
+    pauses_between_weekdays,
+    pauses_of_the_day,
+    pauses_of_the_week,
+    usual_weekday,
+    weekend_to_assume,
+)
 from anytorch.engines.candles.rhythm_words import DAY, WEEK, WEEKDAYS, Pause, spoken
 from anytorch.errors import InputError
 from anytorch.values import dataclass
@@ -22,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 RECENT = 35  # dates with bars
+RECENT_DAYS = 100  # for daily bars: each week says one thing about a weekday, and eight must agree
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class Rhythm:
     ] = ()  # of the week, in order, apart from one another; the last may reach into the next week
     assumed: bool = False  # no weekend was seen; it is in `pauses` because exchanges have one
     months: int = 0  # bars of whole months have no fixed step: so many months each …
-    anchor: str = ""  # … on this day: "last", "last weekday", "first weekday" or a number
+    anchor: str = ""  # … on this day: "last", "last weekday", "first weekday" or a number; of weeks, a weekday
 
     def __str__(self) -> str:
         if self.months:
@@ -69,13 +82,22 @@ def rhythm_of(times: Any) -> Rhythm:
     known = pd.Timedelta(step, "ns"), float(counts.max() / counts.sum())
     if step >= 28 * DAY and (found := _months(pd.DatetimeIndex(moments))):
         return Rhythm(*known, months=found[0], anchor=found[1])
-    if not 0 < step <= DAY:
-        return Rhythm(*known)
-    recent = _recent(moments)
-    nights = pauses_of_the_day(recent, step) if step < DAY else []
+    if step >= DAY:
+        days = whole_days(moments)[-RECENT_DAYS:]
+        if step % WEEK == 0:
+            return Rhythm(*known, anchor=usual_weekday(days))
+        return Rhythm(*known, joined(_pauses_of_days(days, step)))
+    recent = in_hours_of_today(_recent(moments))
+    nights = pauses_of_the_day(recent, step)
     weekly = pauses_of_the_week(recent, step, nights)
     assumed = weekend_to_assume(recent, nights)
     return Rhythm(*known, joined([*every_day(nights), *weekly, *assumed]), assumed=bool(assumed))
+
+
+def _pauses_of_days(days: np.ndarray, step: int) -> list[Pause]:
+    if step == DAY:
+        return pauses_of_the_week(days, step, [])
+    return pauses_between_weekdays(days) if step % DAY == 0 else []
 
 
 def _recent(moments: np.ndarray) -> np.ndarray:
@@ -180,13 +202,18 @@ def _within_days(here: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
 
 
 def _in_days(wall: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
+    import pandas as pd
+
     found: list[Any] = []
+    step = pd.Timedelta(days=1) if rhythm.pauses else rhythm.step  # with pauses, each day that has none has a bar
+    if rhythm.anchor:  # the last week's bar may be beside its day
+        wall = wall + pd.Timedelta(days=(WEEKDAYS.index(rhythm.anchor) - wall.day_of_week + 3) % 7 - 3)
     while len(found) < horizon:
-        wall = wall + rhythm.step
+        wall = wall + step
         for _ in WEEKDAYS:
-            if _until(wall, rhythm) is None:
+            if _until(wall.normalize(), rhythm) is None:
                 break
-            wall = wall + rhythm.step
+            wall = wall + step
         found.append(wall)
     return found
 
