@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from anytorch.engines.candles.generate import sample_candles, sample_market
 from anytorch.engines.candles.rhythm import future_times
 from anytorch.engines.forecast.assets import MAX_CONTEXT, tiny_folder
 from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
-from anytorch.errors import ModelError
+from anytorch.errors import ModelError, UsageError
 from anytorch.train.scores import compare
 from anytorch.train.windows import as_series
 
@@ -62,3 +64,18 @@ def test_which_tokenizer_goes_with_which_model() -> None:
     assert (mine.model, mine.tokenizer, mine.max_context) == ("runs/model", "runs/tokenizer", 300)
     with pytest.raises(ModelError, match="not known which tokenizer"):
         choose_checkpoint("runs/model")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_context": "64"}, "max_context is '64', not a whole number"),
+        ({"max_context": 1}, "max_context is 1; a window has at least 2 rows"),
+        ({"model": 3}, "a model is named by a path or a text, not by a int"),
+        ({"model": None}, "a model is named by a path or a text, not by a NoneType"),
+        ({"tokenizer": 3}, "a tokenizer is named by a path or a text, not by a int"),
+    ],
+)
+def test_what_no_predictor_can_be_loaded_from(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_predictor(**given)

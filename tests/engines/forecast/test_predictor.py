@@ -197,6 +197,10 @@ def test_parts_that_do_not_belong_together(golden: Any) -> None:
         KronosPredictor(golden.model("a"), golden.tokenizer("a"), device="cpu", max_context=1)
     with pytest.raises(UsageError, match="clip is 0"):
         KronosPredictor(golden.model("a"), golden.tokenizer("a"), device="cpu", clip=0)
+    for threads in ("two", np.array([1, 2]), True):
+        with pytest.raises(UsageError, match=r"threads is .*, not a whole number"):
+            KronosPredictor(golden.model("a"), golden.tokenizer("a"), device="cpu", threads=threads)
+    assert KronosPredictor(golden.model("a"), golden.tokenizer("a"), device="cpu", threads=np.int64(2)).threads == 2
 
 
 def test_threads_leave_busy_cores_alone() -> None:

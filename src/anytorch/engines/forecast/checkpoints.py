@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from anytorch.engines.forecast.arguments import whole_number
 from anytorch.engines.forecast.assets import MAX_CONTEXT, TINY, tiny_folder
 from anytorch.engines.forecast.predictor import KronosPredictor
 from anytorch.engines.forecast.trained_with import TrainedWith, read_trained_with
-from anytorch.errors import ModelError, UsageError
+from anytorch.errors import ModelError
 from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer
-from anytorch.models.kronos.folder import REPOSITORY, no_such
+from anytorch.models.kronos.folder import REPOSITORY, check_name, no_such
 from anytorch.models.kronos.published import UNSAID_CONTEXT
 from anytorch.values import dataclass
 
@@ -28,15 +29,18 @@ def choose_checkpoint(
 ) -> Choice:
     """The tokenizer and context that go with a model; what is given counts more than what is known.
 
-    Raises ModelError for a name that is none, where only the caller can know the tokenizer, and where the one that a
-    folder names is gone.
+    Raises InputError for a context that is none; ModelError for a name that is none, where only the caller can know the
+    tokenizer, and where the one that a folder names is gone.
 
     >>> choose_checkpoint("kronos-small").max_context
     512
     """
+    check_name(model, "model")
+    if tokenizer is not None:
+        check_name(tokenizer, "tokenizer")
     name = str(model)
-    if max_context is not None and max_context < 2:
-        raise UsageError(f"max_context={max_context}: a window has at least 2 rows")
+    if max_context is not None:
+        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
     told: TrainedWith | None = None
     if name in (TINY, str(tiny_folder("model"))):
         found = Choice(str(tiny_folder("model")), TINY, MAX_CONTEXT)

@@ -99,7 +99,7 @@ class KronosPredictor:
         clip = real_number("clip", clip)
         if not clip > 0:
             raise UsageError(f"clip is {clip} and must be above 0")
-        if threads not in (None, "auto"):
+        if threads is not None and not (isinstance(threads, str) and threads == "auto"):
             threads = whole_number("threads", threads, 1, "use at least one, or 'auto'")
         if not isinstance(quantization, (str, type(None))):
             raise UsageError(f"quantization is {quantization!r}, not a name", hint='quantization="int8"')

@@ -30,11 +30,7 @@ def find_folder(
 
     Raises ModelError that says what is not there.
     """
-    if not isinstance(source, (str, Path)):
-        raise ModelError(
-            f"a {kind} is named by a path or a text, not by a {type(source).__name__}",
-            hint="give a folder, or a name such as NeoQuasar/Kronos-small",
-        )
+    check_name(source, kind)
     folder = Path(source).expanduser()
     if folder.is_dir() and str(source).strip():  # an empty name would be the folder one is in
         for name in (CONFIG, WEIGHTS):
@@ -60,6 +56,15 @@ def find_folder(
         token=token,
         force_download=force_download,
     )
+
+
+def check_name(source: Any, kind: str) -> None:
+    """Raise ModelError for what cannot name a "model" or a "tokenizer"."""
+    if not isinstance(source, (str, Path)):
+        raise ModelError(
+            f"a {kind} is named by a path or a text, not by a {type(source).__name__}",
+            hint="give a folder, or a name such as NeoQuasar/Kronos-small",
+        )
 
 
 def no_such(source: str | Path, kind: str) -> ModelError:
