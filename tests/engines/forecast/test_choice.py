@@ -567,9 +567,22 @@ def test_growing_windows_fall_back_to_what_is_right(
     assert made.decoder().kept.chooser is None and made.decoder().kept.trial is None
 
 
-def test_explaining_before_and_after(minutes: Any, predictor: Any) -> None:
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("", "torch's kernels; ours are compiled beside the next forecasts of the same shape"),
+        ("triton is not installed", "torch's kernels (triton is not installed)"),
+    ],
+)
+def test_explaining_before_and_after(
+    why: str, said: str, minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in (static, rolled):
+        monkeypatch.setattr(steps, "why_not", lambda decoder, rows: why)
     made = predictor("b", max_context=40)
-    assert "windows of 40 rows; steps are computed one after the other" in made.explain()
+    before = made.explain().splitlines()
+    assert before[1:] == ["windows of 40 rows; steps are computed one after the other"]
     made.static, made.kernels = "plain", True
     made.paths([series_of(minutes, slice(0, 20), 44)], SAMPLER, 1, seed=5)
-    assert "compiled beside the next forecasts" in made.explain() or "torch's kernels (" in made.explain()
+    parts = ("a step of growing windows", "the products of full windows")
+    assert made.explain().splitlines() == [*before, *(f"{part}: {said}" for part in parts)]
