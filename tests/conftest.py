@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,22 @@ def quick_collections() -> None:
     """Every `gc.collect()` of a test would look at the millions of objects that the whole session has imported and kept."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_arrive() -> None:
+    """A shell starts what runs in its background (`make test &`) with Ctrl-C ignored; tests of it send themselves one."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads() -> Iterator[None]:
+    """torch's threads belong to the process: with others the sums of the next test are in another order."""
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    yield
+    if before is not None and sys.modules["torch"].get_num_threads() != before:
+        sys.modules["torch"].set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -322,6 +322,7 @@ def test_two_processes_on_the_same_files(
     models: Any, checkpoint: Path, given: dict[str, Any], disk: Path, run_script: Callable[..., dict[str, Any]]
 ) -> None:
     """Both read one checkpoint and spill into one folder; neither sees or removes the other's files."""
+    torch.set_num_threads(1)  # here and there: sums of more are in another order (tests/conftest.py puts it back)
     model = models.made()
     expected = model(models.IDS)
     anytorch.memory.fit(model, "cpu", device_budget=1.2 * MB, **given)
@@ -329,6 +330,7 @@ def test_two_processes_on_the_same_files(
         f"""
         import importlib.util, torch, anytorch
         from anytorch.memory.types import Speeds
+        torch.set_num_threads(1)
         spec = importlib.util.spec_from_file_location("models", {str(Path(__file__).with_name("models.py"))!r})
         models = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(models)

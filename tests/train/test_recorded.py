@@ -52,9 +52,17 @@ class FakeDevice:
         self.recording = False
 
 
+def played_by(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's module is the fake one; torch itself asks for others, once the webgpu device is registered."""
+    real = torch.get_device_module
+    monkeypatch.setattr(
+        recorded.torch, "get_device_module", lambda given: device if str(given) == "cpu" else real(given)
+    )
+
+
 def step_on(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, wrong: float = 0.0) -> tuple[RecordedStep, list[str]]:
     """A step that adds its windows to a weight; `wrong` is what the recording adds besides."""
-    monkeypatch.setattr(recorded.torch, "get_device_module", lambda given: device)
+    played_by(device, monkeypatch)
     log: list[str] = []
     loss, weight, count = torch.zeros(()), torch.zeros(()), torch.zeros(())
 
@@ -117,7 +125,7 @@ def test_a_recording_that_does_something_else_is_not_used(monkeypatch: pytest.Mo
 def test_a_recording_whose_random_numbers_repeat_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on webgpu: what it drew while recording is part of the recording."""
     device = FakeDevice()
-    monkeypatch.setattr(recorded.torch, "get_device_module", lambda given: device)
+    played_by(device, monkeypatch)
     for repeats in (False, True):
         weight, drawn = torch.zeros(8), torch.zeros(8)
 
@@ -145,7 +153,7 @@ def test_a_recording_whose_random_numbers_repeat_is_not_used(monkeypatch: pytest
 def test_an_optimiser_that_had_no_state_begins_with_none_after_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     """AdamW makes its state in its first step; that one is a rehearsal."""
     device = FakeDevice()
-    monkeypatch.setattr(recorded.torch, "get_device_module", lambda given: device)
+    played_by(device, monkeypatch)
 
     def trained(rehearsed: bool) -> list[Tensor]:
         weight = torch.nn.Parameter(torch.arange(3.0))
