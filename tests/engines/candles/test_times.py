@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from anytorch.engines.candles.generate import sample_candles
+from anytorch.engines.candles.read import read_candles
 from anytorch.engines.candles.times import parse_times
 from anytorch.errors import InputError
 
@@ -52,3 +54,13 @@ def test_zones() -> None:
 def test_what_is_no_time(values: list[object], line: int) -> None:
     with pytest.raises(InputError, match=rf"f.csv, line {line}, column 't'"):
         parse_times(values, LINES, "t", "f.csv")
+
+
+def test_epochs_are_moments_that_a_zone_converts() -> None:
+    """15:30 in London is 10:30 in New York; without a zone the clock of UTC is shown, as files of exchanges have it."""
+    frame = sample_candles(40, freq="1h", seed=2, session="always")
+    wanted = pd.DatetimeIndex(frame["timestamps"], tz="UTC")
+    frame["timestamps"] = wanted.as_unit("s").asi8
+    (plain,), (converted,) = read_candles(frame), read_candles(frame, timezone="America/New_York")
+    assert list(plain.frame["timestamps"]) == list(wanted.tz_localize(None))
+    assert list(converted.frame["timestamps"]) == list(wanted.tz_convert("America/New_York"))

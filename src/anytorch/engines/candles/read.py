@@ -182,7 +182,7 @@ def _frame(
     else:
         column = f"{of['date']} + {of['time']}"
         stamps = table[of["date"]].astype(str).str.strip() + " " + table[of["time"]].astype(str).str.strip()
-    times, notes = parse_times(stamps, lines, column, where)
+    times, notes = parse_times(stamps, lines, column, where, zoned=timezone is not None)
     frame = pandas.DataFrame({"timestamps": in_zone(times, timezone, lines, column, where)})
     for field in FIELDS:
         if field in of:

@@ -27,8 +27,13 @@ OTHER_FORMATS = tuple(
 )
 
 
-def parse_times(values: Any, lines: Sequence[int], column: str, where: Source | str) -> tuple[pd.Series, list[str]]:
-    """A column as datetimes, and what had to be guessed. Raises InputError with the first line that is no time."""
+def parse_times(
+    values: Any, lines: Sequence[int], column: str, where: Source | str, *, zoned: bool = False
+) -> tuple[pd.Series, list[str]]:
+    """A column as datetimes, and what had to be guessed. Raises InputError with the first line that is no time.
+
+    `zoned`: epochs, which are moments in UTC, come out as such; else as what clocks in UTC show, as in most files.
+    """
     import numpy as np
     import pandas as pd
 
@@ -42,7 +47,7 @@ def parse_times(values: Any, lines: Sequence[int], column: str, where: Source | 
         return values, []
     numbers = pd.to_numeric(values, errors="coerce")
     if numbers.notna().all() and len(values):
-        return _from_numbers(numbers, values, lines, column, where)
+        return _from_numbers(numbers, values, lines, column, where, zoned)
     text = values.astype(str).str.strip()
     empty = np.flatnonzero((text == "") | values.isna() | text.str.lower().isin(["nan", "nat", "none", "null"]))
     if len(empty):
@@ -74,7 +79,7 @@ def parse_times(values: Any, lines: Sequence[int], column: str, where: Source | 
 
 
 def _from_numbers(
-    numbers: Any, values: Any, lines: Sequence[int], column: str, where: Source | str
+    numbers: Any, values: Any, lines: Sequence[int], column: str, where: Source | str, zoned: bool
 ) -> tuple[pd.Series, list[str]]:
     import numpy as np
     import pandas as pd
@@ -87,7 +92,7 @@ def _from_numbers(
                 return parsed, [f"timestamps such as {digits[0]} are read as {_words(layout)}"]
     for low, high, unit in EPOCHS:
         if ((numbers >= low) & (numbers < high)).all():
-            parsed = pd.to_datetime(numbers.round().astype("int64"), unit=unit)
+            parsed = pd.to_datetime(numbers.round().astype("int64"), unit=unit, utc=zoned)
             return parsed, [f"timestamps such as {digits[0]} are read as {_words(unit)} since 1970 in UTC"]
     fits = np.zeros(len(numbers), bool)
     for low, high, _ in EPOCHS:
