@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -104,6 +105,22 @@ def test_who_seeds_for_himself_leaves_the_callers_random_numbers(awake: bool, mo
         raise KeyError
     assert torch.equal(torch.rand(3), wanted)
     assert [int(state) for state in generators.states] == ([1, 2] if awake else [7, 7])
+
+
+def test_states_of_a_module_that_knows_one_device() -> None:
+    """So are Metal's and ours for WebGPU."""
+    state = [torch.tensor([1])]
+    backend = TorchBackend()
+    backend.module = lambda: SimpleNamespace(  # type: ignore[method-assign]
+        get_rng_state=lambda: state[0], set_rng_state=lambda given: state.__setitem__(0, given)
+    )
+    kept = backend.random_states()
+    state[0] = torch.tensor([9])
+    assert kept is not None
+    backend.restore_random_states(kept)
+    assert int(state[0]) == 1
+    backend.module = lambda: None  # type: ignore[method-assign]
+    assert backend.random_states() is None
 
 
 def test_own_random_numbers_on_this_machine() -> None:
