@@ -14,7 +14,7 @@ from anytorch.engines.forecast import chunks, replayed, rolled, sampling, static
 from anytorch.engines.forecast import predictor as predictor_module
 from anytorch.engines.forecast.chunks import Chunk, split
 from anytorch.engines.forecast.inputs import read_series
-from anytorch.engines.forecast.predictor import decode_windows
+from anytorch.engines.forecast.paths import decode_windows
 from anytorch.engines.forecast.sampling import Noise, Sampler, exponential, exponential_from_uniform
 from anytorch.errors import InputError
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anytorch import logs
 from anytorch.devices.choose import resolve
@@ -42,31 +40,20 @@ from anytorch.engines.forecast.inputs import (
     one_each,
     read_series,
 )
+from anytorch.engines.forecast.pair import check_pair, layer_maker, prepared
+from anytorch.engines.forecast.paths import Paths, joined, values_of
 from anytorch.engines.forecast.progress import Progress, Verbose
 from anytorch.engines.forecast.results import Forecast, make_forecast
 from anytorch.engines.forecast.sampling import Noise, Sampler
 from anytorch.engines.forecast.threads import quiet_threads
 from anytorch.engines.forecast.tokens import Codec
-from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.errors import InputError, UsageError
 from anytorch.models.kronos import STAMPS, Kronos, KronosTokenizer
-from anytorch.models.kronos.fused import Apply, Make, plain
-from anytorch.quant.formats import parse
-from anytorch.quant.linear import QuantLinear
 
 log = logs.logger(__name__)
 Rolling = Literal["exact", "evict", "trim"]
 ROLLING = ("exact", "evict", "trim")
 SMALL_NBYTES, UNKNOWN_NBYTES = 2**28, 2**32
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Paths:
-    """What the model generated for one series: ids [samples, steps] and normalised values [samples, steps, 6]."""
-
-    s1: np.ndarray
-    s2: np.ndarray
-    normal: np.ndarray
 
 
 class KronosPredictor:
@@ -372,7 +359,7 @@ class KronosPredictor:
                     draws,
                     lambda done, n=number: progress.at(n * pred_len + done),  # type: ignore[misc]
                 )
-                for place, one in zip(chunk.series, self._values(codec, prompts, s1, s2, part), strict=True):
+                for place, one in zip(chunk.series, values_of(codec, prompts, s1, s2, part), strict=True):
                     found[place].append(one)
         return [joined(parts) for parts in found]
 
@@ -435,56 +422,6 @@ class KronosPredictor:
         rows = torch.tensor([p * samples + s for p in chunk.series for s in range(chunk.first, chunk.last)])
         return prompts, rows
 
-    def _values(self, codec: Codec, prompts: Prompts, s1: Tensor, s2: Tensor, plan: Plan) -> list[Paths]:
-        """Decode what was generated, behind as much of its history as the window holds."""
-        lengths, samples = prompts.lengths, plan.samples
-        before = [max(0, min(length, plan.max_context - plan.pred_len)) for length in lengths]
-        normal: list[Tensor] = []
-        for kept, group in groupby(range(len(lengths)), before.__getitem__):
-            places = list(group)
-            shared = tuple(
-                torch.stack([part[place, lengths[place] - kept : lengths[place]] for place in places])
-                for part in (prompts.s1, prompts.s2)
-            )
-            rows = slice(places[0] * samples, (places[-1] + 1) * samples)
-            normal.append(decode_long(codec, (shared[0], shared[1]), (s1[rows], s2[rows]), plan))
-        values, ids_1, ids_2 = (part.cpu().numpy() for part in (torch.cat(normal), s1, s2))
-        cuts = [slice(place * samples, (place + 1) * samples) for place in range(len(lengths))]
-        return [Paths(ids_1[cut], ids_2[cut], values[cut]) for cut in cuts]
-
-
-def decode_long(codec: Codec, shared: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-    """Normalised values of all generated rows, in as many windows as they need."""
-    parts = [
-        codec.decode(shared if start == 0 else None, (own[0][:, start:end], own[1][:, start:end]), plan.limit_rows)[
-            :, skipped:
-        ]
-        for start, end, skipped in decode_windows(plan.pred_len, plan.max_context)
-    ]
-    return torch.cat(parts, dim=1)
-
-
-def decode_windows(pred_len: int, max_context: int) -> list[tuple[int, int, int]]:
-    """Which generated rows are decoded together: (start, end, how many of them only serve as context).
-
-    Up to `max_context` rows one window holds them all, as published (which cannot go further). Beyond that windows
-    overlap by half, so that no row but the very first stands without history.
-    """
-    if pred_len <= max_context:
-        return [(0, pred_len, 0)]
-    step = max(1, max_context // 2)
-    windows = [(0, max_context, 0)]
-    while (done := windows[-1][1]) < pred_len:
-        end = min(done + step, pred_len)
-        windows.append((end - max_context, end, max_context - (end - done)))
-    return windows
-
-
-def joined(parts: Sequence[Paths]) -> Paths:
-    if len(parts) == 1:
-        return parts[0]
-    return Paths(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("s1", "s2", "normal")))
-
 
 def answer(forecast: Forecast, return_samples: bool) -> Any:
     if return_samples or forecast.quantiles:
@@ -494,52 +431,6 @@ def answer(forecast: Forecast, return_samples: bool) -> Any:
 
 def as_array(values: Any) -> np.ndarray:
     return values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-
-
-def check_pair(model: Any, tokenizer: Any) -> None:
-    if isinstance(model, KronosTokenizer) and isinstance(tokenizer, Kronos):
-        raise ModelError("model and tokenizer are in the wrong order", hint="KronosPredictor(model, tokenizer)")
-    for name, given, cls in (("model", model, Kronos), ("tokenizer", tokenizer, KronosTokenizer)):
-        other = isinstance(given, (Kronos, KronosTokenizer)) and not isinstance(given, cls)
-        if other or not hasattr(given, "s1_bits"):  # what wraps one (torch.compile) passes its attributes on
-            raise ModelError(
-                f"the {name} is a {type(given).__name__}, not a {cls.__name__}",
-                hint=f"load it with {cls.__name__}.from_pretrained, or both with anytorch.load_predictor",
-            )
-    if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
-        raise ModelError(
-            f"the model speaks {model.s1_bits}+{model.s2_bits} bits, the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}",
-            hint="load the tokenizer that the model was trained with",
-        )
-    if tokenizer.d_in != 6:
-        raise ModelError(f"the tokenizer reads {tokenizer.d_in} columns; a forecast has 6")
-
-
-def prepared(model: Kronos, device: torch.device, dtype: str | torch.dtype | None) -> Kronos:
-    """The model in eval mode on its device, as it is or as a rounded copy."""
-    if dtype is not None:
-        wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-        if wanted not in DTYPES.values():
-            raise UsageError(f"dtype is {dtype!r}; use one of: {', '.join(DTYPES)}")
-        if wanted != model.norm.weight.dtype:
-            model = copy.deepcopy(model).to(wanted)
-    return model.to(device).eval()
-
-
-def layer_maker(quantization: str | None) -> Make:
-    """What computes the blocks' linear layers: they are nine tenths of the model, and all that is quantized."""
-    if quantization is None:
-        return plain
-    format = parse(quantization)
-
-    def packed(weight: Tensor, bias: Tensor | None) -> Apply:
-        layer = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias is not None, device="meta")
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            layer.bias = nn.Parameter(bias, requires_grad=False)
-        return QuantLinear.of(layer, format)
-
-    return packed
 
 
 def capable(device: torch.device) -> Caps:
