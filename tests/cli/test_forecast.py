@@ -148,6 +148,34 @@ def test_prices_of_a_millionth_keep_their_digits(cli: Callable[..., Any], tmp_pa
     assert len(set(closes)) == 4 and all(0.8 < close / last < 1.25 for close in closes) and document["warnings"] == []
 
 
+def test_how_it_was_made_is_told(cli: Callable[..., Any], csv: Path) -> None:
+    asked = ("forecast", str(csv), "--horizon", "2", "--samples", "2", "--seed", "1", "--device", "cpu")
+    plain = cli(*asked)
+    assert "2 paths of tiny on cpu\n" in plain.out
+    told = cli(*asked, "--top-k", "3", "--rolling", "evict", "--dtype", "bfloat16")
+    assert "2 paths of tiny on cpu, top_k 3, rolling evict, dtype bfloat16" in told.out
+    document = json.loads(cli(*asked, "--top-p", "0.9", "--json").out)
+    drawn = {name: document[name] for name in ("temperature", "top_k", "top_p", "rolling", "dtype", "quantization")}
+    assert drawn == {
+        "temperature": 1.0, "top_k": 0, "top_p": 0.9, "rolling": "exact", "dtype": "float32", "quantization": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "forecast {}.csv",
+        "forecast --sample --output {}.csv",
+        "forecast --sample --model {}",
+        "finetune predictor --data {}",
+    ],
+)
+def test_a_name_that_no_file_can_have(cli: Callable[..., Any], command: str, tmp_path: Path) -> None:
+    more = ["--output", str(tmp_path / "run")] if "finetune" in command else []
+    told = cli(*command.format("a" * 300).split(), *more)
+    assert told.status in (1, 2) and "a name may have 255 characters" in told.err and "bug" not in told.err
+
+
 def test_a_short_history_is_said(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     sample_candles(5, seed=9).to_csv(path, index=False)

@@ -253,3 +253,16 @@ def test_long_work_without_a_terminal_says_how_far_it_is(csv: Path, monkeypatch:
     lines = [line for line in told.err.splitlines() if line.startswith("forecasting: ")]
     assert lines[0] == "forecasting: this takes about 3 minutes" and lines[1].startswith("forecasting: 3 of 6; about ")
     assert main(["forecast", str(csv), *QUICK]) == 0
+
+
+def test_a_file_in_the_place_of_a_folder(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("")
+    for inside in ("o.csv", "deeper/o.csv"):
+        told = cli("forecast", "--sample", "--output", str(tmp_path / "a.csv" / inside))
+        assert told.status == 2 and "a.csv is a file, and a folder is needed" in told.err and "mkdir" not in told.err
+
+
+def test_a_zone_without_a_name_and_a_seed_that_is_not_used(cli: Callable[..., Any], tmp_path: Path) -> None:
+    sample_candles(60).to_csv(tmp_path / "a.csv", index=False)
+    told = cli("forecast", str(tmp_path / "a.csv"), "--timezone", "")
+    assert told.status != 0 and "timezone '' names no zone" in told.err and "seed" not in told.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,3 +81,12 @@ def test_which_tokenizer_goes_with_which_model() -> None:
 def test_what_no_predictor_can_be_loaded_from(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load_predictor(**given)
+
+
+def test_folders_that_are_easily_named_instead_of_a_model(tmp_path: Path) -> None:
+    shutil.copytree(tiny_folder("model"), tmp_path / "run" / "best_model")
+    with pytest.raises(ModelError, match="is the folder of a run, not of a model") as told:
+        choose_checkpoint(tmp_path / "run")
+    assert str(tmp_path / "run" / "best_model") in told.value.hint
+    with pytest.raises(ModelError, match="is a tokenizer, not a model"):
+        choose_checkpoint(tiny_folder("tokenizer"))

@@ -36,6 +36,12 @@ def described(one: Any, job: tuple[Any, Any], forecast: Any) -> dict[str, Any]:
     return document
 
 
+def unusual(document: dict[str, Any]) -> str:
+    """How the paths were drawn and computed, where it was asked for: a saved answer shall say how it was made."""
+    usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "rolling": "exact", "dtype": "float32", "quantization": None}
+    return "".join(f", {name} {document[name]}" for name, value in usual.items() if document[name] != value)
+
+
 def records(frame: Any) -> list[dict[str, Any]]:
     rows = frame.astype(float).to_dict("records")
     return [
@@ -125,6 +131,8 @@ def show(document: dict[str, Any], levels: list[float], output: Output) -> None:
                 indent=4,
             )
     output.text()
-    output.text(f"  {counted(document['samples'], 'path')} of {document['model']} on {document['device']}")
+    output.text(
+        f"  {counted(document['samples'], 'path')} of {document['model']} on {document['device']}{unusual(document)}"
+    )
     if document["model"] == "tiny":
         output.note("tiny has seen generated candles alone: use --model kronos-small for real prices")

@@ -27,6 +27,8 @@ WHAT_HELPS = {
     errno.EACCES: "name a place that you may use",
     errno.EPERM: "name a place that you may use",
     errno.EIO: "the disk reports an error",
+    errno.ENAMETOOLONG: "a name may have 255 characters",
+    errno.ELOOP: "links lead in a circle there: name another place",
 }
 FIRST_PROCESS_S = 15.0  # for the first of torchrun's processes to fail as well, and for torchrun to notice
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: the fault is ours

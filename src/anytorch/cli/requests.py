@@ -39,6 +39,9 @@ def new_file(text: str, option: str, *, source: str | None = None) -> Path:
     path = Path(text)
     if not text.strip():
         raise UsageError(f"{option} is empty", hint="name a file")
+    in_the_way = next((one for one in path.parents if one.exists()), path.parent)
+    if in_the_way.is_file():
+        raise UsageError(f"{option} {text}: {in_the_way} is a file, and a folder is needed", hint="name another place")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {text}: there is no folder {path.parent}", hint=f"mkdir -p '{path.parent}'")
     if path.is_dir():

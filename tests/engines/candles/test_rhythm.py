@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -396,3 +397,9 @@ def test_the_calendar_ends() -> None:
 def test_times_out_of_order_have_the_rhythm_of_those_in_order() -> None:
     times = pd.bdate_range("2024-01-01", periods=40)
     assert rhythm_of(times[::-1]) == rhythm_of(times.append(times)) == rhythm_of(times)
+
+
+@pytest.mark.parametrize("horizon", ["3", 2.5, None, True])
+def test_a_horizon_is_a_whole_number(horizon: Any) -> None:
+    with pytest.raises(InputError, match="is not a whole number"):
+        future_times(pd.date_range("2024-01-01", periods=9, freq="h"), horizon)

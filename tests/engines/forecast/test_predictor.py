@@ -13,7 +13,7 @@ import anytorch
 from anytorch.engines.forecast import Forecast, KronosPredictor
 from anytorch.engines.forecast.sampling import Noise, Sampler
 from anytorch.engines.forecast.threads import good_threads, quiet_threads
-from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, UsageError
+from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, OutOfMemory, UsageError
 
 
 def test_device_and_its_warning(golden: Any, cpu_wheel: None) -> None:
@@ -69,6 +69,18 @@ def test_seeds(minutes: Any, predictor: Any) -> None:
     assert not forecast(None).equals(forecast(None))
     with pytest.raises(InputError, match="a seed is a whole number"):
         forecast(-1)
+
+
+def test_more_than_the_memory_holds(predictor: Any, minutes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = predictor("a", max_context=64)
+
+    def short(*given: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40960000000 bytes")
+
+    monkeypatch.setattr(made, "_generate", short)
+    frame = minutes.iloc[:40]
+    with pytest.raises(OutOfMemory, match="cpu has not enough memory for 9 paths of 2 steps"):
+        made.predict(frame.drop(columns="timestamps"), frame["timestamps"], pred_len=2, sample_count=9, verbose=False)
 
 
 def test_torchs_generator_is_moved_once_at_the_end() -> None:

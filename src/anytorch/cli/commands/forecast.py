@@ -55,11 +55,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
     levels = quantile_levels(options.quantiles)
     check(options)
     device = named_device(options.device, "--device")
-    if options.seed is None:
-        options.seed = any_seed()
-        output.note(f"seed {options.seed}: with --seed {options.seed} the same paths are drawn again")
+    unsaid = options.seed is None
+    options.seed = any_seed() if unsaid else options.seed
     series = read(options, output)
     check_bars(options, len(series))
+    if unsaid:
+        output.note(f"seed {options.seed}: with --seed {options.seed} the same paths are drawn again")
     from anytorch.cli.forecast_answer import described, show, write
     from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
 
@@ -91,6 +92,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
         "device": str(predictor.device),
         "samples": options.samples,
         "seed": options.seed,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "rolling": options.rolling,
+        "dtype": options.dtype or "float32",
+        "quantization": options.quantization,
         "warnings": warnings + told,
         **({"errors": problems} if problems else {}),
         "series": [described(one, *parts) for one, *parts in zip(series, jobs, forecasts, strict=True)],

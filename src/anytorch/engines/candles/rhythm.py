@@ -151,6 +151,8 @@ def future_times(times: Any, horizon: int, rhythm: Rhythm | None = None) -> pd.D
     import pandas as pd
 
     index = pd.DatetimeIndex(times)
+    if isinstance(horizon, bool) or not hasattr(horizon, "__index__"):
+        raise InputError(f"horizon={horizon!r} is not a whole number")
     if horizon < 1:
         raise InputError(f"horizon={horizon}: forecast at least one bar")
     rhythm = rhythm_of(index) if rhythm is None else rhythm

@@ -66,8 +66,8 @@ def parse_times(
         )
     notes = []
     if aware.any() and zones.nunique() > 1:
-        converts = f"{source.zone_option} converts them"
-        notes.append(f"the timestamps have several UTC offsets; they are read as UTC ({converts})")
+        read_as = "" if zoned else f"; they are read as UTC ({source.zone_option} converts them)"
+        notes.append(f"the timestamps have several UTC offsets{read_as}")
     try:
         parsed = pd.to_datetime(text, format="ISO8601", utc=bool(aware.any() and zones.nunique() > 1))
     except (ValueError, OverflowError):
@@ -173,6 +173,8 @@ def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str,
     if timezone is None:
         return times
     source = Source.of(where)
+    if not timezone.strip():
+        raise InputError(f"timezone {timezone!r} names no zone", hint="write a name such as Europe/Berlin or UTC")
     try:
         empty = times[:0]
         (empty.dt.tz_localize if times.dt.tz is None else empty.dt.tz_convert)(timezone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from anytorch.engines.forecast.arguments import whole_number
@@ -51,6 +52,8 @@ def choose_checkpoint(
         here = folder.is_dir() and bool(name.strip())
         if not here and (folder.exists() or not REPOSITORY.fullmatch(name)):
             raise no_such(model, "model")
+        if here:
+            check_is_a_model(folder, name)
         told = read_trained_with(folder)
         found = Choice(name, "", UNSAID_CONTEXT if told is None else told.max_context)
     if tokenizer is not None:
@@ -66,6 +69,21 @@ def choose_checkpoint(
     if known == TINY:
         known = str(tiny_folder("tokenizer"))
     return Choice(found.model, known, found.max_context if max_context is None else max_context)
+
+
+def check_is_a_model(folder: Path, name: str) -> None:
+    """Raises ModelError for the two folders that are easily named instead: a run's own, and a tokenizer's."""
+    if not (folder / "config.json").exists():
+        if (folder / "best_model" / "config.json").exists():
+            hint = f"its model is {folder / 'best_model'}"
+            raise ModelError(f"{name!r} is the folder of a run, not of a model", hint=hint)
+        return
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return  # loading says what is wrong with it
+    if isinstance(config, dict) and "n_enc_layers" in config:
+        raise ModelError(f"{name!r} is a tokenizer, not a model", hint="name it with --tokenizer (tokenizer=…)")
 
 
 def load_predictor(

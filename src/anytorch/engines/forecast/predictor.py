@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,9 +11,11 @@ import torch
 from torch import Tensor
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import locate
 from anytorch.devices.memory import memory
+from anytorch.devices.oom import is_out_of_memory
 from anytorch.devices.precision import capabilities
 from anytorch.devices.types import Caps
 from anytorch.engines.forecast.arguments import make_sampler, make_seed, quantile_levels, real_number, whole_number
@@ -47,7 +48,7 @@ from anytorch.engines.forecast.results import Forecast, make_forecast
 from anytorch.engines.forecast.sampling import Noise, Sampler
 from anytorch.engines.forecast.threads import quiet_threads
 from anytorch.engines.forecast.tokens import Codec
-from anytorch.errors import InputError, UsageError
+from anytorch.errors import InputError, OutOfMemory, UsageError
 from anytorch.models.kronos import STAMPS, Kronos, KronosTokenizer
 
 log = logs.logger(__name__)
@@ -317,10 +318,16 @@ class KronosPredictor:
         noise = None if sampler.greedy else Noise.seeded(seed, len(series) * samples, self.decoder().sizes)
         # Greedy paths are all the same: one is computed.
         distinct = 1 if sampler.greedy else samples
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
-            stack.enter_context(quiet_threads(self.threads))
-            found = self._generate(series, sampler, distinct, samples, pred_len, rolling, noise, verbose)
+        try:
+            with torch.inference_mode(), quiet_threads(self.threads):
+                found = self._generate(series, sampler, distinct, samples, pred_len, rolling, noise, verbose)
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
+            asked = f"{counted(len(series) * samples, 'path')} of {counted(pred_len, 'step')}"
+            raise OutOfMemory(
+                f"{self.device} has not enough memory for {asked}", hint="ask for fewer, or use another device"
+            ) from exc
         if noise is not None:
             noise.finish()
         if distinct == samples:
