@@ -303,7 +303,7 @@ def test_what_there_was_no_time_for_is_not_remembered(
     assert chosen(parts)["a part"].source == "remembered"
 
 
-def test_windows_are_measured_where_they_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_measured_where_they_were_compiled() -> None:
     """Other steps of the same forecast have other numbers of rows, whose kernels are others."""
     steps: Any = SimpleNamespace(chooser=None, tried_at=(0, 0))
     assert RolledSteps._may_try(steps, (513, 16))
@@ -313,7 +313,7 @@ def test_windows_are_measured_where_they_were_compiled(monkeypatch: pytest.Monke
     assert RolledSteps._may_try(steps, (513, 16)) and not RolledSteps._may_try(steps, (529, 7))
 
 
-def test_what_nobody_waits_for_is_not_compiled() -> None:
+def test_what_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forecast of another shape has come: what was to be compiled holds the memory of the last one."""
     begun, ended = threading.Event(), threading.Event()
     kept = torch.zeros(1)
@@ -324,12 +324,8 @@ def test_what_nobody_waits_for_is_not_compiled() -> None:
         ended.wait(30)
 
     tasks: dict[Any, Any] = {("part", "first"): first, ("part", "second"): partial(torch.clone, kept)}
-    monkey = compiling.COMPILERS
-    compiling.COMPILERS = 1
-    try:
-        work = Compiling(CPU, tasks, 60.0)
-    finally:
-        compiling.COMPILERS = monkey
+    monkeypatch.setattr(compiling, "COMPILERS", 1)
+    work = Compiling(CPU, tasks, 60.0)
     begun.wait(30)
     del kept, tasks
     assert alive() is not None
@@ -340,7 +336,7 @@ def test_what_nobody_waits_for_is_not_compiled() -> None:
     assert work.done == {("part", "first")}
 
 
-def test_a_process_that_ends_waits_for_what_is_at_hand_alone() -> None:
+def test_a_process_that_ends_waits_for_what_is_at_hand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended, done = threading.Event(), threading.Event(), []
 
     def first() -> None:
@@ -349,15 +345,11 @@ def test_a_process_that_ends_waits_for_what_is_at_hand_alone() -> None:
         done.append("first")
 
     tasks = {("part", "first"): first} | {("part", str(n)): (lambda n=n: done.append(str(n))) for n in range(3)}
-    count = compiling.COMPILERS
-    compiling.COMPILERS = 1
-    try:
-        work = Compiling(CPU, tasks, 60.0)
-    finally:
-        compiling.COMPILERS = count
+    monkeypatch.setattr(compiling, "COMPILERS", 1)
+    work = Compiling(CPU, tasks, 60.0)
     begun.wait(30)
     assert work.under_way
-    work.stopping = True  # as `stop`, which waits
+    work.cancel()
     ended.set()
     work.stop()
     assert done == ["first"] and work.done == {("part", "first")} and not work.under_way

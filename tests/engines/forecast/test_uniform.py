@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from anytorch.errors import CompilerMissing
 
 
 @pytest.fixture(scope="module")
-def library() -> Any:
+def library(missing: Callable[[str, str], NoReturn]) -> Any:
     source = uniform.Source()
     source.builder.join()
     if source.library is None:
-        pytest.skip("there is no C++ compiler")
+        missing("compiler", "the native library could not be built")
     return source.library
 
 
