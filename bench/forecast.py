@@ -467,7 +467,8 @@ def other_words(row: dict[str, Any], way: str, found: dict[str, Any]) -> str:
 def provenance(given: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from anytorch.devices.bench.provenance import commit, drivers, machine_facts, today
+    from anytorch.devices.bench.provenance import commit, machine_facts, today
+    from anytorch.measured.machine import drivers
     from anytorch.probe import snapshot
 
     hardware = snapshot()

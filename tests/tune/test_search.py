@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from anytorch.devices.tune import search
-from anytorch.devices.tune.machine import machine_key
 from anytorch.devices.tune.plan import Item, Option
 from anytorch.devices.tune.search import SHAPES, Work, busy_notes, thread_candidates, tune
 from anytorch.errors import UsageError
+from anytorch.measured.machine import machine_key
 from anytorch.probe.facts import Cpu, as_json
 
 torch = pytest.importorskip("torch")

@@ -12,10 +12,10 @@ import pytest
 
 from anytorch import config
 from anytorch.devices.tune import store
-from anytorch.devices.tune.machine import identity, key_of, machine_key, what_changed
 from anytorch.devices.tune.plan import Item, Option, TunePlan
 from anytorch.devices.tune.store import apply, trusted_setting, tuned_for, use_tuned
 from anytorch.errors import ConfigError
+from anytorch.measured.machine import identity, key_of, machine_key, what_changed
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Gpu
 

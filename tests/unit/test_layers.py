@@ -18,6 +18,7 @@ ROOT = Path(anytorch.__file__).parent
 LAYERS = [
     {"_version", "values", "counts", "errors", "files", "config", "cache", "logs"},
     {"probe"},
+    {"measured"},  # the only tuner: whoever measures brings the device's clock
     {"devices"},
     {"native"},  # C++ compiled once on first use and cached; no torch
     {"gpu"},  # the torch-free GPU runtime that lite and webgpu share

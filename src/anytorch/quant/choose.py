@@ -19,8 +19,8 @@ from anytorch._version import __version__
 from anytorch.cache import Store
 from anytorch.devices.memory import memory, synchronize
 from anytorch.devices.oom import is_out_of_memory
-from anytorch.devices.tune.machine import machine_key
 from anytorch.errors import CacheError, UsageError, WrongAnswer
+from anytorch.measured.machine import machine_key
 from anytorch.quant.kernels import builtin, cpp, dense, libraries, triton
 from anytorch.quant.kernels.base import Kernel, Prepared
 from anytorch.quant.tensor import QuantTensor, unpack

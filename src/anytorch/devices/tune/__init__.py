@@ -7,12 +7,12 @@ the documented class over both. Importing this package imports no torch.
 
 from __future__ import annotations
 
-from anytorch.devices.tune.machine import machine_key
 from anytorch.devices.tune.optimizer import BackendOptimizer
 from anytorch.devices.tune.plan import Item, Option, TunePlan
 from anytorch.devices.tune.quick import auto_configure_backend
 from anytorch.devices.tune.search import tune
 from anytorch.devices.tune.store import Applied, Tuned, apply, trusted_setting, tuned_for, use_tuned
+from anytorch.measured.machine import machine_key
 
 __all__ = [
     "Applied",

@@ -20,10 +20,10 @@ from anytorch.devices.memory import cleanup
 from anytorch.devices.oom import fit_batch
 from anytorch.devices.registry import registry
 from anytorch.devices.tune.compare import Variant, compare
-from anytorch.devices.tune.machine import identity, key_of
 from anytorch.devices.tune.plan import Item, Option, TunePlan, decide, decide_batch
 from anytorch.devices.types import Candidate, Caps
 from anytorch.errors import OutOfMemory, UsageError
+from anytorch.measured.machine import identity, key_of
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Cpu
 

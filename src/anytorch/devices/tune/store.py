@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from anytorch import config, logs
 from anytorch.devices.choose import resolve
-from anytorch.devices.tune.machine import identity, key_of, what_changed
 from anytorch.devices.tune.plan import SETTINGS, Item, TunePlan
 from anytorch.devices.types import Candidate
 from anytorch.errors import ConfigError
+from anytorch.measured.machine import identity, key_of, what_changed
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,9 @@ from anytorch import logs
 from anytorch.cache import Store
 from anytorch.devices.memory import synchronize
 from anytorch.devices.oom import is_out_of_memory
-from anytorch.devices.tune.machine import machine_key
 from anytorch.devices.types import Caps
 from anytorch.errors import CacheError, WrongAnswer
+from anytorch.measured.machine import machine_key
 from anytorch.models.spec import EncoderSpec
 
 if TYPE_CHECKING:
