@@ -122,9 +122,11 @@ class _Entrant:
         return Trial(self.candidate.name, min(kept), spread, len(kept), shown, disturbed, facts=facts)
 
     def hopeless(self, best: float) -> bool:
-        """Slower than the best by far, and not merely because other work got in its way."""
-        known = bool(self.quiet) or len(self.samples) >= ENOUGH_DISTURBED or min(self.samples) > 10 * HOPELESS * best
-        return min(self.samples) > HOPELESS * best and known
+        """Slower than the best by far, and not merely because other work got in its way, or the device was not awake."""
+        if min(self.samples) <= HOPELESS * best:
+            return False
+        known = (bool(self.quiet) and len(self.samples) > 1) or len(self.samples) >= ENOUGH_DISTURBED
+        return known or min(self.samples) > 10 * HOPELESS * best
 
     def close(self) -> None:
         if self.timed is not None or self.ready is not None:
@@ -169,7 +171,6 @@ class _Contest:
                     raise WrongAnswer(f"{off}; {self.most_error:.2g} is allowed")
                 one.timed = one.ready.run if one.ready.timed is None else one.ready.timed()
                 self._sample(one)
-                one.calls = max(1, min(MOST_CALLS, round(self.sample_s / max(one.samples[0], 1e-9))))
         except WrongAnswer as exc:
             one.refused = f"wrong: {exc.message}"
         except Exception as exc:  # noqa: BLE001  (a library, a compiler or a driver may raise anything; the reason is kept)
@@ -186,7 +187,7 @@ class _Contest:
 
     def time(self, entrants: Sequence[_Entrant], rounds: int) -> None:
         alive = [one for one in entrants if one.timed is not None]
-        for _ in range(rounds):
+        for _ in range(rounds - 1):
             best = min((min(one.samples) for one in alive), default=0.0)
             for one in [one for one in alive if one.hopeless(best)]:
                 alive.remove(one)
@@ -194,14 +195,16 @@ class _Contest:
             if len(alive) < 2:
                 return  # there is nothing to compare it with
             for one in alive:
-                if self.stopwatch.now() + one.calls * min(one.samples) > self.deadline:
+                if self.stopwatch.now() + max(min(one.samples), self.sample_s) > self.deadline:
                     return
                 with one.candidate.scope():
-                    if one.calls > 1 and one.candidate.scope is not nullcontext:
+                    if min(one.samples) < self.sample_s and one.candidate.scope is not nullcontext:
                         self.stopwatch.seconds(_timed(one), 1)  # the switch is not free: threads start, caches change
                     self._sample(one)
 
     def _sample(self, one: _Entrant) -> None:
+        if one.samples:
+            one.calls = max(1, min(MOST_CALLS, round(self.sample_s / max(min(one.samples), 1e-9))))
         interruptions = count_interruptions()
         one.samples.append(self.stopwatch.seconds(_timed(one), one.calls))
         if count_interruptions() == interruptions:

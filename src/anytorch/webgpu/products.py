@@ -24,7 +24,7 @@ from anytorch.webgpu.pieces import bindable_copy
 from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
 from anytorch.webgpu.tensors import new_contiguous
 from anytorch.webgpu.threads import Launch
-from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Choice, Shape, choose
+from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Shape, Tiling, choose
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -229,22 +229,17 @@ def make_plan(
         m, n = n, m
     geometry = Geometry(batch, m, n, k, left, right, result, added, activation)
     if a.dtype not in FLOATS:
-        return geometry.plan(runtime, Choice(DIRECT if m > 1 else DIRECT_ROW), swapped)
+        return geometry.plan(runtime, Tiling(DIRECT if m > 1 else DIRECT_ROW), swapped)
     shape = Shape(batch, m, n, k, geometry.b_along, half=a.dtype is torch.float16)
 
-    def run(choice: Choice) -> None:
-        """The same product with this schedule, into memory of its own: it is only timed."""
-        trial = geometry.plan(runtime, choice, swapped)
-        beside = trial.splits > 1 or trial.narrow
-        size = trial.splits * batch * m * n if beside else _extent(c)
-        target = new_contiguous((size,), torch.float32 if beside else c.dtype)
-        buffers = [_buffer(runtime, b if swapped else a), _buffer(runtime, a if swapped else b)]
-        if d is not None and not beside:
-            buffers.append(_buffer(runtime, d))
-        head = _HEAD.pack(0, 0, 0, 0, 1.0, 1.0)
-        runtime.dispatch(trial.program, [*buffers, _buffer(runtime, target)], head + trial.tail, trial.x, trial.y)
-        if beside:  # adding up the parts is part of the price
-            finish(target.view(batch, trial.splits, m, n), new_contiguous((batch, m, n), c.dtype))
+    def run(tiling: Tiling) -> torch.Tensor:
+        """The same product with this schedule, into memory of its own."""
+        trial = geometry.plan(runtime, tiling, swapped)
+        beside = new_contiguous((_extent(c),), c.dtype).as_strided(c.shape, c.stride())
+        if trial.two_steps:
+            return _in_two_steps(runtime, trial, a, b, beside, d, 1.0, 1.0, activation)
+        dispatch(runtime, trial, a.data_ptr(), b.data_ptr(), beside.data_ptr(), 0 if d is None else d.data_ptr())
+        return beside
 
     return geometry.plan(runtime, choose(runtime, shape, name_of(a.dtype), run), swapped)
 
@@ -285,8 +280,8 @@ class Geometry:
         step, other = (row, column) if across else (column, row)
         return operand.aligned and step == 1 and length % 4 == 0 and other % 4 == 0 and batch % 4 == 0
 
-    def plan(self, runtime: Runtime, choice: Choice, swapped: bool) -> Plan:
-        schedule, splits = choice.schedule, choice.splits
+    def plan(self, runtime: Runtime, tiling: Tiling, swapped: bool) -> Plan:
+        schedule, splits = tiling.schedule, tiling.splits
         form = schedule.form
         names = [name_of(operand.dtype) for operand in (self.a, self.b, self.c)]
         wide = all(KINDS[name].nbytes in (2, 4) and KINDS[name].floating for name in names[:2])

@@ -22,7 +22,7 @@ from anytorch.webgpu.pointwise import name_of
 from anytorch.webgpu.products import FLOATS, finish, grid
 from anytorch.webgpu.tensors import aten, buffer_of, new_contiguous, new_tensor
 from anytorch.webgpu.threads import computable, wide
-from anytorch.webgpu.tuning import DIRECT, Choice, Shape, choose
+from anytorch.webgpu.tuning import DIRECT, Shape, Tiling, choose
 
 Triple = tuple[int, int, int]
 
@@ -62,7 +62,7 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.stride(0), tensor.stride(1), place
 
 
-_choices: dict[Any, Choice] = {}
+_choices: dict[Any, Tiling] = {}
 _launches: dict[Any, tuple[Program, bytes, int, int]] = device_memory()
 
 
@@ -84,7 +84,7 @@ def _compute(
     layouts = (x.size(), x.stride(), other.size(), other.stride())
     key = (kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, aligned)
 
-    def launched(choice: Choice, target: torch.Tensor) -> None:
+    def launched(choice: Tiling, target: torch.Tensor) -> None:
         split = choice.splits > 1
         bound = [a, x, *([bias] if bias is not None and not split else []), target]
         prepared = _launches.get((key, choice))
@@ -109,34 +109,30 @@ def _compute(
         head = struct.pack("<4I", at[0], at[1], at[2] if len(at) == 4 else 0, at[-1])
         runtime.dispatch(program, [buffer for buffer, _ in found], head + tail, columns, rows)
 
-    def trial(choice: Choice) -> None:
+    def computed(choice: Tiling) -> torch.Tensor:
         if choice.splits == 1:
             launched(choice, result)
-            return
+            return result
         parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
         launched(choice, parts)
-        finish(parts, new_contiguous((groups, m, n), torch.float32))
+        if kind == "weight":
+            finish(parts, result.view(groups, m, n))
+            return result
+        images, places = result.shape[0], n // result.shape[0]
+        summed = new_contiguous((groups, m, n), torch.float32)
+        finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
+        on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
+        return result
 
     choice = _choices.get(key)
     if choice is None:
-        choice = Choice(DIRECT)
+        choice = Tiling(DIRECT)
         if x.dtype in FLOATS:
             along = "k" if kind == "weight" else "n"
             shape = Shape(groups, m, n, k, along, gathered=True)
-            choice = choose(runtime, shape, name_of(x.dtype), trial)
+            choice = choose(runtime, shape, name_of(x.dtype), computed)
         _choices[key] = choice
-    if choice.splits == 1:
-        launched(choice, result)
-        return
-    parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
-    launched(choice, parts)
-    if kind == "weight":
-        finish(parts, result.view(groups, m, n))
-        return
-    images, places = result.shape[0], n // result.shape[0]
-    summed = new_contiguous((groups, m, n), torch.float32)
-    finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
-    on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
+    computed(choice)
 
 
 def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:

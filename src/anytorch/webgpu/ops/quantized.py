@@ -17,7 +17,7 @@ from anytorch.webgpu.pointwise import name_of
 from anytorch.webgpu.products import FLOATS, grid
 from anytorch.webgpu.tensors import NAME, buffer_of, new_contiguous
 from anytorch.webgpu.threads import computable, narrowed, wide
-from anytorch.webgpu.tuning import Choice, Shape, candidates
+from anytorch.webgpu.tuning import Shape, Tiling, candidates
 
 
 def _product(
@@ -56,7 +56,7 @@ def _product(
 
 
 @cache
-def _choice(m: int, n: int, k: int) -> Choice:
+def _choice(m: int, n: int, k: int) -> Tiling:
     runtime = open_runtime()
     options = candidates(
         Shape(1, m, n, k, "k"),
@@ -64,7 +64,7 @@ def _choice(m: int, n: int, k: int) -> Choice:
         integrated=runtime.adapter.kind != "DiscreteGPU",
         shared_bytes=int(runtime.limits["max-compute-workgroup-storage-size"]),
     )
-    return Choice(options[0].schedule)
+    return Tiling(options[0].schedule)
 
 
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
