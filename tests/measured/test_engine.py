@@ -121,6 +121,12 @@ def test_the_wall_time_is_bounded_on_a_slow_device() -> None:
     assert longer.budget_s == 30.0, "the setting is the default"
 
 
+def test_candidates_are_tried_until_one_is_right() -> None:
+    clock = Clock()
+    found = measured(clock, clock.work("wrong", 2.0, 1.0), clock.work("a", 2.0), clock.work("b", 2.0), budget_s=1.0)
+    assert found.chosen == "a" and [one.refused for one in found.trials[1:]] == ["", NO_TIME]
+
+
 def test_rounds_stop_when_the_next_sample_would_come_too_late() -> None:
     clock = Clock()
     measured(clock, clock.work("a", 0.3), clock.work("b", 0.31), rounds=200, budget_s=2.0)

@@ -266,6 +266,12 @@ def test_the_fastest_allowed_kernel_wins() -> None:
         decide(found, "invariant", CPU)
 
 
+def test_without_a_baseline_the_leanest_is_taken() -> None:
+    """A slow device may have had time for few of them."""
+    found = [measured("scales", 0.5, 40), measured("copy", 0.1, 4000), Trial(BASELINE, refused="no time")]
+    assert decide(found, "memory", CPU).kernel == "scales"
+
+
 def test_what_is_slower_than_float_is_said() -> None:
     found = [measured(BASELINE, 1.0, 4000), measured("small", 2.0)]
     assert "2.00× slower than float (1 s)" in decide(found, "memory", CPU).why

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from anytorch.errors import WrongAnswer
 from anytorch.measured.engine import Check
 
-Distance = Callable[[torch.Tensor, torch.Tensor], float]
+if TYPE_CHECKING:
+    import torch
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -23,7 +22,7 @@ def near(
     *,
     part: Callable[[Any], torch.Tensor] = lambda answer: answer,
     dtype: torch.dtype | None = None,
-    distance: Distance = relative,
+    distance: Callable[[torch.Tensor, torch.Tensor], float] = relative,
     inputs: Sequence[torch.Tensor] = (),
 ) -> Check:
     """A check that gives the error of `part(answer)`, compared with `wanted` in float64 on the CPU.
@@ -47,7 +46,7 @@ def near(
             if not same_bits(one, copy):
                 one.copy_(copy)
                 raise WrongAnswer(f"it changed its input {place}")
-        asked = torch.isfinite(right)
+        asked = right.isfinite()
         return distance(found[asked], right[asked]) if bool(asked.any()) else 0.0
 
     return check

@@ -75,7 +75,7 @@ def measure(
     """Check and time the candidates and decide; nothing is stored.
 
     An answer is right if `check` finds an error of `most_error` at most; not-a-number is wrong. `budget_s` bounds the wall
-    time, by default to the setting `measure_s`: the first candidate is always tried, and no run is interrupted. `rounds`
+    time, by default to the setting `measure_s`: candidates are tried until one is right, and no run is interrupted. `rounds`
     samples of about `sample_s` are taken of each. Unless `quiet`, a line is logged where it takes longer than a second.
     """
     stopwatch = stopwatch or Stopwatch()
@@ -150,7 +150,7 @@ class _Contest:
 
     def admit(self, entrants: Sequence[_Entrant]) -> None:
         """The answer of each, which is its warm-up too, then one sample: what is measured last is no stranger either."""
-        expected = 0.0  # how long the first took: another one is not begun if it would end too late
+        expected = 0.0  # how long the first that was right took: another one is not begun if it would end too late
         for one in entrants:
             if one.refused:
                 continue
@@ -159,7 +159,8 @@ class _Contest:
                 one.refused = NO_TIME
                 continue
             self._try(one)
-            expected = expected or max(self.stopwatch.now() - begun, 1e-9)
+            if not one.refused:
+                expected = expected or max(self.stopwatch.now() - begun, 1e-9)
 
     def _try(self, one: _Entrant) -> None:
         try:

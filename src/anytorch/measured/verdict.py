@@ -58,6 +58,11 @@ class Trial:
     passing: bool = False  # … which may be different another day
     facts: Mapping[str, Any] = field(default_factory=dict)  # what a decision needs besides the time
 
+    @property
+    def busy(self) -> bool:
+        """Too few quiet samples: the time is that of a machine that also did something else."""
+        return self.disturbed >= max(1, self.repeats)
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -88,7 +88,8 @@ def decide(measured: Sequence[Trial], prefer: Prefer, device: torch.device) -> K
         allowed = [one for one in right if not _extra(one) or _fits(device, _extra(one))]
     else:
         # Scales in another dtype (one bit per weight at most) are no second copy.
-        allowed = [one for one in right if _extra(one) <= _small(right)]
+        most = max(_small(right), min(map(_extra, right), default=0))
+        allowed = [one for one in right if _extra(one) <= most and one.name != BASELINE]
     if prefer == "invariant":
         allowed = [one for one in allowed if one.facts.get("batch_invariant")]
     if not allowed:

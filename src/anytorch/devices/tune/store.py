@@ -102,8 +102,8 @@ def _numbers(item: Item) -> dict[str, Any]:
         "why": item.why,
     }
     found["workload"] = item.workload
-    found["milliseconds"] = {str(o.value): round(o.seconds * 1e3, 5) for o in item.options if o.seconds is not None}
-    found["error"] = {str(o.value): float(f"{o.error:.2e}") for o in item.options if o.error is not None}
+    found["milliseconds"] = {o.name: round(o.seconds * 1e3, 5) for o in item.options if o.seconds is not None}
+    found["error"] = {o.name: float(f"{o.error:.2e}") for o in item.options if o.error is not None}
     return found
 
 
