@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import anytorch
-from anytorch import config
+from anytorch import settings
 from anytorch.measured import machine, store, verdict
 from anytorch.measured.store import recall, remember, verdicts
 from anytorch.measured.verdict import NO_MEMORY, NO_TIME, Question, Trial, Verdict
@@ -179,7 +179,7 @@ for number in range(40):
 
 
 def test_processes_that_write_at_once_lose_nothing_and_break_nothing() -> None:
-    environment = {**os.environ, "ANYTORCH_CACHE_DIR": str(config.cache_folder())}
+    environment = {**os.environ, "ANYTORCH_CACHE_DIR": str(settings.cache_folder())}
     running = [subprocess.Popen([sys.executable, "-c", WRITER, name], env=environment) for name in "abcd"]
     while any(one.poll() is None for one in running):
         for found in verdicts():  # a reader sees whole files only

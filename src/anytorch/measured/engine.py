@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.errors import WrongAnswer
 from anytorch.measured.stopwatch import Run, Stopwatch, count_interruptions
 from anytorch.measured.verdict import NO_MEMORY, NO_TIME, Question, Trial, Verdict, fastest
@@ -79,7 +79,7 @@ def measure(
     samples of about `sample_s` are taken of each. Unless `quiet`, a line is logged where it takes longer than a second.
     """
     stopwatch = stopwatch or Stopwatch()
-    budget = float(config.get("measure_s")) if budget_s is None else budget_s
+    budget = float(settings.get("measure_s")) if budget_s is None else budget_s
     contest = _Contest(check, most_error, stopwatch, stopwatch.now() + budget, sample_s)
     entrants = [_Entrant(one, one.refused, one.passing) for one in candidates]
     with nullcontext() if quiet else _said_if_slow(question, budget):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.files import replace_file
 from anytorch.measured.verdict import Question, Verdict
 
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def folder() -> Path:
-    return config.cache_folder() / FOLDER
+    return settings.cache_folder() / FOLDER
 
 
 def recall(
@@ -45,7 +45,7 @@ def recall(
         if found is None or found.question.key != question.key:
             return None
         _keep(path, found)
-    if found.cut_short and found.budget_s < (config.get("measure_s") if budget_s is None else budget_s):
+    if found.cut_short and found.budget_s < (settings.get("measure_s") if budget_s is None else budget_s):
         return None
     return found if found.chosen and (names is None or found.chosen in names) else None
 
