@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 def shared_builds(isolation: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The folder outlives the run, as a user's does; the measured kernels in it do not reach a test."""
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(REPOSITORY / ".cache" / "quant"))
+    monkeypatch.setenv("ANYTORCH_MEASURE_S", "60")  # on a busy machine, too, everything is measured
     monkeypatch.setattr(store, "folder", lambda: tmp_path / "measured")
     # Tests ask whether kernels are right, not which is fastest: one round is enough.
     monkeypatch.setattr(choose, "ROUNDS", 1)

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from anytorch import settings
+from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.measured.stopwatch import Run, Stopwatch, by_wall
 
 if TYPE_CHECKING:
     import torch
+
+COMPILING = 10  # times the setting: a kernel of Triton takes a second or more to compile
 
 
 def stopwatch_of(device: torch.device) -> Stopwatch:
@@ -21,6 +25,12 @@ def stopwatch_of(device: torch.device) -> Stopwatch:
     wait = (lambda: None) if device.type == "cpu" else partial(synchronize, device)
     event = None if device.type == "cpu" else getattr(torch.get_device_module(device), "Event", None)
     return Stopwatch(_by_events(event, wait) if callable(event) else by_wall(wait), is_out_of_memory)
+
+
+def budget_of(device: torch.device) -> float:
+    """Seconds that a measurement on `device` may take: the setting, or more where every candidate is compiled first."""
+    backend, index = locate(device)
+    return float(settings.get("measure_s")) * (COMPILING if backend.caps(index).triton else 1)
 
 
 def _by_events(event: Callable[..., Any], wait: Callable[[], object]) -> Callable[[Run, int], float]:

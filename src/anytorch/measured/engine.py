@@ -150,17 +150,16 @@ class _Contest:
 
     def admit(self, entrants: Sequence[_Entrant]) -> None:
         """The answer of each, which is its warm-up too, then one sample: what is measured last is no stranger either."""
-        expected = 0.0  # how long the first that was right took: another one is not begun if it would end too late
+        expected = 0.0  # what two runs of the first that was right take: no other is begun that would end too late
         for one in entrants:
             if one.refused:
                 continue
-            begun = self.stopwatch.now()
-            if expected and begun + expected > self.deadline:
+            if expected and self.stopwatch.now() + expected > self.deadline:
                 one.refused = NO_TIME
                 continue
             self._try(one)
             if not one.refused:
-                expected = expected or max(self.stopwatch.now() - begun, 1e-9)
+                expected = expected or max(2 * one.samples[0], 1e-9)
 
     def _try(self, one: _Entrant) -> None:
         try:

@@ -16,7 +16,7 @@ import torch
 from anytorch import native
 from anytorch.counts import counted
 from anytorch.devices.memory import memory
-from anytorch.devices.stopwatch import stopwatch_of
+from anytorch.devices.stopwatch import budget_of, stopwatch_of
 from anytorch.errors import UsageError
 from anytorch.measured.answers import near
 from anytorch.measured.engine import Candidate, Ready, measure
@@ -77,7 +77,9 @@ def choose(
         raise UsageError(f"prefer={prefer!r}: use one of {', '.join(get_args(Prefer))}")
     size = row_class(m, weight.device)
     asked = question(weight, bias, dtype, size, prefer)
-    verdict = recall(asked) or remember(_measure(asked, weight, bias, dtype, size, prefer))
+    verdict = recall(asked, budget_s=budget_of(weight.device)) or remember(
+        _measure(asked, weight, bias, dtype, size, prefer)
+    )
     return decide(verdict.trials, prefer, weight.device)
 
 
@@ -168,6 +170,7 @@ def _measure(
         check,
         most_error=allowed,
         stopwatch=stopwatch_of(weight.device),
+        budget_s=budget_of(weight.device),
         rounds=ROUNDS,
         sample_s=SAMPLE_S,
         decide=preferred,
