@@ -23,13 +23,8 @@ LANES = 4  # neighbouring threads that share a key, for "split": no subgroup is 
 AT_ONCE = 4  # queries whose outputs are folded over a workgroup at a time
 LOWEST = "-3.0e38"  # stands for minus infinity, which cannot be written
 
+# After the places of the operands.
 PARAMETERS = (
-    "q_at: u32",
-    "k_at: u32",
-    "v_at: u32",
-    "mask_at: u32",
-    "out_at: u32",
-    "sums_at: u32",
     "queries: u32",
     "keys: u32",
     "heads: u32",
@@ -103,7 +98,8 @@ def render(kernel: Attention) -> str:
     for i, name in enumerate(kernel.operands):
         access = "read_write" if kernel.writes(name) else "read"
         lines.append(f"@group(0) @binding({i}) var<storage, {access}> {name}: array<{kinds.get(name, element)}>;\n")
-    lines.append(f"struct Parameters {{ {', '.join(PARAMETERS)} }}\nvar<immediate> p: Parameters;\n")
+    fields = (*[f"{name}_at: u32" for name in kernel.operands], *PARAMETERS)
+    lines.append(f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n")
     if kernel.form != "join":
         lines += [_read_four(kernel, name) for name in "qkv"]
         lines.append(_score(kernel))
