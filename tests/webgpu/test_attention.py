@@ -11,7 +11,7 @@ from tests.webgpu.agree import adapter_manner, agree  # noqa: F401  (a fixture)
 from tests.webgpu.test_matmul import make
 
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.attention import Attention
+from anytorch.gpu.wgsl.attention_kernel import Attention
 
 pytestmark = pytest.mark.native
 

@@ -279,10 +279,6 @@ class Compact:
 
     rank: int
 
-    @property
-    def words(self) -> int:
-        return 4 + self.rank
-
 
 def render_compact(kernel: Compact) -> str:
     sizes = "".join(f", d{r}: u32" for r in range(kernel.rank))

@@ -40,10 +40,6 @@ class Multi:
         return len(self.tensors) + self.cells
 
     @property
-    def words(self) -> int:
-        return 2 + self.buffers + len(self.numbers)
-
-    @property
     def writable(self) -> int:
         if self.shared:
             return (1 << self.buffers) - 1

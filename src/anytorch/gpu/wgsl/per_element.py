@@ -24,10 +24,6 @@ class PerElement:
     functions: str = ""
 
     @property
-    def words(self) -> int:
-        return 2 + len(self.inputs) + len(self.outputs) + len(self.parameters)
-
-    @property
     def writable(self) -> int:
         return ((1 << len(self.outputs)) - 1) << len(self.inputs)
 

@@ -37,10 +37,6 @@ class Keys:
         return self.dtype == "int64"
 
     @property
-    def buffers(self) -> int:
-        return 4 if self.pairs else 3
-
-    @property
     def writable(self) -> int:
         return 0b1100 if self.pairs else 0b110
 

@@ -18,7 +18,8 @@ from anytorch.gpu.buffers import OFFSET_MASK, TAG
 from anytorch.gpu.launch import MOST_GROUPS, Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import Runtime, open_runtime
-from anytorch.gpu.wgsl.attention import Attention, render
+from anytorch.gpu.wgsl.attention import render
+from anytorch.gpu.wgsl.attention_kernel import Attention
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
