@@ -20,10 +20,10 @@ Ask = Callable[..., tuple[list[dict[str, Any]], str]]
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Ask a child whose `main(answer, arguments)` has the given body."""
+    """Ask a child whose `main(out, arguments)` has the given body."""
 
     def run(body: str, *arguments: str, limit_s: float = 60.0, **options: Any) -> tuple[list[dict[str, Any]], str]:
-        source = "import json, os, subprocess, sys, time\ndef main(arguments):\n    with open(arguments.pop(0), 'a') as answer:\n"
+        source = "import json, os, subprocess, sys, time\ndef main(arguments):\n    with open(arguments.pop(0), 'a') as out:\n"  # noqa: E501
         (tmp_path / "asked_child.py").write_text(source + textwrap.indent(textwrap.dedent(body), 8 * " "))
         monkeypatch.syspath_prepend(tmp_path)
         return ask("asked_child:main", arguments, limit_s=limit_s, **options)
@@ -46,7 +46,7 @@ def is_gone(pid: int) -> bool:
 
 def test_the_answer_comes_back(asked: Ask) -> None:
     lines, end = asked(
-        "print('noise'); answer.write(json.dumps({'said': arguments, 'path': sys.path, 'x': os.environ['X']}))",
+        "print('noise'); out.write(json.dumps({'said': arguments, 'path': sys.path, 'x': os.environ['X']}))",
         "one",
         "two words",
         environment={"X": "y"},
@@ -57,8 +57,8 @@ def test_the_answer_comes_back(asked: Ask) -> None:
 
 def test_what_was_written_before_a_crash_is_kept(asked: Ask) -> None:
     body = """
-        answer.write('{"step": 1}\\n{"step": 2}\\n{"half')
-        answer.flush()
+        out.write('{"step": 1}\\n{"step": 2}\\n{"half')
+        out.flush()
         sys.stderr.write('the last words')
         sys.stderr.flush()
         os.kill(os.getpid(), 11)
@@ -73,8 +73,8 @@ def test_what_was_written_before_a_crash_is_kept(asked: Ask) -> None:
 def test_the_limit_ends_the_child_and_what_it_started(asked: Ask) -> None:
     body = """
         inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        answer.write(json.dumps([os.getpid(), inner.pid]) + "\\n")
-        answer.flush()
+        out.write(json.dumps([os.getpid(), inner.pid]) + "\\n")
+        out.flush()
         time.sleep(600)
     """
     began = time.monotonic()
@@ -86,7 +86,7 @@ def test_the_limit_ends_the_child_and_what_it_started(asked: Ask) -> None:
 def test_what_it_started_goes_with_a_child_that_ends_well(asked: Ask) -> None:
     body = """
         inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        answer.write(json.dumps(inner.pid) + "\\n")
+        out.write(json.dumps(inner.pid) + "\\n")
     """
     lines, end = asked(body)
     assert end == "" and is_gone(lines[0])  # type: ignore[arg-type]

@@ -312,6 +312,9 @@ class Mover:
         with self._changed:
             if held in self._leaving and all(future.done() for future in held.under_way.futures):
                 self._leaving.remove(held)
+                held.under_way = (
+                    UnderWay()
+                )  # its futures have this block in their callbacks: a circle that keeps the ring
                 self._space.give_back(held.region, self.copies.copied())
                 self._changed.notify_all()
 
