@@ -29,6 +29,7 @@ LAYERS = [
         "child_process",
     },
     {"probe"},
+    {"measured"},  # the only tuner: whoever measures brings the device's clock
     {"devices"},
     {"native"},  # C++ compiled once on first use and cached; no torch
     {"gpu"},  # the torch-free GPU runtime that lite and webgpu share

