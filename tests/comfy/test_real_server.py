@@ -49,7 +49,7 @@ class Server:
     def ask(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)
 
     def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Server:
         import numpy as np
         from PIL import Image
 
-        with urllib.request.urlopen(f"{self.url}/view?{urllib.parse.urlencode(about)}", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url}/view?{urllib.parse.urlencode(about)}", timeout=120) as answer:
             return np.asarray(Image.open(io.BytesIO(answer.read())).convert("RGB"))
 
 
@@ -106,7 +106,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield made
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def wait_for(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_block_has_one_writer_at_a_time(tmp_path: Path) -> None:
     thread.start()
     assert not second.wait(0.1)
     mover.end_change(name)
-    assert second.wait(30)
+    assert second.wait(120)
     assert not within(0.1, lambda: mover.wait_unchanged(name))  # it is the second one's now
     mover.end_change(name)
     assert within(30, lambda: mover.wait_unchanged(name))
@@ -229,7 +229,7 @@ print("blocks", len(optimizer.fitted.rest.host), flush=True)
 
 def test_a_program_that_ends_after_its_last_step(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -249,7 +249,7 @@ def test_an_update_that_ends_while_the_next_is_asked_for(
     real, blocks, names = optimizer._update_at_home, optimizer.gradients.blocks, optimizer._updates.names
 
     def at_the_gate(*given: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(120)
         real(*given)
 
     def then_end(look: Callable[[], Any]) -> Callable[[], Any]:

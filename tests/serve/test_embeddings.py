@@ -145,7 +145,7 @@ def test_requests_that_wait_together_share_a_batch(serve: Callable[..., Any], ga
     closed = gate(service)
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(ask, service, input="first")
-        assert closed.waiting.wait(10)
+        assert closed.waiting.wait(120)
         rest = [pool.submit(ask, service, input=f"text {n}") for n in range(8)]
         until_waiting(service, 8)
         closed.open.set()

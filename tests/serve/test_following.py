@@ -44,7 +44,7 @@ class Worker:
         self.gate.set()
 
     def build(self, wanted: Wanted) -> Any:
-        assert self.gate.wait(20)
+        assert self.gate.wait(120)
         self.built.append(wanted.id)
         if wanted.id == self.broken:
             raise ModelError("not here")

@@ -60,7 +60,7 @@ def test_a_key_is_needed_where_one_is_configured(serve: Callable[..., Any], key_
         assert service.client.post("/v1/embeddings", json=body, headers=headers).status_code == 200
     # The page, the API's documentation and the health checks are open; nothing else is.
     assert service.client.get("/v1/readyz").status_code == 200
-    assert service.client.get("/").status_code in (200, 404)
+    assert service.client.get("/").status_code == 200
     for path in ("/v1/devices", "/v1/models", "/metrics", "/api/models", "/nowhere"):
         assert service.client.get(path).status_code == 401, path
     named = service.client.get("/openapi.json").json()  # what there is, is no secret

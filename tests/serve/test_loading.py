@@ -100,7 +100,7 @@ def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
         go_on, built = threading.Event(), []
 
         def slow(wanted: Any) -> Any:
-            assert go_on.wait(20)
+            assert go_on.wait(120)
             built.append(Engine(wanted))
             return built[-1]
 
@@ -133,7 +133,7 @@ def test_the_deadline_and_the_client_count_while_the_model_loads() -> None:
         build = service.models._build
 
         def slow(wanted: Any) -> Any:
-            assert go_on.wait(30)
+            assert go_on.wait(120)
             return build(wanted)
 
         service.models._build = slow
@@ -151,7 +151,7 @@ def test_the_deadline_and_the_client_count_while_the_model_loads() -> None:
 
             scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [(b"host", b"localhost")],
                      "client": ("127.0.0.1", 1)}  # fmt: skip
-            await asyncio.wait_for(app(scope, receive, send), 20)
+            await asyncio.wait_for(app(scope, receive, send), 120)
             (slot,) = service.models.slots("embeddings")
             assert slot.model is None and slot.users == 1, "the patient one alone is left"
             go_on.set()

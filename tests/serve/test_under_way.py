@@ -25,7 +25,7 @@ def ask(service: Any, text: str = "x", **options: Any) -> httpx.Response:
     return response
 
 
-def until(happens: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def until(happens: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, f"waited for {what}"
@@ -34,7 +34,7 @@ def until(happens: Callable[[], bool], what: str, seconds: float = 20.0) -> None
 
 def post(service: Any, body: bytes, path: str = "/v1/embeddings") -> socket.socket:
     """A request on a connection of its own, whose answer nobody reads."""
-    made = socket.create_connection(("127.0.0.1", service.port), timeout=20)
+    made = socket.create_connection(("127.0.0.1", service.port), timeout=120)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/json\r\n\r\n"
     made.sendall(head.encode() + body)
@@ -48,7 +48,7 @@ def held(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> Any:
     service.gate = gate(service)
     service.pool = ThreadPoolExecutor(16)
     service.first = service.pool.submit(ask, service, "first")
-    assert service.gate.waiting.wait(10)
+    assert service.gate.waiting.wait(120)
     yield service
     service.gate.open.set()
     service.pool.shutdown()
@@ -77,7 +77,7 @@ def test_a_request_without_a_body_has_a_deadline_too(serve: Callable[..., Any]) 
     service.state.looks.survey = never
     answer = service.client.get("/v1/devices?refresh=true", headers={"X-Request-Timeout": "0.1"})
     assert answer.status_code == 504 and "0.1 s" in answer.json()["detail"]
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as made:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=120) as made:
         made.sendall(b"GET /v1/devices HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(lambda: service.app.guard.under_way == 1, "the request to be under way")
     until(lambda: service.app.guard.under_way == 0, "the service to notice that the client has gone")
@@ -93,7 +93,7 @@ def unread(service: Any, room: int = 4096) -> socket.socket:
     service.embedding.engine.start_tokens = at_once
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
-    made.settimeout(20)
+    made.settimeout(120)
     made.connect(("127.0.0.1", service.port))
     body = json.dumps({"input": ["x"] * 2048}).encode()
     made.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -176,7 +176,7 @@ def test_draining_finishes_what_is_under_way(serve: Callable[..., Any], gate: Ca
     closed = gate(service)
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(ask, service, f"text {n}") for n in range(3)]
-        assert closed.waiting.wait(10)
+        assert closed.waiting.wait(120)
         until(lambda: service.app.guard.under_way == 3, "three requests")
         service.drain()
         with httpx.Client(base_url=service.url) as other:
@@ -188,7 +188,7 @@ def test_draining_finishes_what_is_under_way(serve: Callable[..., Any], gate: Ca
         assert service.thread.is_alive(), "it ended with requests under way"
         closed.open.set()
         assert {one.result().status_code for one in waiting} == {200}
-    service.thread.join(10)
+    service.thread.join(120)
     assert not service.thread.is_alive()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", service.port), timeout=2)
@@ -201,7 +201,7 @@ def test_a_model_is_swapped_without_a_lost_request(serve: Callable[..., Any]) ->
     statuses: list[int] = []
 
     def hammer(number: int) -> None:
-        with httpx.Client(base_url=service.url, timeout=30) as client:
+        with httpx.Client(base_url=service.url, timeout=120) as client:
             while not stop.is_set():
                 answer = client.post("/v1/embeddings", json={"input": f"text {number}"})
                 statuses.append(answer.status_code)
@@ -221,7 +221,7 @@ def test_a_model_is_swapped_without_a_lost_request(serve: Callable[..., Any]) ->
     finally:
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
     assert set(statuses) == {200} and len(statuses) > 4
     assert service.embedding is not first
     until(lambda: first.queue.closing, "the first engine to be closed")

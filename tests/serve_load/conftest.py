@@ -70,7 +70,7 @@ class Service:
     def words(self) -> str:
         return Path(self.log.name).read_text()[-3000:]
 
-    def ask(self, path: str = "/v1/embeddings", body: Any = None, timeout_s: float = 60) -> tuple[int, Any]:
+    def ask(self, path: str = "/v1/embeddings", body: Any = None, timeout_s: float = 120.0) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             sent = None if body is None else json.dumps(body)
@@ -91,7 +91,7 @@ class Service:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(60)
+            return self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

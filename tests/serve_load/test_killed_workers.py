@@ -27,7 +27,7 @@ def ask_in_a_loop(port: int, until: threading.Event, seen: Counter[str]) -> None
     while not until.is_set():
         try:
             if connection is None:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             connection.request(
                 "POST", "/v1/embeddings", json.dumps({"input": "a text"}), {"Content-Type": "application/json"}
             )
@@ -83,7 +83,7 @@ def test_one_process_ends_well_on_sigterm_with_requests_under_way(start: Callabl
     try:
         wait_for(lambda: seen["200"] > 20, 60)
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(60) == 0, service.words()
+        assert service.process.wait(120) == 0, service.words()
     finally:
         until.set()
         for thread in threads:

@@ -59,7 +59,7 @@ def test_the_refusal_says_when_to_come_again(small: Any) -> None:
     refused = None
     try:
         for _ in range(300):
-            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=120)
             connection.request(
                 "POST", "/v1/embeddings", json.dumps({"input": ["x " * 100] * 20}), {"Content-Type": "application/json"}
             )

@@ -11,8 +11,8 @@ MANY = 60
 
 
 def connect(service: Any) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", service.port), timeout=30)
-    made.settimeout(30)
+    made = socket.create_connection(("127.0.0.1", service.port), timeout=120)
+    made.settimeout(120)
     return made
 
 

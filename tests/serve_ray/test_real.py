@@ -58,7 +58,7 @@ def stop(done, total):
 def post(url, body):
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as found:
+        with urllib.request.urlopen(request, timeout=120) as found:
             return found.status, json.loads(found.read())
     except urllib.error.HTTPError as exc:
         return exc.code, json.loads(exc.read())
@@ -86,7 +86,7 @@ with cluster(None) as ray:
         answer["vectors"] = [status, [row["embedding"] for row in found["data"]]]
         answer["refused"] = [post(options.url + "/v1/embeddings", {"input": ["x"] * 6})[0],
                              post(options.url + "/v1/embeddings", {"inputs": 1})[0]]
-        with urllib.request.urlopen(options.url + "/", timeout=60) as page:
+        with urllib.request.urlopen(options.url + "/", timeout=120) as page:
             answer["page"] = page.read()[:15].decode()
     try:
         with deployed(replace(options, port=free_port("127.0.0.1")), share_of(ray, "cpu", whole_nodes=True), Scale()):
@@ -213,7 +213,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
             assert started["workers"] == 1 and started["models"]["embeddings"]
             assert ask(started["url"] + "/v1/readyz")["status"] == "ready"
             server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
+            assert server.wait(120) == 0
         finally:
             if server.poll() is None:
                 server.kill()
@@ -222,7 +222,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
 def ask(url: str) -> Any:
     import urllib.request
 
-    with urllib.request.urlopen(url, timeout=30) as found:
+    with urllib.request.urlopen(url, timeout=120) as found:
         return json.loads(found.read())
 
 

@@ -82,6 +82,6 @@ def node(missing: Callable[[str, str], NoReturn]) -> str:
 
 @pytest.mark.parametrize("script", sorted(LOGIC.glob("*.test.mjs")), ids=lambda path: path.name.split(".")[0])
 def test_logic(node: str, script: Path) -> None:
-    result: Any = subprocess.run([node, "--test", str(script)], capture_output=True, text=True, timeout=60)
+    result: Any = subprocess.run([node, "--test", str(script)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^# pass [1-9]", result.stdout, re.M), result.stdout

@@ -407,7 +407,7 @@ def test_turns_go_to_whoever_waited_longest() -> None:
             while len(turns._waiting) <= number:
                 time.sleep(0.0005)
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert order == list(range(8)) and not turns._held
 
 

@@ -94,7 +94,7 @@ def is_running(process: int) -> bool:
     return False
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
     until = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < until:
         time.sleep(0.02)
@@ -316,7 +316,7 @@ def test_nothing_is_left_when_the_program_ends(number: signal.Signals, tmp_path:
             os.killpg(program.pid, number)  # as a terminal does: the workers get it, too
         else:
             program.send_signal(number)
-        told = program.communicate(timeout=30)[1]
+        told = program.communicate(timeout=300)[1]
         assert ("KeyboardInterrupt" in told) == (number is signal.SIGINT)
         assert wait_for(lambda: not Path(folder).exists() and not any(is_running(int(p)) for p in processes))
     finally:

@@ -166,7 +166,7 @@ def test_closing_a_stream_stops_the_computation(llama: TextGenerator) -> None:
     with pytest.raises(StopIteration):
         next(stream)
     assert stream.finish_reason == "cancelled"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while llama.stats.running and time.monotonic() < deadline:
         time.sleep(0.005)
     assert llama.stats.running == 0
@@ -178,7 +178,7 @@ def test_a_stream_that_is_forgotten_stops_too(llama: TextGenerator) -> None:
     stream = llama.stream("The", max_tokens=900, temperature=0)
     next(stream)
     del stream
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while llama.stats.running and time.monotonic() < deadline:
         time.sleep(0.005)
     assert llama.stats.tokens < 900
@@ -201,7 +201,7 @@ def test_asyncio_reads_pieces_and_cancelling_a_task_stops(llama: TextGenerator) 
         return "".join(pieces), both[0].text
 
     assert asyncio.run(main()) == (alone, alone)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while llama.stats.running and time.monotonic() < deadline:
         time.sleep(0.005)
     assert llama.stats.running == 0
@@ -271,7 +271,7 @@ def held_together(
     forward, sizes, all_there = generator._scheduler._forward, [], threading.Event()
 
     def held(ids: Any, cache: Any, positions: Any, mask: Any) -> Any:
-        assert all_there.wait(20)
+        assert all_there.wait(120)
         sizes.append(ids.shape[0])
         return forward(ids, cache, positions, mask)
 
