@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from tests.waiting import until
 
 from anytorch.serve.app import Service, create_app
 from anytorch.serve.options import ServeOptions
@@ -85,15 +85,6 @@ class Gate:
             return answer
 
         engine.start_tokens = start_tokens
-
-
-def until(happens: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if happens():
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 @contextmanager

@@ -97,16 +97,17 @@ class Engine:
 def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
     async def run() -> None:
         registry = create_app(ServeOptions(forecast=False)).state.service.models
-        go_on, built = threading.Event(), []
+        begun, go_on, built = threading.Event(), threading.Event(), []
 
         def slow(wanted: Any) -> Any:
+            begun.set()
             assert go_on.wait(120)
             built.append(Engine(wanted))
             return built[-1]
 
         registry._build = slow
         asked = [asyncio.ensure_future(registry.load("all-MiniLM-L6-v2", None, None, None)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(begun.wait, 120)
         with pytest.raises(Problem, match="wait already"):
             await registry.load("all-MiniLM-L6-v2", None, None, None)
         for one in asked:

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import until
 
 from anytorch.cli.main import main
 from anytorch.serve.shared import Lineup, Load, Shared
@@ -72,7 +72,7 @@ def ask(url: str) -> httpx.Response:
 def test_the_start_line_and_a_clean_end(start: Callable[..., Process]) -> None:
     one = start("--no-forecast")
     assert one.started["device"] == "cpu" and one.started["workers"] == 1
-    assert 0 < one.started["seconds_to_first_answer"] < 60 and one.started["models"]["embeddings"] == [
+    assert 0 < one.started["seconds_to_first_answer"] < 600 and one.started["models"]["embeddings"] == [
         "all-MiniLM-L6-v2"
     ]
     assert ask(one.url).status_code == 200
@@ -88,7 +88,7 @@ def test_a_second_interrupt_ends_it_at_once(start: Callable[..., Process]) -> No
     one = start("--no-forecast")
     with socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])), timeout=120) as made:
         made.sendall(b"POST /v1/similarity HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")  # no more comes
-        time.sleep(0.2)
+        until(lambda: "anytorch_requests_under_way 2" in httpx.get(f"{one.url}/metrics").text, "it, and this question")
         one.process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):  # the request is waited for
             one.process.wait(1)
@@ -170,13 +170,6 @@ def test_the_extra_brings_the_embedded_models() -> None:
 def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--new-key", str(tmp_path / "keys")]) == 0
     assert capsys.readouterr().out.strip() in (tmp_path / "keys").read_text()
-
-
-def until(happens: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, f"waited for {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

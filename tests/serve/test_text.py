@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests.waiting import until
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -48,11 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def writer(served: Callable[..., Any], folder: Path) -> Iterator[Any]:
     with served(text_model=str(folder)) as running:
-        deadline = time.monotonic() + 120
         running.server.call(running.state.load_rest)
-        while not running.state.models.loaded("text"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: running.state.models.loaded("text"), "the model to load")
         yield running
 
 
@@ -111,10 +109,7 @@ def test_a_client_that_leaves_ends_the_text(writer: Any) -> None:
     body = {"prompt": "one", "max_tokens": 3000, "temperature": 0, "stream": True}
     with writer.client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + 120
-    while writer.app.guard.under_way:
-        assert time.monotonic() < deadline, "the request goes on without its client"
-        time.sleep(0.01)
+    until(lambda: not writer.app.guard.under_way, "the request to end without its client")
     tokens = generator.stats.tokens
     time.sleep(0.2)
     assert generator.stats.tokens - tokens < 100 and writer.state.models.slots("text")[0].users == 0
@@ -127,7 +122,7 @@ def tokens_counted(writer: Any) -> float:
 
 def test_a_deadline_ends_a_text_with_words(writer: Any) -> None:
     body = {"prompt": "one", "max_tokens": 4000, "temperature": 0}
-    headers = {"X-Request-Timeout": "0.2"}
+    headers = {"X-Request-Timeout": "0.8"}  # time for the first tokens, on a busy machine too
     counted = tokens_counted(writer)
     assert writer.client.post("/v1/completions", json=body, headers=headers).status_code == 504
     assert tokens_counted(writer) > counted

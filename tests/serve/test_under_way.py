@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from anytorch.serve import protocol
 
@@ -23,13 +24,6 @@ from anytorch.serve import protocol
 def ask(service: Any, text: str = "x", **options: Any) -> httpx.Response:
     response: httpx.Response = service.client.post("/v1/embeddings", json={"input": text}, **options)
     return response
-
-
-def until(happens: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, f"waited for {what}"
-        time.sleep(0.005)
 
 
 def post(service: Any, body: bytes, path: str = "/v1/embeddings") -> socket.socket:
@@ -58,7 +52,7 @@ def test_a_deadline_is_kept_while_the_engine_is_busy(held: Any) -> None:
     began = time.monotonic()
     answer = ask(held, "late", headers={"X-Request-Timeout": "0.2"})
     assert answer.status_code == 504 and answer.json()["type"].endswith(":deadline")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # and not when the gate gives up
     similar = held.client.post("/v1/similarity", json={"a": ["x"]}, headers={"X-Request-Timeout": "0.2"})
     assert similar.status_code == 504
     held.gate.open.set()
@@ -114,12 +108,12 @@ def test_an_answer_that_nobody_reads_is_let_go(serve: Callable[..., Any]) -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell what it holds")
 def test_a_slow_reader_gets_its_whole_answer(serve: Callable[..., Any]) -> None:
-    service = serve(body_timeout_s=0.5)
+    service = serve(body_timeout_s=1.5)
     with unread(service, room=100_000) as made:
         found = made.recv(65536)
         head, _, body = found.partition(b"\r\n\r\n")
         length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
-        end = time.monotonic() + 1.2  # more than two looks at it
+        end = time.monotonic() + 3.5  # more than two looks at it
         while len(body) < length:
             part = made.recv(65536)
             assert part, f"cut off after {len(body)} of {length} bytes"
@@ -172,17 +166,16 @@ def test_a_client_that_leaves_is_not_computed_for(held: Any, path: str, body: by
 
 
 def test_draining_finishes_what_is_under_way(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> None:
-    service = serve(drain_s=10, drain_delay_s=0.3)
+    service = serve(drain_s=120, drain_delay_s=2.0)
     closed = gate(service)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=service.url) as other:
         waiting = [pool.submit(ask, service, f"text {n}") for n in range(3)]
         assert closed.waiting.wait(120)
         until(lambda: service.app.guard.under_way == 3, "three requests")
         service.drain()
-        with httpx.Client(base_url=service.url) as other:
-            unready = other.get("/v1/readyz")
-            assert unready.status_code == 503 and unready.json()["status"] == "draining"
-            assert other.get("/v1/healthz").status_code == 200
+        unready = other.get("/v1/readyz")
+        assert unready.status_code == 503 and unready.json()["status"] == "draining"
+        assert other.get("/v1/healthz").status_code == 200
         until(lambda: service.server.should_exit, "the delay to pass")
         time.sleep(0.3)
         assert service.thread.is_alive(), "it ended with requests under way"

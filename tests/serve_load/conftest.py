@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,13 +98,6 @@ class Service:
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.log.close()
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, what: str = "") -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not happen in time: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

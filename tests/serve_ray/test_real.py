@@ -8,12 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
@@ -162,7 +161,7 @@ def test_a_job_that_was_killed_goes_on(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     journal = tmp_path / ".out.parquet.partial" / "journal.json"
-    wait_for(lambda: journal.exists() and len(json.loads(journal.read_text())["parts"]) >= 2, 180)
+    until(lambda: journal.exists() and len(json.loads(journal.read_text())["parts"]) >= 2, "two parts", 180)
     first.send_signal(signal.SIGKILL)
     first.wait()
     kept = sum(part["rows"] for part in json.loads(journal.read_text())["parts"].values())
@@ -224,10 +223,3 @@ def ask(url: str) -> Any:
 
     with urllib.request.urlopen(url, timeout=120) as found:
         return json.loads(found.read())
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
