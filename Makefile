@@ -14,7 +14,7 @@ SERVE  ?=
 TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 2>/dev/null | grep -q find-links || echo '--extra-index-url https://download.pytorch.org/whl/cpu')
 
 # What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
-export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium
+export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test coverage test-all test-webgpu-full check lint types bench docs format clean debian
@@ -32,9 +32,7 @@ demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of th
 	@echo; echo '$$ anytorch forecast --sample --horizon 6 --samples 5 --seed 1'
 	@$(BIN)/anytorch forecast --sample --horizon 6 --samples 5 --seed 1
 
-# Much here is about processes, time limits and killed workers, on machines that others use as well: what fails is tried once
-# more, and listed as RERUN. One that is listed twice is a defect of the test.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --reruns 1 -raR -q
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -ra -q
 
 test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(PYTEST) -m "not slow and not device"
@@ -99,7 +97,7 @@ $(STAMPS)/dev: $(STAMPS)/venv compat/pyproject.toml
 	@touch $@
 
 # A C compiler builds the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium opens the web page.
-DEBIAN := gcc g++ libvulkan1 mesa-vulkan-drivers chromium
+DEBIAN := gcc g++ libvulkan1 mesa-vulkan-drivers chromium nodejs
 $(STAMPS)/debian:
 	@mkdir -p $(STAMPS)
 	@if command -v dpkg-query >/dev/null && dpkg-query -W -f '$${Status}\n' $(DEBIAN) 2>/dev/null | grep -c 'install ok installed' | grep -qx $(words $(DEBIAN)); then \
