@@ -52,7 +52,7 @@ check: lint types ## lint, types and layers
 lint: $(STAMPS)/dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_layers.py
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layers.py
 
 types: $(STAMPS)/dev
 	@$(BIN)/mypy

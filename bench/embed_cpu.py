@@ -335,7 +335,7 @@ def main() -> int:
     if options.quick:
         options.rounds = 1
     if options.model is None:
-        from anytorch.engines.embed.locate import find_model
+        from anytorch.text.checkpoints.locate import find_model
 
         options.model = find_model(None)
     (WORK / "vectors").mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,7 @@ class Peer:
 
 def batches_of(engine: Any, some: list[str]) -> list[tuple[Any, np.ndarray]]:
     """What `encode` sends to the device for these texts: each chunk's shape, and its numbers as they are sent."""
-    from anytorch.models.encoders.staging import Slot
+    from anytorch.recorded.staging import Slot
 
     encoder, sent, made = engine._runner.encoder, [], []
     send, launch = Slot.send, encoder._launch
@@ -197,8 +197,8 @@ def compare(
     report: dict[str, Any],
     clock: Clock,
 ) -> None:
-    from anytorch.engines.embed.engine import ArrowEngine
-    from anytorch.engines.embed.tokens import TextTokenizer
+    from anytorch.text.embed.engine import ArrowEngine
+    from anytorch.text.embed.tokens import TextTokenizer
 
     begin = time.perf_counter()
     engine = ArrowEngine(folder, device=options.device)

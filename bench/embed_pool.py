@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from anytorch.engines.embed import ArrowEngine, building
-from anytorch.engines.embed.place import choose_place
-from anytorch.engines.embed.pool import Job, PoolEncoder
-from anytorch.engines.embed.pool_devices import cpu_jobs
+from anytorch.text.embed import ArrowEngine, building
+from anytorch.text.embed.place import choose_place
+from anytorch.text.embed.pool import Job, PoolEncoder
+from anytorch.text.embed.pool_devices import cpu_jobs
 
 LEAST_COSINE = 0.9995
 

@@ -21,10 +21,10 @@ import corpus
 import numpy as np
 
 from anytorch import native
-from anytorch.models.checkpoint import Checkpoint
-from anytorch.models.packed import FORMATS, PackedEncoder, binding
-from anytorch.models.spec import EncoderSpec, read_spec
-from anytorch.models.weights import EncoderWeights
+from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.checkpoints.spec import EncoderSpec, read_spec
+from anytorch.text.checkpoints.weights import EncoderWeights
+from anytorch.text.packed import FORMATS, PackedEncoder, binding
 
 LONGEST = 256
 PEAKS = {"float32": 0, "16-bit pairs": 1, "8-bit fours": 2}

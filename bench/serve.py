@@ -100,7 +100,7 @@ def main() -> None:
         return
     if options.quick:
         options.rounds, options.seconds = 1, 3.0
-    from anytorch.engines.embed.locate import packaged_model
+    from anytorch.text.checkpoints.locate import packaged_model
 
     model = packaged_model()
     if model is None:
