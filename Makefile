@@ -17,7 +17,7 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test coverage test-all test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test coverage test-all test-device test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,6 +42,10 @@ coverage: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which l
 
 test-all: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
 	@$(PYTEST) -m "not device"
+
+# DEVICE_PYTHON=python3: that one, with what it has and .carry/ (tools/device-carry.sh); nothing is installed.
+test-device: $(if $(DEVICE_PYTHON),,$(STAMPS)/dev) ## what needs a real accelerator, against the CPU; DEVICE_PYTHON=python3 installs nothing
+	@$(or $(DEVICE_PYTHON),$(BIN)/python) tests/device/run.py
 
 test-webgpu-full: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's whole operator suite on the webgpu device; renews its table
 	@VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(CURDIR)/.cache/mesa/lvp.json} $(BIN)/python tests/webgpu/opinfo.py --all --jobs $(JOBS) --output docs/reference/webgpu-operators.json

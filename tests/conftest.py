@@ -148,6 +148,21 @@ def cpu_wheel() -> None:
 
 
 @pytest.fixture(scope="session")
+def accelerator() -> Any:
+    """The torch.device that tests marked `device` compare with the CPU; ANYTORCH_TEST_DEVICE names another than torch's."""
+    import torch
+
+    named = os.environ.get("ANYTORCH_TEST_DEVICE")
+    if named:
+        from anytorch.devices.choose import resolve
+
+        return resolve(named, strict=True).device
+    if not torch.accelerator.is_available():
+        missing("accelerator", "torch knows none")
+    return torch.accelerator.current_accelerator()
+
+
+@pytest.fixture(scope="session")
 def npu_extension(cpu_wheel: None) -> Any:
     """A compiled PrivateUse1 device: `.run(code)` runs a script with it, `.plugin(folder)` makes torch autoload it."""
     return _built(hardware.build_npu_extension)

@@ -107,14 +107,9 @@ def test_packed_layers_on_webgpu(run_python: Callable[..., Any], missing: Callab
 @pytest.mark.device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [*FORMATS, "int8-dynamic"])
-def test_packed_layers_on_the_accelerator(
-    name: str, dtype: torch.dtype, missing: Callable[[str, str], NoReturn]
-) -> None:
+def test_packed_layers_on_the_accelerator(name: str, dtype: torch.dtype, accelerator: torch.device) -> None:
     """Every kernel that the accelerator can run is right, for one row and for many."""
-    if not torch.accelerator.is_available():
-        missing("accelerator", "torch knows none")
-    device = torch.accelerator.current_accelerator()
-    assert device is not None
+    device = accelerator
     backend, index = locate(device)
     linear = nn.Linear(256, 192).requires_grad_(False).to(device, dtype)
     layer = QuantLinear.of(linear, name, prefer="speed")
