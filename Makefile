@@ -17,7 +17,7 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test coverage test-all test-device test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test test-cpus coverage test-all test-device test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -ra -q
 
 test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(PYTEST) -m "not slow and not device"
+
+test-cpus: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the numeric tests as other CPUs compute: without AVX, AVX2, AVX-512 without VNNI
+	@$(BIN)/python tools/other_machines.py --jobs $(JOBS)
 
 coverage: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which lines no test runs (slower)
 	@$(PYTEST) -m "not slow and not device" --cov --cov-report=term:skip-covered
