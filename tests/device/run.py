@@ -5,7 +5,7 @@
     ANYTORCH_TEST_DEVICE=cpu make test-device         the CPU stands in, and nothing is kept
     ANYTORCH_COMMIT=… OUTPUT=… make test-device …     a copy without .git, and another place for the result
 
-Needed besides torch and NumPy: pytest, and for all of it pandas, transformers, rich, tomli-w and wgpu. What a machine lacks
+Needed besides torch and NumPy: pytest, and for all of it transformers, pandas, rich, tomli-w and wgpu. What a machine lacks
 is taken from `.carry/`, which tools/device-carry.sh fills elsewhere: a folder for each Python package under `.carry/python`,
 and the Vulkan loader's libraries in `.carry/vulkan`, for a headless NVIDIA driver.
 

@@ -14,12 +14,10 @@ import torch
 pytest.importorskip("transformers")
 from tests.text.encoders.conftest import FAMILIES, LENGTHS, make_model
 
-from anytorch.devices.locate import locate
-from anytorch.devices.precision import capabilities
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.spec import read_spec
 from anytorch.text.encoders.encoder import TorchEncoder
-from anytorch.text.encoders.strategy import Plan, worst_cosine
+from anytorch.text.encoders.strategy import candidates, worst_cosine
 
 pytestmark = pytest.mark.device
 
@@ -52,29 +50,31 @@ def opened(path: Path, device: Any, **options: Any) -> TorchEncoder:
 def test_every_layout_of_every_family(
     accelerator: torch.device, folder: Callable[[str], Path], family: str, dtype: str
 ) -> None:
-    """One by one, in rows, packed, with our kernels, recorded: the CPU's vectors, for other texts each time."""
-    caps = capabilities(*(lambda found: (found[0].name, found[1]))(locate(accelerator)))
+    """Each way that the device has to compute it (rows, packed, our kernels, recorded), for other texts each time."""
     if accelerator.type == "cpu" and dtype == "float16":
         pytest.skip("a CPU computes in no float16")
     with opened(folder(family), "cpu", dtype="float32", layout="rows") as host:
         wanted = [host.run(*texts(turn)) for turn in range(3)]
-    tried = []
     with opened(folder(family), accelerator, dtype=dtype, layout="rows", graphs=False) as encoder:
-        for layout in ("rows", "one-by-one", "packed"):
-            for recorded in [False, True] if caps.graphs and layout != "one-by-one" else [False]:
-                for kernels in [False, True] if caps.triton and layout == "packed" else [False]:
-                    try:
-                        encoder.use(Plan(dtype, layout, recorded, kernels=kernels))
-                        found = [encoder.run(*texts(turn)) for turn in range(3)]
-                    except NotImplementedError:  # a layout that this device or this family does not have
-                        continue
-                    cosine = min(worst_cosine(one, other) for one, other in zip(wanted, found, strict=True))
-                    assert cosine > (0.9999 if dtype == "float32" else 0.99), (layout, recorded, kernels)
-                    if recorded:
-                        assert encoder.recorder is not None and not encoder.recorder.failed
-                        assert encoder.recorder.recordings, (layout, kernels)
-                    tried.append(layout)
-    assert {"rows", "one-by-one"} <= set(tried)
+        plans = candidates(
+            encoder.caps,
+            encoder.spec,
+            dtype,
+            accelerator.type == "cpu",
+            "auto",
+            None,
+            can_fuse=encoder.module.can_fuse(),
+        )
+        assert len(plans) > 1
+        for plan in plans:
+            encoder.use(plan)
+            found = [encoder.run(*texts(turn)) for turn in range(3)]
+            cosine = min(worst_cosine(one, other) for one, other in zip(wanted, found, strict=True))
+            assert cosine > (0.9999 if dtype == "float32" else 0.99), plan
+            if plan.graphs:
+                assert encoder.recorder is not None and not encoder.recorder.failed and encoder.recorder.recordings, (
+                    plan
+                )
 
 
 def test_packed_weights(accelerator: torch.device, folder: Callable[[str], Path]) -> None:

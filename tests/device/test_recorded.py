@@ -33,7 +33,7 @@ def test_replays_of_several_shapes(graphs: torch.device) -> None:
 
 def test_a_training_step(graphs: torch.device) -> None:
     """Three steps of AdamW: losses and weights are the CPU's, and they were replayed."""
-    from anytorch.forecast.training.recorded import RecordedStep
+    from anytorch.forecast.training.recorded import RecordedStep, distance
 
     def trained(device: torch.device, recorded: bool) -> tuple[list[float], list[Tensor]]:
         model = network().to(device)
@@ -65,5 +65,5 @@ def test_a_training_step(graphs: torch.device) -> None:
     losses, weights = trained(graphs, True)
     wanted, wanted_weights = trained(torch.device("cpu"), False)
     assert losses == pytest.approx(wanted, rel=1e-4)
-    for found, want in zip(weights, wanted_weights, strict=True):
-        torch.testing.assert_close(found, want, rtol=1e-2, atol=2e-3)
+    begun = [parameter.detach() for parameter in network().parameters()]
+    assert distance(weights, wanted_weights) < 0.02 * distance(begun, wanted_weights)  # of how far they have come

@@ -17,14 +17,19 @@ from anytorch.memory.types import Speeds
 
 pytestmark = pytest.mark.device
 
-MB = 2**20
-# The model has 3.1 MB in six layers of 0.51 MB.
-SHAPES: dict[str, dict[str, float]] = {
-    "device, host and disk": {"device_budget": 1.2 * MB, "host_budget": 3.2 * MB},
-    "device and host": {"device_budget": 1.2 * MB, "host_budget": 8 * MB},
-    "leaf modules": {"device_budget": 0.45 * MB, "host_budget": 8 * MB},
-    "everything fits": {"device_budget": 8 * MB},
+# In layers of the model, which has six: what the device may hold, and the host.
+SHAPES: dict[str, tuple[float, float | None]] = {
+    "device, host and disk": (2.4, 6.4),
+    "device and host": (2.4, 16),
+    "leaf modules": (0.9, 16),
+    "everything fits": (16, None),
 }
+
+
+@pytest.fixture(scope="session")
+def width(accelerator: torch.device) -> int:
+    """A layer of 0.5 MB for a CPU; on a device of 32 MB, so that its copies take a while."""
+    return 128 if accelerator.type == "cpu" else 1024
 
 
 def within(model: nn.Module) -> None:
@@ -33,27 +38,30 @@ def within(model: nn.Module) -> None:
 
 
 @pytest.fixture(params=SHAPES, ids=str)
-def budgets(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    return {"disk": tmp_path / "disk", "speeds": Speeds(10.0, 2.0), **SHAPES[request.param]}
+def budgets(request: pytest.FixtureRequest, width: int, tmp_path: Path) -> dict[str, Any]:
+    layer = 32 * width * width
+    device, host = SHAPES[request.param]
+    found = {"disk": tmp_path / "disk", "speeds": Speeds(10.0, 2.0), "device_budget": device * layer}
+    return found if host is None else {**found, "host_budget": host * layer}
 
 
-def test_answers(accelerator: torch.device, budgets: dict[str, Any]) -> None:
-    model = made()
+def test_answers(accelerator: torch.device, width: int, budgets: dict[str, Any]) -> None:
+    model = made(width=width)
     expected = model(IDS).detach()
     anytorch.memory.fit(model, accelerator, **budgets)
     with torch.no_grad():
         for _ in range(3):
             found = model(IDS.to(accelerator))
             assert found.device.type == accelerator.type
-            torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
     within(model)
     anytorch.memory.unfit(model)
 
 
-def test_gradients(accelerator: torch.device, budgets: dict[str, Any]) -> None:
+def test_gradients(accelerator: torch.device, width: int, budgets: dict[str, Any]) -> None:
     """The weights of a layer are overwritten after its forward; backward fetches them again."""
-    model = made()
-    inputs = torch.randn(3, 128, generator=torch.Generator().manual_seed(1))
+    model = made(width=width)
+    inputs = torch.randn(3, width, generator=torch.Generator().manual_seed(1))
 
     def gradients(x: torch.Tensor) -> list[torch.Tensor]:
         x = x.detach().requires_grad_()
@@ -73,12 +81,12 @@ def test_gradients(accelerator: torch.device, budgets: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["forward", "backward"])
-def test_training(accelerator: torch.device, tmp_path: Path, overlap: Any) -> None:
+def test_training(accelerator: torch.device, width: int, tmp_path: Path, overlap: Any) -> None:
     """Three steps of AdamW whose weights and states rest beside the device."""
     torch.manual_seed(0)
-    plain = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)])
-    model = copy.deepcopy(plain)
-    layer = 4 * 65 * 64
+    plain = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(6)])
+    model, begun = copy.deepcopy(plain), copy.deepcopy(plain)
+    layer = 4 * (width + 1) * width
     anytorch.memory.fit(
         model, accelerator, device_budget=3 * layer, host_budget=60 * layer, host_reserve=8 * layer, disk=tmp_path
     )
@@ -86,7 +94,7 @@ def test_training(accelerator: torch.device, tmp_path: Path, overlap: Any) -> No
     theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
     assert len(ours.fitted.rest.host) >= 3, "weights rest on the host"
     for number in range(3):
-        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(number))
+        x = torch.randn(8, width, generator=torch.Generator().manual_seed(number))
         losses = []
         for network, optimizer, given in ((plain, theirs, x), (model, ours, x.to(accelerator))):
             loss = network(given).square().mean()
@@ -97,6 +105,7 @@ def test_training(accelerator: torch.device, tmp_path: Path, overlap: Any) -> No
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     ours.wait()
     found = model.state_dict()
+    start = begun.state_dict()
     for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(found[name].cpu(), wanted, rtol=1e-3, atol=1e-3)
+        assert float((found[name].cpu() - wanted).norm()) < 0.02 * float((wanted - start[name]).norm()), name
     ours.close()
