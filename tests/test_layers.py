@@ -16,7 +16,18 @@ ROOT = Path(anytorch.__file__).parent
 
 # Lowest first; names on one line are one layer (DESIGN.md). A layer imports itself and what is below it.
 LAYERS = [
-    {"_version", "values", "counts", "errors", "files", "settings", "cache", "logs"},
+    {
+        "_version",
+        "values",
+        "counts",
+        "errors",
+        "files",
+        "settings",
+        "cache",
+        "logs",
+        "safetensors_files",
+        "child_process",
+    },
     {"probe"},
     {"measured"},  # the only tuner: whoever measures brings the device's clock
     {"devices"},

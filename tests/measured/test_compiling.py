@@ -35,12 +35,12 @@ def test_what_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) 
 
     def first() -> None:
         begun.set()
-        ended.wait(30)
+        ended.wait(120)
 
     tasks: dict[Any, Any] = {("part", "first"): first, ("part", "second"): partial(id, kept)}
     monkeypatch.setattr(compiling, "COMPILERS", 1)
     work = Compiling(tasks, 60.0)
-    begun.wait(30)
+    begun.wait(120)
     del kept, tasks
     assert alive() is not None
     work.cancel()
@@ -55,13 +55,13 @@ def test_a_process_that_ends_waits_for_what_is_at_hand_alone(monkeypatch: pytest
 
     def first() -> None:
         begun.set()
-        ended.wait(30)
+        ended.wait(120)
         done.append("first")
 
     tasks = {("part", "first"): first} | {("part", str(n)): (lambda n=n: done.append(str(n))) for n in range(3)}
     monkeypatch.setattr(compiling, "COMPILERS", 1)
     work = Compiling(tasks, 60.0)
-    begun.wait(30)
+    begun.wait(120)
     assert work.under_way
     work.cancel()
     ended.set()

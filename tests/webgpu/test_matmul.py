@@ -37,12 +37,13 @@ def make(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) ->
 
 
 @pytest.fixture
-def forced(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tiling], None]:
+def forced(fresh_plans: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tiling], None]:
     """Make every product of floats run with one schedule."""
+    from anytorch.gpu.plans import plans
     from anytorch.webgpu import products
 
     def force(choice: Tiling) -> None:
-        monkeypatch.setattr(products, "_plans", {})
+        plans.clear()
         monkeypatch.setattr(products, "choose", lambda *_: choice)
 
     return force

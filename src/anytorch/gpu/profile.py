@@ -58,7 +58,7 @@ class Profile:
             return False
         # H: void f(WGPUComputePassEncoder computePassEncoder, WGPUQuerySet querySet, uint32_t queryIndex)
         lib.wgpuComputePassEncoderWriteTimestamp(encoder, self._queries._internal, 2 * len(self._names))
-        self._names.append(self._runtime.programs.name_of(program))
+        self._names.append(str(program.key))
         return True
 
     def after_launch(self, encoder: Any) -> None:

@@ -260,7 +260,7 @@ def test_compiling_is_in_nobodys_way(stopwatch: FakeStopwatch) -> None:
     stopwatch.took = {"built in": 3.0, "torch": 2.5, "slowly made": 1.0}
     ended = threading.Event()
     one = part({"built in": 0, "torch": 0, "slowly made": 0})
-    ready: dict[str, Any] = {"built in": lambda: None, "slowly made": lambda: ended.wait(30)}
+    ready: dict[str, Any] = {"built in": lambda: None, "slowly made": lambda: ended.wait(120)}
     parts = [replace(one, options=[replace(option, ready=ready.get(option.name)) for option in one.options])]
     chooser = Chooser(CPU, False)
     for _ in range(2):
