@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -80,8 +81,8 @@ def compared(jobs: Callable[[int], Sequence[Job]], counts: Sequence[int], asked:
             alone.append(vectors)
         if vectors.shape != alone[0].shape or vectors.dtype != alone[0].dtype:
             raise WrongAnswer(f"vectors of {vectors.dtype}{list(vectors.shape)}")
-        size = float((alone[0].astype(float) ** 2).sum()) ** 0.5
-        return float(((vectors.astype(float) - alone[0]) ** 2).sum()) ** 0.5 / (size or 1.0)
+        size = math.sqrt((alone[0].astype(float) ** 2).sum())
+        return math.sqrt(((vectors.astype(float) - alone[0]) ** 2).sum()) / (size or 1.0)
 
     return measure(
         asked,
