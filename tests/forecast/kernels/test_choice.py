@@ -135,11 +135,13 @@ class FakeStopwatch:
     def __init__(self) -> None:
         self.took: dict[str, float] = {}
         self.timed: list[str] = []
+        self.counts: list[int] = []
         self.step = 0.0
         self.clock = 0.0
 
     def seconds(self, run: Any, count: int) -> float:
         self.timed.append(run.name)
+        self.counts.append(count)
         return self.took[run.name] * 1e-6
 
     def now(self) -> float:
@@ -203,6 +205,13 @@ def test_only_what_is_right_is_timed(stopwatch: FakeStopwatch) -> None:
     assert refused["broken"] == "RuntimeError: out of registers" and "0.0003" in refused["tf32"]
     assert "nonsense" in refused
     assert told(found) == "a part: better, 40.0 µs (measured; built in 95.0 µs; torch 55.0 µs)"
+
+
+def test_times_are_of_one_launch_and_samples_of_about_a_millisecond(stopwatch: FakeStopwatch) -> None:
+    stopwatch.took = {"built in": 600.0, "torch": 900.0}  # of a run of sixty launches
+    found = chosen([replace(part({"built in": 0, "torch": 0}), launches=60)])["a part"]
+    assert found.seconds("built in") == pytest.approx(10e-6) and found.seconds("torch") == pytest.approx(15e-6)
+    assert max(stopwatch.counts) <= 2
 
 
 def test_a_choice_is_remembered(stopwatch: FakeStopwatch) -> None:

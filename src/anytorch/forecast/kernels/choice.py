@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from anytorch import settings
-from anytorch.devices.stopwatch import stopwatch_of
+from anytorch.devices.stopwatch import on_device, stopwatch_of
 from anytorch.measured.compiling import Compiling, Key, Task
 from anytorch.measured.engine import Candidate, Ready, measure
 from anytorch.measured.store import recall, remember
@@ -30,7 +30,7 @@ from anytorch.recorded.graphs import Recorder
 
 MEASURE_S = 1.5  # for all parts of one shape, without compiling
 COMPILE_S = 120.0  # what is not begun by then is not tried
-ROUNDS = 3
+ROUNDS, SAMPLE_S = 3, 1e-3
 # Of the answer's size. Sums of 2048 float32 products in any order stay below 1e-6; products rounded to TF32 are at 3e-4.
 MOST_ERROR = 5e-6
 NOISE = 0.03  # another way than the built-in one must gain more than this share
@@ -125,6 +125,7 @@ class Chooser:
                 stopwatch=replace(watch, seconds=lambda run, count: watch.seconds(run, count) / part.launches),
                 budget_s=self.left_s,
                 rounds=ROUNDS,
+                sample_s=SAMPLE_S / part.launches,
                 decide=decide,
                 quiet=True,
             )
@@ -185,13 +186,3 @@ def device_name(device: torch.device) -> str:
     """What its vendor calls it, where torch tells; results hold for all cards of that name."""
     ask = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(ask(device)) if callable(ask) else str(device)
-
-
-def on_device(device: torch.device, task: Task) -> None:
-    """A thread begins on the first device, whichever its maker was using."""
-    scope = getattr(torch.get_device_module(device), "device", None)
-    if device.index is None or not callable(scope):
-        task()
-        return
-    with scope(device):
-        task()
