@@ -73,18 +73,21 @@ def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] |
     """The kernel of `op`, on halves of arguments that the adapter cannot bind.
 
     Where that is no help (no rule, or one slice alone is too large), `otherwise` is called with the op and its arguments, or
-    BindingTooLarge is raised.
+    BindingTooLarge is raised. An op that writes to its arguments is not halved: it would write to copies of them.
     """
+    writes = op._schema.is_mutable
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return kernel(*args, **kwargs)
-        except BindingTooLarge:
             try:
-                return _halved(op, kernel, args, kwargs)
+                return kernel(*args, **kwargs)
             except BindingTooLarge:
-                if otherwise is None:
+                if writes:
                     raise
+                return _halved(op, kernel, args, kwargs)
+        except BindingTooLarge:
+            if otherwise is None:
+                raise
         return otherwise(op, *args, **kwargs)
 
     return call
@@ -251,7 +254,14 @@ def _product(a: int, added: int | None = None) -> Rule:
     return rule
 
 
+def _matrix_times_vector(args: Sequence[Any]) -> Split | None:
+    """The rows of the matrix, and of what is added if it has as many."""
+    added, matrix = args[:2]
+    return Split(0, (1, 0) if added.dim() and added.shape[0] > 1 else (1,), 0) if matrix.shape[0] > 1 else None
+
+
 RULES: dict[str, Rule] = {
+    "addmv": _matrix_times_vector,
     "mm": _product(0),
     "bmm": _product(0),
     "addmm": _product(1, 0),
