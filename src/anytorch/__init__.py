@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from anytorch._version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
-    from anytorch.config import use as use
     from anytorch.devices.bench import benchmark_backends as benchmark_backends
     from anytorch.devices.choose import Resolution as Resolution
     from anytorch.devices.choose import best_device as best_device
@@ -46,35 +45,36 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.tune import BackendOptimizer as BackendOptimizer
     from anytorch.devices.tune import auto_configure_backend as auto_configure_backend
     from anytorch.devices.tune import use_tuned as use_tuned
-    from anytorch.engines.candles.generate import sample_candles as sample_candles
-    from anytorch.engines.candles.read import read_candles as read_candles
-    from anytorch.engines.embed import ArrowEngine as ArrowEngine
-    from anytorch.engines.embed import EngineQueue as EngineQueue
-    from anytorch.engines.embed import encode_file as encode_file
-    from anytorch.engines.forecast import KronosPredictor as KronosPredictor
-    from anytorch.engines.forecast.checkpoints import load_predictor as load_predictor
-    from anytorch.engines.generate import TextGenerator as TextGenerator
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
+    from anytorch.forecast.candles.generate import sample_candles as sample_candles
+    from anytorch.forecast.candles.read import read_candles as read_candles
+    from anytorch.forecast.checkpoints import load_predictor as load_predictor
+    from anytorch.forecast.model import Kronos as Kronos
+    from anytorch.forecast.model import KronosTokenizer as KronosTokenizer
+    from anytorch.forecast.predictor import KronosPredictor as KronosPredictor
+    from anytorch.forecast.training.finetune import finetune_predictor as finetune_predictor
+    from anytorch.forecast.training.finetune import finetune_tokenizer as finetune_tokenizer
     from anytorch.memory.modes import mode as mode
-    from anytorch.models.kronos import Kronos as Kronos
-    from anytorch.models.kronos import KronosTokenizer as KronosTokenizer
-    from anytorch.train.kronos import finetune_predictor as finetune_predictor
-    from anytorch.train.kronos import finetune_tokenizer as finetune_tokenizer
+    from anytorch.settings import use as use
+    from anytorch.text.embed import ArrowEngine as ArrowEngine
+    from anytorch.text.embed import EngineQueue as EngineQueue
+    from anytorch.text.embed import encode_file as encode_file
+    from anytorch.text.generate import TextGenerator as TextGenerator
 
 PUBLIC: dict[str, str] = {
     "AnytorchError": "anytorch.errors",
-    "ArrowEngine": "anytorch.engines.embed",
+    "ArrowEngine": "anytorch.text.embed",
     "BackendOptimizer": "anytorch.devices.tune",
     "BackendType": "anytorch.devices.documented",
     "DeviceBackend": "anytorch.devices.documented",
     "DeviceFallbackWarning": "anytorch.errors",
-    "EngineQueue": "anytorch.engines.embed",
-    "Kronos": "anytorch.models.kronos",
-    "KronosPredictor": "anytorch.engines.forecast",
-    "KronosTokenizer": "anytorch.models.kronos",
+    "EngineQueue": "anytorch.text.embed",
+    "Kronos": "anytorch.forecast.model",
+    "KronosPredictor": "anytorch.forecast.predictor",
+    "KronosTokenizer": "anytorch.forecast.model",
     "Resolution": "anytorch.devices.choose",
-    "TextGenerator": "anytorch.engines.generate",
+    "TextGenerator": "anytorch.text.generate",
     "UnifiedDeviceManager": "anytorch.devices.documented",
     "auto_configure_backend": "anytorch.devices.tune",
     "autocast": "anytorch.devices.precision",
@@ -84,10 +84,10 @@ PUBLIC: dict[str, str] = {
     "devices": "anytorch.devices",  # the package itself, which can be called
     "diagnose": "anytorch.devices.doctor",
     "enable": "anytorch.devices.choose",
-    "encode_file": "anytorch.engines.embed",
+    "encode_file": "anytorch.text.embed",
     "explain": "anytorch.devices.choose",
-    "finetune_predictor": "anytorch.train.kronos",
-    "finetune_tokenizer": "anytorch.train.kronos",
+    "finetune_predictor": "anytorch.forecast.training.finetune",
+    "finetune_tokenizer": "anytorch.forecast.training.finetune",
     "fit_batch": "anytorch.devices.oom",
     "get_accelerator_type": "anytorch.devices.documented",
     "get_available_backends": "anytorch.devices.documented",
@@ -101,23 +101,23 @@ PUBLIC: dict[str, str] = {
     "is_cuda_available": "anytorch.devices.documented",
     "is_npu_available": "anytorch.devices.documented",
     "is_out_of_memory": "anytorch.devices.oom",
-    "load_predictor": "anytorch.engines.forecast.checkpoints",
+    "load_predictor": "anytorch.forecast.checkpoints",
     "memory": "anytorch.memory",  # the package itself, which can be called
     "memory_cleanup": "anytorch.devices.documented",
     "mode": "anytorch.memory.modes",
-    "read_candles": "anytorch.engines.candles.read",
+    "read_candles": "anytorch.forecast.candles.read",
     "resolve": "anytorch.devices.choose",
     "resolve_device": "anytorch.devices.documented",
-    "sample_candles": "anytorch.engines.candles.generate",
+    "sample_candles": "anytorch.forecast.candles.generate",
     "seed": "anytorch.devices.seeds",
     "set_backend": "anytorch.devices.documented",
     "set_seed": "anytorch.devices.documented",
     "synchronize": "anytorch.devices.memory",
-    "use": "anytorch.config",
+    "use": "anytorch.settings",
     "use_tuned": "anytorch.devices.tune",
 }
 # What needs the extra "forecast" to be imported.
-OF_FORECASTS = ("anytorch.engines.candles", "anytorch.engines.forecast", "anytorch.models.kronos", "anytorch.train")
+OF_FORECASTS = "anytorch.forecast"
 
 
 def __getattr__(name: str) -> Any:

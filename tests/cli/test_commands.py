@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from anytorch import config
+from anytorch import settings
 from anytorch.cache import Store
 from anytorch.cli import demo_model
 from anytorch.cli.commands import demo, reset
@@ -154,7 +154,7 @@ def test_no_time_is_a_failure_not_a_hang(cli: Callable[..., Any]) -> None:
 def test_set_stores_and_keeps_the_rest(settings_file: Path, cli: Callable[..., Any]) -> None:
     settings_file.write_text('[settings]\nthreads = 3\ndevice_uuid = "GPU-0"\n\n[tuned.cpu]\nbatch_size = 8\n')
     assert cli("set", "CPU").status == 0
-    stored = config.read_settings_file()
+    stored = settings.read_settings_file()
     assert stored == {"settings": {"threads": 3, "backend": "cpu"}, "tuned": {"cpu": {"batch_size": 8}}}
     assert cli("--json", "set", "auto").document["backend"] == "auto"
 
@@ -164,7 +164,7 @@ def test_set_of_a_missing_device_warns_and_stores(cli: Callable[..., Any], setti
     assert answer.status == 0
     assert answer.document["backend"] == "mps" and answer.document["usable"] is False
     assert "warning: mps cannot be used here now" in answer.err
-    assert config.read_settings_file()["settings"] == {"backend": "mps"}
+    assert settings.read_settings_file()["settings"] == {"backend": "mps"}
 
 
 @pytest.mark.parametrize(("word", "stored"), [("metal", "mps"), ("Ascend", "npu"), ("hip", "rocm"), ("host", "cpu")])
@@ -173,7 +173,7 @@ def test_set_stores_the_back_ends_own_name(
 ) -> None:
     answer = cli("--json", "set", word)
     assert answer.status == 0 and answer.document["backend"] == stored
-    assert config.read_settings_file()["settings"] == {"backend": stored}
+    assert settings.read_settings_file()["settings"] == {"backend": stored}
 
 
 def test_set_stores_the_uuid_not_the_index(nvml_stub: Any, process: Callable[..., Any], settings_file: Path) -> None:
@@ -181,7 +181,7 @@ def test_set_stores_the_uuid_not_the_index(nvml_stub: Any, process: Callable[...
     answer = process("--json", "set", "cuda:1", env=env)
     assert answer.status == 0, answer.err
     assert answer.document["device_uuid"] == nvml_stub.second_h200.uuid
-    assert config.read_settings_file()["settings"] == {"backend": "cuda", "device_uuid": nvml_stub.second_h200.uuid}
+    assert settings.read_settings_file()["settings"] == {"backend": "cuda", "device_uuid": nvml_stub.second_h200.uuid}
     assert process("--json", "set", nvml_stub.h200.uuid[:12], env=env).document["device_uuid"] == nvml_stub.h200.uuid
     unknown = process("set", "GPU-ffffffff", env=env)
     assert unknown.status == 2 and "GPU-ffffffff" in unknown.err
@@ -225,6 +225,25 @@ def test_reset_of_a_cache_that_is_a_folder(cache_file: Path, cli: Callable[..., 
     assert answer.status == 2 and "remove it by hand" in answer.err
 
 
+def test_what_was_measured_is_shown_and_forgotten(cli: Callable[..., Any]) -> None:
+    from anytorch.measured import store
+    from anytorch.measured.verdict import Question, Trial, Verdict
+
+    assert "nothing has been measured" in cli("optimize", "--show").out
+    assert cli("--json", "optimize", "--show").document == {"measured": []}
+    trials = (Trial("plain", 0.002), Trial("quick", 0.001), Trial("odd", refused="wrong: off by 1"))
+    store.remember(Verdict(Question.of("kind", "a case", "cpu"), trials, "quick", "1 ms; next is plain, 2 ms"))
+    shown = cli("optimize", "--show").out
+    assert (
+        "kind, a case, on cpu: quick (1 ms; next is plain, 2 ms" in shown
+        and "odd    not used: wrong: off by 1" in shown
+    )
+    (document,) = cli("--json", "optimize", "--show").document["measured"]
+    assert document["chosen"] == "quick" and [one["name"] for one in document["trials"]] == ["plain", "quick", "odd"]
+    assert str(store.folder()) in cli("reset", "--cache").out
+    assert not store.folder().exists() and not list(store.verdicts())
+
+
 def test_reset_knows_every_store() -> None:
     named: set[str] = set()
     for path in SOURCES.rglob("*.py"):
@@ -253,7 +272,7 @@ def test_config_show_path_save_load(
         monkeypatch.delenv("ANYTORCH_STRICT")
         settings_file.unlink()
         assert cli("config", "load", str(tmp_path / name)).status == 0
-        stored = config.read_settings_file()
+        stored = settings.read_settings_file()
         assert stored["settings"] == {"strict": True, "threads": 3}
         assert stored["tuned"] == {"cpu": {"batch_size": 8, "key": "abc"}}
 
@@ -429,10 +448,13 @@ def test_optimize_prints_and_applies(settings_file: Path, cli: Callable[..., Any
     assert answer.status == 0, answer.err
     assert answer.document["applied"] is None and not settings_file.exists()
     assert answer.document["plan"]["device"] == "cpu" and answer.document["plan"]["items"]
+    for item in answer.document["plan"]["items"]:
+        assert item["default"] in [option["value"] for option in item["options"]]
+        assert all(option["note"] or option["seconds"] > 0 for option in item["options"])
     applied = cli("optimize", "--backend", "cpu", "--duration", "0.5", "--apply")
     assert applied.status == 0
     assert str(settings_file) in applied.err and "batch_size" in applied.out
-    assert config.read_settings_file()["tuned"]["cpu"]["key"] == answer.document["plan"]["machine_key"]
+    assert settings.read_settings_file()["tuned"]["cpu"]["key"] == answer.document["plan"]["machine_key"]
 
 
 @pytest.mark.parametrize(

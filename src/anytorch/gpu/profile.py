@@ -13,6 +13,7 @@ from anytorch.errors import DeviceUnavailable, UsageError
 from anytorch.gpu.native import STORAGE, lib, raising, wgpu
 from anytorch.gpu.runtime import Runtime
 
+TIMESTAMPS = "timestamp-query-inside-passes"  # the feature this needs
 MOST_LAUNCHES = 2048  # a query set holds at most 4096 timestamps (WebGPU: maximum query count)
 
 
@@ -32,7 +33,7 @@ class Profile:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        if "timestamp-query-inside-passes" not in runtime.features:
+        if TIMESTAMPS not in runtime.features:
             raise DeviceUnavailable(f"{runtime.adapter.name} ({runtime.adapter.api}) has no timestamps inside passes")
         self._runtime = runtime
         self._names: list[str] = []

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytorch import config
+from anytorch import settings
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.errors import BudgetTooSmall, UsageError
@@ -255,7 +255,7 @@ def default_levels() -> list[dict[str, Any]]:
 def place_of(device: str, capacity_mb: float) -> Place:
     capacity = int(capacity_mb * MB)
     if device.lower() in DISK_NAMES:
-        return Place(capacity, None, config.cache_folder() / "tiers")
+        return Place(capacity, None, settings.cache_folder() / "tiers")
     if "/" in device or "\\" in device:
         return Place(capacity, None, Path(device))
     return Place(capacity, resolve(device).device)

@@ -22,7 +22,7 @@ from anytorch.webgpu.dtypes import FLOATS, name_of
 from anytorch.webgpu.launch import check_devices
 from anytorch.webgpu.per_element import per_element_plan
 from anytorch.webgpu.tensors import new_contiguous
-from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Choice, Shape, choose
+from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Shape, Tiling, choose
 
 Strides = tuple[int, int, int]
 
@@ -95,6 +95,24 @@ def product(
     if not known.beside:
         known(pa, pb, pc, pd, alpha, beta)
         return c
+    return _computed(known, a, b, c, d, alpha, beta, activation)
+
+
+def _computed(
+    known: Product,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    activation: str,
+) -> torch.Tensor:
+    """c, computed by this product: at once, or in parts beside it that are added up."""
+    pa, pb = a.data_ptr(), b.data_ptr()
+    if not known.beside:
+        known(pa, pb, c.data_ptr(), d.data_ptr() if d is not None else 0, alpha, beta)
+        return c
     batched = c if c.dim() == 3 else c.unsqueeze(0)
     batch, m, n = batched.shape
     parts = new_contiguous(known.parts(m, n, batch), getattr(torch, _accumulator(c.dtype)))
@@ -146,17 +164,13 @@ def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Ten
         m, n = n, m
     geometry = Geometry(batch, m, n, k, left, right, result, added, activation)
     if a.dtype not in FLOATS:
-        return geometry.product(Choice(DIRECT if m > 1 else DIRECT_ROW), swapped)
+        return geometry.product(Tiling(DIRECT if m > 1 else DIRECT_ROW), swapped)
     shape = Shape(batch, m, n, k, geometry.b_along, half=a.dtype is torch.float16)
 
-    def run(choice: Choice) -> None:
-        """The same product with this schedule, into memory of its own: it is only timed."""
-        trial = geometry.product(choice, swapped)
-        size = trial.splits * batch * m * n if trial.beside else _extent(c)
-        target = new_contiguous((size,), torch.float32 if trial.beside else c.dtype)
-        trial(a.data_ptr(), b.data_ptr(), target.data_ptr(), d.data_ptr() if d is not None and not trial.beside else 0)
-        if trial.beside:  # adding up the parts is part of the price
-            finish(target.view(batch, trial.splits, m, n), new_contiguous((batch, m, n), c.dtype))
+    def run(tiling: Tiling) -> torch.Tensor:
+        """The same product with this schedule, into memory of its own."""
+        own = new_contiguous((_extent(c),), c.dtype).as_strided(c.shape, c.stride())
+        return _computed(geometry.product(tiling, swapped), a, b, own, d, 1.0, 1.0, activation)
 
     return geometry.product(choose(runtime, shape, name_of(a.dtype), run), swapped)
 
@@ -193,8 +207,8 @@ class Geometry:
         step, other = (row, column) if across else (column, row)
         return operand.aligned and step == 1 and length % 4 == 0 and other % 4 == 0 and batch % 4 == 0
 
-    def product(self, choice: Choice, swapped: bool) -> Product:
-        schedule, splits = choice.schedule, choice.splits
+    def product(self, tiling: Tiling, swapped: bool) -> Product:
+        schedule, splits = tiling.schedule, tiling.splits
         form = schedule.form
         names = [name_of(operand.dtype) for operand in (self.a, self.b, self.c)]
         wide = all(KINDS[name].nbytes in (2, 4) and KINDS[name].floating for name in names[:2])

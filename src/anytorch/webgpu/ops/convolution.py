@@ -20,7 +20,7 @@ from anytorch.webgpu.launch import check_devices
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import finish, schedule_grid
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
-from anytorch.webgpu.tuning import DIRECT, Choice, Shape, choose
+from anytorch.webgpu.tuning import DIRECT, Shape, Tiling, choose
 
 Triple = tuple[int, int, int]
 
@@ -81,7 +81,7 @@ def _compute(
     layouts = (x.size(), x.stride(), other.size(), other.stride())
     key = ("convolution", kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, aligned)
 
-    def launched(choice: Choice, target: torch.Tensor) -> None:
+    def launched(choice: Tiling, target: torch.Tensor) -> None:
         split = choice.splits > 1
         bound = [a, x, *([bias] if bias is not None and not split else []), target]
         plan = plans[key, choice]
@@ -101,34 +101,30 @@ def _compute(
             )
         plan([tensor.data_ptr() for tensor in bound])
 
-    def trial(choice: Choice) -> None:
+    def computed(choice: Tiling) -> torch.Tensor:
         if choice.splits == 1:
             launched(choice, result)
-            return
+            return result
         parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
         launched(choice, parts)
-        finish(parts, new_contiguous((groups, m, n), torch.float32))
+        if kind == "weight":
+            finish(parts, result.view(groups, m, n))
+            return result
+        images, places = result.shape[0], n // result.shape[0]
+        summed = new_contiguous((groups, m, n), torch.float32)
+        finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
+        on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
+        return result
 
     choice = plans[key]
     if choice is None:
-        choice = Choice(DIRECT)
+        choice = Tiling(DIRECT)
         if x.dtype in FLOATS:
             along = "k" if kind == "weight" else "n"
             shape = Shape(groups, m, n, k, along, gathered=True)
-            choice = choose(open_runtime(), shape, name_of(x.dtype), trial)
+            choice = choose(open_runtime(), shape, name_of(x.dtype), computed)
         plans[key] = choice
-    if choice.splits == 1:
-        launched(choice, result)
-        return
-    parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
-    launched(choice, parts)
-    if kind == "weight":
-        finish(parts, result.view(groups, m, n))
-        return
-    images, places = result.shape[0], n // result.shape[0]
-    summed = new_contiguous((groups, m, n), torch.float32)
-    finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
-    on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
+    computed(choice)
 
 
 def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:

@@ -1,0 +1,442 @@
+"""The one context: every setting, where it came from, and the one file that stores them.
+
+A setting's value is taken from the first of: a `with use(...)` block, an environment variable, the settings file, the
+default. The variables that are settings are read here and nowhere else, on first use; `SETTINGS` lists every one of them.
+Variables that are facts about the surroundings are read where the fact is used: device masks and the stand-in libraries
+of tests in `probe` and `devices`, the terminal's (NO_COLOR, TERM, COLUMNS) in `cli`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from anytorch.errors import ConfigError
+from anytorch.files import replace_file
+from anytorch.values import dataclass
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("use 1 or 0")
+
+
+def _positive_int(value: Any) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**31:
+        raise ValueError("use a whole number above 0")
+    return int(text)
+
+
+def _seconds(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if isinstance(value, bool) or not 0 < number < 86400:  # also catches NaN
+        raise ValueError("use a number of seconds above 0 and below a day")
+    return number
+
+
+def parse_nbytes(value: Any) -> int:
+    """ "6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
+    text = str(value).strip().lower().removesuffix("b").removesuffix("i")
+    scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:], 1)
+    try:
+        number = float(text[:-1] if scale > 1 else text) * scale
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 2**60:
+        raise ValueError("use a size such as 6GB")
+    return int(number)
+
+
+def _one_of(*allowed: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        text = str(value).strip()
+        for name in allowed:
+            if text.lower() == name.lower():
+                return name
+        raise ValueError(f"use one of {', '.join(allowed)}")
+
+    return parse
+
+
+def _device(value: Any) -> str:
+    """Text alone: `backend = 3` in a file is a mistake. Whether a back end of that name exists is for `devices` to say."""
+    if not isinstance(value, str):
+        raise ValueError('use text such as "cuda" or "cuda:1"')
+    text = str(value).strip().lower()
+    if not text:
+        raise ValueError("it is empty")
+    return text
+
+
+def _text(value: Any) -> str:
+    return str(value).strip()
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    return tuple(str(part).strip().lower() for part in parts if str(part).strip())
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    default: Any
+    parse: Callable[[Any], Any]
+    env: tuple[str, ...]  # the first one set wins; the later ones are the names the source projects documented
+    help: str
+    in_file: bool = True  # False: only from the environment or a `with` block
+
+
+SETTINGS: dict[str, Setting] = {
+    s.name: s
+    for s in (
+        Setting(
+            "backend",
+            "auto",
+            _device,
+            ("ANYTORCH_BACKEND", "YIRAGE_BACKEND", "KRONOS_DEVICE"),
+            "the device used when none is named: auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, …",
+        ),
+        Setting(
+            "device_uuid", "", _text, (), "the card `anytorch set cuda:N` meant; an index can change, a UUID cannot"
+        ),
+        Setting("strict", False, _boolean, ("ANYTORCH_STRICT",), "raise instead of falling back to another device"),
+        Setting(
+            "log_level",
+            "WARNING",
+            _one_of(*LOG_LEVELS),
+            ("ANYTORCH_LOG_LEVEL", "YIRAGE_LOG_LEVEL"),
+            "DEBUG, INFO, WARNING or ERROR, on standard error",
+        ),
+        Setting(
+            "plugins",
+            None,
+            _names,
+            ("ANYTORCH_PLUGINS",),
+            "names of the third-party back ends that may load, separated by commas; all of them when unset, none when empty",
+        ),
+        Setting(
+            "probe_timeout_s",
+            120.0,
+            _seconds,
+            ("ANYTORCH_PROBE_TIMEOUT",),
+            "how long the child process may take to try the devices, in seconds",
+        ),
+        Setting("threads", None, _positive_int, ("ANYTORCH_THREADS",), "CPU threads torch uses"),
+        Setting(
+            "cpu_dtype",
+            None,
+            _one_of("float32", "bfloat16", "float16"),
+            ("ANYTORCH_CPU_DTYPE",),
+            "the dtype autocast uses on the CPU; float32 turns autocast off there",
+        ),
+        Setting(
+            "matmul_precision",
+            None,
+            _one_of("highest", "high", "medium"),
+            ("ANYTORCH_MATMUL_PRECISION",),
+            "torch.set_float32_matmul_precision",
+        ),
+        Setting(
+            "webgpu_adapter",
+            "",
+            _text,
+            ("ANYTORCH_WEBGPU_ADAPTER",),
+            "which GPU the webgpu device uses: a number, a part of its name, or an API; the best when unset",
+        ),
+        Setting(
+            "webgpu_memory",
+            None,
+            parse_nbytes,
+            ("ANYTORCH_WEBGPU_MEMORY",),
+            "the most memory the webgpu device may take, such as 6GB; all there is when unset",
+        ),
+        Setting(
+            "webgpu_fallback",
+            "warn",
+            _one_of("warn", "silent", "error"),
+            ("ANYTORCH_WEBGPU_FALLBACK",),
+            "what happens when an op has no kernel on the webgpu device: run it on the CPU and warn once, silently, or not",
+        ),
+        Setting(
+            "webgpu_check",
+            False,
+            _boolean,
+            ("ANYTORCH_WEBGPU_CHECK",),
+            "look at every index tensor on the webgpu device and raise IndexError; slow, for finding a mistake",
+        ),
+        Setting(
+            "mode",
+            "balanced",
+            _one_of("speed", "balanced", "memory", "full"),
+            ("ANYTORCH_MODE", "VB_MODE"),
+            "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full",
+        ),
+        Setting(
+            "virtual_blackwell",
+            False,
+            _boolean,
+            ("ENABLE_VIRTUAL_BLACKWELL",),
+            "turn the mode on when apt_model.optimization.vb_global is imported",
+        ),
+        Setting(
+            "compiler",
+            "",
+            _text,
+            ("ANYTORCH_CXX", "CXX"),
+            "the C++ compiler that builds our native code on first use; the first of g++, clang++ and c++ when unset",
+        ),
+        Setting(
+            "simd",
+            None,
+            _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni"),
+            ("ANYTORCH_SIMD",),
+            "the instructions our native code uses; the best this processor has when unset",
+        ),
+        Setting(
+            "measure_kernels",
+            True,
+            _boolean,
+            ("ANYTORCH_MEASURE_KERNELS",),
+            "on: time a forecast's kernels on the GPU once and take the fastest; off: those that are built in",
+        ),
+        Setting(
+            "measure_s",
+            3.0,
+            _seconds,
+            ("ANYTORCH_MEASURE_S",),
+            "seconds that finding out what is fastest may take, for each thing that is chosen by measuring",
+        ),
+        Setting(
+            "api_key_file",
+            "",
+            _text,
+            ("ANYTORCH_API_KEY_FILE",),
+            "the file with the keys that `anytorch serve` asks for; no key is asked for when unset",
+        ),
+        Setting(
+            "config_file",
+            None,
+            _text,
+            ("ANYTORCH_CONFIG",),
+            "the settings file; the user's configuration folder when unset",
+            in_file=False,
+        ),
+        Setting(
+            "cache_dir",
+            None,
+            _text,
+            ("ANYTORCH_CACHE_DIR",),
+            "where probe results and tuning measurements are kept; the user's cache folder when unset",
+            in_file=False,
+        ),
+    )
+}
+
+_overrides: ContextVar[Mapping[str, Any]] = ContextVar("anytorch_overrides", default={})  # noqa: B039  (never mutated)
+_for_process: dict[str, Any] = {}  # what `override` set: seen by every thread, weaker than a `with use(...)` block
+
+
+@dataclass(frozen=True)
+class Value:
+    """One setting's value and where it came from: `default`, `file`, an environment variable's name, or `code`."""
+
+    value: Any
+    source: str
+
+
+def lookup(name: str, *, env: Mapping[str, str] | None = None) -> Value:
+    """The value of a setting and its source. Raises ConfigError if what it finds makes no sense."""
+    setting = SETTINGS[name]
+    override = _overrides.get()
+    if name in override:
+        return Value(override[name], "code")
+    if name in _for_process:
+        return Value(_for_process[name], "code")
+    env = os.environ if env is None else env
+    for variable in setting.env:
+        # An empty variable means "unset", as it does for most tools; for a list it means "none of them".
+        if variable in env and (env[variable].strip() or setting.parse is _names):
+            return Value(_parsed(setting, env[variable], f"environment variable {variable}"), variable)
+    if setting.in_file:
+        stored = read_settings_file().get("settings", {})
+        if name in stored:
+            return Value(_parsed(setting, stored[name], f"{settings_file()}, setting {name!r}"), "file")
+    return Value(setting.default, "default")
+
+
+def get(name: str) -> Any:
+    return lookup(name).value
+
+
+@contextmanager
+def use(**changes: Any) -> Iterator[None]:
+    """Settings for one block of code: `with anytorch.use(backend="cpu", strict=True): ...`.
+
+    Scoped to the current thread or asyncio task; a plain thread does not inherit it (hand it
+    `contextvars.copy_context()`).
+    """
+    parsed = {}
+    for name, value in changes.items():
+        if name not in SETTINGS:
+            raise _unknown(name)
+        parsed[name] = None if value is None else _parsed(SETTINGS[name], value, f"use({name}=...)")
+    token = _overrides.set({**_overrides.get(), **parsed})
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+def override(name: str, value: Any) -> None:
+    """Set a setting for the rest of this process, in every thread (`set_backend`); prefer `use`.
+
+    Inside a `with use(...)` block that names the same setting it also replaces the block's value, for the block: a call
+    that had no effect where it stands would be a trap.
+    """
+    parsed = _parsed(SETTINGS[name], value, name)
+    _for_process[name] = parsed
+    if name in _overrides.get():
+        _overrides.set({**_overrides.get(), name: parsed})
+
+
+def parse_setting(name: str, value: Any) -> Any:
+    """`value` as the named setting stores it; raises ConfigError for an unknown name or a value that makes no sense."""
+    if name not in SETTINGS:
+        raise _unknown(name)
+    return _parsed(SETTINGS[name], value, f"setting {name}")
+
+
+def _unknown(name: str, where: str = "") -> ConfigError:
+    import difflib  # only for bad input
+
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
+    return ConfigError(
+        f"{where}unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
+        hint=f"did you mean {near[0]!r}?" if near else "run `anytorch config show` to see them all",
+    )
+
+
+def _parsed(setting: Setting, value: Any, where: str) -> Any:
+    try:
+        return setting.parse(value)
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"{where}: {value!r} is not a value for {setting.name!r}: {exc}", hint=setting.help) from exc
+
+
+# --- folders -----------------------------------------------------------------------------------------------------
+# Written out rather than taken from platformdirs: importing that costs 34 ms of the 80 ms `anytorch info` may use.
+
+
+def user_folder(kind: str, env: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
+    """The user's `config` or `cache` folder for anytorch on this operating system."""
+    env = os.environ if env is None else env
+    home = Path(env.get("HOME") or env.get("USERPROFILE") or Path.home())
+    if platform == "darwin":
+        return home / "Library" / ("Caches" if kind == "cache" else "Application Support") / "anytorch"
+    if platform == "win32":
+        return Path(env.get("LOCALAPPDATA") or home / "AppData" / "Local") / "anytorch" / kind
+    xdg = env.get("XDG_CACHE_HOME" if kind == "cache" else "XDG_CONFIG_HOME")
+    return Path(xdg or home / (".cache" if kind == "cache" else ".config")) / "anytorch"
+
+
+def settings_file() -> Path:
+    named = get("config_file")
+    return Path(named) if named else user_folder("config") / "config.toml"
+
+
+def cache_folder() -> Path:
+    named = get("cache_dir")
+    return Path(named) if named else user_folder("cache")
+
+
+# --- the settings file -------------------------------------------------------------------------------------------
+# [settings]           what `anytorch set` and `optimize --apply` chose
+# [tuned."<device>"]   what `optimize` measured on that device, with the key of the machine it was measured on
+TABLES = ("settings", "tuned")
+
+
+def read_settings_file(path: Path | None = None) -> dict[str, Any]:
+    """The settings file as a dictionary, {} when there is none. Raises ConfigError, and never touches the file."""
+    path = settings_file() if path is None else path
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot read the settings file {path}: {exc.strerror}",
+            hint="check its permissions, or name another with ANYTORCH_CONFIG",
+        ) from exc
+    if sys.version_info >= (3, 11):
+        import tomllib  # 42 ms: only when there is a file to read
+    else:
+        import tomli as tomllib
+    try:
+        data: dict[str, Any] = tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as exc:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise ConfigError(
+            f"the settings file {path} is not valid TOML: {exc}",
+            hint="mend it by hand, or start afresh with `anytorch reset` (which keeps a copy)",
+        ) from exc
+    for table in TABLES:
+        if not isinstance(data.get(table, {}), dict):
+            raise ConfigError(
+                f"the settings file {path}: {table!r} must be a table",
+                hint=f"write it as [{table}] with lines below it",
+            )
+    return data
+
+
+def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for a table or a setting that nobody reads: it was meant to do something. Values are not looked at.
+
+    For the command line: a library user's program does not stop because of a line that it does not need.
+    """
+    for table in data:
+        if table not in TABLES:
+            import difflib  # only for bad input
+
+            near = difflib.get_close_matches(table, TABLES, n=1) or [
+                f"settings.{name}" for name in SETTINGS if name == table
+            ]
+            raise ConfigError(
+                f"{path}: unknown table {table!r}; a settings file has the tables {' and '.join(TABLES)}",
+                hint=f"did you mean {near[0]!r}?" if near else "remove it",
+            )
+    for name in data.get("settings", {}):
+        if name not in SETTINGS:
+            raise _unknown(name, f"{path}: ")
+        if not SETTINGS[name].in_file:
+            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=SETTINGS[name].help)
+
+
+def write_settings_file(data: Mapping[str, Any], path: Path | None = None) -> Path:
+    """Replace the settings file whole: it is either the old one or the new one, never half of each."""
+    import tomli_w
+
+    path = settings_file() if path is None else path
+    try:
+        replace_file(path, tomli_w.dumps(dict(data)).encode())
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot write the settings file {path}: {exc.strerror}", hint="name another with ANYTORCH_CONFIG"
+        ) from exc
+    return path

@@ -1,0 +1,106 @@
+"""The tensors of a safetensors checkpoint as NumPy arrays: one file or several, mapped into memory, a tensor at a time."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from anytorch.errors import ModelError
+from anytorch.safetensors_files import StoredTensor, locate_tensors
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+NUMPY_NAMES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+
+
+class Checkpoint:
+    """The weights in a folder (or one .safetensors file). Opening reads headers only.
+
+    `tensor(name)` gives NumPy arrays that share the mapped file's memory where they can; they stay valid after `close`.
+    Raises ModelError, naming the file, for a missing, truncated or damaged one.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._entries = locate_tensors(self.folder)
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def entry(self, name: str) -> StoredTensor:
+        try:
+            return self._entries[name]
+        except KeyError:
+            import difflib  # only for bad input
+
+            near = difflib.get_close_matches(name, self._entries, n=1)
+            raise ModelError(
+                f"{self.folder}: the checkpoint has no tensor {name!r}",
+                hint=f"it has {near[0]!r}" if near else "it is the checkpoint of another model",
+            ) from None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.entry(name).shape
+
+    def dtype(self, name: str) -> str:
+        """As safetensors calls it: "F32", "F16", "BF16", …"""
+        return self.entry(name).code
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(entry.nbytes for entry in self._entries.values())
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes as they are in the file, read-only, flat and not copied (for `torch.frombuffer`)."""
+        import numpy as np
+
+        entry = self.entry(name)
+        whole = np.frombuffer(self._map(entry.path), dtype=np.uint8)
+        return whole[entry.offset : entry.offset + entry.nbytes]
+
+    def tensor(self, name: str) -> npt.NDArray[Any]:
+        """The tensor; bfloat16, which NumPy does not have, comes as float32 (exactly). Read-only where not converted."""
+        import numpy as np
+
+        entry = self.entry(name)
+        if entry.code not in NUMPY_NAMES:
+            raise ModelError(
+                f"{entry.path}: tensor {name!r} has dtype {entry.code}, which NumPy cannot hold",
+                hint="use `raw` and a framework that knows it, or a checkpoint in float32, float16 or bfloat16",
+            )
+        values = self.raw(name).view(NUMPY_NAMES[entry.code]).reshape(entry.shape)
+        if entry.code == "BF16":  # the upper half of a float32
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values
+
+    def close(self) -> None:
+        """Forget the files. Arrays that were handed out keep their mapping alive for as long as they live."""
+        self._maps.clear()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _map(self, file: str) -> mmap.mmap:
+        if file not in self._maps:
+            try:
+                with Path(file).open("rb") as handle:
+                    self._maps[file] = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as exc:
+                raise ModelError(f"{file}: cannot be read: {exc}") from exc
+        return self._maps[file]
