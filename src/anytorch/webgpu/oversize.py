@@ -16,6 +16,7 @@ import torch
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.runtime import open_runtime
+from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.tensors import is_ours, storage_nbytes
 
 Windows = tuple[tuple[int, int], ...]
@@ -72,8 +73,9 @@ Rule = Callable[[Sequence[Any]], "Split | None"]
 def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """The kernel of `op`, on halves of arguments that the adapter cannot bind.
 
-    Where that is no help (no rule, or one slice alone is too large), `otherwise` is called with the op and its arguments, or
-    BindingTooLarge is raised. An op that writes to its arguments is not halved: it would write to copies of them.
+    Where that is no help (no rule, or one slice alone is too large), or the kernel says so (NoKernel), `otherwise` is called
+    with the op and its arguments; without one the error is the caller's. An op that writes to its arguments is not halved:
+    it would write to copies of them.
     """
     writes = op._schema.is_mutable
 
@@ -85,7 +87,7 @@ def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] |
                 if writes:
                     raise
                 return _halved(op, kernel, args, kwargs)
-        except BindingTooLarge:
+        except (BindingTooLarge, NoKernel):
             if otherwise is None:
                 raise
         return otherwise(op, *args, **kwargs)
