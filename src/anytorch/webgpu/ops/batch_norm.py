@@ -144,17 +144,19 @@ def batch_norm_backward(
     )
 
 
-def _with_update(*args: Any) -> tuple[torch.Tensor, ...]:
+def _with_update(
+    input: torch.Tensor, weight: Maybe, bias: Maybe, mean: Maybe, variance: Maybe, *rest: float
+) -> tuple[torch.Tensor, ...]:
     """The newer form, always in training: a fourth result is room a vendor's library may want for backward; we want none."""
-    return *batch_norm(*args[:5], True, *args[5:]), new_contiguous((0,), torch.uint8)
+    return *batch_norm(input, weight, bias, mean, variance, True, *rest), new_contiguous((0,), torch.uint8)
 
 
 KERNELS: dict[str, Any] = {
     "native_batch_norm": batch_norm,
     "native_batch_norm_backward": batch_norm_backward,
     "_native_batch_norm_legit": batch_norm,
-    "_native_batch_norm_legit.no_stats": lambda *args: batch_norm(*args[:3], None, None, *args[3:]),
-    "_native_batch_norm_legit_no_training": lambda *args: batch_norm(*args[:5], False, *args[5:]),
+    "_native_batch_norm_legit.no_stats": lambda x, w, b, *rest: batch_norm(x, w, b, None, None, *rest),
+    "_native_batch_norm_legit_no_training": lambda x, w, b, m, v, *rest: batch_norm(x, w, b, m, v, False, *rest),
     "_batch_norm_with_update": _with_update,
     "batch_norm_backward": lambda *args: batch_norm_backward(*args[:-1]),  # without that room
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -206,7 +207,7 @@ def vdot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return dot(x, y)
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "mm": mm,
     "bmm": bmm,
     "addmm": addmm,

@@ -91,8 +91,8 @@ def _backward(
 def _max_window(
     rank: int, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, *index: Any
 ) -> wgsl.Window:
-    sizes = (kernel, 1), (stride or kernel, 1), (padding, 0), (dilation, 1)
-    return wgsl.Window(False, *[_triple(values, rank, missing) for values, missing in sizes])
+    steps = _triple(stride or kernel, rank, 1)
+    return wgsl.Window(False, _triple(kernel, rank, 1), steps, _triple(padding, rank, 0), _triple(dilation, rank, 1))
 
 
 def _avg_window(
@@ -122,7 +122,7 @@ def _kernel(op: Any, compute: Callable[..., Any], rank: int, tensors: int, windo
     return kernel
 
 
-POOLS = {
+POOLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "max_pool{}d_with_indices": (_maximum, _max_window),
     "avg_pool{}d": (_average, _avg_window),
     "_adaptive_avg_pool{}d": (_average, _adaptive_window),
