@@ -108,7 +108,7 @@ def all_at_work(pool: PoolEncoder) -> list[int]:
 
 
 def test_batches_of_all_sizes_come_back_to_whoever_sent_them(make_pool: Callable[..., PoolEncoder]) -> None:
-    pool = make_pool({"wait_s": 0.05}, {})
+    pool = make_pool({"wait_s": 0.5}, {})
     before = all_at_work(pool)
     texts = [[[number, k] * (1 + number % 7) for k in range(1 + number % 5)] for number in range(40)]
     pending = [pool.submit(*batch(*some)) for some in texts]
