@@ -22,7 +22,7 @@ from anytorch.devices.ranking import (
     reasons_for,
     why_before,
 )
-from anytorch.devices.registry import registry
+from anytorch.devices.registry import by_torch_type, current_index, registry
 from anytorch.devices.types import Candidate, Facts, Level, Reason, State
 from anytorch.devices.wheels import advise
 from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissing, UsageError
@@ -103,7 +103,7 @@ def resolve(
     """
     if fallback not in ("cpu", "best"):
         raise UsageError(f"fallback={fallback!r}: use 'cpu' or 'best'")
-    text, from_settings = (str(request), "") if request is not None else configured_request()
+    text, from_settings = (words_of(request), "") if request is not None else configured_request()
     strict = bool(config.get("strict")) if strict is None else strict
     wanted = parse(text, registry())
     # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
@@ -134,6 +134,14 @@ def resolve(
     log.info("%s", warning)
     warnings.warn(DeviceFallbackWarning(warning, [r.code for r in reasons]), stacklevel=callers_level())
     return Resolution(text, instead, True, reasons, warning)
+
+
+def words_of(request: str | torch.device) -> str:
+    """A request as text. torch.device("cuda") is the current card, as in torch; "cuda" is the best one."""
+    if isinstance(request, str) or request.index is not None:
+        return str(request)
+    index = current_index(by_torch_type(request.type))
+    return request.type if index is None else f"{request.type}:{index}"
 
 
 def callers_level() -> int:
