@@ -147,7 +147,9 @@ def words_of(request: str | torch.device) -> str:
 def callers_level() -> int:
     """How many frames up the user's own code is: a warning should point there, not into this package."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anytorch."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("anytorch.", "anytorch_compat.")
+    ):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.engines.generate.generator import TextGenerator as TextGenerator
     from anytorch.engines.generate.stream import Completion as Completion
     from anytorch.engines.generate.stream import Stream as Stream
 
-PUBLIC = {
-    "Completion": "anytorch.engines.generate.stream",
-    "Stream": "anytorch.engines.generate.stream",
-    "TextGenerator": "anytorch.engines.generate.generator",
-}
-__all__ = list(PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'anytorch.engines.generate' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(PUBLIC[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "generator": "TextGenerator",
+        "stream": "Completion Stream",
+    },
+)

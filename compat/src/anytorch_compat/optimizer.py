@@ -15,19 +15,19 @@ from anytorch.devices.choose import survey
 from anytorch.devices.ranking import gigabytes
 from anytorch.devices.tune.machine import identity, key_of, what_changed
 from anytorch.devices.tune.plan import TunePlan
-from anytorch.devices.tune.quick import FORMAT, configuration
 from anytorch.devices.tune.search import tune
 from anytorch.devices.tune.store import apply
 from anytorch.devices.types import Level
 from anytorch.errors import ConfigError
 from anytorch.files import replace_file
+from anytorch_compat.advice import FORMAT, configuration
 
 
 class BackendOptimizer:
     """The machine's facts, a configuration for it, and measurements.
 
-    >>> import anytorch
-    >>> anytorch.BackendOptimizer().configure("cpu")["backend"]
+    >>> import yirage
+    >>> yirage.BackendOptimizer().configure("cpu")["backend"]
     'cpu'
     """
 
