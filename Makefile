@@ -17,7 +17,7 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test coverage test-all test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test test-cpus coverage test-all test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --reruns 1 -raR -q
 test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(PYTEST) -m "not slow and not device"
 
+test-cpus: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the numeric tests as other CPUs compute: without AVX, AVX2, AVX-512 without VNNI
+	@$(BIN)/python tools/other_machines.py --jobs $(JOBS)
+
 coverage: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which lines no test runs (slower)
 	@$(PYTEST) -m "not slow and not device" --cov --cov-report=term:skip-covered
 
@@ -54,7 +57,7 @@ check: lint types ## lint, types and layers
 lint: $(STAMPS)/dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_layers.py
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layers.py
 
 types: $(STAMPS)/dev
 	@$(BIN)/mypy

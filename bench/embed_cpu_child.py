@@ -35,14 +35,14 @@ BATCH = 32  # sentence-transformers' default, for those that leave batching to t
 
 
 def anytorch(job: dict[str, Any], quantization: str | None = None) -> Encode:
-    from anytorch.engines.embed import ArrowEngine
+    from anytorch.text.embed import ArrowEngine
 
     return ArrowEngine(job["model"], device="cpu", quantization=quantization).encode
 
 
 def anytorch_processes(job: dict[str, Any], quantization: str | None = None) -> Encode:
     """A process for each core instead of a thread; what `devices="all"` decides between."""
-    from anytorch.engines.embed import ArrowEngine
+    from anytorch.text.embed import ArrowEngine
 
     return ArrowEngine(job["model"], devices=["cpu"] * len(job["cores"]), quantization=quantization).encode
 

@@ -19,20 +19,19 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 
-from anytorch.engines.embed import ArrowEngine, building
-from anytorch.engines.embed.place import choose_place
-from anytorch.engines.embed.pool import Job, PoolEncoder
-from anytorch.engines.embed.pool_devices import cpu_jobs
+from anytorch.text.embed import ArrowEngine, building
+from anytorch.text.embed.place import choose_place
+from anytorch.text.embed.pool import Job, PoolEncoder
+from anytorch.text.embed.pool_devices import cpu_jobs
 
 LEAST_COSINE = 0.9995
 
@@ -98,13 +97,9 @@ def texts_for(options: argparse.Namespace) -> list[str]:
 def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     end = time.perf_counter() + options.seconds
     texts = texts_for(options)
-    asked = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
     result: dict[str, Any] = {
         "benchmark": "embed_pool",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": asked.stdout.strip() or None,
+        **provenance(),
         "devices": options.devices,
         "quantization": options.quantization,
         "texts": len(texts),

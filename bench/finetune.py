@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -29,9 +28,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 
@@ -40,14 +40,14 @@ import torch  # noqa: E402
 
 import anytorch  # noqa: E402
 from anytorch.devices.memory import synchronize  # noqa: E402
-from anytorch.engines.candles.generate import sample_market  # noqa: E402
-from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer  # noqa: E402
-from anytorch.train import finetune_predictor, finetune_tokenizer  # noqa: E402
-from anytorch.train.kronos import PREDICTOR_PLAN, PredictorObjective  # noqa: E402
-from anytorch.train.loop import Plan, Run  # noqa: E402
-from anytorch.train.processes import World  # noqa: E402
-from anytorch.train.store import RunFolder  # noqa: E402
-from anytorch.train.windows import Windows, as_series, split_windows  # noqa: E402
+from anytorch.forecast.candles.generate import sample_market  # noqa: E402
+from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer  # noqa: E402
+from anytorch.forecast.training import finetune_predictor, finetune_tokenizer  # noqa: E402
+from anytorch.forecast.training.finetune import PREDICTOR_PLAN, PredictorObjective  # noqa: E402
+from anytorch.forecast.training.loop import Plan, Run  # noqa: E402
+from anytorch.forecast.training.processes import World  # noqa: E402
+from anytorch.forecast.training.store import RunFolder  # noqa: E402
+from anytorch.forecast.training.windows import Windows, as_series, split_windows  # noqa: E402
 
 LOOKBACK, HORIZON = 90, 10  # of the published configuration
 NO_DROPOUT = {f"{name}_dropout_p": 0.0 for name in ("ffn", "attn", "resid", "token")}  # so that answers can be compared
@@ -253,10 +253,9 @@ def main() -> None:
     found = anytorch.resolve(options.device)
     splits = split_windows(as_series(sample_market(8, 3000, seed=1)), lookback=LOOKBACK, horizon=HORIZON)
     report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **provenance(),
         "device": found.name,
         "torch": torch.__version__,
-        "python": platform.python_version(),
         "batch": options.batch,
         "rows": LOOKBACK + HORIZON + 1,
         "results": [],

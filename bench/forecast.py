@@ -33,6 +33,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
+
 LOOKBACK, CONTEXT, SEED = 400, 512, 11
 TIMED_STEPS = 7
 # Gigaflops that a step of one 512-row window takes, for --patience.
@@ -66,7 +68,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     report = {
-        "machine": provenance(given),
+        "machine": where(given),
         "lookback": LOOKBACK,
         "context": CONTEXT,
         "rows": rows,
@@ -157,8 +159,8 @@ def made(name: str, horizon: int) -> tuple[Any, Any, Any]:
     import numpy as np
     import torch
 
-    from anytorch.engines.forecast.inputs import Series
-    from anytorch.models.kronos import PUBLISHED, Kronos, KronosTokenizer
+    from anytorch.forecast.inputs.series import Series
+    from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
 
     checkpoint = PUBLISHED[f"kronos-{name}"]
     torch.manual_seed(SEED)
@@ -215,8 +217,8 @@ class Meter:
 def ours_side(case: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
-    from anytorch.engines.forecast import KronosPredictor
-    from anytorch.engines.forecast.sampling import Sampler
+    from anytorch.forecast import KronosPredictor
+    from anytorch.forecast.decoding.sampling import Sampler
 
     model, tokenizer, series = parts(case)
     way = case.get("way", "")
@@ -291,11 +293,11 @@ def settled(predictor: Any, work: Any) -> list[float]:
 def parts_of(predictor: Any, work: Any) -> dict[str, float]:
     """Seconds of one more forecast by its parts, waiting for the device after each: their sum is more than a forecast."""
     import anytorch
-    from anytorch.engines.forecast.cache import Cache
-    from anytorch.engines.forecast.generate import Run
-    from anytorch.engines.forecast.rolled import RolledSteps
-    from anytorch.engines.forecast.static import StaticSteps
-    from anytorch.engines.forecast.tokens import Codec
+    from anytorch.forecast.decoding.cache import Cache
+    from anytorch.forecast.decoding.tokens import Codec
+    from anytorch.forecast.generation.generate import Run
+    from anytorch.forecast.generation.rolled import RolledSteps
+    from anytorch.forecast.generation.static import StaticSteps
 
     seconds: dict[str, float] = {}
 
@@ -363,7 +365,7 @@ def plain_side(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     import anytorch
-    from anytorch.engines.forecast.sampling import Noise, Sampler
+    from anytorch.forecast.decoding.sampling import Noise, Sampler
 
     model, tokenizer, series = parts(case)
     device = anytorch.resolve(case["device"]).device
@@ -464,23 +466,12 @@ def other_words(row: dict[str, Any], way: str, found: dict[str, Any]) -> str:
     )
 
 
-def provenance(given: argparse.Namespace) -> dict[str, Any]:
+def where(given: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from anytorch.devices.bench.provenance import commit, drivers, machine_facts, today
-    from anytorch.probe import snapshot
-
-    hardware = snapshot()
-    return {
-        **machine_facts(hardware),
-        "drivers": drivers(hardware),
-        "torch": torch.__version__,
-        "threads": given.threads,
-        "device": given.device,
-        "date": today(),
-        "commit": commit(),
-        "load_average": os.getloadavg(),
-    }
+    made = provenance()
+    facts = {"torch": torch.__version__, "threads": given.threads, "device": given.device}
+    return {**made.pop("machine"), **facts, **made}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Requests that a service must refuse politely: from its own OpenAPI schema (schemathesis), and bytes nobody meant.
 
-Used by serve_load.py for ten thousand of them, and by tests/serve_load for a few hundred.
+Used by serve_load.py for ten thousand of them, and by tests/serve/load for a few hundred.
 """
 
 from __future__ import annotations

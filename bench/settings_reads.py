@@ -12,7 +12,7 @@ import time
 import timeit
 from pathlib import Path
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.devices.registry import registry
 
 FILE = """[settings]
@@ -33,8 +33,8 @@ def main() -> None:
     log = logs.logger("anytorch.bench")
     logging.getLogger("anytorch")  # a program that logs: lines below a warning are looked at
     questions = {
-        'get("backend")': lambda: config.get("backend"),
-        'get("simd")': lambda: config.get("simd"),
+        'get("backend")': lambda: settings.get("backend"),
+        'get("simd")': lambda: settings.get("simd"),
         "log.debug": lambda: log.debug("unheard"),
         "registry()": registry,
     }

@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from anytorch.engines.candles.generate import Recipe, sample_market
-from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
 from anytorch.files import replace_file
-from anytorch.train import finetune_predictor
-from anytorch.train.scores import Comparison, compare
-from anytorch.train.windows import as_series
+from anytorch.forecast.candles.generate import Recipe, sample_market
+from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
+from anytorch.forecast.training import finetune_predictor
+from anytorch.forecast.training.scores import Comparison, compare
+from anytorch.forecast.training.windows import as_series
 
 LOOKBACK, HORIZON, SEASON = 96, 24, 24
 SHARES = {"validation": 0.1, "test": 0.3}

@@ -2,7 +2,7 @@
 
 OMP_NUM_THREADS=1 python examples/train_tiny.py --output /tmp/tiny
 for part in tokenizer model; do
-  cp /tmp/tiny/$part/best_model/{config.json,model.safetensors} src/anytorch/models/kronos/tiny/$part/
+  cp /tmp/tiny/$part/best_model/{config.json,model.safetensors} src/anytorch/forecast/model/tiny/$part/
 done
 
 Killed in the middle, the same command goes on where it was.
@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from anytorch.engines.candles.generate import sample_market
-from anytorch.train import finetune_predictor, finetune_tokenizer
+from anytorch.forecast.candles.generate import sample_market
+from anytorch.forecast.training import finetune_predictor, finetune_tokenizer
 
 BITS = {"s1_bits": 8, "s2_bits": 8}
 NO_DROPOUT = {

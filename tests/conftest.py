@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from anytorch import config
+from anytorch import settings
 
 
 def _load(path: Path) -> ModuleType:
@@ -33,6 +33,8 @@ def _load(path: Path) -> ModuleType:
 
 
 hardware = _load(Path(__file__).parent / "native" / "hardware.py")
+
+STANDS_FOR_ANOTHER_MACHINE = ("ANYTORCH_SIMD",)  # tools/other_machines.py sets it for a whole run
 
 # Set by pytest, by coverage, and by torch in its own process when torch._dynamo is first imported (measured).
 MAY_CHANGE = ("PYTEST_", "COV_CORE_", "TORCHINDUCTOR_")
@@ -77,15 +79,16 @@ def no_leaked_environment() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def isolation(no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No setting of the developer's machine reaches a test, and none of a test reaches the next one."""
-    for setting in config.SETTINGS.values():
+    for setting in settings.SETTINGS.values():
         for variable in setting.env:
-            monkeypatch.delenv(variable, raising=False)
+            if variable not in STANDS_FOR_ANOTHER_MACHINE:
+                monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path / "anytorch-cache"))
     monkeypatch.setenv("ANYTORCH_CONFIG", str(tmp_path / "anytorch-config.toml"))
-    monkeypatch.setattr(config, "_for_process", {})
-    token = config._overrides.set({})
+    monkeypatch.setattr(settings, "_for_process", {})
+    token = settings._overrides.set({})
     yield
-    config._overrides.reset(token)
+    settings._overrides.reset(token)
 
 
 def missing(what: str, reason: str) -> NoReturn:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch import memory as memory
     from anytorch import quant as quant
     from anytorch import webgpu as webgpu
-    from anytorch.config import use as use
     from anytorch.devices.choose import Resolution as Resolution
     from anytorch.devices.choose import best_device as best_device
     from anytorch.devices.choose import enable as enable
@@ -32,25 +31,25 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.devices.precision import autocast as autocast
     from anytorch.devices.seeds import seed as seed
     from anytorch.devices.tune import use_tuned as use_tuned
-    from anytorch.engines.candles.generate import sample_candles as sample_candles
-    from anytorch.engines.candles.read import read_candles as read_candles
-    from anytorch.engines.embed import ArrowEngine as ArrowEngine
-    from anytorch.engines.embed import EngineQueue as EngineQueue
-    from anytorch.engines.embed import encode_file as encode_file
-    from anytorch.engines.forecast import KronosPredictor as KronosPredictor
-    from anytorch.engines.forecast.checkpoints import load_predictor as load_predictor
-    from anytorch.engines.generate import TextGenerator as TextGenerator
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
+    from anytorch.forecast.candles.generate import sample_candles as sample_candles
+    from anytorch.forecast.candles.read import read_candles as read_candles
+    from anytorch.forecast.checkpoints import load_predictor as load_predictor
+    from anytorch.forecast.model import Kronos as Kronos
+    from anytorch.forecast.model import KronosTokenizer as KronosTokenizer
+    from anytorch.forecast.predictor import KronosPredictor as KronosPredictor
+    from anytorch.forecast.training.finetune import finetune_predictor as finetune_predictor
+    from anytorch.forecast.training.finetune import finetune_tokenizer as finetune_tokenizer
     from anytorch.memory.modes import mode as mode
-    from anytorch.models.kronos import Kronos as Kronos
-    from anytorch.models.kronos import KronosTokenizer as KronosTokenizer
-    from anytorch.train.kronos import finetune_predictor as finetune_predictor
-    from anytorch.train.kronos import finetune_tokenizer as finetune_tokenizer
+    from anytorch.settings import use as use
+    from anytorch.text.embed import ArrowEngine as ArrowEngine
+    from anytorch.text.embed import EngineQueue as EngineQueue
+    from anytorch.text.embed import encode_file as encode_file
+    from anytorch.text.generate import TextGenerator as TextGenerator
 
 # Module by module, the public names it gives; `devices`, `memory`, `quant`, `webgpu` and `lite` are packages themselves.
 PUBLIC: dict[str, str] = {
-    "config": "use",
     "devices": "devices",
     "devices.choose": "Resolution best_device enable explain resolve",
     "devices.doctor": "diagnose",
@@ -59,19 +58,20 @@ PUBLIC: dict[str, str] = {
     "devices.precision": "autocast",
     "devices.seeds": "seed",
     "devices.tune": "use_tuned",
-    "engines.candles.generate": "sample_candles",
-    "engines.candles.read": "read_candles",
-    "engines.embed": "ArrowEngine EngineQueue encode_file",
-    "engines.forecast": "KronosPredictor",
-    "engines.forecast.checkpoints": "load_predictor",
-    "engines.generate": "TextGenerator",
     "errors": "AnytorchError DeviceFallbackWarning",
+    "forecast.candles.generate": "sample_candles",
+    "forecast.candles.read": "read_candles",
+    "forecast.checkpoints": "load_predictor",
+    "forecast.model": "Kronos KronosTokenizer",
+    "forecast.predictor": "KronosPredictor",
+    "forecast.training.finetune": "finetune_predictor finetune_tokenizer",
     "lite": "lite",
     "memory": "memory",
     "memory.modes": "mode",
-    "models.kronos": "Kronos KronosTokenizer",
     "quant": "quant",
-    "train.kronos": "finetune_predictor finetune_tokenizer",
+    "settings": "use",
+    "text.embed": "ArrowEngine EngineQueue encode_file",
+    "text.generate": "TextGenerator",
     "webgpu": "webgpu",
 }
 # Names of the projects that anytorch grew out of, by the documented path that has them with anytorch-compat.
@@ -89,7 +89,7 @@ MOVED: dict[str, str] = {
     ),
 }
 # What needs the extra "forecast" to be imported.
-OF_FORECASTS = ("engines.candles", "engines.forecast", "models.kronos", "train")
+OF_FORECASTS = "forecast."
 
 
 _load, __dir__, _names = lazy_names(__name__, PUBLIC, MOVED)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import CacheError
 from anytorch.files import replace_file
 
@@ -20,7 +20,7 @@ class Store:
     FORMAT = 1
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
-        self.path = (config.cache_folder() if folder is None else folder) / f"{name}.json"
+        self.path = (settings.cache_folder() if folder is None else folder) / f"{name}.json"
 
     def entries(self) -> dict[str, Any]:
         hint = f"delete {self.path}, or run `anytorch reset --cache`"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ _waiting: list[str] = []  # that level, while there was no `logging` to set up y
 
 def configure(level: str | None = None) -> None:
     """Called by the command line and the service. A library user's own logging set-up is left alone."""
-    chosen: str = level or config.get("log_level")
+    chosen: str = level or settings.get("log_level")
     _configured[:] = [chosen]
     if chosen in ("WARNING", "ERROR") and "logging" not in sys.modules:
         _waiting[:] = [chosen]  # most commands log nothing: the first message sets it up
@@ -155,7 +155,7 @@ def _may_be_heard() -> bool:
 def _named_level() -> str | None:
     """The level that was named explicitly; None for the default."""
     try:
-        value = config.lookup("log_level")
+        value = settings.lookup("log_level")
     except ConfigError:
         return None  # whoever acts on the settings says so; a log line must not raise
     return None if value.source == "default" else str(value.value)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from anytorch import config
+from anytorch import settings
 from anytorch.cache import Store
 from anytorch.cli import demo_model
 from anytorch.cli.commands import demo, reset
@@ -154,7 +154,7 @@ def test_no_time_is_a_failure_not_a_hang(cli: Callable[..., Any]) -> None:
 def test_set_stores_and_keeps_the_rest(settings_file: Path, cli: Callable[..., Any]) -> None:
     settings_file.write_text('[settings]\nthreads = 3\ndevice_uuid = "GPU-0"\n\n[tuned.cpu]\nbatch_size = 8\n')
     assert cli("set", "CPU").status == 0
-    stored = config.read_settings_file()
+    stored = settings.read_settings_file()
     assert stored == {"settings": {"threads": 3, "backend": "cpu"}, "tuned": {"cpu": {"batch_size": 8}}}
     assert cli("--json", "set", "auto").document["backend"] == "auto"
 
@@ -164,7 +164,7 @@ def test_set_of_a_missing_device_warns_and_stores(cli: Callable[..., Any], setti
     assert answer.status == 0
     assert answer.document["backend"] == "mps" and answer.document["usable"] is False
     assert "warning: mps cannot be used here now" in answer.err
-    assert config.read_settings_file()["settings"] == {"backend": "mps"}
+    assert settings.read_settings_file()["settings"] == {"backend": "mps"}
 
 
 @pytest.mark.parametrize(("word", "stored"), [("metal", "mps"), ("Ascend", "npu"), ("hip", "rocm"), ("host", "cpu")])
@@ -173,7 +173,7 @@ def test_set_stores_the_back_ends_own_name(
 ) -> None:
     answer = cli("--json", "set", word)
     assert answer.status == 0 and answer.document["backend"] == stored
-    assert config.read_settings_file()["settings"] == {"backend": stored}
+    assert settings.read_settings_file()["settings"] == {"backend": stored}
 
 
 def test_set_stores_the_uuid_not_the_index(nvml_stub: Any, process: Callable[..., Any], settings_file: Path) -> None:
@@ -181,7 +181,7 @@ def test_set_stores_the_uuid_not_the_index(nvml_stub: Any, process: Callable[...
     answer = process("--json", "set", "cuda:1", env=env)
     assert answer.status == 0, answer.err
     assert answer.document["device_uuid"] == nvml_stub.second_h200.uuid
-    assert config.read_settings_file()["settings"] == {"backend": "cuda", "device_uuid": nvml_stub.second_h200.uuid}
+    assert settings.read_settings_file()["settings"] == {"backend": "cuda", "device_uuid": nvml_stub.second_h200.uuid}
     assert process("--json", "set", nvml_stub.h200.uuid[:12], env=env).document["device_uuid"] == nvml_stub.h200.uuid
     unknown = process("set", "GPU-ffffffff", env=env)
     assert unknown.status == 2 and "GPU-ffffffff" in unknown.err
@@ -253,7 +253,7 @@ def test_config_show_path_save_load(
         monkeypatch.delenv("ANYTORCH_STRICT")
         settings_file.unlink()
         assert cli("config", "load", str(tmp_path / name)).status == 0
-        stored = config.read_settings_file()
+        stored = settings.read_settings_file()
         assert stored["settings"] == {"strict": True, "threads": 3}
         assert stored["tuned"] == {"cpu": {"batch_size": 8, "key": "abc"}}
 
@@ -432,7 +432,7 @@ def test_optimize_prints_and_applies(settings_file: Path, cli: Callable[..., Any
     applied = cli("optimize", "--backend", "cpu", "--duration", "0.5", "--apply")
     assert applied.status == 0
     assert str(settings_file) in applied.err and "batch_size" in applied.out
-    assert config.read_settings_file()["tuned"]["cpu"]["key"] == answer.document["plan"]["machine_key"]
+    assert settings.read_settings_file()["tuned"]["cpu"]["key"] == answer.document["plan"]["machine_key"]
 
 
 @pytest.mark.parametrize(

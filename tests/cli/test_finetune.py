@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from anytorch.cli.main import main
-from anytorch.train.loop import Run
+from anytorch.forecast.training.loop import Run
 
 SOURCES = Path(__file__).parents[2] / "src"
 TRY = (

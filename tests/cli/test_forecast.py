@@ -15,7 +15,7 @@ import pytest
 
 from anytorch.cli.forecast_table import forecast_table, short, shorter
 from anytorch.cli.main import main
-from anytorch.engines.candles.generate import sample_candles, sample_market
+from anytorch.forecast.candles.generate import sample_candles, sample_market
 
 
 @pytest.fixture

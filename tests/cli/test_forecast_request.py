@@ -15,8 +15,8 @@ import pytest
 
 from anytorch.cli.main import main
 from anytorch.cli.pace import Pace, duration
-from anytorch.engines.candles.generate import sample_candles, sample_market
-from anytorch.engines.forecast.predictor import KronosPredictor
+from anytorch.forecast.candles.generate import sample_candles, sample_market
+from anytorch.forecast.predictor import KronosPredictor
 
 QUICK = ("--horizon", "2", "--samples", "2", "--device", "cpu")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from anytorch.engines.candles.generate import sample_candles
+from anytorch.forecast.candles.generate import sample_candles
 
 pytest.importorskip("torch")
 QUICK = ("--device", "cpu", "--samples", "1", "--seed", "1", "--json")

@@ -10,7 +10,7 @@ import torch
 
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
-from anytorch.engines.embed.locate import packaged_model
+from anytorch.text.checkpoints.locate import packaged_model
 
 pytestmark = pytest.mark.device
 

@@ -192,11 +192,11 @@ def test_the_documented_variables_choose(variable: str, ask: Callable[..., dict[
     told = ask(
         """
         import warnings, yirage
-        from anytorch import config
+        from anytorch import settings
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             backend = yirage.get_backend().value
-        answer(backend=backend, source=config.lookup("backend").source, said=[str(w.message) for w in caught])
+        answer(backend=backend, source=settings.lookup("backend").source, said=[str(w.message) for w in caught])
         """,
         {variable: "mps"},
     )
@@ -206,7 +206,7 @@ def test_the_documented_variables_choose(variable: str, ask: Callable[..., dict[
 
 def test_our_own_variable_comes_first(ask: Callable[..., dict[str, Any]]) -> None:
     told = ask(
-        "from anytorch import config; answer(value=config.get('backend'))",
+        "from anytorch import settings; answer(value=settings.get('backend'))",
         {"ANYTORCH_BACKEND": "cpu", "YIRAGE_BACKEND": "cuda", "KRONOS_DEVICE": "mps"},
     )
     assert told["value"] == "cpu"

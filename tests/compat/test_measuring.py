@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from anytorch_compat import measuring
 from anytorch_compat.measuring import benchmark_backends, headlines
-from tests.bench.rows import FAST, ROWS, device, report
+from tests.devices.bench.rows import FAST, ROWS, device, report
 
 from anytorch.devices import bench
 from anytorch.devices.bench import BenchmarkReport, moving

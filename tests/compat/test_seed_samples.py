@@ -31,7 +31,7 @@ YIRAGE = "import yirage as yr\n"
 # The published repositories as huggingface_hub keeps them, with the tiny weights inside: tests have no network.
 KRONOS_HUB = """
 import os, pathlib, shutil
-from anytorch.engines.forecast.assets import tiny_folder
+from anytorch.forecast.model.tiny import tiny_folder
 os.environ.update(HF_HOME=os.path.abspath("hub"), HF_HUB_OFFLINE="1")
 for name, kind in (("Kronos-Tokenizer-base", "tokenizer"), ("Kronos-small", "model")):
     repository = pathlib.Path("hub", "hub", f"models--NeoQuasar--{name}")
@@ -42,7 +42,7 @@ for name, kind in (("Kronos-Tokenizer-base", "tokenizer"), ("Kronos-small", "mod
 FALLBACK = "DeviceFallbackWarning: 'cuda' was asked for and cannot be used"
 # The folder the document names; and one cache for these samples, so that the C++ encoder is compiled once.
 MINILM = """import os
-from anytorch.engines.embed.locate import find_model
+from anytorch.text.checkpoints.locate import find_model
 os.makedirs("models"); os.symlink(find_model(None), "models/minilm")
 os.environ["ANYTORCH_CACHE_DIR"] = os.path.join(os.path.dirname(os.getcwd()), "built-for-samples")
 """
@@ -101,7 +101,7 @@ RUN: dict[str, Sample] = {
     "2_09_backend_missing": Sample((r"Available: \['cpu'\]",), given=YIRAGE),
     "2_10_memory_short": Sample((r"Memory status: \{.*'total_gb': \d+\.\d+",), given=YIRAGE),
     "2_11_debug": Sample(
-        then="from anytorch import config; assert config.get('log_level') == 'DEBUG'\n"
+        then="from anytorch import settings; assert settings.get('log_level') == 'DEBUG'\n"
         "import yirage; yirage.get_backend()"
     ),
     "2_12_simple_llm": Sample(

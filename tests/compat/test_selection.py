@@ -12,18 +12,18 @@ from anytorch_compat.selection import BackendType, get_available_backends, get_b
 from anytorch_compat.system import get_best_device
 
 import anytorch
-from anytorch import config
+from anytorch import settings
 from anytorch.devices.registry import BUILT_IN
 from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, UnknownDevice
 
 
 @pytest.fixture(autouse=True)
 def nothing_set() -> Iterator[None]:
-    before = dict(config._for_process)
-    config._for_process.clear()
+    before = dict(settings._for_process)
+    settings._for_process.clear()
     yield
-    config._for_process.clear()
-    config._for_process.update(before)
+    settings._for_process.clear()
+    settings._for_process.update(before)
 
 
 @pytest.fixture(autouse=True)
@@ -85,19 +85,19 @@ def test_an_unknown_one_changes_nothing() -> None:
     set_backend("cpu")
     with pytest.raises(UnknownDevice, match="did you mean 'cuda'"):
         set_backend("cdua")
-    assert config.lookup("backend") == config.Value("cpu", "code")
+    assert settings.lookup("backend") == settings.Value("cpu", "code")
 
 
 def test_strict_changes_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYTORCH_STRICT", "1")
     with pytest.raises(DeviceUnavailable):
         set_backend("cuda")
-    assert config.lookup("backend").source == "default"
+    assert settings.lookup("backend").source == "default"
 
 
-def asked_in_a_thread() -> config.Value:
-    answers: list[config.Value] = []
-    thread = threading.Thread(target=lambda: answers.append(config.lookup("backend")))
+def asked_in_a_thread() -> settings.Value:
+    answers: list[settings.Value] = []
+    thread = threading.Thread(target=lambda: answers.append(settings.lookup("backend")))
     thread.start()
     thread.join()
     return answers[0]
@@ -105,23 +105,23 @@ def asked_in_a_thread() -> config.Value:
 
 def test_set_holds_in_every_thread() -> None:
     set_backend("cpu")
-    assert asked_in_a_thread() == config.Value("cpu", "code")
+    assert asked_in_a_thread() == settings.Value("cpu", "code")
     thread = threading.Thread(target=set_backend, args=("auto",))
     thread.start()
     thread.join()
-    assert config.get("backend") == "auto"
+    assert settings.get("backend") == "auto"
 
 
 def test_a_with_block_is_stronger_and_stays_in_its_thread() -> None:
     set_backend("auto")
     with anytorch.use(backend="cpu"):
-        assert config.get("backend") == "cpu"
+        assert settings.get("backend") == "cpu"
         assert asked_in_a_thread().value == "auto"
-    assert config.get("backend") == "auto"
+    assert settings.get("backend") == "auto"
 
 
 def test_setting_inside_a_block_takes_effect_at_once() -> None:
     with anytorch.use(backend="auto"):
         set_backend("cpu")
-        assert config.get("backend") == "cpu"
-    assert config.get("backend") == "cpu"
+        assert settings.get("backend") == "cpu"
+    assert settings.get("backend") == "cpu"

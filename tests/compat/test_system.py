@@ -25,7 +25,7 @@ from anytorch_compat.system import (
 import anytorch
 from anytorch.errors import DeviceFallbackWarning, DeviceIndexError, UnknownDevice
 
-SAMPLES = Path(__file__).parents[1] / "compat" / "samples"
+SAMPLES = Path(__file__).parent / "samples"
 FIGURES = ("allocated_gb", "reserved_gb", "max_allocated_gb", "free_gb", "total_gb")
 
 

@@ -62,7 +62,9 @@ def both(gpu: Any, op: Callable[..., Any], *arrays: Any, grad: bool = True, stay
         sides.append([result.detach().numpy(), *([t.grad.numpy() for t in tensors] if grad else [])])
     for host, there in zip(*sides, strict=True):
         assert host.dtype == there.dtype
-        np.testing.assert_allclose(there, host, rtol=3e-5, atol=3e-5)
+        # A result near zero is the difference of large sums: it is as exact as they are.
+        largest = float(np.abs(host).max(initial=0)) if host.dtype.kind == "f" else 0.0
+        np.testing.assert_allclose(there, host, rtol=3e-5, atol=max(3e-5, 3e-6 * largest))
 
 
 ON_DEVICE = {

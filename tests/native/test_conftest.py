@@ -13,17 +13,17 @@ TESTS = Path(__file__).resolve().parents[1]
 
 INNER = """
 import os
-from anytorch import config
+from anytorch import settings
 
 def test_leaks():
     os.environ["SOME_VARIABLE"] = "left behind"
 
 def test_overrides_a_setting():
-    config.override("backend", "cuda")
+    settings.override("backend", "cuda")
 
 def test_sees_no_setting_of_anybody_else(tmp_path):
-    assert config.lookup("backend") == config.Value("auto", "default")
-    assert config.settings_file().parent == config.cache_folder().parent == tmp_path
+    assert settings.lookup("backend") == settings.Value("auto", "default")
+    assert settings.settings_file().parent == settings.cache_folder().parent == tmp_path
 
 def test_needs_a_device(missing):
     missing("webgpu-adapter", "wgpu found none")

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from anytorch.engines.candles.generate import sample_candles
 from anytorch.errors import InputError
+from anytorch.forecast.candles.generate import sample_candles
 from anytorch.serve import candle_input
 from anytorch.serve.problems import Problem
 from anytorch.serve.reading import opened, parse_json, refuse_crowds

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from anytorch.engines.embed import ArrowEngine
 from anytorch.serve import models
 from anytorch.serve.app import create_app
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
+from anytorch.text.embed import ArrowEngine
 
 
 def client_of(app: Any) -> httpx.AsyncClient:

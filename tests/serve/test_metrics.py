@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from anytorch.engines.embed.queue_line import QueueStats
 from anytorch.serve.metrics import Look, Metrics
+from anytorch.text.embed.queue_line import QueueStats
 
 # prometheus_client decides when it is imported whether processes count together.
 SCRIPT = """
 import sys
 from pathlib import Path
-from anytorch.engines.embed.queue_line import QueueStats
+from anytorch.text.embed.queue_line import QueueStats
 from anytorch.serve.metrics import Look, Metrics
 
 metrics = Metrics(Path(sys.argv[1]))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from anytorch.engines.embed.locate import packaged_model
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.folders import list_models, require
 from anytorch.serve.named import first_models
 from anytorch.serve.options import ServeOptions
+from anytorch.text.checkpoints.locate import packaged_model
 
 
 class Exploit:

@@ -6,10 +6,10 @@ address uvicorn listens on: set ANYTORCH_API_KEY_FILE to let others in.
 
 from pathlib import Path
 
-from anytorch import config
+from anytorch import settings
 from anytorch.serve.app import create_app
 from anytorch.serve.options import ServeOptions
 
-_named = config.get("api_key_file")
+_named = settings.get("api_key_file")
 _keys = Path(_named).expanduser() if _named else None
 app = create_app(ServeOptions(models=("tiny",), host="0.0.0.0" if _keys else "127.0.0.1", api_key_file=_keys))

@@ -1,5 +1,5 @@
 """`KronosPredictor` with its `device` and `device_warning`."""
 
-from anytorch.engines.forecast.predictor import KronosPredictor
+from anytorch.forecast.predictor import KronosPredictor
 
 __all__ = ["KronosPredictor"]

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytorch.engines.forecast.given_times import as_times
-from anytorch.engines.forecast.inputs import check_arrays, stamps
-from anytorch.engines.forecast.predictor import KronosPredictor
-from anytorch.engines.forecast.progress import Verbose
-from anytorch.engines.forecast.sampling import keep
-from anytorch.models.kronos import STAMPS, Kronos, KronosTokenizer
+from anytorch.forecast.decoding.sampling import keep
+from anytorch.forecast.inputs.given_times import as_times
+from anytorch.forecast.inputs.series import check_arrays, stamps
+from anytorch.forecast.model import STAMPS, Kronos, KronosTokenizer
+from anytorch.forecast.predictor import KronosPredictor
+from anytorch.forecast.progress import Verbose
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from anytorch import config
+from anytorch import settings
 from anytorch.memory import modes
 from anytorch_compat.stack import VGPUStack, create_vgpu_stack
 from anytorch_compat.system import get_accelerator_type
@@ -69,9 +69,9 @@ ENABLE = {
 
 def enable_from_environment() -> modes.ActiveMode | None:
     """What `ENABLE_VIRTUAL_BLACKWELL=1` and `VB_MODE` ask for when the documented module is imported."""
-    if not config.lookup("virtual_blackwell").value:
+    if not settings.lookup("virtual_blackwell").value:
         return None
-    return ENABLE[str(config.lookup("mode").value)]()
+    return ENABLE[str(settings.lookup("mode").value)]()
 
 
 def disable() -> None:

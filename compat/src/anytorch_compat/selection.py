@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from anytorch import config
+from anytorch import settings
 from anytorch.devices.choose import resolve
 from anytorch.devices.lookup import usable_devices
 from anytorch.devices.registry import registry
@@ -76,7 +76,7 @@ def set_backend(backend: str | BackendType) -> BackendType:
     """
     text = str(backend).strip() or "auto"
     resolution = resolve(text)
-    config.override("backend", resolution.chosen.backend if resolution.fell_back else text)
+    settings.override("backend", resolution.chosen.backend if resolution.fell_back else text)
     return BackendType(resolution.chosen.backend)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anytorch import config
+from anytorch import settings
 from anytorch.cli.output import Output, gigabytes
 from anytorch.devices.ranking import parse, pick, reasons_for
 from anytorch.devices.registry import registry
@@ -82,7 +82,7 @@ def would_use(devices: Sequence[Candidate], reasons: Sequence[Reason]) -> tuple[
     falling back.
     """
     text, origin = "auto", ""
-    if config.lookup("backend").source != "default":
+    if settings.lookup("backend").source != "default":
         from anytorch.devices.choose import configured_request  # 3 ms that most calls of `info` need not pay
 
         text, origin = configured_request()
@@ -99,7 +99,7 @@ def would_use(devices: Sequence[Candidate], reasons: Sequence[Reason]) -> tuple[
 
     why = f"{text} (from {origin}) cannot be used: {why_not(request, devices, reasons_for(request, devices, reasons))}"
     cpu = next((device.id for device in devices if device.backend == "cpu" and device.state is State.USABLE), None)
-    return (None if config.get("strict") else cpu), why
+    return (None if settings.get("strict") else cpu), why
 
 
 def gpu_words(gpu: Mapping[str, Any]) -> str:

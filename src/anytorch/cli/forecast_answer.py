@@ -10,9 +10,9 @@ from typing import Any
 from anytorch.cli.forecast_table import forecast_table
 from anytorch.cli.output import Output
 from anytorch.counts import counted
-from anytorch.engines.candles.picture import draw_forecast
 from anytorch.errors import AnytorchError
 from anytorch.files import replace_file
+from anytorch.forecast.candles.picture import draw_forecast
 
 
 def described(one: Any, job: tuple[Any, Any], forecast: Any) -> dict[str, Any]:

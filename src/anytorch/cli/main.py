@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.cli.output import Output, Unwritable
 from anytorch.cli.parser import check_command, command_parser, load, root_parser, split
 from anytorch.cli.settings import check_settings
@@ -157,8 +157,8 @@ def _check_settings(output: Output, command: str, options: argparse.Namespace) -
     survives = command in SURVIVES_BAD_SETTINGS or (command == "config" and options.action == "path")
     try:
         if not survives:
-            for setting in config.SETTINGS:
-                config.lookup(setting)
+            for setting in settings.SETTINGS:
+                settings.lookup(setting)
         logs.configure("DEBUG" if output.verbose else None)
         if not survives:
             check_settings()

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import ConfigError, UnknownDevice
 
 
 def check_settings() -> None:
     """Raise ConfigError for what no single setting shows: a line nobody reads, or a back end that does not exist."""
-    check_settings_file(config.read_settings_file(), config.settings_file())
-    check_backend(config.lookup("backend"))
+    check_settings_file(settings.read_settings_file(), settings.settings_file())
+    check_backend(settings.lookup("backend"))
 
 
 def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
@@ -23,24 +23,24 @@ def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
     It was meant to do something. A library user's program does not stop because of a line that it does not need.
     """
     for table in data:
-        if table not in config.TABLES:
+        if table not in settings.TABLES:
             import difflib  # only for bad input
 
-            near = difflib.get_close_matches(table, config.TABLES, n=1) or [
-                f"settings.{name}" for name in config.SETTINGS if name == table
+            near = difflib.get_close_matches(table, settings.TABLES, n=1) or [
+                f"settings.{name}" for name in settings.SETTINGS if name == table
             ]
             raise ConfigError(
-                f"{path}: unknown table {table!r}; a settings file has the tables {' and '.join(config.TABLES)}",
+                f"{path}: unknown table {table!r}; a settings file has the tables {' and '.join(settings.TABLES)}",
                 hint=f"did you mean {near[0]!r}?" if near else "remove it",
             )
     for name in data.get("settings", {}):
-        if name not in config.SETTINGS:
-            raise config.unknown_setting(name, f"{path}: ")
-        if not config.SETTINGS[name].in_file:
-            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=config.SETTINGS[name].help)
+        if name not in settings.SETTINGS:
+            raise settings.unknown_setting(name, f"{path}: ")
+        if not settings.SETTINGS[name].in_file:
+            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=settings.SETTINGS[name].help)
 
 
-def check_backend(value: config.Value, file: str = "") -> None:
+def check_backend(value: settings.Value, file: str = "") -> None:
     """Raise ConfigError if the configured back end is none we know. One whose plug-in is broken is the doctor's matter."""
     if value.source == "default":
         return
@@ -54,16 +54,16 @@ def check_backend(value: config.Value, file: str = "") -> None:
         if str(value.value).partition(":")[0] in known.errors:
             return
         if value.source == "file":
-            where = f"{file or config.settings_file()}, setting 'backend'"
+            where = f"{file or settings.settings_file()}, setting 'backend'"
         else:
             where = f"environment variable {value.source}" if value.source != "code" else "backend"
         raise ConfigError(f"{where}: {exc.message}", hint=exc.hint) from exc
 
 
 @contextmanager
-def tolerated(problems: list[str]) -> Iterator[dict[str, config.Value]]:
+def tolerated(problems: list[str]) -> Iterator[dict[str, settings.Value]]:
     """Every setting that can be understood; the others have their defaults here and are named in `problems`."""
-    values: dict[str, config.Value] = {}
+    values: dict[str, settings.Value] = {}
     broken: dict[str, object] = {}
 
     def told(exc: ConfigError) -> None:
@@ -72,24 +72,24 @@ def tolerated(problems: list[str]) -> Iterator[dict[str, config.Value]]:
             problems.append(words)
 
     def default(name: str) -> None:
-        broken[name] = config.SETTINGS[name].default
-        values[name] = config.Value(broken[name], "default")
+        broken[name] = settings.SETTINGS[name].default
+        values[name] = settings.Value(broken[name], "default")
 
-    for name in config.SETTINGS:
+    for name in settings.SETTINGS:
         try:
-            values[name] = config.lookup(name)
+            values[name] = settings.lookup(name)
         except ConfigError as exc:
             default(name)
             told(exc)
     try:
-        check_settings_file(config.read_settings_file(), config.settings_file())
+        check_settings_file(settings.read_settings_file(), settings.settings_file())
     except ConfigError as exc:
         told(exc)
-    with config.use(**broken):  # the registry asks for the setting `plugins`
+    with settings.use(**broken):  # the registry asks for the setting `plugins`
         try:
             check_backend(values["backend"])
         except ConfigError as exc:
             default("backend")
             told(exc)
-    with config.use(**broken):
+    with settings.use(**broken):
         yield values

@@ -14,13 +14,13 @@ from anytorch.comfy.kept import kept
 from anytorch.comfy.places import NUMPY, place_for, said_plainly, without_inference_mode
 from anytorch.comfy.values import CATEGORY, DEVICE, IMAGE, TENSOR, DeviceChoice, resting, text_shown
 from anytorch.counts import counted
-from anytorch.engines.candles.generate import sample_candles
-from anytorch.engines.candles.picture import draw_forecast
-from anytorch.engines.candles.read import read_candles
-from anytorch.engines.candles.rhythm import future_times
-from anytorch.engines.embed import ArrowEngine
-from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
 from anytorch.errors import InputError
+from anytorch.forecast.candles.generate import sample_candles
+from anytorch.forecast.candles.picture import draw_forecast
+from anytorch.forecast.candles.read import read_candles
+from anytorch.forecast.candles.rhythm import future_times
+from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
+from anytorch.text.embed import ArrowEngine
 
 SUBCATEGORY = f"{CATEGORY}/engines"
 PLAIN = "none"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.devices.candidates import candidates
 from anytorch.devices.doctor import diagnose
 from anytorch.devices.gather import Tried, gather
@@ -104,7 +104,7 @@ def resolve(
     if fallback not in ("cpu", "best"):
         raise UsageError(f"fallback={fallback!r}: use 'cpu' or 'best'")
     text, from_settings = (words_of(request), "") if request is not None else configured_request()
-    strict = bool(config.get("strict")) if strict is None else strict
+    strict = bool(settings.get("strict")) if strict is None else strict
     wanted = parse(text, registry())
     # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
     found = survey("never" if wanted.backend == "cpu" else "needed", wanted=wanted.backend)
@@ -156,10 +156,10 @@ def callers_level() -> int:
 
 def configured_request() -> tuple[str, str]:
     """The request the settings make, and where it came from ("" for the default). A stored card goes by its UUID."""
-    value = config.lookup("backend")
+    value = settings.lookup("backend")
     if value.source == "default":
         return "auto", ""
-    uuid = config.get("device_uuid") if value.source == "file" else ""
+    uuid = settings.get("device_uuid") if value.source == "file" else ""
     return (uuid or str(value.value)), value.source
 
 

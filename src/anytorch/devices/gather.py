@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.devices.registry import registry
 from anytorch.devices.types import BackendReport, DeviceReport, Facts, TorchReport
 from anytorch.probe import snapshot
@@ -28,8 +28,8 @@ def gather(
     """
     hardware = snapshot() if hardware is None else hardware
     loaded = registry()
-    settings: dict[str, Any] = {name: config.get(name) for name in ("backend", "cpu_dtype", "threads")}
-    settings["plugin_errors"] = dict(loaded.errors)
+    values: dict[str, Any] = {name: settings.get(name) for name in ("backend", "cpu_dtype", "threads")}
+    values["plugin_errors"] = dict(loaded.errors)
     report: TorchReport | None = None
     if tried == "always" or (tried == "needed" and child_could_matter(hardware, wanted)):
         from anytorch.devices.try_out import try_out  # json, hashing and more: not for "files alone"
@@ -39,9 +39,9 @@ def gather(
         log.debug("no child: with torch %s only the CPU could come of it", hardware.torch.version)
         report = cpu_only_report(hardware)
     if tried != "never" and "torch" in sys.modules:
-        settings["dtype"] = chosen_dtype()
+        values["dtype"] = chosen_dtype()
         report = with_this_process(report)
-    return Facts(with_child_facts(hardware, report), report, settings)
+    return Facts(with_child_facts(hardware, report), report, values)
 
 
 def with_child_facts(hardware: Hardware, report: TorchReport | None) -> Hardware:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from anytorch import config
+from anytorch import settings
 from anytorch.devices.locate import require
 from anytorch.devices.registry import registry
 from anytorch.devices.tune.store import trusted_setting, tuned_for
@@ -26,7 +26,7 @@ def autocast_dtype(device: str | torch.device | None = None) -> str | None:
     if backend.torch_type == "cpu":
         chosen = trusted_setting("cpu_dtype").value  # measured on this machine, or set by hand
     else:
-        tuned = tuned_for(device) if config.stored("tuned") else None
+        tuned = tuned_for(device) if settings.stored("tuned") else None
         chosen = tuned.autocast_dtype if tuned is not None else None
     if chosen is not None:
         return None if chosen == "float32" else str(chosen)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import import_module
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.devices.protocol import Backend
 from anytorch.errors import UnknownDevice
 from anytorch.probe.facts import EntryPoint
@@ -75,7 +75,7 @@ class Registry:
 
 def registry() -> Registry:
     """The back ends of this process. Plug-ins are loaded on first use and only if the setting `plugins` admits them."""
-    return _load(_plugins(), config.get("plugins"))
+    return _load(_plugins(), settings.get("plugins"))
 
 
 def by_torch_type(torch_type: str) -> Backend:

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch._version import __version__
 from anytorch.cache import Store
 from anytorch.devices.registry import registry
@@ -81,14 +81,14 @@ def cache_key(hardware: Hardware) -> str:
         [(gpu.vendor, gpu.pci, gpu.uuid, gpu.driver) for gpu in hardware.gpus],
         [icd.path for icd in hardware.graphics.vulkan_icds],
         sorted(registry().errors),
-        config.get("plugins"),
+        settings.get("plugins"),
     ]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
 
 
 def run_children(names: Sequence[str] = (), *, timeout_s: float | None = None) -> TorchReport:
     """Try the named back ends (all of them if none is named), each once, whatever happens to the process doing it."""
-    limit_s = config.get("probe_timeout_s") if timeout_s is None else timeout_s
+    limit_s = settings.get("probe_timeout_s") if timeout_s is None else timeout_s
     started = monotonic()
     left = list(names) or list(registry().backends)
     version: str | None = None

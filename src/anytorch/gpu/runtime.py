@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
@@ -345,8 +345,8 @@ def open_runtime() -> Runtime:
         )
     with _lock:
         if _runtime is None:
-            adapter = choose_adapter(list_adapters(), config.get("webgpu_adapter"))
-            _runtime = Runtime(adapter, config.get("webgpu_memory"))
+            adapter = choose_adapter(list_adapters(), settings.get("webgpu_adapter"))
+            _runtime = Runtime(adapter, settings.get("webgpu_memory"))
     return _runtime
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import require
 from anytorch.devices.memory import memory
@@ -47,7 +47,7 @@ def create_tiers(
     caps = capabilities(backend.name, index)
     shared = caps.unified_memory and (device_budget is None or host_budget is None)
     place = str(chosen)
-    folder = None if disk is False else Path(config.cache_folder() / "tiers" if disk in (None, True) else str(disk))
+    folder = None if disk is False else Path(settings.cache_folder() / "tiers" if disk in (None, True) else str(disk))
     levels: list[Level] = []
     if shared:
         given = device_budget if device_budget is not None else host_budget

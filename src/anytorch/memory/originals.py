@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from anytorch import config
+from anytorch import settings
 from anytorch.memory.buffers import host_buffer
 from anytorch.memory.images import Located, from_files, views_of
 from anytorch.memory.reader import Reader
@@ -29,7 +29,7 @@ class Originals:
     """Written before the layers are replaced; nothing of them stays in memory."""
 
     def __init__(self, disk: str | None) -> None:
-        self._spill = Spill(disk or config.cache_folder() / "originals")
+        self._spill = Spill(disk or settings.cache_folder() / "originals")
         self._kept: dict[str, Kept] = {}
 
     def keep(self, model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytorch import config
+from anytorch import settings
 from anytorch.devices.choose import resolve
 from anytorch.errors import UsageError
 from anytorch.memory.levels import create_tiers
@@ -35,7 +35,7 @@ class StackLevel:
     def place(self) -> Place:
         capacity = int(self.capacity_mb * MB)
         if self.device.lower() in DISK_NAMES:
-            return Place(capacity, None, config.cache_folder() / "tiers")
+            return Place(capacity, None, settings.cache_folder() / "tiers")
         if "/" in self.device or "\\" in self.device:
             return Place(capacity, None, Path(self.device))
         return Place(capacity, resolve(self.device).device)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import CompilerFailed, CompilerMissing
 
 NAMES = ("g++", "clang++", "c++")
@@ -39,7 +39,7 @@ class Compiler:
 
 def find_compiler() -> Compiler:
     """The compiler the setting `compiler` names, else the first of g++, clang++, c++. Raises CompilerMissing."""
-    named = config.get("compiler")
+    named = settings.get("compiler")
     if named:
         command = shlex.split(named)
         program = shutil.which(command[0]) if command else None

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.errors import CompilerFailed, CompilerMissing
 from anytorch.native import simd
 from anytorch.native.compiler import FLAGS, Compiler, compile_library, find_compiler
@@ -79,7 +79,7 @@ def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequenc
     chosen = simd.level(level)
     every_flag = (*chosen.flags, *flags)
     stem = f"{name}-{chosen.name}-{_digest(sources, every_flag)}"
-    folder = config.cache_folder() / "native"
+    folder = settings.cache_folder() / "native"
     try:
         compiler = find_compiler()
     except CompilerMissing as missing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import UsageError
 from anytorch.probe.apple import read_mac_cpu, system_sysctl
 from anytorch.probe.cpu import read_cpu
@@ -66,7 +66,7 @@ def supported(found: frozenset[str] | None = None, machine: str | None = None) -
 
 def level(name: str | None = None) -> Level:
     """The level to build for: the one named, else the setting `simd`, else the best this processor can run."""
-    name = name or config.get("simd")
+    name = name or settings.get("simd")
     able = supported()
     if name is None:
         return LEVELS[able[-1]]

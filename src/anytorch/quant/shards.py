@@ -1,4 +1,4 @@
-"""Which files a sharded checkpoint has. Needs neither torch nor NumPy: `anytorch.models.checkpoint` reads them, too."""
+"""Which files a sharded checkpoint has. Needs neither torch nor NumPy: `text.checkpoints` reads them, too."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from anytorch.engines.candles.generate import sample_candles
-from anytorch.engines.candles.read import CandleSeries, newest_parts, read_candles
-from anytorch.engines.candles.tables import require_pandas
 from anytorch.errors import InputError
+from anytorch.forecast.candles.generate import sample_candles
+from anytorch.forecast.candles.read import CandleSeries, newest_parts, read_candles
+from anytorch.forecast.candles.tables import require_pandas
 from anytorch.serve import schemas
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from anytorch.engines.embed.engine import ArrowEngine
-from anytorch.engines.embed.queue import EngineQueue
-from anytorch.engines.embed.queue_worker import BatchReport
 from anytorch.errors import DeviceFallbackWarning, ModelError
-from anytorch.models.checkpoint import Checkpoint
 from anytorch.serve.forecasting import ForecastQueue
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.schemas import ModelInfo
+from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.embed.engine import ArrowEngine
+from anytorch.text.embed.queue import EngineQueue
+from anytorch.text.embed.queue_worker import BatchReport
 
 CPU_THREAD_TOKENS = 1024  # of a batch, for each thread
 
@@ -123,8 +123,8 @@ class ForecastModel:
     """A KronosPredictor behind a queue. torch is imported here, in the loading thread, and not before."""
 
     def __init__(self, wanted: Wanted, options: ServeOptions) -> None:
-        from anytorch.engines.forecast.checkpoints import load_predictor
-        from anytorch.engines.forecast.trained_with import read_trained_with
+        from anytorch.forecast.checkpoints import load_predictor
+        from anytorch.forecast.trained_with import read_trained_with
 
         source, tokenizer = wanted.source, None
         if isinstance(source, Path) and read_trained_with(source) is None:
@@ -171,7 +171,7 @@ class TextModel:
     """A TextGenerator, which has a queue of its own."""
 
     def __init__(self, wanted: Wanted) -> None:
-        from anytorch.engines.generate.generator import TextGenerator
+        from anytorch.text.generate.generator import TextGenerator
 
         source = wanted.source
         if source is None:

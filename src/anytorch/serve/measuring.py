@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.devices.bench.workloads import workload_names
 from anytorch.devices.choose import resolve
 from anytorch.errors import DeviceError, UsageError
@@ -108,7 +108,7 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def folder() -> Path:
-    return config.cache_folder() / "benchmarks"
+    return settings.cache_folder() / "benchmarks"
 
 
 def keep(

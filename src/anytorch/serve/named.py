@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from anytorch.engines.embed.locate import DEFAULT_MODEL, find_model
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.folders import Found, job_of, require
 from anytorch.serve.loaders import Wanted
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
+from anytorch.text.checkpoints.locate import DEFAULT_MODEL, find_model
 
 EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
 

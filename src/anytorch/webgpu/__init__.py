@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import DeviceUnavailable
 
 NAME = "webgpu"
@@ -39,7 +39,7 @@ def _register() -> None:
 
     registration.register()
     for name in ("webgpu_fallback", "webgpu_check", "webgpu_adapter", "webgpu_memory"):
-        config.get(name)  # a value that makes no sense is told now, not when it first matters
+        settings.get(name)  # a value that makes no sense is told now, not when it first matters
     if not _autograd_has_device_threads():
         # autograd starts a thread per device at the first backward of the process. If that came before this import, ours
         # has none, and a backward here would fail an internal assertion. Without such threads backward runs in the caller's,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from anytorch import config
+from anytorch import settings
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
 from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
@@ -138,7 +138,7 @@ def register(library: torch.library.Library) -> None:
 
 def note(name: str) -> None:
     counts[name] += 1
-    mode = config.get("webgpu_fallback")
+    mode = settings.get("webgpu_fallback")
     if mode == "error":
         raise FallbackForbidden(
             f"{name} has no kernel on the webgpu device, and ANYTORCH_WEBGPU_FALLBACK=error forbids the CPU",

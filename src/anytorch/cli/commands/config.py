@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from anytorch import config
+from anytorch import settings
 from anytorch.cli.output import Output
 from anytorch.cli.requests import new_file
 from anytorch.cli.settings import check_backend, check_settings_file
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if action == "show":
         return show(output)
     if action == "path":
-        path = config.settings_file()
+        path = settings.settings_file()
     elif action == "save":
         path = save(new_file(options.file, "config save"))
         output.note(f"settings written to {path}")
@@ -46,18 +46,18 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def show(output: Output) -> int:
-    stored = config.read_settings_file()
-    values = {name: config.lookup(name) for name in config.SETTINGS}
+    stored = settings.read_settings_file()
+    values = {name: settings.lookup(name) for name in settings.SETTINGS}
     if output.json:
         output.data(
             {
-                "settings_file": str(config.settings_file()),
+                "settings_file": str(settings.settings_file()),
                 "settings": {
                     name: {
                         "value": as_json(value.value),
                         "source": value.source,
-                        "env": list(config.SETTINGS[name].env),
-                        "help": config.SETTINGS[name].help,
+                        "env": list(settings.SETTINGS[name].env),
+                        "help": settings.SETTINGS[name].help,
                     }
                     for name, value in values.items()
                 },
@@ -65,13 +65,13 @@ def show(output: Output) -> int:
             }
         )
         return 0
-    rows = [(name, shown(v.value), v.source, " ".join(config.SETTINGS[name].env)) for name, v in values.items()]
+    rows = [(name, shown(v.value), v.source, " ".join(settings.SETTINGS[name].env)) for name, v in values.items()]
     output.table(("setting", "value", "from", "environment"), rows)
     for device, tuned in stored.get("tuned", {}).items():
         output.heading(f"tuned for {device}")
         output.pairs([(str(key), shown(value)) for key, value in tuned.items()] if isinstance(tuned, dict) else [])
     output.text()
-    output.text(f"settings file: {config.settings_file()}")
+    output.text(f"settings file: {settings.settings_file()}")
     return 0
 
 
@@ -85,12 +85,12 @@ def save(path: Path) -> Path:
     """The settings that differ from their defaults, wherever they came from, and all that was tuned."""
     chosen = {
         name: as_json(value.value)
-        for name, setting in config.SETTINGS.items()
-        if setting.in_file and (value := config.lookup(name)).source != "default" and value.value is not None
+        for name, setting in settings.SETTINGS.items()
+        if setting.in_file and (value := settings.lookup(name)).source != "default" and value.value is not None
     }
-    data = {"settings": chosen, "tuned": config.read_settings_file().get("tuned", {})}
+    data = {"settings": chosen, "tuned": settings.read_settings_file().get("tuned", {})}
     if path.suffix.lower() != ".json":
-        return config.write_settings_file(data, path)
+        return settings.write_settings_file(data, path)
     import json
 
     try:
@@ -104,12 +104,12 @@ def load(path: Path) -> Path:
     """Check every setting in the file, then make it the settings file. Nothing is written unless all make sense."""
     if not path.exists():
         raise ConfigError(f"there is no file {path}", hint="`anytorch config save FILE` writes one")
-    data = read_json(path) if path.suffix.lower() == ".json" else config.read_settings_file(path)
+    data = read_json(path) if path.suffix.lower() == ".json" else settings.read_settings_file(path)
     check_settings_file(data, path)
-    settings = {name: as_json(config.parse_setting(name, value)) for name, value in data.get("settings", {}).items()}
-    if "backend" in settings:
-        check_backend(config.Value(settings["backend"], "file"), str(path))
-    return config.write_settings_file({"settings": settings, "tuned": data.get("tuned", {})})
+    chosen = {name: as_json(settings.parse_setting(name, value)) for name, value in data.get("settings", {}).items()}
+    if "backend" in chosen:
+        check_backend(settings.Value(chosen["backend"], "file"), str(path))
+    return settings.write_settings_file({"settings": chosen, "tuned": data.get("tuned", {})})
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from anytorch.cli.output import Output, decorated
 from anytorch.counts import counted
 
 if TYPE_CHECKING:
-    from anytorch.engines.embed import ArrowEngine
-    from anytorch.engines.embed.files_read import Source
+    from anytorch.text.embed import ArrowEngine
+    from anytorch.text.embed.files_read import Source
 
 VECTORS = "embedding"
 SHOWN = 100  # characters of a text in the table of hits
@@ -59,10 +59,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
     import time
 
     from anytorch.cli.requests import new_file
-    from anytorch.engines.embed import ArrowEngine
-    from anytorch.engines.embed.files_read import Source
-    from anytorch.engines.embed.outputs import ENDINGS
     from anytorch.errors import UsageError
+    from anytorch.text.embed import ArrowEngine
+    from anytorch.text.embed.files_read import Source
+    from anytorch.text.embed.outputs import ENDINGS
 
     if options.search is not None and options.output:
         raise UsageError(
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 def what_was_kept(target: Path, *, from_stdin: bool) -> str:
     """What an interrupted run has left behind, and how to go on."""
-    from anytorch.engines.embed.files_journal import finished_rows
+    from anytorch.text.embed.files_journal import finished_rows
 
     if target.suffix.lower() not in (".parquet", ".pq"):
         return f"{target} has not been written: only a Parquet file can be gone on with"
@@ -151,7 +151,7 @@ def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> 
         "max_length": options.max_length,
         "threads": options.threads,
     }
-    from anytorch.engines.embed.bar import progress_bar
+    from anytorch.text.embed.bar import progress_bar
 
     with ExitStack() as stack:
         progress = stack.enter_context(progress_bar(options.file)) if decorated(sys.stderr) else None
@@ -200,9 +200,9 @@ def texts_of(source: Source) -> Iterator[str]:
 def encode(
     engine: ArrowEngine, source: Source, target: Path | None, options: argparse.Namespace, output: Output
 ) -> dict[str, Any]:
-    from anytorch.engines.embed.bar import progress_bar
-    from anytorch.engines.embed.files import encode_file
-    from anytorch.engines.embed.outputs import write_vectors
+    from anytorch.text.embed.bar import progress_bar
+    from anytorch.text.embed.files import encode_file
+    from anytorch.text.embed.outputs import write_vectors
 
     wanted = {"prompt": options.prompt, "dim": options.dim, "precision": options.precision}
     if target is None:
@@ -253,8 +253,8 @@ def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> 
     """The texts and their vectors: those in the file if it was written by this command with this model, else made now."""
     import numpy as np
 
-    from anytorch.engines.embed.compare import as_matrix
     from anytorch.errors import UsageError
+    from anytorch.text.embed.compare import as_matrix
 
     if VECTORS not in source.columns:
         texts = list(texts_of(source))

@@ -111,7 +111,7 @@ def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -
 
 def speaks() -> bool:
     """Of several processes, one."""
-    from anytorch.train.processes import number
+    from anytorch.forecast.training.processes import number
 
     return number("RANK", 0) == 0
 
@@ -127,9 +127,9 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
     if options.no_mixed_precision:
         changes["mixed_precision"] = False
     device = named_device("auto" if options.device is None else options.device, "--device")
-    from anytorch.engines.forecast.checkpoints import choose_checkpoint
-    from anytorch.train import finetune_predictor, finetune_tokenizer
-    from anytorch.train.kronos import PREDICTOR_PLAN
+    from anytorch.forecast.checkpoints import choose_checkpoint
+    from anytorch.forecast.training import finetune_predictor, finetune_tokenizer
+    from anytorch.forecast.training.finetune import PREDICTOR_PLAN
 
     found = choose_checkpoint(options.model or "tiny", options.tokenizer)
     seen = changes.get("lookback", PREDICTOR_PLAN.lookback) + changes.get("horizon", PREDICTOR_PLAN.horizon)
@@ -173,7 +173,7 @@ def check(options: argparse.Namespace) -> None:
     """Raise UsageError for what cannot be meant so, before anything is read."""
     from anytorch.cli.requests import new_folder
     from anytorch.errors import UsageError
-    from anytorch.train.plan import wrong
+    from anytorch.forecast.training.plan import wrong
 
     if bool(options.data) == options.sample:
         raise UsageError("name files with --data, or use --sample" + (", not both" if options.data else ""))
@@ -222,8 +222,8 @@ def start(source: str, options: argparse.Namespace) -> Any:
     """The weights to start from; or, from scratch, the arguments of a new one."""
     if not options.from_scratch:
         return source
-    from anytorch.models.kronos.folder import CONFIG, find_folder
-    from anytorch.models.kronos.pretrained import read_json
+    from anytorch.forecast.model.folder import CONFIG, find_folder
+    from anytorch.forecast.model.pretrained import read_json
 
     return read_json(find_folder(source, "tokenizer" if options.kind == "tokenizer" else "model") / CONFIG)
 
@@ -233,10 +233,10 @@ def silent(words: str) -> None:
 
 
 def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
-    from anytorch.engines.candles.columns import parse_given
-    from anytorch.engines.candles.generate import sample_market
-    from anytorch.engines.candles.read import read_many
-    from anytorch.train.windows import as_series
+    from anytorch.forecast.candles.columns import parse_given
+    from anytorch.forecast.candles.generate import sample_market
+    from anytorch.forecast.candles.read import read_many
+    from anytorch.forecast.training.windows import as_series
 
     if options.sample:
         note(f"generated candles: {SAMPLE['instruments']} instruments, {SAMPLE['rows']} bars of 5 minutes each")

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if unsaid:
         output.note(f"seed {options.seed}: with --seed {options.seed} the same paths are drawn again")
     from anytorch.cli.forecast_answer import described, show, write
-    from anytorch.engines.forecast.checkpoints import choose_checkpoint, load_predictor
+    from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
 
     own = choose_checkpoint(options.model, options.tokenizer).max_context
     with output.fallbacks_told() as warnings:
@@ -162,10 +162,10 @@ def forecast(
 
 def read(options: argparse.Namespace, output: Output) -> list[Any]:
     """The series to forecast; what was guessed about them goes to standard error."""
-    from anytorch.engines.candles.columns import parse_given
-    from anytorch.engines.candles.generate import sample_candles
-    from anytorch.engines.candles.read import newest_parts, read_many
     from anytorch.errors import UsageError
+    from anytorch.forecast.candles.columns import parse_given
+    from anytorch.forecast.candles.generate import sample_candles
+    from anytorch.forecast.candles.read import newest_parts, read_many
 
     if options.sample:
         (made,) = read_many([sample_candles(SAMPLE_ROWS, seed=options.seed)])
@@ -194,7 +194,7 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
 
 def histories(one: Any, options: argparse.Namespace, context: int) -> tuple[Any, Any]:
     """What the model sees, and what really came after it (None unless it is held back)."""
-    from anytorch.engines.candles.check import require_rows
+    from anytorch.forecast.candles.check import require_rows
 
     held = options.horizon if options.holdout else 0
     require_rows(len(one), held + 2, one.where, "a forecast that is compared with the last rows" if held else "it")

@@ -32,8 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    from anytorch.engines.generate import TextGenerator
     from anytorch.errors import UsageError
+    from anytorch.text.generate import TextGenerator
 
     if options.system is not None and not options.chat:
         raise UsageError("--system needs --chat", hint="put it before the prompt, or add --chat")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from anytorch import config
+from anytorch import settings
 from anytorch._version import __version__
 from anytorch.cli.describe import device_json, devices_shown, gpu_words, reason_json, would_use
 from anytorch.cli.output import Output, gigabytes
@@ -40,8 +40,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
         check_cache()
     problems: list[str] = []
-    with tolerated(problems) as settings:
-        document = describe(problems, settings, probing=probing, refresh=options.refresh, why=options.why)
+    with tolerated(problems) as values:
+        document = describe(problems, values, probing=probing, refresh=options.refresh, why=options.why)
     if output.json:
         output.data(document)
     else:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def describe(
-    problems: list[str], settings: dict[str, config.Value], *, probing: bool, refresh: bool, why: bool
+    problems: list[str], values: dict[str, settings.Value], *, probing: bool, refresh: bool, why: bool
 ) -> Document:
     """The answer as a document. Whatever fails is named in `problems` and leaves its part empty."""
     document: Document = {
@@ -65,9 +65,9 @@ def describe(
         "backends": [],
         "expected": None,
         "expected_why": "",
-        "settings": {name: {"value": as_json(v.value), "source": v.source} for name, v in settings.items()},
-        "settings_file": attempt("settings file", problems, lambda: str(config.settings_file())),
-        "cache_folder": attempt("cache folder", problems, lambda: str(config.cache_folder())),
+        "settings": {name: {"value": as_json(v.value), "source": v.source} for name, v in values.items()},
+        "settings_file": attempt("settings file", problems, lambda: str(settings.settings_file())),
+        "cache_folder": attempt("cache folder", problems, lambda: str(settings.cache_folder())),
     }
     hardware = attempt("probe", problems, snapshot)
     if hardware is not None:

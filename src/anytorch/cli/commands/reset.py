@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from anytorch import config
+from anytorch import settings
 from anytorch.cache import Store
 from anytorch.cli.output import Output
 from anytorch.errors import CacheError, ConfigError
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    kept = put_aside(config.settings_file()) if options.all or not options.cache else None
+    kept = put_aside(settings.settings_file()) if options.all or not options.cache else None
     removed = [path for name in STORES if (path := forget(Store(name)))] if options.all or options.cache else []
     if output.json:
         output.data({"settings_kept_as": str(kept) if kept else None, "removed": [str(path) for path in removed]})

@@ -121,13 +121,13 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def serve_options(options: argparse.Namespace) -> Any:
-    from anytorch import config
+    from anytorch import settings
     from anytorch.cli.requests import named_device
     from anytorch.errors import UsageError
     from anytorch.serve.options import ServeOptions
 
     try:
-        nbytes = config.parse_nbytes(options.max_body)
+        nbytes = settings.parse_nbytes(options.max_body)
     except ValueError as exc:
         raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MB") from exc
     return ServeOptions(
@@ -144,7 +144,7 @@ def serve_options(options: argparse.Namespace) -> Any:
         drain_s=options.drain,
         drain_delay_s=options.drain_delay,
         api_key_file=options.api_key_file
-        or (Path(named).expanduser() if (named := config.get("api_key_file")) else None),
+        or (Path(named).expanduser() if (named := settings.get("api_key_file")) else None),
         allow_origins=tuple(options.allow_origin),
         allow_hosts=tuple(options.allow_host),
         rate_limit=options.rate_limit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from anytorch import config
+from anytorch import settings
 from anytorch.cli.child import check_cache
 from anytorch.cli.output import Output
 from anytorch.cli.requests import named_device
@@ -22,15 +22,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    stored = config.read_settings_file()
+    stored = settings.read_settings_file()
     request = parse(named_device(options.device, "DEVICE"), registry())
     # The best device and the CPU can always be had; everything else is looked for.
     always = request.automatic or (request.backend == "cpu" and request.index is None)
     backend, uuid, usable = ("cpu" if request.backend else "auto", "", True) if always else look_for(request, output)
     kept = {name: value for name, value in stored.get("settings", {}).items() if name not in ("backend", "device_uuid")}
-    settings = {**kept, "backend": config.parse_setting("backend", backend), **({"device_uuid": uuid} if uuid else {})}
-    path = config.write_settings_file({**stored, "settings": settings})
-    source = config.lookup("backend").source
+    chosen = {**kept, "backend": settings.parse_setting("backend", backend), **({"device_uuid": uuid} if uuid else {})}
+    path = settings.write_settings_file({**stored, "settings": chosen})
+    source = settings.lookup("backend").source
     if source not in ("file", "code"):
         output.warn(f"the environment variable {source} is set and goes before the settings file")
     if output.json:

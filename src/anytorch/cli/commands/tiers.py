@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     from pathlib import Path
 
-    from anytorch import config
+    from anytorch import settings
     from anytorch.cli.requests import named_device
     from anytorch.devices.choose import resolve
     from anytorch.memory.levels import create_tiers
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
     with output.fallbacks_told():
         device = resolve(named_device(options.device, "--device")).device
-    folder = Path(options.disk) if options.disk else config.cache_folder() / "tiers"
+    folder = Path(options.disk) if options.disk else settings.cache_folder() / "tiers"
     if options.refresh:
         disk_speed(folder, refresh=True)
         if device.type != "cpu":

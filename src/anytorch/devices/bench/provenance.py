@@ -7,6 +7,12 @@ from typing import Any
 
 from anytorch.probe.facts import Hardware
 
+# What kernels choose their code by: a number means little without them.
+FEATURES = {
+    *("sse4_2", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2"),
+}
+
 
 def machine_facts(hardware: Hardware) -> dict[str, Any]:
     cpu = hardware.cpu
@@ -16,6 +22,7 @@ def machine_facts(hardware: Hardware) -> dict[str, Any]:
         "python": hardware.machine.python,
         "container": hardware.machine.container,
         "cpu": cpu.model,
+        "features": sorted(cpu.features & FEATURES),
         "cores": {"logical": cpu.logical, "physical": cpu.physical, "usable": cpu.usable},
         "memory_nbytes": hardware.memory.usable_total,
         "gpus": [{"name": gpu.name, "uuid": gpu.uuid, "total_nbytes": gpu.total} for gpu in hardware.gpus],

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytorch import config, logs
+from anytorch import logs, settings
 from anytorch.devices.choose import resolve
 from anytorch.devices.tune.machine import identity, key_of, what_changed
 from anytorch.devices.tune.plan import SETTINGS, Item, TunePlan
@@ -63,15 +63,15 @@ def apply(plan: TunePlan) -> Path:
 
     Settings whose default was kept are not written, and are taken out if an earlier plan for this device put them in.
     """
-    data = config.read_settings_file()
+    data = settings.read_settings_file()
     tables = _tables(data.get("tuned", {}))
-    settings = dict(data.get("settings", {}))
+    stored = dict(data.get("settings", {}))
     for name, value in _stored_settings(tables.get(plan.storage_key, {})).items():
-        if settings.get(name) == value and name not in plan.settings:
-            del settings[name]
-    settings.update(plan.settings)
+        if stored.get(name) == value and name not in plan.settings:
+            del stored[name]
+    stored.update(plan.settings)
     tables[plan.storage_key] = entry(plan)
-    return config.write_settings_file({**data, "settings": settings, "tuned": tables})
+    return settings.write_settings_file({**data, "settings": stored, "tuned": tables})
 
 
 def entry(plan: TunePlan) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def tuned_for(device: str | torch.device | None = None) -> Tuned | None:
 
 
 def _tuned(candidate: Candidate) -> Tuned | None:
-    tables = _tables(config.stored("tuned"))
+    tables = _tables(settings.stored("tuned"))
     name = candidate.uuid if candidate.uuid in tables else candidate.id
     table = tables.get(name)
     if table is None:
@@ -130,7 +130,7 @@ def _tuned(candidate: Candidate) -> Tuned | None:
             name=str(table["name"]),
             date=str(table["date"]),
             settings={
-                key: config.parse_setting(key, value)
+                key: settings.parse_setting(key, value)
                 for key, value in _stored_settings(table).items()
                 if key in SETTINGS
             },
@@ -141,15 +141,15 @@ def _tuned(candidate: Candidate) -> Tuned | None:
         )
     except (KeyError, TypeError, ValueError) as exc:
         raise ConfigError(
-            f"the settings file {config.settings_file()}: [tuned.{name!r}] cannot be understood: {exc!r}",
+            f"the settings file {settings.settings_file()}: [tuned.{name!r}] cannot be understood: {exc!r}",
             hint="delete that table, or run `anytorch optimize --apply` again",
         ) from exc
 
 
-def trusted_setting(name: str) -> config.Value:
-    """`config.lookup`, except that a tuned value from another machine counts as not set."""
-    value = config.lookup(name)
-    return value if not _distrust(name, value) else config.Value(config.SETTINGS[name].default, "default")
+def trusted_setting(name: str) -> settings.Value:
+    """`settings.lookup`, except that a tuned value from another machine counts as not set."""
+    value = settings.lookup(name)
+    return value if not _distrust(name, value) else settings.Value(settings.SETTINGS[name].default, "default")
 
 
 def use_tuned(device: str | torch.device | None = None) -> Applied:
@@ -164,7 +164,7 @@ def use_tuned(device: str | torch.device | None = None) -> Applied:
     values: dict[str, Any] = {}
     ignored: dict[str, str] = {}
     for name in SETTINGS:
-        found = config.lookup(name)
+        found = settings.lookup(name)
         if found.source == "file" and tuned is not None and name in tuned.settings and _owners(name, found.value):
             values[name] = tuned.settings[name]  # another device may have been tuned later: each has its own
         elif reason := _distrust(name, found):
@@ -179,7 +179,7 @@ def use_tuned(device: str | torch.device | None = None) -> Applied:
     return Applied(candidate.id, values, ignored, tuned)
 
 
-def _distrust(name: str, value: config.Value) -> str:
+def _distrust(name: str, value: settings.Value) -> str:
     """Why a value is not to be used: every table that stored it was made on another machine. "" if it may be."""
     if value.source != "file":
         return ""
@@ -188,7 +188,7 @@ def _distrust(name: str, value: config.Value) -> str:
 
 
 def _owners(name: str, value: Any) -> list[Mapping[str, Any]]:
-    tables = _tables(config.stored("tuned"))
+    tables = _tables(settings.stored("tuned"))
     return [table for table in tables.values() if _stored_settings(table).get(name) == value]
 
 
@@ -206,7 +206,7 @@ def _tables(tuned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(
-                f"the settings file {config.settings_file()}: tuned.{name} must be a table, not {table!r}",
+                f"the settings file {settings.settings_file()}: tuned.{name} must be a table, not {table!r}",
                 hint="delete that line, or run `anytorch reset`",
             )
     return tables

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from anytorch import config, native
+from anytorch import native, settings
 from anytorch.errors import CompilerFailed, NativeUnavailable, OutOfMemory
 from anytorch.quant.formats import Format, e4m3_values, e8m0_values
 from anytorch.quant.kernels.base import Prepared
@@ -71,7 +71,7 @@ def _library(cache: Path, level: str | None) -> Any:
 
 def library() -> Any:
     """The compiled library; raises NativeUnavailable."""
-    return _library(config.cache_folder(), config.get("simd"))
+    return _library(settings.cache_folder(), settings.get("simd"))
 
 
 @lru_cache(maxsize=8)
@@ -162,7 +162,7 @@ class CppKernel:
             return f"computes in float32, the inputs are {dtype}"
         if self.kind == DOT and m > 32:
             return "for up to 32 input rows"
-        trouble = _trouble(config.cache_folder(), config.get("simd"))
+        trouble = _trouble(settings.cache_folder(), settings.get("simd"))
         if trouble:
             return trouble
         if self.kind == DOT:
@@ -201,4 +201,4 @@ def unpack_rows(weight: QuantTensor, first: int, count: int, out: torch.Tensor, 
 
 
 def available() -> bool:
-    return not _trouble(config.cache_folder(), config.get("simd"))
+    return not _trouble(settings.cache_folder(), settings.get("simd"))

@@ -16,9 +16,12 @@ from typing import Any
 
 from anytorch import logs
 from anytorch.counts import counted
-from anytorch.engines.embed.engine import ArrowEngine
-from anytorch.engines.embed.files import CPU_ROWS, DEVICE_ROWS, VECTOR, FileReport
-from anytorch.engines.embed.files_journal import (
+from anytorch.errors import AnytorchError, InputError, UsageError
+from anytorch.serve.ray.cluster import Share, cluster, share_of
+from anytorch.serve.ray.journal import ScatteredJournal
+from anytorch.text.embed.engine import ArrowEngine
+from anytorch.text.embed.files import CPU_ROWS, DEVICE_ROWS, VECTOR, FileReport
+from anytorch.text.embed.files_journal import (
     Identity,
     differences,
     engine_identity,
@@ -27,11 +30,8 @@ from anytorch.engines.embed.files_journal import (
     partial_folder,
     remove_leftovers,
 )
-from anytorch.engines.embed.files_read import Source
-from anytorch.engines.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
-from anytorch.errors import AnytorchError, InputError, UsageError
-from anytorch.serve.ray.cluster import Share, cluster, share_of
-from anytorch.serve.ray.journal import ScatteredJournal
+from anytorch.text.embed.files_read import Source
+from anytorch.text.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
 from anytorch.values import dataclass
 
 log = logs.logger(__name__)

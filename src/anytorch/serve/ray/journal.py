@@ -1,4 +1,4 @@
-"""Which parts of a file are finished when they come in any order. The folder is that of `engines.embed.files_journal`.
+"""Which parts of a file are finished when they come in any order. The folder is that of `text.embed.files_journal`.
 
     .<target>.partial/
       journal.json              {"format": 2, "identity": …, "parts": {"17": {"rows", "missing", "nbytes"}}}
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from anytorch import logs
-from anytorch.engines.embed.files_journal import Identity, RunFolder
 from anytorch.errors import UsageError
 from anytorch.files import replace_file
+from anytorch.text.embed.files_journal import Identity, RunFolder
 
 log = logs.logger(__name__)
 

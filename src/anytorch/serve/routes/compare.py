@@ -8,15 +8,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from anytorch.engines.embed.compare import nearest, prepared, scores
-from anytorch.engines.embed.plane import on_plane
-from anytorch.engines.embed.tokens import Tokens
 from anytorch.serve import schemas
 from anytorch.serve.answers import json_answer, problems
 from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.problems import Problem
 from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
+from anytorch.text.embed.compare import nearest, prepared, scores
+from anytorch.text.embed.plane import on_plane
+from anytorch.text.embed.tokens import Tokens
 
 router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
 CELLS = 4_000_000  # of a similarity matrix: 32 MB of JSON

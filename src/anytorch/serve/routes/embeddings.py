@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from anytorch.engines.embed.token_ids import pack_ids
-from anytorch.engines.embed.tokens import Tokens
 from anytorch.serve.limits import SECURITY, Call, ClientGone, Guard
 from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.metrics import Metrics
@@ -24,6 +22,8 @@ from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 from anytorch.serve.reading import parse_json
+from anytorch.text.embed.token_ids import pack_ids
+from anytorch.text.embed.tokens import Tokens
 
 PATH = "/v1/embeddings"
 ON_LOOP_CHARACTERS = 4_000  # more than that is tokenized in a thread: others must not wait for it

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from anytorch import config
+from anytorch import settings
 from anytorch.gpu.buffers import SHIFT, TAG
 from anytorch.gpu.runtime import device_memory, open_runtime
 from anytorch.webgpu import places
@@ -31,7 +31,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 @lru_cache(maxsize=1)
 def checking() -> bool:
     """Read once: a setting costs more than the launch of a small kernel."""
-    return bool(config.get("webgpu_check"))
+    return bool(settings.get("webgpu_check"))
 
 
 @dataclass(frozen=True)

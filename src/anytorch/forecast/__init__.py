@@ -1,0 +1,26 @@
+"""Forecasting candles with Kronos: `KronosPredictor`. Importing this package imports no torch and no pandas.
+
+The way data flows: `checkpoints` finds a model and its tokenizer; `inputs` checks what is asked and makes one series of a
+table; `decoding.tokens` makes ids of it; `generation` runs the steps, each over a `decoding.decoder` (the model made ready)
+with a `decoding.cache`, drawing by `decoding.sampling`, in `kernels` where they measured faster; `results` holds the answer.
+
+candles      tables of prices: made up, read, checked, mended, drawn
+model        Kronos and its tokenizer as published, and the tiny pair that comes with anytorch
+decoding     one step in plain torch: the model made ready, its cache, the draws
+inputs       arguments, times and columns, checked and scaled
+kernels      our Triton kernels beside their launchers, and the choice between them and torch's
+generation   the loop over steps: growing windows, full windows, recorded steps
+training     fine-tuning on one process or under torchrun
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from anytorch.forecast.predictor import KronosPredictor as KronosPredictor
+    from anytorch.forecast.results import Forecast as Forecast
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"predictor": "KronosPredictor", "results": "Forecast"})

@@ -1,0 +1,240 @@
+"""Candles from CSV, TSV, Parquet or Feather: one instrument or many, a file or standard input.
+
+What is not said is guessed (separator, columns, decimal comma, time format, rhythm) and told in `notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytorch.counts import counted
+from anytorch.errors import InputError
+from anytorch.forecast.candles.check import gaps, repaired, require_clean
+from anytorch.forecast.candles.columns import FIELDS, Columns, columns_without_header, guess_columns
+from anytorch.forecast.candles.places import Source, listed, refused
+from anytorch.forecast.candles.rhythm import Rhythm, future_times, rhythm_of
+from anytorch.forecast.candles.tables import STANDARD_INPUT, kind_of, parse_numbers, read_table, require_pandas
+from anytorch.forecast.candles.times import in_zone, parse_times
+from anytorch.values import dataclass
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class CandleSeries:
+    """One instrument: clean candles in time order. `notes` say what was guessed and mended."""
+
+    name: str
+    frame: Any  # DataFrame: timestamps, open, high, low, close, and volume, amount where the file has them
+    rhythm: Rhythm
+    notes: tuple[str, ...] = ()
+    where: str = ""  # the file, for messages
+    part_of: str = ""  # the whole that it was cut from at a huge gap; "" for a whole
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def future(self, horizon: int) -> pd.DatetimeIndex:
+        """The times of the next bars, by the rhythm of the whole series: its last rows alone would not show it."""
+        return future_times(self.frame["timestamps"], horizon, self.rhythm)
+
+
+def read_candles(
+    source: str | Path | Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    timezone: str | None = None,
+    repair: bool = False,
+    name: str | None = None,
+) -> list[CandleSeries]:
+    """The instruments of one source: a file's path, "-" for standard input, bytes, an open file, or a table.
+
+    A table is pandas', polars' or pyarrow's, or a dictionary of columns. `name` is what the instrument is called, in
+    messages too, in place of the file's name. Raises InputError with line and column for what cannot be used;
+    `repair=True` mends what `check.py` lists instead. A series with a huge gap is cut in two by `repair`: "NAME" and
+    "NAME/2".
+    """
+    where, table, lines, notes = read_table(source, name)
+    try:
+        if table.attrs.get("header", True):
+            found = guess_columns(list(table.columns), given=columns, where=where)
+        else:
+            found = columns_without_header(len(table.columns), where)
+    except InputError as exc:  # what was guessed before may be why
+        raise InputError("; ".join([exc.message, *notes]), hint=exc.hint) from exc
+    table, lines = _without_blank_lines(table, lines, where)
+    notes = [*notes, *_told(found)]
+    series: list[CandleSeries] = []
+    parts = list(_instruments(table, found, lines, where))
+    for symbol, rows in parts:
+        own_lines = [lines[row] for row in rows]
+        frame, said = _frame(table.iloc[rows].reset_index(drop=True), found, own_lines, where, timezone)
+        title = where.instrument(symbol) if "symbol" in found.of else where
+        if len(frame) > 2 and frame["timestamps"].is_monotonic_decreasing:
+            frame, own_lines = frame.iloc[::-1].reset_index(drop=True), own_lines[::-1]
+            said.append("the newest rows come first; they are read from the end")
+        if repair:
+            frame, kept, changed = repaired(frame, own_lines, title)
+            said += changed
+        else:
+            require_clean(frame, own_lines, title)
+            kept = own_lines
+        own_name = name if name is not None and len(parts) == 1 else symbol
+        series += _cut(own_name, frame, kept, (*notes, *said), title)
+        notes = []  # told once
+    return series
+
+
+def read_many(sources: Sequence[str | Path | Any], **options: Any) -> list[CandleSeries]:
+    """The instruments of several sources, folders included (their CSV and Parquet files). Names are made distinct."""
+    found: list[CandleSeries] = []
+    seen: set[Path] = set()
+    again: list[str] = []
+    for source in sources:
+        for part in _files(source):
+            if isinstance(part, (str, Path)) and part != STANDARD_INPUT:
+                path = Path(part).resolve()
+                if path in seen:
+                    again.append(f"{part} is named more than once; it is read once")
+                    continue
+                seen.add(path)
+            found += read_candles(part, **options)
+    names: dict[str, int] = {}
+    for place, one in enumerate(found):
+        names[one.name] = names.get(one.name, 0) + 1
+        if names[one.name] > 1:
+            whole = f"{one.part_of}#{names[one.name]}" if one.part_of else ""
+            found[place] = replace(one, name=f"{one.name}#{names[one.name]}", part_of=whole)
+    if again:
+        found[0] = replace(found[0], notes=(*again, *found[0].notes))
+    return found
+
+
+def newest_parts(series: Sequence[CandleSeries]) -> list[CandleSeries]:
+    """Of what was cut at huge gaps the last part: what came before says little about what comes next."""
+    return list({one.part_of or one.name: one for one in series}.values())
+
+
+def _files(source: Any) -> Iterator[Any]:
+    if not isinstance(source, (str, Path)) or source == STANDARD_INPUT or not Path(source).is_dir():
+        yield source
+        return
+    inside = sorted(path for path in Path(source).iterdir() if kind_of(path.name))
+    if not inside:
+        raise InputError(f"the folder {source} holds no .csv, .tsv, .txt, .parquet or .feather file")
+    yield from inside
+
+
+# --- from a table to candles -----------------------------------------------------------------------------------------
+
+
+def _without_blank_lines(table: Any, lines: list[int], where: Source) -> tuple[Any, list[int]]:
+    import numpy as np
+
+    filled = np.ones(len(table), bool)
+    if "header" in table.attrs:  # it was text: every cell is
+        filled = (table != "").any(axis=1).to_numpy()
+    rows = np.flatnonzero(filled)
+    if not len(rows):
+        raise InputError(f"{where.name} has a header and no rows")
+    return table.iloc[rows].reset_index(drop=True), [lines[row] for row in rows]
+
+
+def _told(columns: Columns) -> list[str]:
+    renamed = [f"{field} = {name!r}" for field, name in columns.of.items() if field != name]
+    notes = [f"columns: {', '.join(renamed)}"] if renamed else []
+    if columns.ignored:
+        notes.append(f"not used: {listed(columns.ignored)}")
+    absent = [field for field in ("volume", "amount") if field not in columns.of]
+    if absent:
+        notes.append(f"no {' and no '.join(absent)} column")
+    return [*columns.notes, *notes]
+
+
+def _instruments(table: Any, columns: Columns, lines: Sequence[int], where: Source) -> Iterator[tuple[str, Any]]:
+    import numpy as np
+
+    if "symbol" not in columns.of:
+        yield Path(where.name).name.split(".")[0], np.arange(len(table))
+        return
+    column = columns.of["symbol"]
+    symbols = table[column].astype(str).str.strip()
+    blank = np.flatnonzero((table[column].isna() | (symbols == "")).to_numpy())
+    if len(blank):
+        more = f" (and {len(blank) - 1} more)" if len(blank) > 1 else ""
+        raise refused(where, lines[blank[0]], column, f"there is no name of an instrument{more}", hint="fill it in")
+    for name in symbols.unique():
+        yield str(name), np.flatnonzero((symbols == name).to_numpy())
+
+
+def _frame(
+    table: Any, columns: Columns, lines: Sequence[int], where: Source, timezone: str | None
+) -> tuple[pd.DataFrame, list[str]]:
+    pandas = require_pandas()
+    of = columns.of
+    if "timestamps" in of:
+        stamps, column = table[of["timestamps"]], of["timestamps"]
+    else:
+        column = f"{of['date']} + {of['time']}"
+        stamps = table[of["date"]].astype(str).str.strip() + " " + table[of["time"]].astype(str).str.strip()
+    times, notes = parse_times(stamps, lines, column, where, zoned=timezone is not None)
+    frame = pandas.DataFrame({"timestamps": in_zone(times, timezone, lines, column, where)})
+    for field in FIELDS:
+        if field in of:
+            frame[field], said = parse_numbers(table[of[field]], lines, of[field], where)
+            notes += said
+    return frame, notes
+
+
+def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Source) -> Iterator[CandleSeries]:
+    """One series, or its pieces between huge gaps (which only a repair lets through).
+
+    The last piece is what is forecast from, so what there is to say about the whole is said with it.
+    """
+    if len(frame) < 2:
+        raise InputError(
+            f"{where.name} has {counted(len(frame), 'usable row')}; a series needs at least 2", hint="give more rows"
+        )
+    pandas = require_pandas()
+    times = frame["timestamps"]
+    edges = [0, *gaps(times), len(frame)]
+    pieces = [(start, stop) for start, stop in pairwise(edges) if stop - start >= 2]
+    if not pieces:
+        raise InputError(
+            f"{where.name} has a huge gap between any two rows", hint=f"check the times of its {where.unit}s"
+        )
+    whole = rhythm_of(pandas.concat([times.iloc[start:stop] for start, stop in pieces]))
+    said = [*notes, *(_alone(start, times, lines, where) for start, stop in pairwise(edges) if stop - start < 2)]
+    for number, (start, stop) in enumerate(pieces, 1):
+        piece = frame.iloc[start:stop].reset_index(drop=True)
+        rhythm = rhythm_of(piece["timestamps"])
+        # A short piece does not show its market's hours; the others do, if they are of the same kind.
+        rhythm = whole if whole.step == rhythm.step else rhythm
+        own = said if number == len(pieces) else []
+        own = [*own, f"frequency: {rhythm}"]
+        if len(pieces) > 1:
+            span = f"{where.unit}s {lines[start]} to {lines[stop - 1]}"
+            own.append(f"part {number} of {len(pieces)}, cut at huge gaps: {span}")
+        yield CandleSeries(
+            name if number == 1 else f"{name}/{number}",
+            piece,
+            rhythm,
+            tuple(own),
+            where.name,
+            name if len(pieces) > 1 else "",
+        )
+
+
+def _alone(row: int, times: Any, lines: Any, where: Source) -> str:
+    newest = ", the newest bar," if row == len(times) - 1 else ""
+    gap = times.iloc[row] - times.iloc[row - 1] if row else times.iloc[1] - times.iloc[0]
+    side = "after" if row else "before"
+    return (
+        f"left out: {where.unit} {lines[row]} ({times.iloc[row]}){newest} stands alone {side} a gap of "
+        f"{counted(gap.days, 'day')}; a series needs at least 2 rows"
+    )

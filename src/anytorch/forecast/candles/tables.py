@@ -1,0 +1,264 @@
+"""From bytes to a table of text, and from text to numbers. What a file does not say is guessed and told."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anytorch.errors import InputError, PackageMissing
+from anytorch.forecast.candles.places import Source, refused
+
+GZIP = b"\x1f\x8b"
+SEPARATORS = (",", ";", "\t", "|")
+SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "万": 1e4, "亿": 1e8}
+STANDARD_INPUT = "-"
+JSON = re.compile(r"""\s*(\{\s*["}]|\[\s*[\[{"\d\]-])""")  # but [Date],[Open] is how some databases write a header
+
+
+def require_pandas() -> Any:
+    try:
+        import pandas  # type: ignore[import-untyped]
+    except ModuleNotFoundError as exc:
+        if exc.name != "pandas":
+            raise
+        raise PackageMissing("reading candles needs pandas", hint="pip install 'anytorch[forecast]'") from exc
+    return pandas
+
+
+def read_table(source: Any, name: str | None = None) -> tuple[Source, Any, list[int], list[str]]:
+    """Where it is from (`name` if that is given), the table as it stands there, each row's line, and what was guessed."""
+    pandas = require_pandas()
+    table = _in_memory(source)
+    if table is not None:
+        where = Source(name or "the table", "row", in_memory=True)
+        return where, _without_index(table), list(range(len(table))), []
+    said, body = _bytes_of(source)
+    said = name or said
+    if body[:2] == GZIP:
+        body = _unpacked(body, said)
+    if not body.strip():
+        raise InputError(f"{said} is empty")
+    kind = "Parquet" if body[:4] == b"PAR1" else "Feather" if body[:6] == b"ARROW1" else ""
+    if kind:
+        reader = pandas.read_parquet if kind == "Parquet" else pandas.read_feather
+        try:
+            table = reader(io.BytesIO(body))
+        except ImportError as exc:
+            raise PackageMissing(f"reading {kind} needs pyarrow", hint="pip install 'anytorch[forecast]'") from exc
+        except (OSError, ValueError) as exc:  # pyarrow's errors are both
+            raise _damaged(said, f"{kind} file", str(exc)) from exc
+        return Source(said, "row"), _without_index(table), list(range(1, len(table) + 1)), []
+    if isinstance(source, (str, Path)) and kind_of(said) in ("parquet", "feather"):
+        raise InputError(
+            f"{said} is no {kind_of(said).capitalize()} file: it does not begin like one", hint="write it again"
+        )
+    return (Source(said), *_text_table(body, said))
+
+
+def kind_of(name: str) -> str:
+    """ "text", "parquet", "feather" or "" (not ours), by the file's name."""
+    lower = name.lower().removesuffix(".gz")
+    if lower.endswith((".csv", ".tsv", ".txt")):
+        return "text"
+    return "parquet" if lower.endswith((".parquet", ".pq")) else "feather" if lower.endswith(".feather") else ""
+
+
+def _in_memory(source: Any) -> Any:
+    """A pandas table from what is one, or None: pandas, polars (lazy too), pyarrow, a dictionary of columns."""
+    pandas = require_pandas()
+    if hasattr(source, "collect") and hasattr(source, "collect_schema"):  # polars that was not computed yet
+        source = source.collect()
+    if hasattr(source, "to_pandas"):  # polars, pyarrow
+        source = source.to_pandas()
+    if isinstance(source, Mapping):
+        try:
+            source = pandas.DataFrame(dict(source))
+        except (ValueError, TypeError) as exc:
+            raise InputError(f"the dictionary is no table: {exc}", hint="give columns of one length by name") from exc
+    return source if isinstance(source, pandas.DataFrame) else None
+
+
+def _bytes_of(source: Any) -> tuple[str, bytes]:
+    if isinstance(source, bytes):
+        return "the data", source
+    if hasattr(source, "read"):  # an open file
+        body, name = source.read(), getattr(source, "name", None)
+        where = Path(name).name if isinstance(name, str) else "the data"
+        return where, body.encode() if isinstance(body, str) else bytes(body)
+    if str(source) == STANDARD_INPUT:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise InputError("standard input is a terminal: there is nothing to read", hint="pipe a file into it")
+        return "standard input", sys.stdin.buffer.read()
+    path = Path(source)
+    try:
+        return path.name, path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read {path}: {exc.strerror}", hint="check the path and its permissions") from exc
+
+
+def _unpacked(body: bytes, where: str) -> bytes:
+    import gzip
+    import zlib
+
+    try:
+        return gzip.decompress(body)
+    except (OSError, EOFError, zlib.error) as exc:
+        why = "it ends too early" if isinstance(exc, EOFError) else str(exc).rpartition(": ")[2]
+        raise _damaged(where, "gzip file", why) from exc
+
+
+def _damaged(where: str, what: str, why: str) -> InputError:
+    first = (why.splitlines() or [""])[0]
+    if "magic bytes not found in footer" in first:
+        first = "it does not end like one, so a part of it is missing"
+    return InputError(f"{where} is a damaged {what}: {first}", hint="download or write it again")
+
+
+def _without_index(table: Any) -> Any:
+    pandas = require_pandas()
+    if isinstance(table.columns, pandas.MultiIndex):  # yfinance: ("Close", "AAPL")
+        table = table.copy()
+        table.columns = [str(part[0]) for part in table.columns]
+        if table.columns.has_duplicates:
+            raise InputError("the table has two levels of columns and several instruments", hint="stack them in rows")
+    if isinstance(table.index, pandas.PeriodIndex):
+        table = table.set_axis(table.index.to_timestamp(), axis=0)
+    if not isinstance(table.index, pandas.RangeIndex) and pandas.api.types.is_datetime64_any_dtype(table.index):
+        table = table.rename_axis(index=table.index.name or "timestamps").reset_index()
+    table = table.copy()
+    table.columns = [str(name) for name in table.columns]
+    return table
+
+
+def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
+    pandas = require_pandas()
+    text, notes = _decoded(body, where)
+    if JSON.match(text):
+        raise InputError(f"{where} is JSON, which is not read", hint="write it as CSV, Parquet or Feather")
+    rows = text.splitlines()
+    separator = max(SEPARATORS, key=lambda mark: _evenness(rows[:50], mark))
+    if _evenness(rows[:50], separator) <= 1:
+        raise InputError(
+            f"{where}: no separator found in the first line {rows[0][:60]!r}", hint="separate columns with commas"
+        )
+    fields = next(line for line in rows if line.strip()).split(separator)
+    header = not all(_numeric(field) for field in fields[1:5])
+    notes += [] if separator == "," else [f"the columns are separated by {_named(separator)}"]
+    try:
+        # Everything as text, every line a row: what cannot be read is then told with its own line and word.
+        table = pandas.read_csv(
+            io.StringIO(text),
+            sep=separator,
+            header=0 if header else None,
+            dtype=str,
+            keep_default_na=False,
+            skip_blank_lines=False,
+            skipinitialspace=True,
+        )
+    except (pandas.errors.ParserError, ValueError) as exc:
+        words = str(exc).strip().splitlines()[-1].removeprefix("Error tokenizing data. C error: ")
+        raise InputError(f"{where}: {words}", hint="check the separators") from exc
+    table.columns = [str(name).strip() for name in table.columns]
+    lines = list(range(2 if header else 1, len(table) + (2 if header else 1)))
+    table.attrs["header"] = header
+    return table, lines, notes
+
+
+def _decoded(body: bytes, where: str) -> tuple[str, list[str]]:
+    """The text, and which encoding was guessed if it does not say so itself."""
+    if body[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        guesses = ["utf-16"]
+    else:
+        guesses = ["utf-8-sig", *(("gb18030", "cp1252") if _chinese(body) else ("cp1252", "gb18030"))]
+    for encoding in guesses:
+        try:
+            text = body.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        known = {"gb18030": "GB 18030 (Chinese)", "cp1252": "Windows-1252 (Western)"}.get(encoding)
+        if "\0" in text:
+            break
+        return text, [f"the text is not UTF-8; it is read as {known}"] if known else []
+    raise InputError(f"{where} is not text that we can read", hint="save it as UTF-8, or as Parquet")
+
+
+def _chinese(body: bytes) -> bool:
+    """Whether most of what is not ASCII are pairs of GB 2312's common characters; in Western words they stand alone."""
+    pairs = singles = 0
+    for run in re.findall(rb"[\x80-\xff]+", body[:200_000]):
+        for place in range(0, len(run), 2):
+            pair = run[place : place + 2]
+            common = len(pair) == 2 and (0xA1 <= pair[0] <= 0xA9 or 0xB0 <= pair[0] <= 0xD7) and pair[1] >= 0xA1
+            pairs, singles = pairs + common, singles + (not common)
+    return pairs > singles
+
+
+def _evenness(rows: Sequence[str], mark: str) -> int:
+    """Columns that this separator gives in the first line, if it gives about as many in the others."""
+    counts = [re.sub(r'"[^"]*"', "", line).count(mark) + 1 for line in rows if line.strip()]
+    return counts[0] if counts and sum(count == counts[0] for count in counts) >= 0.8 * len(counts) else 0
+
+
+def _named(separator: str) -> str:
+    return {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}.get(separator, repr(separator))
+
+
+def _numeric(text: str) -> bool:
+    try:
+        float(text.strip().strip('"').replace(",", "."))
+    except ValueError:
+        return False
+    return True
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Source | str) -> tuple[Any, list[str]]:
+    """A column as numbers. Missing ones become NaN (`check` names them); words raise InputError with their line."""
+    import numpy as np
+
+    pandas = require_pandas()
+    if pandas.api.types.is_numeric_dtype(values):
+        return values.astype(float).reset_index(drop=True), []
+    text = values.astype(str).str.strip()
+    missing = text.str.lower().isin(["", "nan", "na", "n/a", "null", "none", "-", "--", "nat"])
+    numbers = pandas.to_numeric(text.where(~missing), errors="coerce").astype(float)
+    bad = np.flatnonzero((numbers.isna() & ~missing).to_numpy())
+    if not len(bad):
+        return numbers.reset_index(drop=True), []
+    ways: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("a decimal comma", lambda s: s.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)),
+        ("commas between thousands", lambda s: s.str.replace(",", "", regex=False)),
+        ("signs and suffixes such as $ and 1.5M", _scaled),
+    )
+    for words, change in ways:
+        numbers = pandas.to_numeric(change(text.where(~missing)), errors="coerce").astype(float)
+        if not (numbers.isna() & ~missing).any() and _plausible(words, text):
+            return numbers.reset_index(drop=True), [f"column {column!r} is read with {words}"]
+    source = Source.of(where)
+    option = "columns=" if source.in_memory else "--columns"
+    raise refused(
+        source,
+        lines[int(bad[0])],
+        column,
+        f"{text.iloc[int(bad[0])]!r} is not a number",
+        hint=f"mend that {source.unit}, or name another column with {option}",
+    )
+
+
+def _plausible(words: str, text: Any) -> bool:
+    """ "1,234" alone could be either: a comma is a decimal one unless every comma is followed by three digits."""
+    if words != "a decimal comma":
+        return True
+    return not text[text.str.contains(",", regex=False)].str.fullmatch(r"[^,]*(,\d{3})+(\.\d+)?").all()
+
+
+def _scaled(text: Any) -> Any:
+    parts = text.str.replace(r"[\s,$€£¥%]", "", regex=True).str.extract(r"^([-+.\deE]+?)([kKmMbBtT万亿]?)$")
+    scale = parts[1].str.lower().map({**SUFFIXES, "": 1.0})
+    return require_pandas().to_numeric(parts[0], errors="coerce") * scale

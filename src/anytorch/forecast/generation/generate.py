@@ -1,0 +1,259 @@
+"""The loop: prompts in, generated pairs of ids out. Exact in the published sense, whatever the window does.
+
+While a window grows, the cache answers. Once it is full, the published loop drops the oldest row and computes all
+others anew, and every hidden state changes with it, so nothing of the cache may be used (`rolling="exact"`). What can be
+used: at step i such a window is the last max_context - i rows of history, which all samples of a series share, and i
+rows of their own. The shared rows are computed once per series, and only the own rows once per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from anytorch.forecast.decoding.ahead import Ahead
+from anytorch.forecast.decoding.cache import Cache
+from anytorch.forecast.decoding.decoder import Decoder
+from anytorch.forecast.decoding.sampling import Draws, Sampler, exponential
+from anytorch.forecast.generation.rolled import RolledSteps, plan_rolled
+from anytorch.forecast.generation.static import FEWEST_STEPS, Shape, StaticSteps, blocks
+from anytorch.forecast.model.fused import per_sample, through_window
+
+Tick = Callable[[int], None]  # told how many steps are done
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every chunk of a forecast has in common."""
+
+    pred_len: int
+    samples: int
+    max_context: int
+    rolling: str  # "exact" or "evict"; "trim" has shortened the prompts and needs neither
+    sampler: Sampler
+    limit_rows: int  # rows whose temporary values may exist at once
+    static: Literal["", "plain", "recorded"] = ""  # steps of fixed shapes while all windows grow; recorded or not
+    kernels: bool = False  # our own may compute these steps
+
+    def cached_steps(self, shortest: int) -> int:
+        """Generated rows that are ever added to the cache."""
+        most = self.pred_len - 1
+        return most if self.rolling == "evict" else max(0, min(most, self.max_context - shortest))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Series of one chunk, longest first. All tensors are on the decoder's device."""
+
+    s1: Tensor  # [series, longest], padded at the end
+    s2: Tensor
+    lengths: Sequence[int]
+    time: Tensor  # [series, longest, width]: the embedded stamps of the history
+    future: Tensor  # [series, pred_len, width]
+
+
+def generate(decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None, tick: Tick) -> tuple[Tensor, Tensor]:
+    """Ids of s1 and s2, each int64 [series × samples, pred_len]. `draws` is None for the greedy choice."""
+    run = Run(decoder, prompts, plan, draws)
+    with run.ahead or nullcontext():
+        run.first()
+        tick(1)
+        done = 1 + run.replayed(tick)
+        while done < plan.pred_len:
+            done += run.prepared(done) or run.next(done)
+            tick(done)
+    return run.s1, run.s2
+
+
+def begin(
+    cache: Cache,
+    sampler: Sampler,
+    limit_rows: int,
+    history: Tensor,
+    first: Tensor | None = None,
+    second: Tensor | None = None,
+) -> Tensor:
+    """Prompts into the cache, and the first pair of ids: int64 [2, series × samples]. The noise is None for greedy ones."""
+    decoder = cache.decoder
+    last = cache.prefill(history, limit_rows)
+    s1 = sampler.draw(per_sample(decoder.s1_logits(last), cache.samples), first)
+    s2 = sampler.draw(cache.s2_logits(per_sample(last, cache.samples), s1, None), second)
+    return torch.stack((s1, s2))
+
+
+class Run:
+    """One chunk on its way through the steps."""
+
+    def __init__(self, decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None) -> None:
+        self.decoder, self.prompts, self.plan, self.draws = decoder, prompts, plan, draws
+        self.mark = object()  # which forecast this is, for what outlives it
+        rows = len(prompts.lengths) * plan.samples
+        self.s1 = torch.empty(rows, plan.pred_len, dtype=torch.long, device=decoder.device)
+        self.s2 = torch.empty_like(self.s1)
+        self.history = decoder.embed(prompts.s1, prompts.s2, prompts.time)  # the first block's inputs
+        self.generated = self.history.new_empty(rows, plan.pred_len - 1, decoder.width)
+        cache, self.steps = self.make_cache()
+        self.cache: Cache | None = cache
+        self.ahead: Ahead | None = None
+        if draws is not None and self.steps is not None:
+            replayed = self.steps.shape.steps
+            counts = [1, *blocks(replayed), *[1] * (plan.pred_len - 1 - replayed)]
+            self.ahead = Ahead(draws, counts, decoder.device, self.steps.pinned)
+
+    def make_cache(self) -> tuple[Cache, StaticSteps | None]:
+        """New, or that of an earlier forecast of the same shape with the recording that goes with it."""
+        plan, lengths, decoder = self.plan, self.prompts.lengths, self.decoder
+        capacity, evict = plan.cached_steps(min(lengths)), plan.rolling == "evict"
+        growing = capacity if evict else max(0, min(plan.pred_len - 1, plan.max_context - max(lengths)))
+        if not plan.static or growing < FEWEST_STEPS:
+            return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict), None
+        mixed = len(set(lengths)) > 1
+        shape = Shape(
+            *(
+                len(lengths),
+                plan.samples,
+                max(lengths),
+                mixed,
+                growing,
+                capacity,
+                evict,
+                plan.max_context,
+                plan.sampler,
+            ),
+            kernels=plan.kernels,
+        )
+        if decoder.kept is None or decoder.kept.shape != shape:
+            if decoder.kept is not None:
+                decoder.kept.close()
+            decoder.kept = None  # its memory first
+            cache = Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
+            decoder.kept = StaticSteps(cache, shape, plan.static == "recorded")
+        steps: StaticSteps = decoder.kept
+        steps.cache.start(lengths)
+        return steps.cache, steps
+
+    def replayed(self, tick: Tick) -> int:
+        """The steps in which all windows grow, at once; → how many they were."""
+        if self.steps is None:
+            return 0
+        count = self.steps.shape.steps
+        future = self.prompts.future[:, :count]
+        s1, s2 = self.steps.run(self.s1[:, 0], self.s2[:, 0], future, self.ahead, tick)
+        self.s1[:, : count + 1], self.s2[:, : count + 1] = s1, s2
+        kept = min(count + 1, self.generated.shape[1])
+        time = per_sample(self.prompts.future[:, :kept], self.plan.samples)
+        self.generated[:, :kept] = self.decoder.embed(s1[:, :kept], s2[:, :kept], time)
+        return count
+
+    def prepared(self, step: int) -> int:
+        """The steps from this one on whose windows can be prepared together, if they can; → how many they were."""
+        plan, prompts, decoder = self.plan, self.prompts, self.decoder
+        series = len(prompts.lengths)
+        if not plan.static or step >= plan.max_context or self.rolled(step) < series:
+            return 0
+        windows = (plan.samples, plan.max_context, plan.pred_len, step, plan.limit_rows)
+        shape = plan_rolled(decoder, prompts.lengths, *windows, plan.sampler, plan.kernels)
+        if shape is None:
+            return 0
+        self.cache = None
+        if decoder.kept_rolled is None or decoder.kept_rolled.shape != shape:
+            if decoder.kept_rolled is not None:
+                decoder.kept_rolled.close()
+            decoder.kept_rolled = None  # its memory first
+            decoder.kept_rolled = RolledSteps(decoder, shape, plan.static == "recorded")
+        steps: RolledSteps = decoder.kept_rolled
+        count = steps.count(step)
+        steps.start(self.mark, self.generated, step, prompts.future)
+        s1, s2 = steps.run(self.history, prompts.lengths, step, count, self.noise)
+        end = min(step + count, plan.pred_len - 1)
+        self.s1[:, step : step + count], self.s2[:, step : step + count] = s1, s2
+        self.generated[:, step:end] = steps.own[:, step:end]
+        return count
+
+    def first(self) -> None:
+        """The step after the prompts: all samples of a series have the same logits of s1."""
+        assert self.cache is not None
+        noise = [part for part in self.noise() if part is not None]
+        work = partial(begin, self.cache, self.plan.sampler, self.plan.limit_rows)
+        if self.steps is None:
+            s1, s2 = work(self.history, *noise)
+        else:
+            s1, s2 = self.steps.replayed(("first", self.plan.limit_rows), work, self.history, *noise)
+        self.keep(0, s1, s2)
+
+    def next(self, step: int) -> int:
+        """One step of windows that grow, roll, or do both; → 1."""
+        rolled = self.rolled(step)
+        if rolled == len(self.prompts.lengths):
+            self.cache = None  # nothing grows any more: its memory is free for the windows
+        noise_1, noise_2 = self.noise()
+        lasts: list[Tensor] = []
+        contexts: tuple[Tensor, Tensor | None] | None = None
+        if rolled:
+            last, shared, own = self.recomputed(step, rolled)
+            lasts.append(last)
+            contexts = (shared, own)
+        if self.cache is not None:
+            x = self.generated[rolled * self.plan.samples :, step - 1 : step]
+            lasts.append(self.cache.advance(x, step - 1, rolled))
+        last = torch.cat(lasts) if len(lasts) > 1 else lasts[0]
+        s1 = self.plan.sampler.draw(self.decoder.s1_logits(last), noise_1)
+        of_rolled = rolled * self.plan.samples
+        logits = []
+        if contexts is not None:
+            logits.append(self.decoder.s2_logits(last[:of_rolled], s1[:of_rolled], *contexts))
+        if self.cache is not None:
+            logits.append(self.cache.s2_logits(last[of_rolled:], s1[of_rolled:], step - 1, rolled))
+        s2_logits = torch.cat(logits) if len(logits) > 1 else logits[0]
+        self.keep(step, s1, self.plan.sampler.draw(s2_logits, noise_2))
+        return 1
+
+    def rolled(self, step: int) -> int:
+        """How many series, from the first (the longest), have outgrown the window at this step."""
+        if self.plan.rolling == "evict":
+            return 0
+        return sum(length + step > self.plan.max_context for length in self.prompts.lengths)
+
+    def recomputed(self, step: int, series: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The windows of the first `series` series: context of the last row, of the shared rows, of the own rows."""
+        plan, rows = self.plan, series * self.plan.samples
+        shared_rows = max(0, plan.max_context - step)
+        own = self.generated[:rows, max(0, step - plan.max_context) : step]
+        shared: Tensor | None = None
+        if shared_rows:
+            lengths = self.prompts.lengths[:series]
+            if lengths[0] == lengths[-1]:
+                shared = self.history[:series, lengths[0] - shared_rows : lengths[0]]
+            else:
+                shared = torch.stack([self.history[b, n - shared_rows : n] for b, n in enumerate(lengths)])
+        if shared is None or plan.samples == 1:  # nothing is shared: one plain causal pass
+            whole = own if shared is None else torch.cat((shared, own), dim=1)
+            hidden, _ = through_window(self.decoder.blocks, whole, None, plan.limit_rows)
+            assert hidden is not None
+            context = self.decoder.context(hidden)
+            return context[:, -1], context, None
+        shared, own_hidden = through_window(self.decoder.blocks, shared, own, plan.limit_rows)
+        assert shared is not None and own_hidden is not None
+        own_context = self.decoder.context(own_hidden)
+        return own_context[:, -1], self.decoder.context(shared), own_context
+
+    def noise(self) -> tuple[Tensor | None, Tensor | None]:
+        if self.draws is None:
+            return None, None
+        if self.ahead is not None:
+            first, second = self.ahead.take()
+            return first[0], second[0]
+        s1, s2 = (part.to(self.decoder.device, non_blocking=True) for part in next(self.draws))
+        return exponential(s1), exponential(s2)
+
+    def keep(self, step: int, s1: Tensor, s2: Tensor) -> None:
+        self.s1[:, step], self.s2[:, step] = s1, s2
+        if step < self.plan.pred_len - 1:
+            time = per_sample(self.prompts.future[:, step : step + 1], self.plan.samples)
+            self.generated[:, step : step + 1] = self.decoder.embed(s1[:, None], s2[:, None], time)

@@ -1,0 +1,298 @@
+"""The linear layers of generated rows, each with what stands before and behind it, and the ways to compute one.
+
+A way is a `Cut` of our own kernel (`products_source`) or torch's product with the rest as kernels of their own.
+All of them are float32: they differ in the order of sums, and so in the last digits. Which one computes a product is fixed
+before its step is recorded, by what is built in or by measuring (`choice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anytorch.forecast.model.fused import fuse
+from anytorch.forecast.model.layers import EPS
+
+MOST_ROWS = 64  # of a step that goes through our kernels whole; more are a window's
+FEW_ROWS = 8  # up to these, plain multiplication reads the weights as fast as matrix units do
+SMALLEST_PRODUCT = 16  # rows and columns of a matrix unit's tile
+PROGRAMS = 512  # as many as keep a large device's units busy with a few each
+WINDOW_PROGRAMS = 256  # of a window's larger tiles
+SHORT_WINDOWS = 1024  # rows up to which a window's products leave a large device idle
+MOST_SPLITS = 8  # more parts cost more to put together than they save
+
+
+@dataclass(frozen=True)
+class Product:
+    """What decides how a product is best computed."""
+
+    rows: int  # of windows (more than MOST_ROWS): rounded up to a power of two
+    width: int
+    columns: int
+    norm: bool = False
+    bias: bool = False
+    residual: bool = False
+    gated: bool = False
+    per_head: int = 0
+
+    def __str__(self) -> str:
+        with_these = [name for name in ("norm", "bias", "residual", "gated") if getattr(self, name)]
+        heads = [f"{self.per_head} columns per head"] if self.per_head else []
+        return " ".join([f"{self.rows}x{self.width}->{self.columns}", *with_these, *heads])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How our kernel divides a product among programs."""
+
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+    splits: int = 1  # of the sum
+    block_m: int = 0  # 0: all rows in one tile
+    dot: bool = True  # matrix units (three products of rounded parts: float32's accuracy), else plain multiplication
+    precision: str = "tf32x3"
+
+    def __str__(self) -> str:
+        unit = self.precision if self.dot else "plain"
+        rows = f"{self.block_m}x" if self.block_m else ""
+        parts = f", {self.splits} parts" if self.splits > 1 else ""
+        return f"{unit} {rows}{self.block_n}x{self.block_k}, {self.stages} stages, {self.warps} warps{parts}"
+
+
+Way = Cut | None  # None: torch's product
+
+
+def name_of(way: Way) -> str:
+    return "torch" if way is None else str(way)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A product with its tensors: `x` [rows, width], `weight` [columns, width] (twice the columns if `gated`), `out`."""
+
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+    bias: Tensor | None = None
+    norm: Tensor | None = None
+    residual: Tensor | None = None
+    gated: bool = False
+    per_head: int = 0  # so many columns in a row share one of x's parts of `width` values
+
+    @property
+    def product(self) -> Product:
+        rows = self.x.shape[0]
+        return Product(
+            rows if rows <= MOST_ROWS else power_of_two(rows),
+            self.weight.shape[1],
+            self.out.shape[1],
+            self.norm is not None,
+            self.bias is not None,
+            self.residual is not None,
+            self.gated,
+            self.per_head,
+        )
+
+
+class Layer:
+    """The weights of one block as the kernels read them: views of the model's own."""
+
+    def __init__(self, block: Any) -> None:
+        attention, ffn = block.self_attn, block.ffn
+        self.norm1, self.norm2 = block.norm1.weight.data, block.norm2.weight.data
+        self.qkv, self.qkv_bias = fuse((attention.q_proj, attention.k_proj, attention.v_proj))
+        self.out, self.out_bias = attention.out_proj.weight.data, attention.out_proj.bias.data
+        self.gate, _ = fuse((ffn.w1, ffn.w3))
+        self.down = ffn.w2.weight.data
+
+
+class Products:
+    """Computes products, each the way that was chosen for it; `built_in` says how where nothing was.
+
+    What a split product needs to put its parts together is kept per product, so that recordings find it in its place.
+    """
+
+    def __init__(self, device: torch.device, built_in: Callable[[Product], Way]) -> None:
+        self.device, self.built_in = device, built_in
+        self.chosen: dict[Product, Way] = {}
+        self.kernels: Any = None
+        self.rooms: dict[tuple[Product, Cut], tuple[Tensor, Tensor]] = {}
+        self.count = torch.zeros(1, device=device, dtype=torch.int32)  # what counts parts, for compiling
+
+    def __call__(self, work: Work) -> None:
+        self.compute(work, self.way(work.product))
+
+    def way(self, product: Product) -> Way:
+        return self.chosen[product] if product in self.chosen else self.built_in(product)
+
+    def compute(self, work: Work, way: Way) -> None:
+        """Write `work.out`, one way."""
+        if way is None:
+            by_torch(work)
+            return
+        if self.kernels is None:
+            self.kernels = import_module("anytorch.forecast.kernels.products_source")
+        given = arguments(work, *self.room(work, way))
+        self.kernels.linear[grid_of(work, way)](*given, **constants(work, way))
+
+    def compile(self, work: Work, way: Cut) -> None:
+        """Have the kernel ready, without running it. Takes no memory: somebody may be recording meanwhile."""
+        kernels: Any = import_module("anytorch.forecast.kernels.products_source")
+        given = arguments(work, work.out, work.out if way.splits == 1 else self.count)
+        kernels.linear.warmup(*given, grid=grid_of(work, way), **constants(work, way))
+
+    def tidy(self) -> None:
+        """Give back what only the ways that were not chosen needed."""
+        self.rooms = {key: room for key, room in self.rooms.items() if self.way(key[0]) == key[1]}
+
+    def room(self, work: Work, way: Cut) -> tuple[Tensor, Tensor]:
+        """For the parts of a split product: their sums, and how many of them have arrived."""
+        if way.splits == 1:
+            return work.out, work.out  # never looked at
+        key = (work.product, way)
+        if key not in self.rooms:
+            columns, rows, splits = grid_of(work, way)
+            block_m, block_n = tile_of(work, way)
+            size = columns * rows * splits * (2 * block_m * block_n + block_m)
+            part = torch.empty(size, device=self.device, dtype=torch.float32)
+            self.rooms[key] = (part, torch.zeros(columns * rows, device=self.device, dtype=torch.int32))
+        return self.rooms[key]
+
+
+def arguments(work: Work, part: Tensor, arrived: Tensor) -> tuple[Any, ...]:
+    x, out = work.x, work.out
+    return (
+        *(x, work.weight, absent(work.bias, x), absent(work.norm, x), absent(work.residual, x), out, part, arrived),
+        *(x.shape[0], out.shape[1], x.stride(0)),
+    )
+
+
+def tile_of(work: Work, way: Cut) -> tuple[int, int]:
+    """Rows and columns of what one program computes."""
+    block_n = way.block_n
+    while work.per_head % block_n:  # a tile's columns belong to one head
+        block_n //= 2
+    block_m = way.block_m or power_of_two(work.x.shape[0])
+    return (max(SMALLEST_PRODUCT, block_m) if way.dot else block_m), block_n
+
+
+def grid_of(work: Work, way: Cut) -> tuple[int, int, int]:
+    block_m, block_n = tile_of(work, way)
+    share = share_of(work.weight.shape[1], way)
+    return -(-work.out.shape[1] // block_n), -(-work.x.shape[0] // block_m), -(-work.weight.shape[1] // share)
+
+
+def share_of(width: int, way: Cut) -> int:
+    """How much of the sum one part takes: a multiple of what is read at a time."""
+    return -(-width // (way.splits * way.block_k)) * way.block_k
+
+
+def constants(work: Work, way: Cut) -> dict[str, Any]:
+    block_m, block_n = tile_of(work, way)
+    width = work.weight.shape[1]
+    return {
+        "WIDTH": width,
+        "EPSILON": EPS,
+        "NORM": work.norm is not None,
+        "BIAS": work.bias is not None,
+        "RESIDUAL": work.residual is not None,
+        "GATED": work.gated,
+        "PER_HEAD": work.per_head,
+        "DOT": way.dot,
+        "PRECISION": way.precision,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": min(way.block_k, power_of_two(width)),
+        "STAGES": way.stages,
+        "SPLITS": grid_of(work, way)[2],
+        "SHARE": share_of(width, way),
+        "num_warps": way.warps,
+    }
+
+
+def by_torch(work: Work) -> None:
+    """The library's product, and kernels of their own for the rest."""
+    x, weight, bias, out = work.x, work.weight, work.bias, work.out
+    if work.norm is not None:
+        x = F.rms_norm(x, work.norm.shape, work.norm, EPS)
+    if work.per_head:
+        heads = len(weight) // work.per_head
+        rows = x.reshape(len(x), heads, -1).transpose(0, 1)
+        found = torch.bmm(rows, weight.view(heads, work.per_head, -1).transpose(1, 2))
+        found = found.transpose(0, 1).reshape(out.shape)
+        out.copy_(found if bias is None else found + bias)
+    elif work.gated:
+        gate, value = F.linear(x, weight).chunk(2, dim=-1)
+        torch.mul(F.silu(gate), value, out=out)
+    elif work.residual is not None:
+        torch.add(F.linear(x, weight, bias), work.residual, out=out)
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+# --- what is tried ----------------------------------------------------------------------------------------------------
+
+# block_n, block_k, stages, warps: the best few of a thousand, measured on an H200 with the shapes of Kronos-base and
+# -small (bench/results/forecast-h200-sweep.json); elsewhere others of them may be.
+FOR_ONE = ((2, 1024, 1, 1), (4, 1024, 1, 4), (2, 256, 3, 2), (8, 256, 3, 1))
+FOR_FEW = ((4, 128, 3, 2), (4, 256, 3, 2), (8, 64, 3, 4), (4, 128, 3, 4))
+FOR_MANY = ((16, 32, 6, 2),)
+# Operands are split into rounded parts in registers, so the more is read at a time, the fewer programs fit on a unit.
+SPLIT = ((16, 16, 8, 2), (16, 32, 4, 2), (32, 32, 4, 2), (64, 16, 8, 4))
+FOR_WINDOWS = (
+    Cut(64, 16, 4, 4, block_m=64),
+    Cut(64, 32, 3, 4, block_m=64),
+    Cut(64, 32, 3, 8, block_m=128),
+    Cut(64, 32, 3, 4, block_m=128),
+    Cut(128, 16, 4, 8, block_m=128),
+)
+
+
+def candidates(product: Product, built_in: Way, seldom: bool = False) -> list[Way]:
+    """The ways worth timing: the built-in one, then the most promising first; none but torch's for what comes `seldom`.
+
+    Pure.
+    """
+    found: list[Way] = [built_in, None]
+    if seldom:
+        pass
+    elif product.rows > MOST_ROWS:
+        found += FOR_WINDOWS
+        if product.rows <= SHORT_WINDOWS:
+            found += [divided(product, cut) for cut in FOR_WINDOWS[:3]]
+    elif product.rows > FEW_ROWS:
+        found += [divided(product, Cut(*shape)) for shape in SPLIT]
+        found += [Cut(*shape) for shape in FOR_MANY]
+    elif product.rows > 1:
+        found += [Cut(*shape, dot=False) for shape in FOR_FEW]
+        found += [divided(product, Cut(*shape)) for shape in SPLIT[1:3]]
+    else:
+        found += [Cut(*shape, dot=False) for shape in FOR_ONE]
+    return list(dict.fromkeys(found))
+
+
+def divided(product: Product, cut: Cut) -> Cut:
+    """The same with its sum divided, so that there are about as many programs as a large device needs. Pure."""
+    tiles = -(-product.columns // cut.block_n) * -(-product.rows // (cut.block_m or product.rows))
+    wanted = -(-(WINDOW_PROGRAMS if cut.block_m else PROGRAMS) // tiles)
+    splits = min(MOST_SPLITS, power_of_two(wanted), product.width // (2 * cut.block_k))
+    return replace(cut, splits=max(1, splits))
+
+
+def absent(tensor: Tensor | None, instead: Tensor) -> Tensor:
+    return instead if tensor is None else tensor
+
+
+def power_of_two(count: int) -> int:
+    """The least that is not below `count`."""
+    return 1 << max(0, count - 1).bit_length()

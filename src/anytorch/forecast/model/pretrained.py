@@ -1,0 +1,261 @@
+"""Reading and writing the published layout: a folder with config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from anytorch import logs
+from anytorch.errors import ModelError, PackageMissing, UsageError
+from anytorch.files import replace_file
+from anytorch.forecast.model.folder import CONFIG, WEIGHTS, find_folder
+from anytorch.forecast.model.layers import Rotary, inverse_frequencies
+
+P = TypeVar("P", bound="Pretrained")
+log = logs.logger(__name__)
+SHOWN = 6  # of a list of keys in a message
+
+# What a constructor's annotation means for a value of config.json, and the words for it.
+VALUES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+}
+# Fixed by the configuration, so a checkpoint need not have them and its values do not count.
+COMPUTED = (".rotary.inv_freq", "tokenizer.bsq.basis", "tokenizer.bsq.group_basis")
+
+
+class Pretrained(nn.Module):
+    """A module that is its constructor's arguments (`config`) and its weights."""
+
+    kind: ClassVar[str] = ""  # "model" or "tokenizer": what a wrong folder is told to be
+    config: dict[str, Any]
+
+    @classmethod
+    def from_pretrained(
+        cls: type[P],
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        force_download: bool = False,
+        map_location: str | torch.device = "cpu",
+        strict: bool = True,
+        dtype: torch.dtype = torch.float32,
+        **changes: Any,
+    ) -> P:
+        """Load a folder, a Hugging Face repository ("NeoQuasar/Kronos-small"; "kronos-small" for short), or "tiny".
+
+        In eval mode, on the CPU or on the torch device `map_location`. `changes` are constructor arguments that count
+        more than those of config.json (attn_dropout_p=0.1). With `strict=False` weights that the file lacks are drawn
+        anew and those that are unknown are left out, with a warning; weights of another shape never fit.
+        Raises ModelError that names the file, and the keys that are missing, unknown or of another shape.
+        """
+        folder = find_folder(
+            pretrained_model_name_or_path,
+            cls.kind,
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            token=token,
+            force_download=force_download,
+        )
+        config = read_config(folder / CONFIG, cls, changes)
+        with torch.device("meta"):  # no memory and no random numbers for weights that are about to be replaced
+            module = cls(**config)
+        state = read_weights(folder / WEIGHTS, module, dtype, strict)
+        if len(state) < len(module.state_dict()):
+            module = cls(**config).to(dtype)  # with values for what is missing
+        module.load_state_dict(state, strict=strict, assign=True)
+        return module.to(map_location).eval()
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **push_to_hub_kwargs: Any,
+    ) -> Path:
+        """Write config.json and model.safetensors (float32, as published) and return the folder.
+
+        With `push_to_hub` it is also uploaded, as `repo_id` or as the folder's name; see the method of that name.
+        """
+        from safetensors.torch import save
+
+        if push_to_hub_kwargs and not push_to_hub:
+            raise UsageError(f"save_pretrained has no argument {next(iter(push_to_hub_kwargs))!r}")
+        target = Path(save_directory)
+        target.mkdir(parents=True, exist_ok=True)
+        found = target / CONFIG
+        if found.exists() and (other := kind_of(read_json(found))) not in (None, self.kind):
+            raise ModelError(
+                f"{target} holds a Kronos {other}; saving a {self.kind} there would overwrite it",
+                hint="tokenizer and model use the same two file names: give each a folder of its own",
+            )
+        # A fused projection's parts share storage, which safetensors refuses: each is written for itself.
+        state = {
+            name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).contiguous()
+            for name, value in self.state_dict().items()
+        }
+        state = {name: value.clone() if shares_storage(value) else value for name, value in state.items()}
+        replace_file(target / WEIGHTS, save(state))
+        replace_file(target / CONFIG, json.dumps(self.config, indent=2, sort_keys=True).encode())
+        if push_to_hub:
+            upload(target, repo_id or target.name, **push_to_hub_kwargs)
+        return target
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload both files to a Hugging Face repository, which is made if it is not there.
+
+        `options`: private and token, and those of huggingface_hub's upload_folder (commit_message, revision, …).
+        """
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            return upload(self.save_pretrained(folder), repo_id, **options)
+
+
+def upload(folder: Path, repo_id: str, *, private: bool | None = None, token: str | None = None, **options: Any) -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError as exc:
+        raise PackageMissing(
+            f"uploading to Hugging Face needs {exc.name}", hint="pip install 'anytorch[forecast]'"
+        ) from exc
+    api = HfApi(token=token)
+    made = api.create_repo(repo_id, private=private, exist_ok=True)
+    options.setdefault("commit_message", "Upload with anytorch")
+    return api.upload_folder(repo_id=made.repo_id, folder_path=folder, allow_patterns=[CONFIG, WEIGHTS], **options)
+
+
+def shares_storage(value: Tensor) -> bool:
+    return value.untyped_storage().nbytes() != value.numel() * value.element_size()
+
+
+def check_shape(d_model: int, heads: int, s1_bits: int, s2_bits: int) -> None:
+    """Refuse what could not be computed, before torch does in its own words."""
+    if min(d_model, heads, s1_bits, s2_bits) < 1 or s1_bits + s2_bits > 62:
+        raise UsageError(f"d_model {d_model}, heads {heads}, bits {s1_bits}+{s2_bits}: out of range")
+    if d_model % (2 * heads):
+        raise UsageError(f"d_model {d_model} must be a multiple of 2 × {heads} heads (rotary positions turn pairs)")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ModelError(f"{path} cannot be read: {exc.strerror}") from exc
+    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise ModelError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(read, dict):
+        raise ModelError(f"{path} holds a {type(read).__name__}, not names with their values")
+    return read
+
+
+def kind_of(config: Mapping[str, Any]) -> str | None:
+    return "tokenizer" if "n_enc_layers" in config else "model" if "n_layers" in config else None
+
+
+def read_config(path: Path, cls: type[Pretrained], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments from a file, with changes, checked against the constructor."""
+    known = arguments_of(cls)
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"arguments of {cls.__name__}: {', '.join(known)}"
+            raise UsageError(f"from_pretrained has no argument {name!r}", hint=hint)
+    config = {**read_json(path), **changes}
+    check_config(cls, config, str(path))
+    return {name: config[name] for name in known}  # anything more says nothing about the network
+
+
+def arguments_of(cls: type[Pretrained]) -> dict[str, str]:
+    """The constructor's arguments and their types, by name ("int", "float", "bool")."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return {name: str(found.annotation) for name, found in parameters.items() if name != "self"}
+
+
+def check_config(cls: type[Pretrained], config: Mapping[str, Any], where: str) -> None:
+    """Raises ModelError with the arguments of the constructor that are missing, or the value that is none."""
+    known = arguments_of(cls)
+    missing = [name for name in known if name not in config]
+    if missing:
+        other = kind_of(config)
+        hint = (
+            f"this is the configuration of a Kronos {other}; a {cls.kind} was asked for ({cls.__name__})"
+            if other not in (None, cls.kind)
+            else f"all arguments of {cls.__name__} must be there: {', '.join(known)}"
+        )
+        raise ModelError(f"{where} lacks {', '.join(missing)}", hint=hint)
+    for name, kind in known.items():
+        fits, words = VALUES[kind]
+        value = config[name]
+        if not isinstance(value, fits) or (kind != "bool" and isinstance(value, bool)):
+            raise ModelError(f"{where}: {name} is {value!r}, not {words}")
+        if name.endswith("dropout_p") and not 0 <= float(config[name]) <= 1:
+            raise ModelError(f"{where}: {name} is {value!r}, and a share lies between 0 and 1")
+
+
+def read_weights(path: Path, module: nn.Module, dtype: torch.dtype, strict: bool) -> dict[str, Tensor]:
+    """The state dict of `module` from a file, of the right shapes and floating-point values as `dtype`.
+
+    Complete if `strict`; else what the file has of it.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        read = load_file(path)
+    except (OSError, SafetensorError) as exc:
+        raise ModelError(f"{path} cannot be read as safetensors: {exc}") from exc
+    wanted = module.state_dict()
+    computed = {name: value for name, value in wanted.items() if name.endswith(COMPUTED)}
+    missing = [name for name in wanted if name not in read and name not in computed]
+    unknown = [name for name in read if name not in wanted and not name.endswith(COMPUTED)]
+    wrong = [
+        f"{name} is {list(read[name].shape)} and should be {list(value.shape)}"
+        for name, value in wanted.items()
+        if name in read and name not in computed and read[name].shape != value.shape
+    ]
+    if not strict and (missing or unknown):
+        log.warning(
+            "%s: drawn anew: %s; left out: %s", path, listed(missing) or "nothing", listed(unknown) or "nothing"
+        )
+        missing, unknown = [], []
+    if missing or unknown or wrong:
+        found = [
+            *([f"missing {listed(missing)}"] if missing else []),
+            *([f"unknown {listed(unknown)}"] if unknown else []),
+            *([listed(wrong)] if wrong else []),
+        ]
+        raise ModelError(f"{path} does not fit its {CONFIG}: {'; '.join(found)}", hint="were both saved together?")
+    state = {name: read[name].to(dtype) for name in wanted if name in read and name not in computed}
+    return state | recompute(module, computed)
+
+
+def recompute(module: nn.Module, computed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers that the configuration fixes (`module` may be on the meta device, where they have no values)."""
+    values: dict[str, Tensor] = {}
+    for name, buffer in computed.items():
+        if name.endswith(".inv_freq"):
+            rotary = module.get_submodule(name.rpartition(".")[0])
+            assert isinstance(rotary, Rotary)
+            values[name] = inverse_frequencies(2 * buffer.shape[0])
+        else:
+            values[name] = 2 ** torch.arange(buffer.shape[0] - 1, -1, -1)
+    return values
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

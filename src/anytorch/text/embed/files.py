@@ -1,0 +1,213 @@
+"""A file of texts in, a Parquet file with their vectors out: streamed, in parts, and resumable after anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from anytorch import logs
+from anytorch.counts import counted
+from anytorch.errors import UsageError
+from anytorch.text.embed.bar import progress_bar
+from anytorch.text.embed.engine import ArrowEngine
+from anytorch.text.embed.files_journal import Journal, differences, engine_identity, file_identity, remove_leftovers
+from anytorch.text.embed.files_read import Chunk, Source
+from anytorch.text.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
+from anytorch.values import dataclass
+
+log = logs.logger(__name__)
+
+T = TypeVar("T")
+Progress = Callable[[int, "int | None"], None]
+VECTOR = "embedding"
+# Rows of one part: what is computed again after a crash, and what is in memory at once.
+CPU_ROWS, DEVICE_ROWS = 4096, 32768
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What `encode_file` did. `resumed` rows had been finished by an earlier run; `missing` rows have no vector."""
+
+    target: Path
+    rows: int
+    resumed: int
+    missing: int
+    truncated: int  # texts of this run that were longer than the model's max_length
+    seconds: float
+
+
+def encode_file(
+    source: str | Path,
+    target: str | Path,
+    *,
+    column: str | None = None,
+    engine: ArrowEngine | None = None,
+    resume: bool = True,
+    chunk_rows: int | None = None,
+    progress: Progress | bool | None = None,
+    prompt: str | None = None,
+    dim: int | None = None,
+    precision: str = "float32",
+    vector_column: str = VECTOR,
+    missing: Literal["error", "null"] = "error",
+    format: str | None = None,
+    overwrite: bool = False,
+) -> FileReport:
+    """Encode a column of texts of a Parquet, CSV, TSV, JSON Lines or text file and write a Parquet file with the vectors.
+
+    All columns of the source are kept (those of a CSV as text); the vectors are one more, `vector_column`, of type
+    fixed_size_list. `column` may be left out when there is only one that can be meant. `missing="null"`: rows without a
+    text get no vector instead of being an error.
+
+    The source is read, and the target written, `chunk_rows` at a time; nothing has the target's name before all is
+    there. What is finished when a run is interrupted, killed or out of disk stays beside the target, and the next run
+    with the same source, model and settings goes on from there; with others it is refused (UsageError says what
+    differs) unless `resume=False`. A target that is complete already is left as it is.
+
+    Raises InputError for a row that cannot be used (it names row and column), OutputError when the disk is full.
+
+    >>> from pathlib import Path
+    >>> _ = Path("texts.txt").write_text("Hello\\nworld\\n")
+    >>> encode_file("texts.txt", "texts.parquet").rows
+    2
+    """
+    began = time.monotonic()
+    source, target = Path(source), Path(target)
+    if missing not in ("error", "null"):
+        raise UsageError(f"missing={missing!r}: use 'error' or 'null'")
+    if target.is_dir() or target.suffix.lower() not in (".parquet", ".pq"):
+        raise UsageError(f"{target}: the target is a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
+    rows = Source(source, column, format=format, allow_missing=missing == "null")
+    if target.exists() and target.samefile(source):
+        raise UsageError(f"{target} is both source and target")
+    if vector_column in rows.columns:
+        raise UsageError(f"{source.name} has a column {vector_column!r} already", hint="name another: vector_column=…")
+    with ExitStack() as stack:
+        if engine is None:
+            engine = stack.enter_context(ArrowEngine())
+        if chunk_rows is None:
+            chunk_rows = CPU_ROWS if engine.on_cpu else DEVICE_ROWS
+        elif isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
+            raise UsageError(f"chunk_rows={chunk_rows!r}: use a whole number above 0")
+        engine.check_request(dim, precision, "numpy")
+        identity = {
+            "source": {**file_identity(source), "format": rows.format, "column": rows.column},
+            "engine": engine_identity(engine),
+            "prompt": engine.prompt_text(prompt),
+            "dim": dim,
+            "precision": precision,
+            "vector_column": vector_column,
+            "missing": missing,
+            "chunk_rows": chunk_rows,
+        }
+        if target.exists():
+            done = read_facts(target)
+            if resume and done is not None and not differences(done.get("identity", {}), identity):
+                remove_leftovers(target)
+                return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
+            if not overwrite:
+                told = (
+                    ""
+                    if done is None
+                    else ", made from something else: " + "; ".join(differences(done.get("identity", {}), identity))
+                )
+                raise UsageError(f"{target} is there already{told}", hint="overwrite=True, or name another target")
+        report = progress if callable(progress) else None
+        if progress is True:
+            report = stack.enter_context(progress_bar(source.name))
+        with disk_errors(f"writing beside {target}", "nothing has been computed yet"):
+            journal = stack.enter_context(Journal(target, identity, resume=resume))
+        run = _Run(engine, rows, journal, vector_column, {"prompt": prompt, "dim": dim, "precision": precision})
+        run.encode_rest(chunk_rows, report)
+        run.complete()
+        return FileReport(
+            target, journal.rows, run.resumed, run.missing, run.truncated, round(time.monotonic() - began, 3)
+        )
+
+
+class _Run:
+    """One run over a file, from the first row that is not finished."""
+
+    def __init__(
+        self, engine: ArrowEngine, rows: Source, journal: Journal, vector: str, options: dict[str, Any]
+    ) -> None:
+        self._engine, self._rows, self._journal, self._vector, self._options = engine, rows, journal, vector, options
+        self.resumed = journal.rows
+        self._truncated_before = engine.stats.truncated
+        if self.resumed:
+            log.info("%s: %s finished; going on from there", rows.path, counted(self.resumed, "row is", "rows are"))
+
+    @property
+    def truncated(self) -> int:
+        return self._engine.stats.truncated - self._truncated_before
+
+    @property
+    def missing(self) -> int:
+        return sum(part["missing"] for part in self._journal.parts)
+
+    def encode_rest(self, chunk_rows: int, report: Progress | None) -> None:
+        """Read the next chunk and write the last one beside encoding this one, so that no device waits for a disk."""
+        total = self._rows.total() if report is not None else None
+        if report is not None:
+            report(self._journal.rows, total)
+        writing: Future[None] | None = None
+        with ThreadPoolExecutor(2, thread_name_prefix="anytorch-file") as beside:
+            for chunk in one_ahead(self._rows.chunks(chunk_rows, skip=self._journal.rows), beside):
+                table, missing = self._encoded(chunk, report, total)
+                if writing is not None:
+                    writing.result()
+                writing = beside.submit(self._keep, table, missing)
+            if writing is not None:
+                writing.result()
+
+    def _keep(self, table: Any, missing: int) -> None:
+        journal = self._journal
+        with disk_errors(
+            f"writing {journal.target}", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
+        ):
+            write_part(table, journal.part(len(journal.parts)), self._vector)
+            journal.add(len(table), missing)
+
+    def _encoded(self, chunk: Chunk, report: Progress | None, total: int | None) -> tuple[Any, int]:
+        finished = chunk.first - 1
+        places = [place for place, text in enumerate(chunk.texts) if text is not None]
+        texts = [text for text in chunk.texts if text is not None]
+        told = None if report is None else (lambda done, _: report(finished + done, total))
+        vectors = self._engine.encode(texts, progress=told, **self._options)
+        whole = len(places) == len(chunk.texts)
+        return with_vectors(chunk.table, vectors, None if whole else places, self._vector), len(chunk.texts) - len(
+            places
+        )
+
+    def complete(self) -> None:
+        """All parts are there: make them the target."""
+        journal = self._journal
+        parts = [journal.part(number) for number in range(len(journal.parts))]
+        facts = {"identity": journal.identity, "rows": journal.rows, "missing": self.missing}
+        empty = None if parts else self._empty_schema()
+        with disk_errors(
+            f"putting {journal.target} together", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
+        ):
+            assemble(parts, journal.target, self._vector, facts, empty)
+        journal.remove()
+
+    def _empty_schema(self) -> Any:
+        """Of a source without rows."""
+        import numpy as np
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        columns, dtype = self._engine.check_request(self._options["dim"], self._options["precision"], "numpy")
+        fields = [(name, pa.string()) for name in self._rows.columns]
+        return pa.schema([*fields, (self._vector, pa.list_(pa.from_numpy_dtype(np.dtype(dtype)), columns))])
+
+
+def one_ahead(items: Iterator[T], beside: Executor) -> Iterator[T]:
+    """The same items, each made while the one before it is in use."""
+    upcoming = beside.submit(next, items, None)
+    while (item := upcoming.result()) is not None:
+        upcoming = beside.submit(next, items, None)
+        yield item

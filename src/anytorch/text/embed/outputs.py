@@ -1,0 +1,124 @@
+"""Vectors of a stream of texts as a NumPy file or as JSON Lines: memory stays the same, and no half file is ever seen.
+
+(Parquet files, which keep all columns and go on after an interruption, are `files`.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from anytorch.errors import OutputError, UsageError
+from anytorch.text.embed.engine import ArrowEngine
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Progress = Callable[[int, "int | None"], None]
+ENDINGS = (".npy", ".jsonl")
+REPORT_EVERY = 64  # texts between two reports of progress
+
+
+def write_vectors(
+    engine: ArrowEngine,
+    texts: Iterable[str],
+    target: Path,
+    *,
+    total: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> int:
+    """Write one vector per text to a .npy file ([texts, dim]) or a .jsonl file ({"text", "embedding"}); how many.
+
+    `options` are those of `encode_iter`. Raises OutputError when the disk does not take it; the target is then as before.
+    """
+    if target.suffix.lower() not in ENDINGS:
+        raise UsageError(f"{target}: the name must end in {' or '.join(ENDINGS)}")
+    columns, dtype = engine.check_request(options.get("dim"), options.get("precision", "float32"), "numpy")
+    rows = _reported(_paired(engine, texts, options), total, progress)
+    with replacing(target) as file:
+        if target.suffix.lower() == ".npy":
+            return _numpy(file, rows, columns, dtype)
+        return _json_lines(file, rows)
+
+
+def _paired(engine: ArrowEngine, texts: Iterable[str], options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each text with its vector. The engine reads ahead, by a bounded number of texts: those wait here."""
+    waiting: deque[str] = deque()
+
+    def remembered() -> Iterator[str]:
+        for text in texts:
+            waiting.append(text)
+            yield text
+
+    for vector in engine.encode_iter(remembered(), **options):
+        yield waiting.popleft(), vector
+
+
+def _reported(
+    rows: Iterator[tuple[str, Any]], total: int | None, progress: Progress | None
+) -> Iterator[tuple[str, Any]]:
+    count = 0
+    for count, row in enumerate(rows, 1):
+        yield row
+        if progress is not None and count % REPORT_EVERY == 0:
+            progress(count, total)
+    if progress is not None:
+        progress(count, total)
+
+
+def _numpy(file: IO[bytes], rows: Iterator[tuple[str, npt.NDArray[Any]]], columns: int, dtype: str) -> int:
+    import numpy as np
+
+    def header(count: int) -> None:
+        # NumPy leaves room in the header for the first dimension to grow, so that it can be written again at the end.
+        described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, {**described, "shape": (count, columns)})
+
+    header(0)
+    begin = file.tell()
+    count = 0
+    for _, vector in rows:
+        file.write(vector.tobytes())
+        count += 1
+    file.seek(0)
+    header(count)
+    assert file.tell() == begin, "the header has grown into the data"
+    return count
+
+
+def _json_lines(file: IO[bytes], rows: Iterator[tuple[str, npt.NDArray[Any]]]) -> int:
+    count = 0
+    for text, vector in rows:
+        line = json.dumps({"text": text, "embedding": vector.tolist()}, ensure_ascii=False)
+        file.write(line.encode() + b"\n")
+        count += 1
+    return count
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the target's place when the block ends without an error, and leaves no trace otherwise."""
+    # Not tempfile's: its files are for their owner only, and the target would be as well.
+    temporary = target.parent / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException as exc:
+        with suppress(OSError):  # the error that is told is the first one
+            temporary.unlink(missing_ok=True)
+        if isinstance(exc, OSError):
+            raise OutputError(
+                f"cannot write {target}: {exc.strerror or exc}",
+                hint="nothing was changed; make room, or name another file",
+            ) from exc
+        raise

@@ -1,0 +1,490 @@
+"""One encoder made of several: a process per device, all working off one queue of batches.
+
+To the engine a pool is an encoder that can be given batches ahead (`protocol.AsyncEncoder`). Each worker is a fresh
+interpreter (so a program needs no `if __name__ == "__main__"` guard) with a thread here that takes the next batch from
+the queue when its worker is free: faster devices take more. A worker that dies gives its batches back to the queue and is
+started once more; a batch that fails is tried on another worker before its error is raised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+from anytorch import logs, settings
+from anytorch.errors import AnytorchError, DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
+from anytorch.text.embed.pool_blocks import Block, Blocks
+from anytorch.text.embed.pool_worker import END
+from anytorch.text.embed.protocol import batches
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+
+log = logs.logger(__name__)
+
+FACTORY = "anytorch.text.embed.pool_worker:build"
+DEPTH = 2  # batches a worker has at once: one it computes, one that waits so that it need not
+SPLIT_TOKENS = 512  # a single batch is shared out among workers in parts of at least so many tokens
+CLOSE_S = 10.0
+IDLE_S = 1.0  # how often an idle worker's thread looks whether its pool still exists
+# The worker sees the modules this process sees, in the same order, and nothing of the folder it happens to start in.
+START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from anytorch.text.embed.pool_worker import main
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one worker builds. `arguments` go to the factory; `cores` are those it may use, () for any."""
+
+    device: str
+    arguments: dict[str, Any]
+    cores: tuple[int, ...] = ()
+    factory: str = FACTORY
+
+
+@dataclass(eq=False)
+class Task:
+    """One batch, from `submit` to its answer."""
+
+    number: int
+    block: Block
+    tokens: int
+    texts: int
+    tried: list[str] = field(default_factory=list)  # what became of it on workers that did not finish it
+    done: threading.Event = field(default_factory=threading.Event)
+    vectors: Any = None
+    error: Exception | None = None
+    out: Any = None  # where the vectors go, and to which rows of it; None: to an array of their own
+    places: Any = None
+
+    def result(self) -> npt.NDArray[np.float32]:
+        while not self.done.wait(0.5):  # not for ever at once: Ctrl-C must get through on every system
+            pass
+        if self.error is not None:
+            raise self.error
+        vectors: npt.NDArray[np.float32] = self.vectors
+        return vectors
+
+
+class Split:
+    """One batch as several tasks."""
+
+    def __init__(self, parts: list[Task]) -> None:
+        self._parts = parts
+
+    def result(self) -> npt.NDArray[np.float32]:
+        import numpy as np
+
+        return np.concatenate([part.result() for part in self._parts])
+
+
+class PoolEncoder:
+    """Several encoders of one model behind the protocol of one. Thread-safe.
+
+    Raises what a worker's own start raised (as ModelError or DeviceError) when none can start; workers that cannot
+    start beside others that can are left out, and `describe()` says why.
+    """
+
+    def __init__(self, jobs: Sequence[Job], *, start_timeout_s: float = 600.0) -> None:
+        if not jobs:
+            raise ValueError("a pool needs at least one worker")
+        self._change = threading.Condition()
+        self._waiting: deque[Task] = deque()
+        self._numbers = self._idle = 0
+        self._closed = False
+        self._notes: list[str] = []
+        self._blocks = Blocks()
+        self._workers = [Worker(self, place, job) for place, job in enumerate(jobs)]
+        # Also when nobody closes the pool: at the interpreter's end, or when the pool is forgotten.
+        self._finish = weakref.finalize(self, _end, [worker.process for worker in self._workers], self._blocks)
+        for worker in self._workers:
+            worker.thread.start()
+        try:
+            self._wait_until_started(start_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        ready = next(worker for worker in self._workers if worker.ready)
+        self.width: int = ready.ready["width"]
+        self.padded: bool = any(worker.ready["padded"] for worker in self._workers if worker.ready)
+        self.normalize: bool = all(worker.ready["normalize"] for worker in self._workers if worker.ready)
+        # The runner sends one more than this ahead.
+        self.in_flight = DEPTH * sum(1 for worker in self._workers if worker.ready)
+
+    # --- the protocol of an encoder ----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        ids: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        out: npt.NDArray[np.float32] | None = None,
+        places: npt.NDArray[np.intp] | None = None,
+    ) -> Task:
+        tokens, texts = len(ids), len(starts) - 1
+        with self._change:
+            if self._closed:
+                raise UsageError("the engine is closed")
+            self._check_alive()
+            block = self._blocks.take(tokens, texts, self.width)
+            self._numbers += 1
+            task = Task(self._numbers, block, tokens, texts, out=out, places=places)
+        to_ids, to_starts, _ = block.views(tokens, texts, self.width)
+        to_ids[:] = ids
+        to_starts[:] = starts
+        with self._change:
+            self._waiting.append(task)
+            self._change.notify_all()
+        return task
+
+    def run(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """One batch, shared out among the workers: a text's vector does not depend on its neighbours."""
+        workers = sum(1 for worker in self._workers if worker.alive)
+        part_tokens = max(SPLIT_TOKENS, -(-len(ids) // max(1, workers)))
+        parts = batches((starts[1:] - starts[:-1]).tolist(), part_tokens, padded=False)
+        tasks = [
+            self.submit(
+                ids[starts[part.start] : starts[part.stop]], starts[part.start : part.stop + 1] - starts[part.start]
+            )
+            for part in parts
+        ]
+        return Split(tasks).result()
+
+    def describe(self) -> dict[str, Any]:
+        """The first worker's description, and what is known of each."""
+        about = dict(next((worker.ready["about"] for worker in self._workers if worker.ready), {}))
+        about["workers"] = [
+            {"device": worker.job.device, "alive": worker.alive, "batches": worker.finished, "starts": worker.starts}
+            for worker in self._workers
+        ]
+        if self._notes:
+            about["pool_notes"] = list(self._notes)
+        return about
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            left, self._waiting = list(self._waiting), deque()
+            self._change.notify_all()
+        for task in left:
+            self.finish(task, error=UsageError("the engine is closed"))
+        for worker in self._workers:
+            worker.end()
+        for worker in self._workers:
+            if worker.thread.is_alive() and worker.thread is not threading.current_thread():
+                worker.thread.join(CLOSE_S)
+        self._finish()
+
+    @property
+    def process_ids(self) -> list[int | None]:
+        """The workers' processes, None for one that has ended for good."""
+        return [worker.process.id for worker in self._workers]
+
+    # --- what the workers' threads call ------------------------------------------------------------------------------
+
+    def next_task(self, *, wait: bool, avoid: str) -> Task | None:
+        """The next batch for a worker; None when there is none, with `wait` after IDLE_S, or when the pool is closed.
+
+        Without `wait` the worker has one already: it gets another only if that keeps nobody idle.
+        """
+        with self._change:
+            if self._closed or (not wait and len(self._waiting) <= self._idle):
+                return None
+            task = self._pick(avoid)
+            if task is None and wait:
+                self._idle += 1
+                self._change.wait(IDLE_S)
+                self._idle -= 1
+                task = None if self._closed else self._pick(avoid)
+            return task
+
+    def _pick(self, avoid: str) -> Task | None:
+        """Batches that failed on this worker are for the others, if there are any."""
+        others = any(worker.alive and worker.name != avoid for worker in self._workers)
+        for task in self._waiting:
+            if not others or not any(text.startswith(f"{avoid}: ") for text in task.tried):
+                self._waiting.remove(task)
+                return task
+        return None
+
+    def again(self, task: Task, name: str, why: str, error: Exception) -> None:
+        """A worker did not finish this batch: another one gets it first of all, unless two have tried already."""
+        task.tried.append(f"{name}: {why}")
+        with self._change:
+            if len(task.tried) < 2 and any(worker.alive or worker.may_restart for worker in self._workers):
+                self._waiting.appendleft(task)
+                self._change.notify_all()
+                return
+        self.finish(task, error=error)
+
+    def requeue(self, task: Task) -> None:
+        """A batch that its worker had not begun."""
+        with self._change:
+            self._waiting.appendleft(task)
+            self._change.notify_all()
+
+    def finish(self, task: Task, error: Exception | None = None) -> None:
+        if error is None:
+            import numpy as np
+
+            vectors = task.block.views(task.tokens, task.texts, self.width)[2]
+            if task.out is None:
+                task.vectors = np.array(vectors)  # a copy of its own
+            else:
+                task.out[task.places] = vectors
+        task.error = error
+        with self._change:
+            if not self._closed:
+                self._blocks.give(task.block)
+        task.done.set()
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+        log.warning("%s", text)
+
+    def started(self) -> None:
+        with self._change:
+            self._change.notify_all()
+
+    def gone(self, why: str) -> None:
+        """A worker has ended for good; with the last one, so have all batches."""
+        with self._change:
+            self._change.notify_all()
+            if any(worker.alive or worker.may_restart for worker in self._workers):
+                return
+            left, self._waiting = list(self._waiting), deque()
+        for task in left:
+            self.finish(task, error=DeviceLost(f"no worker is left: {why}", hint="make the engine anew"))
+
+    @property
+    def folder(self) -> Path:
+        return self._blocks.folder
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if not any(worker.alive or worker.may_restart for worker in self._workers):
+            why = self._notes[-1] if self._notes else "all have ended"
+            raise DeviceLost(f"no worker is left: {why}", hint="make the engine anew")
+
+    def _wait_until_started(self, timeout_s: float) -> None:
+        with self._change:
+            settled = lambda: all(worker.ready or worker.failure for worker in self._workers)  # noqa: E731
+            if not self._change.wait_for(settled, timeout_s):
+                slow = ", ".join(
+                    worker.job.device for worker in self._workers if not worker.ready and not worker.failure
+                )
+                raise DeviceError(f"no answer after {timeout_s:g} s from the workers on {slow}")
+        failed = [worker.failure for worker in self._workers if worker.failure is not None]
+        if len(failed) == len(self._workers):
+            raise failed[0]
+
+
+class Process:
+    """A worker's process, whichever one it is now: what has to be ended when the pool is."""
+
+    def __init__(self) -> None:
+        self.popen: subprocess.Popen[str] | None = None
+        self.ending = False
+
+    @property
+    def id(self) -> int | None:
+        return None if self.popen is None or self.popen.poll() is not None else self.popen.pid
+
+    def end(self) -> None:
+        """Ask it to finish, and let none take its place."""
+        self.ending = True
+        self.close_input()
+
+    def close_input(self) -> None:
+        """Which a worker takes for the end of its work."""
+        popen = self.popen
+        if popen is not None and popen.stdin is not None and not popen.stdin.closed:
+            try:
+                popen.stdin.write(END + "\n")
+                popen.stdin.close()
+            except (OSError, ValueError) as exc:  # a line that could not be flushed to a process that is gone
+                log.debug("closing a worker's input: %s", exc)
+
+    def wait(self, timeout_s: float) -> None:
+        if self.popen is None:
+            return
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+
+
+def _end(processes: Sequence[Process], blocks: Blocks) -> None:
+    for process in processes:
+        process.end()
+    for process in processes:
+        process.wait(CLOSE_S)
+    blocks.close()
+
+
+class Worker:
+    """A device's process and the thread that feeds it."""
+
+    STARTS = 2  # the first, and once more
+
+    def __init__(self, pool: PoolEncoder, place: int, job: Job) -> None:
+        self._pool = weakref.proxy(pool)  # the thread must not keep a forgotten pool alive
+        self.job = job
+        self.name = f"worker {place} ({job.device})"
+        self.process = Process()
+        self.ready: dict[str, Any] = {}
+        self.failure: AnytorchError | None = None
+        self.alive = False
+        self.starts = self.finished = 0
+        self._said = pool.folder / f"{place}.stderr"
+        self._given: deque[Task] = deque()
+        self.thread = threading.Thread(target=self._run, name=f"anytorch-pool-{place}", daemon=True)
+
+    @property
+    def may_restart(self) -> bool:
+        return self.starts < self.STARTS and self.failure is None and not self.process.ending
+
+    def end(self) -> None:
+        self.process.end()
+
+    def _run(self) -> None:
+        try:
+            while self.may_restart and not self._pool.closed:
+                self.starts += 1
+                try:
+                    popen = self._start()
+                    if popen is not None:
+                        self._serve(popen)
+                except (OSError, ValueError) as exc:  # it ended; ValueError: its input was closed
+                    log.debug("%s: %s", self.name, exc)
+                self._ended()
+        except ReferenceError:
+            return  # the pool was forgotten, and its finalizer ends the process
+        except Exception as exc:
+            # A mistake of ours: without this, whoever waits for the worker's batches would wait for ever.
+            self.failure = DeviceError(f"{self.name}: {type(exc).__name__}: {exc}")
+            self._ended()
+            raise
+
+    def _start(self) -> subprocess.Popen[str] | None:
+        environment = {**os.environ, "ANYTORCH_CACHE_DIR": str(settings.cache_folder())}
+        if self.job.cores:
+            environment["OMP_NUM_THREADS"] = str(len(self.job.cores))
+        with self._said.open("w") as said:
+            popen = subprocess.Popen(
+                [sys.executable, "-c", START, json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=environment,
+                text=True,
+                encoding="utf-8",
+            )
+        self.process.popen = popen
+        assert popen.stdin is not None and popen.stdout is not None
+        described = {"factory": self.job.factory, "arguments": self.job.arguments, "cores": list(self.job.cores)}
+        self._send(popen.stdin, {**described, "folder": str(self._pool.folder)})
+        line = popen.stdout.readline()
+        told = json.loads(line) if line else {}
+        if "ready" in told:
+            self.ready, self.alive = told["ready"], True
+            self._pool.started()
+            return popen
+        if "failed" in told:
+            error = told["failed"]
+            kind = {"ModelError": ModelError}.get(error["type"], OutOfMemory if error["memory"] else DeviceError)
+            words = f"{self.name} did not start: {_in_words(error)}"
+            self._pool.note(words)
+            self.failure = kind(words, hint=error["hint"])
+        return None
+
+    def _serve(self, popen: subprocess.Popen[str]) -> None:
+        assert popen.stdin is not None and popen.stdout is not None
+        while True:
+            while len(self._given) < DEPTH:
+                task = self._pool.next_task(wait=not self._given, avoid=self.name)
+                if task is None:
+                    break
+                self._given.append(task)
+                where = {"block": str(task.block.path), "nbytes": task.block.nbytes}
+                self._send(popen.stdin, {"task": task.number, **where, "tokens": task.tokens, "texts": task.texts})
+            if not self._given:
+                if self._pool.closed or popen.poll() is not None:
+                    return
+                continue
+            line = popen.stdout.readline()
+            if not line:
+                return
+            told = json.loads(line)
+            task = self._given.popleft()
+            assert told["task"] == task.number, "a worker answers in the order it was asked"
+            if "error" not in told:
+                self.finished += 1
+                self._pool.finish(task)
+                continue
+            error = told["error"]
+            words = f"{self.name}: {_in_words(error)}"
+            if error["memory"]:  # for the runner, which makes the batch smaller
+                self._pool.finish(task, error=OutOfMemory(words, hint=error["hint"]))
+            else:
+                log.warning("%s", words)
+                self._pool.again(task, self.name, _in_words(error), DeviceError(words, hint=error["hint"]))
+
+    def _ended(self) -> None:
+        """The process is gone, or the pool is closed: its batches go to the others."""
+        self.alive = False
+        self.process.close_input()
+        if self._pool.closed:
+            given, self._given = self._given, deque()
+            for task in given:
+                self._pool.finish(task, error=UsageError("the engine is closed"))
+            return
+        self.process.wait(CLOSE_S)
+        popen = self.process.popen
+        status = popen.returncode if popen is not None else None
+        said = self._said.read_text(errors="replace").strip().splitlines()[-3:]
+        words = f"{self.name} ended with status {status}" + (f": {' / '.join(said)}" if said else "")
+        if self.failure is None:
+            if not self.may_restart and not self.ready:
+                self.failure = DeviceLost(words)
+            self._pool.note(words + (" and is started again" if self.may_restart else ""))
+        given, self._given = self._given, deque()
+        for number, task in enumerate(given):
+            if number == 0:  # it was being computed: it may be what ended the worker
+                self._pool.again(task, self.name, words, DeviceLost(words))
+            else:
+                self._pool.requeue(task)
+        if not self.may_restart:
+            self._pool.gone(words)
+        self._pool.started()
+
+    @staticmethod
+    def _send(pipe: IO[str], line: dict[str, Any]) -> None:
+        pipe.write(json.dumps(line) + "\n")
+        pipe.flush()
+
+
+def _in_words(error: dict[str, Any]) -> str:
+    return f"{error['type']}: {error['message']}"

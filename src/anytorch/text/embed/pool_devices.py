@@ -1,0 +1,110 @@
+"""From `devices=` to workers: which devices, and on the CPU how many processes with which cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from anytorch import logs
+from anytorch.devices.choose import survey
+from anytorch.devices.types import State
+from anytorch.errors import UsageError
+from anytorch.probe import snapshot
+from anytorch.text.embed.place import CPU, Place, build_encoder, choose_place
+from anytorch.text.embed.pool import Job, PoolEncoder
+from anytorch.text.embed.pool_layout import best_processes
+from anytorch.text.embed.protocol import Encoder
+from anytorch.text.embed.recipe import Recipe
+
+log = logs.logger(__name__)
+
+ALL = "all"
+
+
+def choose_places(devices: Sequence[str] | str) -> list[Place]:
+    """The places that `devices` names, in order. "all": every usable device of the best kind, or the CPU.
+
+    A device that cannot be used is left out with a DeviceFallbackWarning (with strict settings it raises); "cpu" may be
+    named several times, for as many processes. Raises UsageError for an empty list, and a device named twice.
+    """
+    if _means_all(devices):
+        return _all_places()
+    if isinstance(devices, str):
+        devices = [part.strip() for part in devices.split(",")]
+    names = [str(device) for device in devices]
+    if not names:
+        raise UsageError("devices=[] names no device", hint='use "all", or a list such as ["cuda:0", "cuda:1"]')
+    places: list[Place] = []
+    for name in names:
+        place = choose_place(name)
+        if place.fell_back:
+            continue  # choose_place has warned, or raised
+        if place.torch_name != CPU and any(place.id == other.id for other in places):
+            raise UsageError(
+                f"devices={names!r}: {place.id} is named twice", hint="only the CPU may be, for more processes"
+            )
+        places.append(place)
+    if not places:
+        places = [Place(CPU, CPU, f"none of {', '.join(names)} can be used", True)]
+    return places
+
+
+def _means_all(devices: Sequence[str] | str) -> bool:
+    return isinstance(devices, str) and devices.strip().lower() == ALL
+
+
+def _all_places() -> list[Place]:
+    usable = [c for c in survey("needed").devices if c.state is State.USABLE and not c.software and c.backend != CPU]
+    # The same card can be seen through two back ends: only the best one's devices are taken.
+    best = [c for c in usable if c.backend == usable[0].backend]
+    if not best:
+        return [Place(CPU, CPU, "no other device can be used here")]
+    return [Place(c.id, c.torch_name, "all devices of the best kind were asked for") for c in best]
+
+
+def build_encoders(
+    devices: Sequence[str] | str,
+    places: Sequence[Place],
+    recipe: Recipe,
+    pooling: tuple[str, ...],
+    *,
+    quantization: str | None,
+    dtype: str,
+    threads: int | None,
+    normalize: bool = False,
+) -> tuple[Encoder, str]:
+    """One encoder for all places, and why it is of its kind. A single place needs no other process."""
+    options: dict[str, Any] = {"quantization": quantization, "dtype": dtype, "normalize": normalize}
+    model: dict[str, Any] = {"model": str(recipe.folder), "pooling": list(pooling), **options}
+    if len(places) == 1 and places[0].torch_name == CPU and _means_all(devices):
+        count, why = best_processes(
+            lambda count: cpu_jobs(count, model, threads),
+            spec=repr((recipe.spec, pooling, quantization, dtype, threads)),
+        )
+        if count > 1:
+            return PoolEncoder(cpu_jobs(count, model, threads)), why
+        encoder, kind = build_encoder(places[0], recipe, pooling, threads=threads, **options)
+        return encoder, f"{kind}; {why}"
+    if len(places) == 1:
+        return build_encoder(places[0], recipe, pooling, threads=threads, **options)
+    on_cpu = sum(1 for place in places if place.torch_name == CPU)
+    cpus = iter(cpu_jobs(on_cpu, model, threads) if on_cpu else [])
+    jobs = [
+        next(cpus) if place.torch_name == CPU else Job(place.id, {**model, "device": place.id, "threads": threads})
+        for place in places
+    ]
+    if on_cpu and on_cpu < len(places):
+        log.warning("devices names the CPU beside others: it takes cores from the work for them")
+    return PoolEncoder(jobs), f"{len(jobs)} processes, one for each device named, that work off one queue"
+
+
+def cpu_jobs(count: int, model: dict[str, Any], threads: int | None) -> list[Job]:
+    """As many workers on the CPU, each with its own share of the cores. `threads` is what all of them have together."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    total = threads or snapshot().cpu.usable
+    shares = [allowed[len(allowed) * i // count : len(allowed) * (i + 1) // count] for i in range(count)]
+    return [
+        Job(CPU, {**model, "device": CPU, "threads": max(1, total // count)}, tuple(share) if count > 1 else ())
+        for share in shares
+    ]

@@ -1,0 +1,66 @@
+"""What is put before each text: a prompt of the model's own by its name, or a text."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+from anytorch.devices.choose import callers_level
+from anytorch.errors import UsageError
+from anytorch.text.embed.recipe import Recipe
+
+# What a model's prompts are called for the two sides of a search.
+NAMES = {"query": ("query",), "passage": ("passage", "document", "corpus")}
+NAMES["document"] = NAMES["passage"]
+
+
+class Prompts:
+    """The prompts of a recipe. Thread-safe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._lock = threading.Lock()
+        self._odd: set[str] = set()  # that were warned about
+
+    def text(self, prompt: str | None) -> str:
+        """A name of one of the model's prompts, its default, or the text itself."""
+        if prompt is not None and not isinstance(prompt, str):
+            raise UsageError(f"prompt={prompt!r}: use the name of one of the model's prompts, or a text")
+        prompts = self._recipe.prompts
+        text = prompts.get(self._recipe.default_prompt or "", "") if prompt is None else prompt
+        if prompt is not None:
+            known = [name for name in (prompt, *NAMES.get(prompt, ())) if name in prompts]
+            if known:
+                text = prompts[known[0]]
+            elif prompt in NAMES:
+                text = ""  # a model without prompts treats both sides alike
+            elif looks_like_a_name(prompt):
+                self._warn(prompt)
+        if text and not self._recipe.pool_prompt:
+            raise UsageError(
+                "this model leaves its prompt's tokens out of the pooling, which is not supported",
+                hint='encode without a prompt: prompt=""',
+            )
+        return text
+
+    def _warn(self, prompt: str) -> None:
+        """Said once for each: a word alone is more often a name with a typing error than a text."""
+        with self._lock:
+            if prompt in self._odd:
+                return
+            self._odd.add(prompt)
+        known = ", ".join(self._recipe.prompts) or "it has none"
+        warnings.warn(
+            f"prompt={prompt!r} is no name of one of this model's prompts ({known}): it is put before every text as it "
+            "is. If that is meant, end it with a space or a colon",
+            stacklevel=callers_level(),
+        )
+
+
+def looks_like_a_name(prompt: str) -> bool:
+    """One word of letters, digits, hyphens and underscores: "query", not "query: ".
+
+    >>> looks_like_a_name("qurey"), looks_like_a_name("query: "), looks_like_a_name("")
+    (True, False, False)
+    """
+    return prompt.replace("-", "_").isidentifier()

@@ -1,0 +1,293 @@
+"""Tokenized texts through an encoder: sorted by length, cut into batches, timed, and made to fit into memory."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from anytorch import logs
+from anytorch.devices.oom import fit_batch, is_out_of_memory
+from anytorch.errors import OutOfMemory, UsageError
+from anytorch.recorded.moves import gather_by_index, gather_texts
+from anytorch.text.embed.budget import Budget, Work
+from anytorch.text.embed.protocol import AsyncEncoder, Encoder, batches
+from anytorch.text.embed.tokens import Tokens
+from anytorch.text.embed.turns import Turns
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Store = Callable[[npt.NDArray[np.intp], "npt.NDArray[np.float32] | None"], None]
+
+log = logs.logger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Texts to encode. `store(places, pooled)` gets each batch's rows and which texts they are, in any order.
+
+    Where `into` is given (float32[texts, width], for vectors that need nothing more done to them), an encoder that can
+    writes them there itself, and `store` is called without them.
+    """
+
+    tokens: Tokens
+    store: Store
+    into: npt.NDArray[np.float32] | None = None
+
+
+class Runner:
+    """One encoder and the batches it is given. Thread-safe: batches of concurrent callers take turns.
+
+    `smaller()` is asked for an encoder that needs less memory when one text alone does not fit; None: there is none.
+    """
+
+    def __init__(
+        self, encoder: Encoder, budget: Budget, work: Work, *, smaller: Callable[[], Encoder | None] = lambda: None
+    ) -> None:
+        self.encoder = encoder
+        self.budget = budget
+        self.notes: list[str] = []  # what was done about memory, for explain()
+        self._work = work
+        self._smaller = smaller
+        self._lock = Turns()
+        self._counting = threading.Lock()
+        self._closed = False
+
+    def run(self, job: Job) -> None:
+        """Encode all texts of a job."""
+        for _ in self.stream([job]):
+            pass
+
+    def stream(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Encode one job after the other; each is handed back when it is done. Draws the next one early enough."""
+        if isinstance(self.encoder, AsyncEncoder):
+            return self._ahead(jobs)
+        return self._one_by_one(jobs)
+
+    def run_packed(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """One batch as it is (the queue makes its own), split only if memory asks for it."""
+        with self._lock:
+            self._check_open()
+            return self._timed(ids, starts)
+
+    def start_packed(
+        self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
+    ) -> Callable[[], npt.NDArray[np.float32]]:
+        """As `run_packed`, in two steps: an encoder that can begins at once, the others when the answer is asked for."""
+        if not isinstance(self.encoder, AsyncEncoder):
+            return lambda: self.run_packed(ids, starts)
+        self._check_open()
+        job = Job(Tokens(ids, starts, 0), lambda places, pooled: None)
+        encoder = self.encoder
+        pending = self._submitted(encoder, ids, starts, None, None)
+        batch = _UnderWay(job, ids[:0].astype("intp"), ids, starts, encoder, pending, False, True)
+
+        def answer() -> npt.NDArray[np.float32]:
+            pooled = self._fetched(batch)
+            assert pooled is not None
+            return pooled
+
+        return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self.encoder.close()
+            self._smaller = lambda: None  # a method of the engine: kept, the two would hold each other and the weights
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the engine is closed")
+
+    def _one_by_one(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        for job in jobs:
+            order, lengths = longest_first(job.tokens)
+            at = 0
+            while at < len(order):
+                with self._lock:  # one batch at a time: another caller's turn may come in between
+                    self._check_open()
+                    places = order[at : at + self._next(lengths[at:])]
+                    pooled = self._timed(*pack(job.tokens, places))
+                job.store(places, pooled)
+                at += len(places)
+            yield job
+
+    def _ahead(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The next batches are sent, of the next job too, before the last one's answer is fetched.
+
+        Holds no lock: such an encoder takes batches from several threads itself.
+        """
+        direct = _takes_places(type(self.encoder))
+        under_way: deque[_UnderWay] = deque()
+        clock = [time.perf_counter()]
+        for job in jobs:
+            order, lengths = longest_first(job.tokens)
+            into = job.into if direct else None
+            at = 0
+            while at < len(order):
+                self._check_open()
+                places = order[at : at + self._next(lengths[at:])]
+                ids, starts = gather_texts(job.tokens.ids, job.tokens.starts, places)
+                at += len(places)
+                encoder: Any = self.encoder  # asked each time: a smaller one may have taken its place
+                pending = self._submitted(encoder, ids, starts, into, places)
+                last = at == len(order)
+                under_way.append(_UnderWay(job, places, ids, starts, encoder, pending, into is not None, last))
+                while len(under_way) > encoder.in_flight:
+                    yield from self._collected(under_way.popleft(), clock)
+            if not len(order):
+                yield job
+        while under_way:
+            yield from self._collected(under_way.popleft(), clock)
+
+    def _collected(self, batch: _UnderWay, clock: list[float]) -> Iterator[Job]:
+        pooled = self._fetched(batch)
+        now = time.perf_counter()
+        self._record(batch.starts, now - clock[0])  # in a full pipe, the time between two answers is that of a batch
+        clock[0] = now
+        batch.job.store(batch.places, pooled)
+        if batch.last:
+            yield batch.job
+
+    def _next(self, lengths: npt.NDArray[np.int32]) -> int:
+        """How many of the next texts, which come longest first, make one batch: `protocol.batches`, for the first only."""
+        import numpy as np
+
+        budget = self.budget.tokens
+        chunk = getattr(self.encoder, "chunk_tokens", 0)
+        if chunk and budget >= chunk:  # so many that its last chunk is full, too: see shapes.even_budget
+            budget = budget // chunk * max(chunk // 2, chunk - int(lengths[0]) + 1)
+        if self.encoder.padded:
+            count = budget // int(lengths[0])
+        else:
+            ends = np.cumsum(lengths[:budget])  # each has a token at least: no more than `budget` texts can fit
+            count = int(np.searchsorted(ends, budget, side="right"))
+        return min(max(1, count), len(lengths))
+
+    def _timed(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        began = time.perf_counter()
+        try:
+            pooled = self.encoder.run(ids, starts)
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
+            exc.__traceback__ = None  # its frames hold the tensors of the attempt
+            return self._smaller_batches(ids, starts)
+        self._record(starts, time.perf_counter() - began)
+        return pooled
+
+    def _record(self, starts: npt.NDArray[np.int32], seconds: float) -> None:
+        import numpy as np
+
+        lengths = (starts[1:] - starts[:-1]).astype(np.int64)
+        pairs = int((lengths * lengths).sum())
+        filled = int(lengths.max()) * len(lengths) if self.encoder.padded else int(starts[-1])
+        with self._counting:
+            self.budget.record(filled, self._work.amount(int(starts[-1]), pairs), seconds)
+
+    def _submitted(self, encoder: Any, ids: Any, starts: Any, into: Any, places: Any) -> Any:
+        try:
+            return encoder.submit(ids, starts) if into is None else encoder.submit(ids, starts, into, places)
+        except Exception as exc:
+            # Another thread may have put a smaller encoder in its place, and closed this one: `_fetched` asks that one.
+            if not is_out_of_memory(exc) and (encoder is self.encoder or self._closed):
+                raise
+            return None  # tried again, smaller, when its turn comes and the others have left
+
+    def _fetched(self, batch: _UnderWay) -> npt.NDArray[np.float32] | None:
+        """The batch's rows; None when they are where they belong already."""
+        if batch.encoder is self.encoder and batch.pending is not None:
+            try:
+                pooled: npt.NDArray[np.float32] = batch.pending.result()
+            except Exception as exc:
+                if not is_out_of_memory(exc) and batch.encoder is self.encoder:
+                    raise
+                exc.__traceback__ = None
+            else:
+                return None if batch.direct else pooled
+        with self._lock:
+            if batch.encoder is not self.encoder:  # it was closed for a smaller one with this batch under way
+                return self._timed(batch.ids, batch.starts)
+            return self._smaller_batches(batch.ids, batch.starts)
+
+    def _smaller_batches(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """The batch in halves, quarters, … until each part fits. Raises OutOfMemory when one text alone does not."""
+        lengths = (starts[1:] - starts[:-1]).tolist()
+        total, longest = int(starts[-1]), max(lengths)
+
+        def attempt(tokens: int) -> npt.NDArray[np.float32]:
+            import numpy as np
+
+            parts = [
+                self.encoder.run(ids[starts[b.start] : starts[b.stop]], starts[b.start : b.stop + 1] - starts[b.start])
+                for b in batches(lengths, tokens, padded=self.encoder.padded)
+            ]
+            return np.concatenate(parts)
+
+        try:
+            fit = fit_batch(attempt, max(longest, total // 2), minimum=longest)
+        except OutOfMemory as exc:
+            return self._smaller_encoder(ids, starts, exc)
+        with self._counting:
+            self.budget.lower(fit.batch)
+        note = f"memory ran out with {total} tokens in a batch; {fit.batch} fit"
+        if note not in self.notes:
+            self.notes.append(note)
+            log.warning("%s", note)
+        return fit.result
+
+    def _smaller_encoder(self, ids: Any, starts: Any, exc: OutOfMemory) -> npt.NDArray[np.float32]:
+        longest = int((starts[1:] - starts[:-1]).max())
+        replacement = self._smaller()
+        if replacement is None:
+            raise OutOfMemory(
+                f"a single text of {longest} tokens does not fit into the device's memory: {exc.message}",
+                hint="set max_length, use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
+            ) from exc
+        # First the new one, then the end of the old: a thread that still sends to that is told so, and comes back.
+        old, self.encoder = self.encoder, replacement
+        old.close()
+        return self._timed(ids, starts)
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A batch that a device has been given; `pending` None: it did not fit."""
+
+    job: Job
+    places: npt.NDArray[np.intp]
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    encoder: Encoder  # that was given it
+    pending: Any
+    direct: bool
+    last: bool  # of its job
+
+
+@lru_cache(maxsize=16)
+def _takes_places(kind: type) -> bool:
+    """Does an encoder write its vectors to the caller's rows itself?"""
+    return "places" in inspect.signature(kind.submit).parameters  # type: ignore[attr-defined]
+
+
+def longest_first(tokens: Tokens) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
+    """The order in which texts are computed, and their lengths in it.
+
+    If memory does not suffice, that shows at once; and padding, where there is any, is least.
+    """
+    import numpy as np
+
+    order = np.argsort(-tokens.lengths, kind="stable")
+    return order, tokens.lengths[order]
+
+
+def pack(tokens: Tokens, places: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The ids of the texts at `places`, one after the other, and where each starts."""
+    return gather_by_index(tokens.ids, tokens.starts, places)

@@ -1,0 +1,276 @@
+"""From texts to packed token ids: Hugging Face's Rust tokenizers, truncation counted, very long texts cut first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.text.embed.recipe import Recipe, read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Tokens(NamedTuple):
+    """Texts as the encoders take them (`protocol`): text i is ids[starts[i]:starts[i + 1]]."""
+
+    ids: npt.NDArray[np.int32]  # [total]
+    starts: npt.NDArray[np.int32]  # [texts + 1]
+    truncated: int  # texts that were longer than the model's max_length
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        return self.starts[1:] - self.starts[:-1]
+
+
+class TextTokenizer:
+    """The tokenizer of one model with its max_length. Thread-safe; releases the GIL while it works."""
+
+    def __init__(self, recipe: Recipe, max_length: int) -> None:
+        self.max_length = max_length
+        self._pad_id = recipe.spec.pad_id
+        self._tokenizer, layout = load_tokenizer(recipe)
+        special = self._tokenizer.num_special_tokens_to_add(False)
+        if max_length <= special:
+            raise UsageError(
+                f"max_length={max_length} leaves no room for text: the model adds {special} tokens of its own",
+                hint=f"the model's own limit is {recipe.max_length}",
+            )
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(max_length=max_length)
+        self._encode: Callable[..., Any] = getattr(
+            self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch
+        )  # without offsets, which nobody here reads
+        self._may_cut = words_are_independent(layout)
+        self._twin: Any = None
+
+    def hurry(self) -> bool:
+        """Use a compiled twin where the model's tokenizer has one: for encoders that are faster than the Rust one.
+
+        It gives the same ids (it is compared with the Rust tokenizer when it is made). Takes a tenth of a second.
+        """
+        from anytorch.text.encoders.wordpiece.tokenizer import compile_wordpiece
+
+        self._twin = compile_wordpiece(self._tokenizer)
+        return self._twin is not None
+
+    @property
+    def parallel(self) -> bool:
+        """Does one call use several cores by itself, and next to none of the GIL?"""
+        return self._twin is not None
+
+    @property
+    def kind(self) -> str:
+        return "compiled WordPiece" if self._twin is not None else "Rust"
+
+    def __call__(self, texts: Sequence[str], *, prompt: str = "", first: int = 0) -> Tokens:
+        """Tokenize a list of texts. `first` is the number of the first one, for messages."""
+        import numpy as np
+
+        # The Rust tokenizer would take a pair for two sentences; the compiled one says itself what is no str.
+        if self._twin is None and not all(isinstance(text, str) for text in texts):
+            check_texts(texts, first)
+        try:
+            if self._twin is not None:
+                return self._with_twin([prompt + text for text in texts] if prompt else texts)
+            encodings = self._encode([self.cut(prompt + text) for text in texts])
+        except (TypeError, ValueError) as exc:  # a UnicodeEncodeError is a ValueError
+            check_texts(texts, first)
+            raise InputError(f"the texts cannot be tokenized: {exc}") from exc
+        count = len(encodings)
+        lengths = np.fromiter(map(len, encodings), np.int32, count)
+        truncated = sum(1 for i in np.flatnonzero(lengths >= self.max_length) if encodings[i].overflowing)
+        if count and lengths.min() == 0:  # a tokenizer without special tokens, and an empty text
+            return self._with_padding(encodings, truncated)
+        starts = np.zeros(count + 1, np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        total = int(starts[-1])
+        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, total)
+        return Tokens(ids, starts, truncated)
+
+    def _with_twin(self, texts: Sequence[str]) -> Tokens:
+        from anytorch.text.encoders.wordpiece.tokenizer import encode_all
+
+        ids, starts, truncated = encode_all(self._twin, self._encode, texts, self.max_length)
+        return Tokens(ids, starts, truncated)
+
+    def _with_padding(self, encodings: Sequence[Any], truncated: int) -> Tokens:
+        import numpy as np
+
+        rows = [encoding.ids or [self._pad_id] for encoding in encodings]
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum([len(row) for row in rows], out=starts[1:])
+        return Tokens(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
+
+    def cut(self, text: str) -> str:
+        """Leave out what truncation would drop anyway, before the work of tokenizing it: see `words_are_independent`."""
+        if len(text) <= 8 * self.max_length or not self._may_cut:
+            return text
+        # One more word than there may be tokens, so that the tokenizer itself still notices the truncation.
+        last = next(islice(BETWEEN_WORDS.finditer(text), self.max_length, None), None)
+        return text if last is None else text[: last.start()]
+
+
+def check_iterable(texts: Any) -> None:
+    if isinstance(texts, (bytes, bytearray)) or not hasattr(texts, "__iter__"):
+        raise InputError(
+            f"texts must be a str or an iterable of str, not {type(texts).__name__}",
+            hint='engine.encode("one text") or engine.encode(["one", "two"])',
+        )
+
+
+def check_texts(texts: Sequence[object], first: int = 0) -> None:
+    """Raise InputError that names the first item which is not a text."""
+    for index, text in enumerate(texts, first):
+        if not isinstance(text, str):
+            shown = repr(text)
+            raise InputError(
+                f"text {index} is {type(text).__name__}, not str: {shown[:60]}{'…' if len(shown) > 60 else ''}",
+                hint="texts are str; for a missing one use an empty str, for a file of them `anytorch embed FILE`",
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise InputError(
+                f"text {index} holds a lone surrogate (U+{ord(text[exc.start]):04X}) at character {exc.start}, which is no "
+                "character by itself",
+                hint='decode the text with its own encoding, or text.encode("utf-8", "replace").decode() to replace it',
+            ) from exc
+
+
+# A space or line break with an ASCII letter or digit on both sides.
+BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9])[ \n](?=[A-Za-z0-9])")
+LOCAL_NORMALIZERS = {
+    "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Precompiled", "Prepend", "Strip", "Nmt",
+}  # fmt: skip
+SPLITTING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+# Qwen's own split; ByteLevel's is GPT-2's. Neither has a piece that reaches over a space from letter to letter.
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def words_are_independent(layout: Mapping[str, Any]) -> bool:
+    """Is it certain that cutting a text at BETWEEN_WORDS leaves the tokens in front of the cut as they are?
+
+    True when the normalizer works character by character there, the pre-tokenizer splits there, every word gives at least
+    one token, and no added token holds a space: then a text's first n tokens are those of its first n + 1 words. Anything
+    not known to be so is tokenized whole. A pure function of tokenizer.json.
+    """
+    if any(re.search(r"\s", str(token.get("content", ""))) for token in layout.get("added_tokens") or []):
+        return False
+    if (layout.get("model") or {}).get("type") not in ("WordPiece", "BPE", "Unigram"):
+        return False
+    return _is_local(layout.get("normalizer")) and _splits(layout.get("pre_tokenizer"))
+
+
+def _is_local(normalizer: Mapping[str, Any] | None) -> bool:
+    if normalizer is None:
+        return True
+    if normalizer.get("type") == "Sequence":
+        return all(_is_local(part) for part in normalizer.get("normalizers", [{}]))
+    if normalizer.get("type") == "Replace":  # runs of spaces become one: a single space stays
+        return normalizer.get("pattern") == {"Regex": " {2,}"} and normalizer.get("content") in (" ", "▁")
+    return normalizer.get("type") in LOCAL_NORMALIZERS
+
+
+def _splits(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    if pre_tokenizer is None:
+        return False
+    kind = pre_tokenizer.get("type")
+    if kind == "Sequence":  # once split, later parts see single words
+        return any(_splits(part) for part in pre_tokenizer.get("pretokenizers", []))
+    if kind == "ByteLevel":
+        return pre_tokenizer.get("use_regex", True) is True
+    if kind == "Metaspace":
+        return pre_tokenizer.get("split", True) is True
+    if kind == "Split":
+        return pre_tokenizer.get("pattern") == {"Regex": QWEN_SPLIT} and not pre_tokenizer.get("invert")
+    return kind in SPLITTING
+
+
+def load_tokenizer(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
+    """The folder's Rust tokenizer and its description. A BERT folder without tokenizer.json has vocab.txt."""
+    try:
+        import tokenizers
+    except ModuleNotFoundError as exc:
+        raise ModelError("texts need the package tokenizers", hint="pip install 'anytorch[embed]'") from exc
+    folder = recipe.encoder
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+            tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as exc:  # its Rust errors are plain Exceptions
+            raise ModelError(f"{path}: cannot be read as a tokenizer: {exc}", hint="fetch it again") from exc
+        layout = _layout(text)
+    elif (folder / "vocab.txt").is_file() and recipe.spec.family in ("bert", "distilbert"):
+        tokenizer = _word_pieces(folder)
+        layout = json.loads(tokenizer.to_str())
+    else:
+        raise ModelError(
+            f"{folder}: there is no tokenizer: neither tokenizer.json nor, for BERT, vocab.txt",
+            hint="fetch tokenizer.json; transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder) writes it",
+        )
+    if recipe.lower_case and not _lowers(layout.get("normalizer")):
+        from tokenizers import normalizers
+
+        mine = [normalizers.Lowercase()]
+        tokenizer.normalizer = normalizers.Sequence(mine + ([tokenizer.normalizer] if tokenizer.normalizer else []))
+    return tokenizer, layout
+
+
+def _layout(text: str) -> dict[str, Any]:
+    """tokenizer.json without its vocabulary, which is most of it and takes longer to read than all the rest."""
+    match = re.search(r',\s*"model"\s*:\s*\{\s*"type"\s*:\s*"(\w+)"', text)
+    if match is not None:
+        try:
+            layout: dict[str, Any] = json.loads(text[: match.start()] + f', "model": {{"type": "{match[1]}"}}}}')
+        except ValueError:  # it was not the last entry
+            pass
+        else:
+            return layout
+    whole: dict[str, Any] = json.loads(text)
+    return whole
+
+
+def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
+    if normalizer is None:
+        return False
+    if normalizer.get("type") == "Sequence":
+        return any(_lowers(part) for part in normalizer.get("normalizers", []))
+    return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
+
+
+def _word_pieces(folder: Path) -> Any:
+    """BERT's tokenizer from vocab.txt, as transformers' BertTokenizer builds it."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    names = {name: str(config.get(f"{name}_token") or f"[{name.upper()}]") for name in ("unk", "cls", "sep", "pad")}
+    try:
+        tokenizer = Tokenizer(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token=names["unk"]))
+    except Exception as exc:  # its Rust errors are plain Exceptions
+        raise ModelError(f"{folder / 'vocab.txt'}: cannot be read as a vocabulary: {exc}") from exc
+    found = {name: tokenizer.token_to_id(names[name]) for name in ("cls", "sep")}
+    for name, number in found.items():
+        if number is None:
+            raise ModelError(f"{folder / 'vocab.txt'}: has no {names[name]}", hint="it is not a BERT vocabulary")
+    tokenizer.add_special_tokens([names[name] for name in names if tokenizer.token_to_id(names[name]) is not None])
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=bool(config.get("do_lower_case", True)),
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{names['cls']} $A {names['sep']}",
+        special_tokens=[(names["cls"], found["cls"]), (names["sep"], found["sep"])],
+    )
+    return tokenizer

@@ -1,0 +1,325 @@
+"""The TextGenerator: a model folder, a device, and prompts in, text out."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from anytorch.devices.choose import resolve
+from anytorch.devices.locate import require
+from anytorch.devices.precision import capabilities
+from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.memory.levels import Size
+from anytorch.text.generate.bandwidth import bandwidth_of, weight_nbytes_per_token
+from anytorch.text.generate.explain import explained
+from anytorch.text.generate.loading import cache_nbytes, find_folder, load
+from anytorch.text.generate.prompts import chat_ids, check_messages, check_stop, is_chat, prompt_ids
+from anytorch.text.generate.requests import Request
+from anytorch.text.generate.sampling import Sampling, defaults_of
+from anytorch.text.generate.scheduler import GenerationStats, Scheduler
+from anytorch.text.generate.stream import Completion, Stream
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class TextGenerator:
+    """Writes text with a Hugging Face causal language model (Llama, Qwen, GPT-2, Mistral, Gemma, …).
+
+    `path`: a folder with config.json, tokenizer.json and safetensors weights, or the name of a model on the Hugging Face
+    Hub ("owner/name"). Pickled weights and code in the folder are refused. `device`: "auto", "cpu", "cuda:1", …; one that
+    cannot be used falls back to the CPU with a DeviceFallbackWarning. `dtype`: "auto" (the stored one where the device is
+    fast at it), "float32", "float16", "bfloat16". `quantization`: None, "int8", "int4", "int2", "fp4".
+
+    `device_budget` ("8GB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
+    what does not fit rests in host memory or in its files and is brought up for every token (`anytorch.memory`).
+
+    Thread-safe. Concurrent requests are computed together, token by token (`at_once` of them; `waiting` more may wait,
+    then QueueFull). Needs torch and transformers (`pip install 'anytorch[generate]'`).
+
+        with anytorch.TextGenerator("./Qwen3-0.6B") as generator:
+            for piece in generator.stream("The capital of France is", max_tokens=20):
+                print(piece, end="", flush=True)
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        device: str | torch.device | None = "auto",
+        dtype: str = "auto",
+        quantization: str | None = None,
+        device_budget: Size | None = None,
+        *,
+        at_once: int = 16,
+        waiting: int = 256,
+    ) -> None:
+        if at_once < 1 or waiting < 1:
+            raise UsageError(f"at_once={at_once!r}, waiting={waiting!r}: use whole numbers above 0")
+        self.folder = find_folder(path)
+        resolution = resolve(device)
+        self._torch_device = resolution.device
+        self._device_why = resolution.warning or f"{resolution.requested!r} was asked for"
+        self.device_warning: str | None = resolution.warning or None
+        self.device = resolution.chosen.id
+        backend, index = require(self._torch_device)
+        self._loaded = load(
+            self.folder,
+            self._torch_device,
+            capabilities(backend.name, index),
+            dtype=dtype,
+            quantization=quantization,
+            device_budget=device_budget,
+        )
+        self.model: Any = self._loaded.model
+        self.tokenizer: Any = self._loaded.tokenizer
+        self.dtype, self.quantization = self._loaded.dtype, quantization
+        self._parameters = check_forward(self.model, self.folder)
+        self._vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        self._tokenizer_lock = threading.Lock()  # its settings change while it encodes
+        self.defaults: Sampling = defaults_of(self.model.generation_config)
+        self._ends = end_tokens(self.model.generation_config, self.tokenizer)
+        self.max_length: int | None = context_of(self.model.config)
+        self.weight_nbytes_per_token = weight_nbytes_per_token(self.model)
+        self.bandwidth = bandwidth_of(self._torch_device)
+        # Tensors that the mover makes are used again by others: they must not be marked as inference's own.
+        guard: Any = torch.no_grad if self._loaded.in_tiers else torch.inference_mode
+        self._scheduler = Scheduler(
+            self._forward,
+            self.model.config,
+            self._torch_device,
+            shares="position_ids" in self._parameters and "attention_mask" in self._parameters,
+            most_at_once=at_once,
+            most_waiting=waiting,
+            guard=guard,
+        )
+
+    # --- text ------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 256,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        *,
+        repetition_penalty: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Stream:
+        """Pieces of text as they are made. `prompt`: a text to go on with, token ids, or messages of a chat
+        (`[{"role": "user", "content": "…"}]`, put together by the model's own template).
+
+        What is left out comes from the model's generation_config.json; `temperature=0` takes the most likely token. The
+        text ends before the first of the `stop` strings, at the model's own end, or after `max_tokens`. The same `seed`
+        gives the same text. Close the stream (or its `with` block) to stop early; works with `async for`, too. After
+        `timeout_s` seconds it raises TimeoutError.
+
+        Raises InputError for a prompt that cannot be used, QueueFull if too many wait.
+        """
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise UsageError(f"max_tokens={max_tokens!r}: use a whole number above 0")
+        if timeout_s is not None and not timeout_s > 0:
+            raise UsageError(f"timeout_s={timeout_s!r}: use a number of seconds above 0")
+        given: dict[str, Any] = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "repetition_penalty": repetition_penalty,
+            "seed": seed,
+        }
+        sampling = replace(self.defaults, **{name: value for name, value in given.items() if value is not None})
+        strings = check_stop(stop)
+        ids = self.tokenize(prompt)
+        room = max_tokens if self.max_length is None else self.max_length - len(ids)
+        if room < 1:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens and the model {self.max_length} positions: none is left for an answer",
+                hint="shorten the prompt",
+            )
+        random = torch.Generator()
+        if sampling.seed is None:
+            random.seed()
+        else:
+            random.manual_seed(sampling.seed)
+        request = Request(
+            ids,
+            sampling,
+            min(max_tokens, room),
+            self._ends["chat" if is_chat(prompt) else "text"],
+            random,
+            None if timeout_s is None else time.perf_counter() + timeout_s,
+        )
+        stream = Stream(request, self.decode, strings, self._share_per_rate())
+        self._scheduler.submit(request)
+        return stream
+
+    def complete(self, prompt: Prompt, **options: Any) -> Completion:
+        """As `stream`, the whole text at once, with the facts: tokens, seconds, tokens per second. Takes its options."""
+        with self.stream(prompt, **options) as stream:
+            return stream.completion()
+
+    async def acomplete(self, prompt: Prompt, **options: Any) -> Completion:
+        """As `complete`, for asyncio. Cancelling the task stops the computation."""
+        with self.stream(prompt, **options) as stream:
+            pieces = [piece async for piece in stream]
+            return replace(stream.completion(), text="".join(pieces))
+
+    # --- tokens ----------------------------------------------------------------------------------------------------
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt, as the model gets them. Raises InputError, which names what is wrong."""
+        with self._tokenizer_lock:
+            if is_chat(prompt):
+                return chat_ids(self.tokenizer, check_messages(prompt), self.folder.name)
+            return prompt_ids(self.tokenizer, prompt, self._vocabulary)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; the model's special tokens are left out."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    # --- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the model has; packed ones count as what they stand for."""
+        model = self._open_model()
+        packed: int = sum(m.in_features * m.out_features for m in model.modules() if hasattr(m, "packed"))
+        return packed + sum(int(p.numel()) for p in model.parameters())
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @property
+    def stats(self) -> GenerationStats:
+        return self._scheduler.stats
+
+    def describe(self) -> dict[str, Any]:
+        """All that `explain` says, as plain data. Raises UsageError after `close`."""
+        config, stats = self._open_model().config, self.stats
+        item_nbytes = getattr(torch, self.dtype).itemsize
+        return {
+            "model": str(self.folder),
+            "family": config.model_type,
+            "parameters": self.parameters,
+            "layers": getattr(config, "num_hidden_layers", None),
+            "max_length": self.max_length,
+            "chat": self.has_chat_template,
+            "device": self.device,
+            "device_why": self._device_why,
+            "dtype": self.dtype,
+            "quantization": self.quantization,
+            "placed": self._loaded.placed,
+            "notes": list(self._loaded.notes),
+            "weight_nbytes_per_token": self.weight_nbytes_per_token,
+            "cache_nbytes_per_token": cache_nbytes(config.to_dict(), 1, item_nbytes),
+            "bandwidth_gb_per_s": self.bandwidth.gb_per_s if self.bandwidth else None,
+            "bandwidth_source": self.bandwidth.source if self.bandwidth else None,
+            "sampling": {
+                "temperature": self.defaults.temperature,
+                "top_p": self.defaults.top_p,
+                "top_k": self.defaults.top_k,
+                "repetition_penalty": self.defaults.repetition_penalty,
+            },
+            "stats": {
+                "requests": stats.requests,
+                "prompt_tokens": stats.prompt_tokens,
+                "tokens": stats.tokens,
+                "steps": stats.steps,
+            },
+        }
+
+    def explain(self) -> str:
+        """In words: the model, the device, how its weights are kept, and what limits its speed."""
+        return explained(self.describe())
+
+    def warmup(self) -> TextGenerator:
+        """Write two tokens, so that the first real request finds everything ready."""
+        self.complete([0], max_tokens=2, temperature=0.0)
+        return self
+
+    # --- the rest of its life --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop what is under way and give the memory back. Calling it twice is no error."""
+        self._scheduler.close()
+        self._loaded.close()
+        self.model = None
+
+    def __enter__(self) -> TextGenerator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"TextGenerator({self.folder.name!r}, device={self.device!r}, quantization={self.quantization!r})"
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _forward(
+        self, ids: torch.Tensor, cache: Any, positions: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits of the last token of each request, [requests, vocabulary]."""
+        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        if "position_ids" in self._parameters:
+            options["position_ids"] = positions
+        if mask is not None:
+            options["attention_mask"] = mask
+        if "logits_to_keep" in self._parameters:
+            options["logits_to_keep"] = 1  # the others are a vocabulary's width of work each, for nothing
+        logits: torch.Tensor = self.model(input_ids=ids, **options).logits
+        return logits[:, -1]
+
+    def _open_model(self) -> Any:
+        if self.model is None:
+            raise UsageError("the text generator is closed", hint="ask for its facts before close()")
+        return self.model
+
+    def _share_per_rate(self) -> float | None:
+        """What one token per second is of the device's bandwidth."""
+        if self.bandwidth is None:
+            return None
+        return self.weight_nbytes_per_token / (self.bandwidth.gb_per_s * 1e9)
+
+
+def check_forward(model: Any, folder: Path) -> frozenset[str]:
+    """The names of what the model's forward takes. Raises ModelError for one that keeps no keys and values."""
+    names = frozenset(inspect.signature(model.forward).parameters)
+    if "past_key_values" not in names:
+        raise ModelError(
+            f"{folder}: {type(model).__name__} keeps no keys and values, which this generator goes by",
+            hint="use transformers' own model.generate for it",
+        )
+    return names
+
+
+def end_tokens(generation_config: Any, tokenizer: Any) -> dict[str, frozenset[int]]:
+    """The tokens that end a text: the model's own; in a chat also the one that ends a message."""
+    given = generation_config.eos_token_id
+    own = frozenset([given] if isinstance(given, int) else given or ())
+    marker = frozenset([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])
+    return {"text": own or marker, "chat": own | marker}
+
+
+def context_of(config: Any) -> int | None:
+    """How many positions the model has; None where nothing limits them."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

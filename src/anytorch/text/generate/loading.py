@@ -1,0 +1,270 @@
+"""From a folder to a model that computes: the checks, the dtype, and whether it is plain, packed or in tiers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytorch import logs
+from anytorch.devices.memory import memory
+from anytorch.devices.types import Caps
+from anytorch.errors import ModelError, UsageError
+from anytorch.memory.fitting import fit, fitted
+from anytorch.memory.levels import DEVICE_SHARE, Size
+from anytorch.memory.loading import load as load_in_tiers
+from anytorch.memory.sizes import parse_nbytes, words
+from anytorch.quant.formats import parse as parse_format
+from anytorch.quant.model import quantize
+from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.checkpoints.locate import HUB_NAME, hub_model
+
+log = logs.logger(__name__)
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+WHOLE = re.compile(r"embed|wte|wpe|lm_head|position")  # names of tensors that quantizing leaves alone
+UNKNOWN = 1 << 62  # bytes, where a device does not tell what is free
+CONTEXT_KEPT = 4096  # tokens whose keys and values are counted when the question is whether a model fits
+
+
+@dataclass
+class Loaded:
+    """A model at its place, and how it got there."""
+
+    model: Any
+    tokenizer: Any
+    dtype: str
+    placed: str  # "on the device", "in tiers"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def in_tiers(self) -> bool:
+        return self.placed == "in tiers"
+
+    def close(self) -> None:
+        """Let go of the model. One in tiers and its movers hold each other: its memory would stay until the garbage
+        collector comes by, so it is given back here."""
+        model, self.model = self.model, None
+        if model is not None and self.in_tiers:
+            fitted(model).close()
+
+
+def find_folder(named: str | Path) -> Path:
+    """The folder of a model: one on this disk, else the Hugging Face Hub's copy or a download."""
+    text = str(named)
+    folder = Path(text).expanduser()
+    if text.strip() and folder.is_dir():
+        return folder
+    if text.strip() and folder.exists():
+        raise ModelError(f"{text}: a model is a folder, this is a file", hint="name the folder that holds config.json")
+    if isinstance(named, Path) or "/" not in text or not HUB_NAME.fullmatch(text):
+        raise ModelError(
+            f"{text or 'the empty name'}: there is no such folder",
+            hint=f"the working folder is {Path.cwd()}; a model of the Hugging Face Hub is named owner/name",
+        )
+    return hub_model(text, asked=text)
+
+
+def load(
+    folder: Path,
+    device: torch.device,
+    caps: Caps,
+    *,
+    dtype: str,
+    quantization: str | None,
+    device_budget: Size | None,
+) -> Loaded:
+    """The model on its device. Raises ModelError for a folder that cannot be used, BudgetTooSmall for too little memory."""
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+    if quantization is not None:
+        parse_format(quantization)
+    config = read_config(folder)
+    with Checkpoint(folder) as checkpoint:  # refuses pickles, checks every header
+        stored, nbytes = stored_dtype(checkpoint), checkpoint.nbytes()
+        packable = packable_nbytes(checkpoint)
+    chosen = choose_dtype(dtype, stored, caps)
+    transformers = import_transformers(folder)
+    with quiet(transformers):
+        tokenizer = read_tokenizer(transformers, folder)
+        need = round(nbytes * ITEM_NBYTES[chosen] / ITEM_NBYTES.get(stored, 4))
+        kept = cache_nbytes(config, CONTEXT_KEPT, ITEM_NBYTES[chosen])
+        budget = parse_nbytes(device_budget, "device_budget") if device_budget is not None else None
+        free = memory(device).free
+        room = budget if budget is not None else int((UNKNOWN if free is None else free) * DEVICE_SHARE)
+        packed = round(need * (1 - (1 - packed_share(quantization, chosen)) * packable / max(nbytes, 1)))
+        if packed + kept <= room:
+            model = from_folder(transformers, folder, chosen)
+            notes = []
+            if quantization is not None:
+                if need + kept <= room:
+                    model.to(device)  # searching the best scales is work for the device, if it has room for the floats
+                notes.append(str(quantize(model, quantization)))
+            return Loaded(model.to(device).eval(), tokenizer, chosen, "on the device", notes)
+        notes = [
+            f"{words(packed)} of weights and {words(kept)} for {CONTEXT_KEPT} tokens do not fit into {words(room)}: "
+            "what does not fit rests in slower memory and is brought up for every token"
+        ]
+        reserve = min(kept, room // 4)
+        options: dict[str, Any] = {"device_budget": room, "reserve": reserve}
+        if quantization is not None:
+            model = from_folder(transformers, folder, chosen)
+            fit(model, device, rest_format=quantization, **options)
+            notes.append(f"layers that are not on the device all the time rest in {quantization}")
+        else:
+            model, chosen = in_tiers(transformers, folder, device, chosen, stored, notes, options)
+    log.info("%s: %s", folder.name, notes[0])
+    return Loaded(model.eval(), tokenizer, chosen, "in tiers", notes)
+
+
+def in_tiers(
+    transformers: Any,
+    folder: Path,
+    device: torch.device,
+    chosen: str,
+    stored: str,
+    notes: list[str],
+    options: dict[str, Any],
+) -> tuple[nn.Module, str]:
+    """Straight from the files where names and dtype allow it, else through host memory."""
+    if chosen == stored:
+        try:
+            return load_in_tiers(folder, device, **options), chosen
+        except (
+            ModelError
+        ) as exc:  # its tensors have other names than the model's: transformers knows how to convert them
+            log.info("%s cannot be opened in place: %s", folder.name, exc.message)
+            notes.append("the files cannot be used in place: the model was loaded into host memory first")
+    model = from_folder(transformers, folder, chosen)
+    return fit(model, device, **options), chosen
+
+
+def import_transformers(folder: Path) -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError as exc:
+        raise ModelError(
+            f"{folder}: generating text needs transformers, which is not installed ({exc.name} is missing)",
+            hint="pip install 'anytorch[generate]'",
+        ) from exc
+    return transformers
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json")
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: is no JSON object", hint="fetch it again")
+    return config
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """Of most of the bytes; "float32" for formats torch does not compute with."""
+    nbytes: dict[str, int] = {}
+    for name in checkpoint.names():
+        entry = checkpoint.entry(name)
+        nbytes[entry.dtype] = nbytes.get(entry.dtype, 0) + entry.end - entry.begin
+    return STORED.get(max(nbytes, key=lambda kind: nbytes[kind]), "float32") if nbytes else "float32"
+
+
+def packable_nbytes(checkpoint: Checkpoint) -> int:
+    """The bytes that are packed for certain: matrices of layers. Embeddings, and a head that shares theirs, are not."""
+    entries = {name: checkpoint.entry(name) for name in checkpoint.names()}
+    return sum(
+        entry.end - entry.begin for name, entry in entries.items() if len(entry.shape) == 2 and not WHOLE.search(name)
+    )
+
+
+def choose_dtype(asked: str, stored: str, caps: Caps) -> str:
+    """The stored one where the device is fast at it, else one that is as short, else float32. Pure."""
+    if asked != "auto":
+        return asked
+    for name in (stored, "bfloat16" if stored == "float16" else stored):
+        if name in caps.fast_dtypes:
+            return name
+    return "float32"
+
+
+def packed_share(quantization: str | None, dtype: str) -> float:
+    """What packed weights need of the unpacked ones' bytes, scales included."""
+    if quantization is None:
+        return 1.0
+    return (parse_format(quantization).bits + 1.0) / (8 * ITEM_NBYTES[dtype])
+
+
+def cache_nbytes(config: dict[str, Any], tokens: int, item_nbytes: int) -> int:
+    """Keys and values of so many tokens, as far as the configuration tells."""
+    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
+    width = int(config.get("hidden_size") or config.get("n_embd") or 0)
+    head_width = int(config.get("head_dim") or width // heads)
+    most = int(config.get("max_position_embeddings") or config.get("n_positions") or tokens)
+    return 2 * layers * int(config.get("num_key_value_heads") or heads) * head_width * item_nbytes * min(tokens, most)
+
+
+def read_tokenizer(transformers: Any, folder: Path) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as exc:
+        raise ModelError(
+            f"{folder}: its tokenizer cannot be read: {first_line(exc)}",
+            hint="it needs tokenizer.json beside config.json",
+        ) from exc
+
+
+def from_folder(transformers: Any, folder: Path, dtype: str) -> Any:
+    """The model in host memory. A tensor that the files do not have is an error: transformers would invent it."""
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as exc:
+        raise ModelError(
+            f"{folder}: cannot be loaded as a language model: {first_line(exc)}",
+            hint="it must be a causal language model that transformers knows; code in the folder is never run",
+        ) from exc
+    missing = sorted(str(name) for name in info.get("missing_keys") or ())
+    if missing:
+        raise ModelError(
+            f"{folder} has no values for {len(missing)} parameters, such as {', '.join(missing[:3])}",
+            hint="the checkpoint belongs to another kind of model (an encoder?), or is incomplete",
+        )
+    return model
+
+
+def first_line(exc: Exception) -> str:
+    text = str(exc).strip()
+    return f"{type(exc).__name__}: {text.splitlines()[0]}" if text else type(exc).__name__
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Inside, transformers draws no bars, and what it imports says nothing aside: the words of a program are its own."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with logs.asides_unheard():
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

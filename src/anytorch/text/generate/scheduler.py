@@ -1,0 +1,296 @@
+"""The worker: computes the tokens of all requests, in turns and where the model allows it in one batch.
+
+In every round each prompt that is not read yet goes on by its share of a portion, and every other request gets one
+token. Nobody waits for a whole answer of somebody else. Requests beyond `most_at_once` wait in line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from anytorch import logs
+from anytorch.counts import counted
+from anytorch.devices.oom import is_out_of_memory
+from anytorch.errors import OutOfMemory, QueueFull, UsageError
+from anytorch.text.generate.cache import can_share, joined, new_cache, rows_of, truncate
+from anytorch.text.generate.requests import Request, Token
+from anytorch.text.generate.sampling import next_token
+
+log = logs.logger(__name__)
+
+PORTION = 512  # tokens of prompts that are computed in one round: more would hold up the others
+LEAST = 32  # of one prompt: fewer would cost as much
+IDLE_S = 2.0  # after which the worker ends; the next request starts another
+
+Forward = Callable[
+    ..., torch.Tensor
+]  # (input_ids, cache, position_ids, attention_mask) → logits [requests, vocabulary]
+
+Computed = tuple[int, torch.Tensor | None]  # how many tokens of each request; logits, where there is one to choose
+Compute = Callable[[list[Request]], Computed]
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Counts since the generator was made, and what is under way now."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0  # computations that made tokens: `tokens / steps` is how many requests shared one
+    failed: int = 0
+    cancelled: int = 0
+    rejected: int = 0  # refused because too many were waiting
+    running: int = 0
+    waiting: int = 0
+
+
+class Scheduler:
+    """`submit` puts a request in line; its mailbox gets the tokens. `close` ends everything."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        config: Any,
+        device: torch.device,
+        *,
+        shares: bool,
+        most_at_once: int,
+        most_waiting: int,
+        guard: Callable[[], Any],
+    ) -> None:
+        self._forward, self._config, self._device = forward, config, device
+        self._shares, self._guard = shares, guard
+        self._most_at_once, self._most_waiting = most_at_once, most_waiting
+        self._changed = threading.Condition()  # guards all below, except what the worker alone uses
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._closing = False
+        self._worker: threading.Thread | None = None
+        self._stats = GenerationStats()
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        with self._changed:
+            if self._closing:
+                raise UsageError("the text generator is closed")
+            if len(self._waiting) >= self._most_waiting:
+                self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
+                waiting = counted(len(self._waiting), "request for text is", "requests for text are")
+                raise QueueFull(f"{waiting} waiting, {self._most_waiting:,} may", hint="try again later")
+            self._waiting.append(request)
+            self._stats = replace(
+                self._stats,
+                requests=self._stats.requests + 1,
+                prompt_tokens=self._stats.prompt_tokens + request.prompt_length,
+            )
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="anytorch-generate", daemon=True)
+                self._worker.start()
+            self._changed.notify_all()
+
+    @property
+    def stats(self) -> GenerationStats:
+        with self._changed:
+            return replace(self._stats, running=len(self._running), waiting=len(self._waiting))
+
+    def close(self) -> None:
+        """Cancel what waits and what runs. Calling it twice is no error."""
+        with self._changed:
+            self._closing = True
+            for request in (*self._waiting, *self._running):
+                request.cancelled = True
+            self._changed.notify_all()
+            worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    # --- the worker ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while self._admitted():
+            try:
+                with self._guard():
+                    self._round()
+            except Exception as exc:  # noqa: BLE001  (our own mistake: nobody may be left waiting for it)
+                log.error("the text generator's worker failed: %s: %s", type(exc).__name__, exc)
+                for request in list(self._running):
+                    self._ended(request, "cancelled", exc)
+
+    def _admitted(self) -> bool:
+        """Is there something to compute? Waits for it a while; False: this thread is done."""
+        with self._changed:
+            while True:
+                while self._waiting and len(self._running) < self._most_at_once:
+                    self._running.append(self._waiting.popleft())
+                if self._running:
+                    return True
+                if self._closing or not self._changed.wait(IDLE_S):
+                    if self._waiting:
+                        continue
+                    self._worker = None
+                    return False
+
+    def _round(self) -> None:
+        now = time.perf_counter()
+        with self._changed:
+            late = [r for r in self._waiting if r.cancelled or (r.deadline is not None and now >= r.deadline)]
+            for request in late:
+                self._waiting.remove(request)
+        for request in (*late, *self._running):
+            if request.cancelled:
+                self._ended(request, "cancelled")
+            elif request.deadline is not None and now >= request.deadline:
+                waited = now - request.arrived
+                self._ended(request, "cancelled", TimeoutError(f"the text was not finished within {waited:.3g} s"))
+        readers = [r for r in self._running if r.reading]
+        for request in readers:  # a long prompt does not hold up the short ones behind it
+            self._attempt([request], lambda one: self._read(one[0], max(LEAST, PORTION // len(readers))))
+        ready = [r for r in self._running if not r.reading]
+        together = [r for r in ready if self._shares and can_share(r.cache)]
+        if len(together) < 2:
+            together = []
+        if together:
+            self._attempt(together, self._step)
+        for request in ready:
+            if request not in together:
+                self._attempt([request], self._step)
+
+    def _attempt(self, requests: list[Request], compute: Compute) -> int:
+        """Compute for these; if that fails, for each alone, so that only the culprit gets the error. How many tokens of
+        each were computed.
+
+        Until the numbers have been looked at no request has changed: a device may report only then that it failed.
+        """
+        try:
+            count, logits = compute(requests)
+            outlook = None if logits is None else Outlook.of(requests, logits)
+        except Exception as exc:  # noqa: BLE001  (whatever it is, it is the request's answer)
+            if len(requests) == 1:
+                self._ended(requests[0], "cancelled", _ours(exc, requests[0]))
+                return 0
+            log.info("a batch of %d requests failed (%s); each is computed by itself", len(requests), exc)
+        else:
+            for request in requests:
+                request.length += count
+            if outlook is not None:
+                self._choose(requests, outlook)
+            return count
+        truncate(requests[0].cache, max(request.length for request in requests))
+        for request in requests:
+            self._attempt([request], compute)
+        return 0
+
+    def _read(self, request: Request, portion: int) -> Computed:
+        """Go on with the prompt. The portion with its last token gives the first new one: its logits, else None."""
+        if request.cache is None:
+            request.cache = new_cache(self._config)
+        # A window of keys or a state is only ever filled in one go: that is what every model supports.
+        left = len(request.tokens) - request.length
+        # Kinds of layers are known at once, except that a model may make them as it goes.
+        growing = not request.cache.layers or can_share(request.cache)
+        count = min(left, portion) if growing else left
+        ids = request.tokens[request.length : request.length + count]
+        logits = self._forward(
+            torch.tensor([ids], device=self._device),
+            request.cache,
+            torch.arange(request.length, request.length + count, device=self._device)[None],
+            None,
+        )
+        return count, logits if count == left else None
+
+    def _step(self, requests: list[Request]) -> Computed:
+        """One token for each of these."""
+        cache = requests[0].cache
+        alone = len(requests) == 1 and (not can_share(cache) or rows_of(cache) == 1)
+        settled = all(r.cache is cache and r.row == row for row, r in enumerate(requests))
+        if not alone and not (settled and rows_of(cache) == len(requests)):
+            cache = joined([(r.cache, r.row, r.length) for r in requests])
+            for row, request in enumerate(requests):
+                request.cache, request.row = cache, row
+        mask = None
+        if len(requests) > 1:
+            longest = max(r.length for r in requests)
+            places = torch.arange(longest + 1)
+            begins = torch.tensor([longest - r.length for r in requests])
+            mask = (places >= begins[:, None]).long().to(self._device)
+        logits = self._forward(
+            torch.tensor([[r.tokens[-1]] for r in requests], device=self._device),
+            cache,
+            torch.tensor([[r.length] for r in requests], device=self._device),
+            mask,
+        )
+        return 1, logits
+
+    def _choose(self, requests: Sequence[Request], outlook: Outlook) -> None:
+        """A token for each. A failure here is that of one request: the others' keys and values are as they should be."""
+        now = time.perf_counter()
+        made = 0
+        for row, request in enumerate(requests):
+            if not outlook.finite[row]:
+                what = "the model gave numbers that are no numbers (NaN or infinity)"
+                self._ended(request, "cancelled", ArithmeticError(what))
+                continue
+            try:
+                token = outlook.token(row, request)
+            except Exception as exc:  # noqa: BLE001  (whatever it is, it is the request's answer)
+                self._ended(request, "cancelled", _ours(exc, request))
+                continue
+            made += 1
+            if token in request.ends:
+                self._ended(request, "stop")
+                continue
+            request.tokens.append(token)
+            request.mailbox.put(Token(token, now))
+            if request.made >= request.max_tokens:
+                self._ended(request, "length")
+        with self._changed:
+            self._stats = replace(self._stats, tokens=self._stats.tokens + made, steps=self._stats.steps + 1)
+
+    def _ended(self, request: Request, reason: Any, error: BaseException | None = None) -> None:
+        with self._changed:
+            if request in self._running:
+                self._running.remove(request)
+            failed, cancelled = error is not None, error is None and reason == "cancelled"
+            self._stats = replace(
+                self._stats, failed=self._stats.failed + failed, cancelled=self._stats.cancelled + cancelled
+            )
+        request.end(reason, error)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a computation says about the next token of each request. Its numbers are on the host: the device is done."""
+
+    logits: torch.Tensor  # [requests, vocabulary]
+    best: list[int]  # the most likely token of each; empty where nobody asks for it
+    finite: list[bool]
+
+    @staticmethod
+    def of(requests: Sequence[Request], logits: torch.Tensor) -> Outlook:
+        best = logits.argmax(-1).tolist() if any(r.sampling.greedy for r in requests) else []
+        return Outlook(logits, best, torch.isfinite(logits.amax(-1)).tolist())
+
+    def token(self, row: int, request: Request) -> int:
+        if request.sampling.greedy and request.sampling.repetition_penalty == 1.0:
+            return self.best[row]
+        return next_token(self.logits[row], request.sampling, request.tokens, request.random)
+
+
+def _ours(exc: Exception, request: Request) -> Exception:
+    if not is_out_of_memory(exc):
+        return exc
+    error = OutOfMemory(
+        f"memory ran out after {request.length} tokens of this request: {exc}",
+        hint="use a shorter prompt or fewer tokens, quantization='int4', or device_budget=…",
+    )
+    error.__cause__ = exc
+    return error

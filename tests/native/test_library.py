@@ -1,0 +1,204 @@
+"""Building our C++ on first use: once, whole, and with a clear answer when it cannot be done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from anytorch import native, settings
+from anytorch.errors import CompilerFailed, CompilerMissing, NativeUnavailable, UsageError
+from anytorch.native import compiler as compilers
+from anytorch.native import library, simd
+
+ADD = 'extern "C" __attribute__((visibility("default"))) int add(int a, int b) { return a + b; }\n'
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    path = tmp_path / "code" / "add.cpp"
+    path.write_text(ADD)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def needs_a_compiler() -> None:
+    compilers.find_compiler()  # CompilerMissing here fails the test: a green run has compiled something
+
+
+def libraries() -> list[Path]:
+    return sorted((settings.cache_folder() / "native").glob(f"*{library.SUFFIX}"))
+
+
+def fake_compiler(tmp_path: Path, script: str) -> str:
+    path = tmp_path / "fake-cxx"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_built_once_and_loaded(source: Path) -> None:
+    assert native.load("add", [source]).add(2, 3) == 5
+    (built,) = libraries()
+    before = built.stat().st_mtime_ns
+    assert native.load("add", [source]).add(4, 5) == 9
+    assert native.build("add", [source]) == built
+    assert built.stat().st_mtime_ns == before
+
+
+def test_a_changed_source_header_flag_or_level_is_another_library(source: Path) -> None:
+    native.build("add", [source])
+    source.write_text(ADD.replace("a + b", "a - b"))
+    assert native.load("add", [source]).add(2, 3) == -1
+    (source.parent / "add.h").write_text("// part of the source\n")
+    native.build("add", [source])
+    native.build("add", [source], flags=["-DX"])
+    native.build("add", [source], level="baseline")
+    assert len(libraries()) == (5 if len(native.supported()) > 1 else 4)
+
+
+def test_several_sources_are_linked_together(source: Path) -> None:
+    other = source.parent / "twice.cpp"
+    other.write_text('extern "C" int add(int, int);\n' + ADD.replace("add", "twice").replace("a + b", "add(a, b) * 2"))
+    assert native.load("both", [source, other]).twice(2, 3) == 10
+
+
+def test_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CompilerMissing, match="cannot build 'add': no C\\+\\+ compiler") as caught:
+        native.load("add", [source])
+    assert isinstance(caught.value, NativeUnavailable)
+    assert "apt install" in caught.value.hint
+
+
+def test_the_named_compiler_is_absent(source: Path) -> None:
+    with settings.use(compiler="no-such-compiler"), pytest.raises(CompilerMissing, match="no-such-compiler"):
+        native.load("add", [source])
+
+
+def test_an_earlier_build_serves_when_the_compiler_is_gone(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = native.build("add", [source])
+    monkeypatch.setenv("PATH", "")
+    assert native.build("add", [source]) == built
+
+
+def test_a_compiler_that_fails_says_what_it_said(source: Path) -> None:
+    source.write_text("this is not C++;\n")
+    with pytest.raises(CompilerFailed, match="failed with status 1") as caught:
+        native.load("add", [source])
+    assert "not C++" in caught.value.output or "this" in caught.value.output
+    assert libraries() == []
+    assert [p for p in (settings.cache_folder() / "native").iterdir() if p.is_dir()] == []
+
+
+def test_a_compiler_that_makes_rubbish(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rubbish = fake_compiler(tmp_path, 'for last; do :; done\nwhile [ "$1" != -o ]; do shift; done\necho rubbish > "$2"')
+    with settings.use(compiler=rubbish), pytest.raises(CompilerFailed, match="built and cannot be loaded"):
+        native.load("add", [source])
+    assert "built again" in caplog.text
+
+
+def test_a_damaged_library_is_built_again(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    built = native.build("add", [source])
+    built.write_bytes(built.read_bytes()[:100])
+    assert native.load("add", [source]).add(1, 1) == 2
+    assert "built again" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")  # root may write a read-only folder, nobody may write below a file
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    library = native.load("add", [source])
+    assert library.add(1, 2) == 3
+    assert "for this process alone" in caplog.text
+    assert native.load("add", [source]) is library and caplog.text.count("for this process alone") == 1, "compiled once"
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from anytorch import native
+print(native.load("add", [Path(sys.argv[1])]).add(20, 3))
+"""
+
+
+def start(source: Path, compiler: str = "") -> subprocess.Popen[str]:
+    env = {**os.environ, **({"ANYTORCH_CXX": compiler} if compiler else {})}
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(source)],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file locks of POSIX")
+def test_two_processes_compile_once(source: Path, tmp_path: Path) -> None:
+    real = " ".join(compilers.find_compiler().command)
+    slow = fake_compiler(tmp_path, f'echo run >> "{tmp_path}/runs"\nsleep 0.3\nexec {real} "$@"')
+    children = [start(source, slow) for _ in range(2)]
+    answers = [child.communicate(timeout=60) for child in children]
+    assert [out.strip() for out, _ in answers] == ["23", "23"], answers
+    assert (tmp_path / "runs").read_text().split() == ["run", "run"]  # one compile, one link
+    assert len(libraries()) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
+def test_killed_while_building(source: Path, tmp_path: Path) -> None:
+    hanging = fake_compiler(tmp_path, f'touch "{tmp_path}/started"\nexec sleep 60')
+    child = start(source, hanging)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    folder = settings.cache_folder() / "native"
+    assert libraries() == []
+    assert len([p for p in folder.iterdir() if p.is_dir()]) == 1  # what the killed one left
+    fake_compiler(tmp_path, f'exec {" ".join(compilers.find_compiler().command)} "$@"')
+    os.utime(hanging, ns=(0, 0))
+    with settings.use(compiler=hanging):
+        assert native.load("add", [source]).add(20, 3) == 23
+
+
+def test_left_overs_are_removed_by_the_next_builder(source: Path) -> None:
+    path = native.build("add", [source])
+    path.unlink()
+    left = path.parent / f".{path.stem}.killed"
+    left.mkdir()
+    native.build("add", [source])
+    assert path.exists() and not left.exists()
+
+
+def test_levels_by_features() -> None:
+    avx2 = frozenset({"avx2", "fma", "f16c"})
+    avx512 = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    assert simd.supported(frozenset(), "x86_64") == ("baseline",)
+    assert simd.supported(avx2, "AMD64") == ("baseline", "avx2")
+    assert simd.supported(avx2 | {"avx_vnni"}, "x86_64") == ("baseline", "avx2", "avx2vnni")
+    assert simd.supported(avx512 | {"avx512_vnni"}, "x86_64")[-1] == "avx512vnni"
+    assert simd.supported(avx512 | {"avx512_vnni"}, "aarch64") == ("baseline",)
+
+
+def test_a_level_this_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simd, "features", frozenset)
+    monkeypatch.setattr(simd.platform, "machine", lambda: "x86_64")
+    assert simd.level().name == "baseline"
+    with pytest.raises(UsageError, match="cannot run code of SIMD level 'avx2'"):
+        simd.level("avx2")
+    with pytest.raises(UsageError, match="unknown SIMD level"):
+        simd.level("sse9")
+    with settings.use(simd="avx512"), pytest.raises(UsageError, match="ANYTORCH_SIMD"):
+        simd.level()

@@ -1,0 +1,541 @@
+"""The engine around its encoder: shapes, order, options, streams, and every kind of bad input. No compiler needed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anytorch
+from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, OutOfMemory, UsageError
+from anytorch.text.embed import building, place
+from anytorch.text.embed.engine import ArrowEngine
+from anytorch.text.embed.place import Place, choose_place
+
+TEXTS = [f"sentence {n} " + "and more words " * (n % 11) for n in range(300)]
+
+
+@pytest.fixture
+def engine(fake_engine: Callable[..., ArrowEngine]) -> ArrowEngine:
+    return fake_engine()
+
+
+def expected(engine: ArrowEngine, encoder: Any, texts: list[str]) -> np.ndarray:
+    return np.concatenate([engine.finish(encoder.run(t.ids, t.starts)) for t in (engine.tokenize([x]) for x in texts)])
+
+
+# --- shapes and order ---------------------------------------------------------------------------------------------------
+
+
+def test_order_is_kept_whatever_the_batches(fake_engine: Callable[..., ArrowEngine], make_encoder: Any) -> None:
+    encoder = make_encoder()
+    one_by_one = expected(fake_engine(encoder), encoder, TEXTS)
+    for tokens in ("auto", 1, 64, 5000):
+        assert np.array_equal(fake_engine(batch_tokens=tokens).encode(TEXTS), one_by_one)
+
+
+def test_one_text_many_texts_none(engine: ArrowEngine) -> None:
+    assert engine.dim == 16
+    one = engine.encode("Hello")
+    assert one.shape == (16,) and one.dtype == np.float32
+    assert np.array_equal(engine.encode(["Hello"])[0], one)
+    assert engine.encode([]).shape == (0, 16) and engine.encode(iter(())).shape == (0, 16)
+    assert engine.encode([""]).shape == (1, 16) and np.isfinite(engine.encode(["", " ", "\n"])).all()
+
+
+def test_any_iterable(engine: ArrowEngine) -> None:
+    whole = engine.encode(TEXTS)
+    for texts in (tuple(TEXTS), iter(TEXTS), (text for text in TEXTS), dict.fromkeys(TEXTS), np.array(TEXTS)):
+        assert np.array_equal(engine.encode(texts), whole)
+    pandas = pytest.importorskip("pandas")
+    assert np.array_equal(engine.encode(pandas.Series(TEXTS, index=range(5, 305))), whole)
+
+
+def test_a_cursor_stays_in_its_thread(engine: ArrowEngine) -> None:
+    """sqlite3 refuses a cursor in another thread; drawing texts there would break it."""
+    with sqlite3.connect(":memory:") as database:
+        database.execute("create table t (x text)")
+        database.executemany("insert into t values (?)", [(text,) for text in TEXTS])
+        assert engine.encode(row[0] for row in database.execute("select x from t")).shape == (300, 16)
+    database.close()
+
+
+def test_outputs(engine: ArrowEngine) -> None:
+    vectors = engine.encode(TEXTS[:5])
+    assert engine.encode(TEXTS[:5], output="list") == vectors.tolist()
+    torch = pytest.importorskip("torch")
+    assert torch.equal(engine.encode(TEXTS[:5], output="torch"), torch.from_numpy(vectors))
+    arrow = engine.encode(TEXTS[:5], output="arrow")
+    assert arrow.type.list_size == 16 and arrow.to_pylist() == vectors.tolist()
+    assert len(engine.encode([], output="arrow")) == 0
+    with pytest.raises(UsageError, match="output='csv' is not one of numpy, torch, arrow, list"):
+        engine.encode(TEXTS, output="csv")  # type: ignore[arg-type]
+
+
+def test_precisions_and_dimensions(engine: ArrowEngine) -> None:
+    vectors = engine.encode(TEXTS)
+    small = engine.encode(TEXTS, dim=5)
+    assert small.shape == (300, 5) and np.allclose(np.linalg.norm(small, axis=1), 1, atol=1e-6)
+    assert np.allclose(small, vectors[:, :5] / np.linalg.norm(vectors[:, :5], axis=1, keepdims=True), atol=1e-6)
+    for precision, columns, dtype in (("int8", 16, np.int8), ("binary", 2, np.int8), ("ubinary", 2, np.uint8)):
+        found = engine.encode(TEXTS, precision=precision)
+        assert found.shape == (300, columns) and found.dtype == dtype
+        assert np.array_equal(engine.encode(iter(TEXTS), precision=precision), found)
+    with pytest.raises(UsageError, match="precision='int3'"):
+        engine.encode(TEXTS, precision="int3")
+    with pytest.raises(UsageError, match="dim=17"):
+        engine.encode(TEXTS, dim=17)
+
+
+def test_normalize_and_pooling_can_be_chosen(fake_engine: Callable[..., ArrowEngine]) -> None:
+    assert not np.allclose(np.linalg.norm(fake_engine(normalize=False).encode(TEXTS), axis=1), 1)
+    engine = fake_engine(pooling="last")
+    assert engine.pooling == ("lasttoken",)
+    with pytest.raises(UsageError, match="'middle' is not one of"):
+        fake_engine(pooling="middle")
+
+
+# --- streaming ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_bounded_and_the_same(engine: ArrowEngine) -> None:
+    drawn = 0
+
+    def source() -> Iterator[str]:
+        nonlocal drawn
+        for number in range(100_000):
+            drawn = number + 1
+            yield TEXTS[number % 300]
+
+    stream = engine.encode_iter(source())
+    first = [next(stream) for _ in range(300)]
+    assert drawn < 20_000, "it reads far ahead of what it was asked for"
+    assert np.array_equal(np.stack(first), engine.encode(TEXTS))
+    stream.close()
+
+
+def test_progress(engine: ArrowEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[tuple[int, int | None]] = []
+    engine.encode(TEXTS, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (300, 300) and [done for done, _ in calls] == sorted({done for done, _ in calls})
+    calls.clear()
+    engine.encode(iter(TEXTS), progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (300, None)
+    engine.encode(TEXTS, progress=True)
+    assert capsys.readouterr() == ("", ""), "there is no terminal: no bar"
+
+
+def test_a_bar_on_a_terminal(engine: ArrowEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    engine.encode(TEXTS, progress=True)
+    assert "encoding" in screen.getvalue() and "300/300" in screen.getvalue()
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [None, 5, b"bytes", 3.5])
+def test_what_is_no_list_of_texts(texts: Any, engine: ArrowEngine) -> None:
+    for encode in (engine.encode, lambda t: list(engine.encode_iter(t))):
+        with pytest.raises(InputError, match=rf"not {type(texts).__name__}"):
+            encode(texts)
+
+
+def test_a_bad_text_among_many_is_named(engine: ArrowEngine) -> None:
+    for bad, says in ((None, "NoneType"), (7, "int"), ("a\udfffb", "lone surrogate"), (["x"], "list")):
+        with pytest.raises(InputError, match=rf"text 250 .*{says}"):
+            engine.encode([*TEXTS[:250], bad, *TEXTS[251:]])  # type: ignore[list-item]
+    assert engine.encode(TEXTS).shape == (300, 16), "it works on"
+
+
+def test_long_texts_are_cut_and_counted(fake_engine: Callable[..., ArrowEngine]) -> None:
+    engine = fake_engine()
+    long = "word " * 400
+    vectors = engine.encode(["short", long, long + "more", "word " * 254])
+    assert np.array_equal(vectors[1], vectors[2]) and np.array_equal(vectors[1], vectors[3])
+    assert (engine.stats.texts, engine.stats.truncated) == (4, 2) and engine.stats.tokens == 3 + 3 * 256
+    assert "longer than that and cut: 2 of 4 texts so far" in engine.explain()
+    assert engine.encode(["x" * 2_000_000]).shape == (1, 16)
+    strict = fake_engine(truncate=False, max_length=20)
+    with pytest.raises(InputError, match="1 of the texts 0 to 1 have more than 20 tokens"):
+        strict.encode(["short", long])
+
+
+def test_lengths_that_lie(engine: ArrowEngine) -> None:
+    class Liar(list[str]):
+        def __len__(self) -> int:
+            return 200
+
+    with pytest.raises(InputError, match="said that they are 200"):
+        engine.encode(Liar(TEXTS))
+    with pytest.raises(InputError, match="said that they are 200, and gave 3"):
+        engine.encode(Liar(TEXTS[:3]))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quantization": "int9"}, "quantization='int9' is not one of int8, int4, int2, fp4"),
+        ({"dtype": "float8"}, "dtype='float8'"),
+        ({"batch_tokens": 0}, "batch_tokens=0"),
+        ({"batch_tokens": "many"}, "batch_tokens='many'"),
+        ({"batch_tokens": True}, "batch_tokens=True"),
+        ({"max_length": 513}, "the model has 512 positions"),
+        ({"max_length": 2}, "leaves no room"),
+        ({"device": "gpux"}, "unknown device 'gpux'"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], says: str, fake_engine: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match=says):
+        fake_engine(**options)
+
+
+def test_damaged_folders_are_refused_before_anything_is_built(copied_model: Path) -> None:
+    weights = copied_model / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match=r"model\.safetensors: cut off"):
+        ArrowEngine(copied_model, "cpu")
+    weights.unlink()
+    (copied_model / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(ModelError, match="a pickle"):
+        ArrowEngine(copied_model, "cpu")
+    (copied_model / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match="there are no weights"):
+        ArrowEngine(copied_model, "cpu")
+    (copied_model / "tokenizer.json").unlink()
+    (copied_model / "vocab.txt").unlink()
+    with pytest.raises(ModelError, match="there is no tokenizer"):
+        ArrowEngine(copied_model, "cpu")
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts(copied_model: Path, fake_engine: Callable[..., ArrowEngine]) -> None:
+    plain = fake_engine()
+    assert np.array_equal(plain.encode("x", prompt="query"), plain.encode("x")), "a model without prompts"
+    assert np.array_equal(plain.encode("x", prompt="find: "), plain.encode("find: x"))
+    settings = {"prompts": {"query": "query: ", "document": "passage: "}, "default_prompt_name": "document"}
+    (copied_model / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    engine = fake_engine(model_path=copied_model)
+    assert engine.prompts == settings["prompts"]
+    for prompt, text in (
+        ("query", "query: x"),
+        ("passage", "passage: x"),
+        ("document", "passage: x"),
+        (None, "passage: x"),
+        ("", "x"),
+    ):
+        assert np.array_equal(engine.encode("x", prompt=prompt), engine.encode(text, prompt="")), prompt
+    (copied_model / "1_Pooling" / "config.json").write_text('{"include_prompt": false}')
+    with pytest.raises(UsageError, match="leaves its prompt's tokens out"):
+        fake_engine(model_path=copied_model).encode("x", prompt="query")
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------------
+
+
+def test_similarity(engine: ArrowEngine) -> None:
+    vectors = engine.encode(TEXTS[:20])
+    matrix = engine.similarity(TEXTS[:20])
+    assert matrix.shape == (20, 20) and np.allclose(np.diag(matrix), 1, atol=1e-6) and np.allclose(matrix, matrix.T)
+    assert np.allclose(matrix, vectors @ vectors.T, atol=1e-6)
+    assert np.allclose(engine.similarity(vectors * 7, TEXTS[:3]), matrix[:, :3], atol=1e-6)
+    assert engine.similarity("one", "two").shape == (1, 1) and engine.similarity([], TEXTS[:3]).shape == (0, 3)
+    eight = engine.encode(TEXTS[:20], precision="int8")
+    assert np.abs(engine.similarity(eight) - matrix).max() < 0.02
+    bits = engine.encode(TEXTS[:20], precision="binary")
+    same = engine.similarity(bits, precision="binary")
+    signs = np.where(vectors > 0, 1, -1)
+    assert np.allclose(same, signs @ signs.T / 16, atol=1e-6)
+    unsigned = engine.encode(TEXTS[:20], precision="ubinary")
+    assert np.array_equal(engine.similarity(unsigned, precision="ubinary"), same)
+    with pytest.raises(InputError, match="16 and of 3 dimensions"):
+        engine.similarity(vectors, np.zeros((2, 3)))
+    with pytest.raises(InputError, match="rows of numbers"):
+        engine.similarity(np.array([["a"]]))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "manhattan"])
+def test_search_finds_what_sorting_finds(kind: str, copied_model: Path, fake_engine: Callable[..., Any]) -> None:
+    (copied_model / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": kind}))
+    engine = fake_engine(model_path=copied_model)
+    rng = np.random.default_rng(0)
+    corpus, queries = rng.standard_normal((500, 16)).astype("f"), rng.standard_normal((9, 16)).astype("f")
+    scores = engine.similarity(queries, corpus)
+    for row, hits in zip(scores, engine.search(queries, corpus, 7), strict=True):
+        assert [hit.index for hit in hits] == np.argsort(-row, kind="stable")[:7].tolist()
+        assert np.allclose([hit.score for hit in hits], np.sort(row)[::-1][:7], atol=1e-5) and hits[0].text is None
+
+
+def test_search_among_texts(engine: ArrowEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    hits = engine.search(TEXTS[42], TEXTS, 3)
+    assert hits[0].index == 42 and hits[0].text == TEXTS[42] and hits[0].score == pytest.approx(1, abs=1e-5)
+    assert len(engine.search("x", TEXTS[:2], 10)) == 2 and engine.search("x", [], 3) == []
+    assert [len(found) for found in engine.search(["a", "b"], iter(TEXTS), 4)] == [4, 4]
+    from anytorch.text.embed import compare
+
+    whole = engine.search(TEXTS[:5], TEXTS, 4)
+    monkeypatch.setattr(compare, "BLOCK_SCORES", 100)
+    assert engine.search(TEXTS[:5], TEXTS, 4) == whole, "in blocks, the same"
+    arrow = engine.encode(TEXTS, output="arrow")
+    assert [hit.index for hit in engine.search(TEXTS[7], arrow, 2)] == [
+        h.index for h in engine.search(TEXTS[7], TEXTS, 2)
+    ]
+    for k in (0, -1, True, 2.5):
+        with pytest.raises(UsageError, match="k="):
+            engine.search("x", TEXTS, k)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["binary", "ubinary"])
+def test_texts_are_compared_as_bits_where_bits_are_asked_for(engine: ArrowEngine, precision: str) -> None:
+    bits = engine.encode(TEXTS[:20], precision=precision)
+    expected = engine.similarity(bits, precision=precision)
+    assert np.array_equal(engine.similarity(TEXTS[:20], precision=precision), expected)
+    assert np.array_equal(engine.similarity(TEXTS[:20], bits, precision=precision), expected)
+    assert engine.similarity([], bits, precision=precision).shape == (0, 20)
+    assert engine.search(TEXTS[4], bits, 1, precision=precision)[0].index == 4
+    for compare in (engine.similarity, engine.search):
+        with pytest.raises(UsageError, match="precision='int3'"):
+            compare(TEXTS[:2], TEXTS[:2], precision="int3")
+
+
+def test_columns_of_texts(engine: ArrowEngine) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    expected, vectors = engine.search(TEXTS[3], TEXTS[:9], 2), engine.encode(TEXTS[:9])
+    several = pyarrow.chunked_array([TEXTS[:4], TEXTS[4:9]])
+    for column in (
+        np.array(TEXTS[:9]),
+        pandas.Series(TEXTS[:9], index=range(5, 14)),
+        pyarrow.array(TEXTS[:9]),
+        several,
+    ):
+        assert engine.search(TEXTS[3], column, 2) == expected
+        assert np.array_equal(engine.encode(column), vectors)
+        assert np.array_equal(np.stack(list(engine.encode_iter(column))), vectors)
+        assert engine.similarity(column).shape == (9, 9)
+    with pytest.raises(InputError, match="text 1 is NoneType"):
+        engine.encode(pyarrow.array(["a", None]))
+
+
+def test_of_equal_scores_the_first_are_found(engine: ArrowEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.text.embed import compare
+
+    rng = np.random.default_rng(0)
+    query = np.ones((1, 1), np.float32)
+    for block in (compare.BLOCK_SCORES, 50):
+        monkeypatch.setattr(compare, "BLOCK_SCORES", block)
+        for count, k in ((5, 2), (50, 7), (1000, 7), (1000, 1)):
+            corpus = rng.integers(0, 3, (count, 1)).astype(np.float32)
+            found = [number for number, _ in next(compare.nearest(query, corpus, k, "dot"))]
+            assert found == np.argsort(-corpus[:, 0], kind="stable")[:k].tolist()
+
+
+@pytest.mark.parametrize("threads", [0, -1, "2", True, 1.5])
+def test_threads_that_cannot_be(threads: Any, model_folder: Path) -> None:
+    with pytest.raises(UsageError, match="threads="):
+        ArrowEngine(model_folder, "cpu", threads=threads)
+
+
+def test_an_unknown_prompts_name_is_warned_about_once(
+    copied_model: Path, fake_engine: Callable[..., ArrowEngine]
+) -> None:
+    settings = {"prompts": {"query": "query: ", "document": "passage: "}}
+    (copied_model / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    engine = fake_engine(model_path=copied_model)
+    with pytest.warns(UserWarning, match=r"prompt='qurey' is no name .*\(query, document\)"):
+        found = engine.encode(["x"], prompt="qurey")
+    assert np.array_equal(engine.encode(["x"], prompt="qurey"), found), "not warned again"
+    assert np.array_equal(found, engine.encode(["qureyx"], prompt=""))
+    engine.encode(["x"], prompt="Find: ")  # a text: no warning
+    with pytest.warns(UserWarning, match="it has none"):
+        fake_engine().encode("x", prompt="title")
+
+
+def test_device_and_devices_are_one_question() -> None:
+    with pytest.raises(UsageError, match=r"device='cpu' and devices=.*two answers"):
+        ArrowEngine(device="cpu", devices=["cpu", "cpu"])
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_not_the_working_folder(name: str) -> None:
+    with pytest.raises(ModelError, match="the name of the model is empty"):
+        ArrowEngine(name)
+
+
+def test_a_prompt_that_is_no_text(engine: ArrowEngine) -> None:
+    with pytest.raises(UsageError, match="prompt=5"):
+        engine.encode("a", prompt=5)  # type: ignore[arg-type]
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_halves_the_batch(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
+    whole = fake_engine().encode(TEXTS)
+    engine = fake_engine(make_encoder(most_tokens=100))
+    assert np.array_equal(engine.encode(TEXTS), whole)
+    assert engine.batch_tokens <= 100 and "note: memory ran out" in engine.explain()
+
+
+def test_quantizing_only_if_allowed(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
+    long = ["word " * 200]
+    with pytest.raises(OutOfMemory, match="a single text of 202 tokens"):
+        fake_engine(make_encoder(most_tokens=100)).encode(long)
+    engine = fake_engine(make_encoder(most_tokens=100), make_encoder(quantization="int8"), allow_quantize=True)
+    with pytest.warns(DeviceFallbackWarning, match="memory ran out on cpu: using quantization='int8'"):
+        assert engine.encode(long).shape == (1, 16)
+    assert engine.quantization == "int8" and "quantization: int8" in engine.explain()
+
+
+def test_a_model_too_large_to_load(model_folder: Path, monkeypatch: pytest.MonkeyPatch, make_encoder: Any) -> None:
+    asked: list[str | None] = []
+
+    def build(*given: Any, quantization: str | None, **named: Any) -> tuple[Any, str]:
+        asked.append(quantization)
+        if quantization != "int4":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+        return make_encoder(quantization=quantization), "a test's"
+
+    monkeypatch.setattr(building, "build_encoder", build)
+    with pytest.raises(OutOfMemory, match="does not fit into the memory of cpu"):
+        ArrowEngine(model_folder, "cpu")
+    with pytest.warns(DeviceFallbackWarning, match="int"):
+        engine = ArrowEngine(model_folder, "cpu", allow_quantize=True)
+    assert asked == [None, None, "int8", "int4"] and engine.quantization == "int4"
+
+
+# --- devices ------------------------------------------------------------------------------------------------------------
+
+
+def test_auto_needs_no_torch_where_files_show_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "accelerator_seen", lambda: False)
+    monkeypatch.setattr(place, "resolve", lambda *given, **named: pytest.fail("nothing needs resolving"))
+    assert (
+        choose_place("auto") == choose_place(None) == Place("cpu", "cpu", "files show no accelerator on this machine")
+    )
+    assert choose_place("cpu").why == "'cpu' was asked for"
+    with anytorch.use(backend="cpu"):
+        assert choose_place("auto").why == "'cpu' was asked for (by code)"
+
+
+def test_a_forced_device_falls_back_with_a_warning(cpu_wheel: None, fake_engine: Callable[..., Any]) -> None:
+    with pytest.warns(DeviceFallbackWarning, match="'cuda' was asked for and cannot be used") as caught:
+        engine = fake_engine(device="cuda")
+    assert engine.device == "cpu" and "'cuda' was asked for and cannot be used" in engine.explain()
+    assert caught[0].filename == __file__ or "conftest" in caught[0].filename, "it points at the caller"
+    with anytorch.use(strict=True), pytest.raises(anytorch.AnytorchError, match="cannot be used"):
+        fake_engine(device="cuda")
+
+
+def test_a_device_that_is_there_gets_torch(monkeypatch: pytest.MonkeyPatch, fake_engine: Callable[..., Any]) -> None:
+    monkeypatch.setattr(building, "choose_place", lambda request: Place("cuda:0", "cuda:0", "a test says so"))
+    engine = fake_engine(device="auto")
+    assert engine.device == "cuda:0" and not engine.on_cpu and engine.batch_tokens > 10_000
+    on_cpu = fake_engine(device="cpu")
+    assert np.array_equal(engine.encode(TEXTS), on_cpu.encode(TEXTS)), "whichever tokenizer"
+
+
+def test_torch_devices_are_named_by_their_name(fake_engine: Callable[..., Any]) -> None:
+    torch = pytest.importorskip("torch")
+    assert fake_engine(device=torch.device("cpu")).device == "cpu"
+    assert fake_engine(device=None).device == "cpu"
+
+
+# --- life ---------------------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_one_engine(engine: ArrowEngine) -> None:
+    whole = engine.encode(TEXTS)
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda n: engine.encode(TEXTS[n : n + 40]), range(0, 260, 10)))
+    for number, vectors in enumerate(found):
+        assert np.array_equal(vectors, whole[number * 10 : number * 10 + 40])
+    assert engine.stats.texts == 300 + 26 * 40
+
+
+def test_closing(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
+    encoder = make_encoder()
+    with fake_engine(encoder) as engine:
+        assert engine.warmup() is engine and encoder.calls
+    assert encoder.closed
+    with pytest.raises(UsageError, match="closed"):
+        engine.encode("x")
+    engine.close()
+    assert threading.active_count() < 20
+
+
+def test_explain_and_describe(engine: ArrowEngine) -> None:
+    text = engine.explain()
+    for words in ("model: ", "mean pooling, then normalize", "device: cpu, because 'cpu' was asked for", "kernels: fake",
+                  "quantization: none", "batches: 4096 tokens (default, being measured)"):  # fmt: skip
+        assert words in text
+    json.dumps(engine.describe())
+    assert repr(engine) == "ArrowEngine('model', device='cpu', quantization=None)"
+
+
+def test_the_batch_size_is_measured_and_remembered(
+    fake_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "CPU_TOKENS", 512)
+    engine = fake_engine()
+    for _ in range(20):
+        engine.encode(TEXTS * 5)
+    assert engine._runner.budget.settled and engine.describe()["batch"]["source"] == "measured"
+    again = fake_engine()
+    assert again.batch_tokens == engine.batch_tokens and again.describe()["batch"]["source"] == "remembered"
+
+
+def test_a_device_may_normalise_and_write_the_rows(
+    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> None:
+    wanted = fake_engine()
+    asked: list[bool] = []
+
+    class Device(make_encoder):  # type: ignore[misc, valid-type]
+        normalize, in_flight = True, 2
+
+        def run(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
+            pooled = super().run(ids, starts)
+            return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+        def submit(self, ids: np.ndarray, starts: np.ndarray, out: Any = None, places: Any = None) -> Any:
+            made = self.run(ids, starts)
+            if out is not None:
+                out[places] = made
+            return type("Pending", (), {"result": lambda self: made if out is None else out})()
+
+    def build(*given: Any, normalize: bool, **named: Any) -> tuple[Any, str]:
+        asked.append(normalize)
+        return Device(), "a test's"
+
+    monkeypatch.setattr(building, "build_encoder", build)
+    with ArrowEngine(model_folder, "cpu") as engine:
+        assert engine.head.does_nothing and engine.head.normalizes and asked == [True]
+        np.testing.assert_allclose(engine.encode(TEXTS), wanted.encode(TEXTS), atol=1e-6)
+        np.testing.assert_allclose(engine.encode(iter(TEXTS)), wanted.encode(TEXTS), atol=1e-6)
+        np.testing.assert_allclose(engine.encode(TEXTS, dim=5), wanted.encode(TEXTS, dim=5), atol=1e-6)
+        assert (
+            np.abs(engine.encode(TEXTS, precision="int8").astype(int) - wanted.encode(TEXTS, precision="int8")).max()
+            <= 1
+        )
+    ArrowEngine(model_folder, "cpu", normalize=False).close()
+    assert asked == [True, False]

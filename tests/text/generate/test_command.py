@@ -1,0 +1,82 @@
+"""`anytorch generate`: text as it is made, one document with --json, clear words for what is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from anytorch.cli.main import main
+from anytorch.text.generate.generator import TextGenerator
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    def call(*arguments: str) -> Answer:
+        capsys.readouterr()
+        status = main(["generate", *arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def test_the_text_goes_to_standard_output_and_the_words_do_not(
+    models: dict[str, Path], cli: Callable[..., Answer]
+) -> None:
+    folder = models["llama"]
+    with TextGenerator(folder, device="cpu") as generator:
+        wanted = generator.complete("The quick", max_tokens=12, temperature=0).text
+    status, out, err = cli("The quick", "--model", str(folder), "--max-tokens", "12", "--temperature", "0", "--explain")
+    assert status == 0
+    assert out == wanted + "\n"
+    assert "12 tokens in" in err and "tokens/s" in err and "computes on cpu" in err
+
+
+def test_json_is_one_document(models: dict[str, Path], cli: Callable[..., Answer]) -> None:
+    arguments = ("The", "--model", str(models["llama"]), "--max-tokens", "5", "--temperature", "1", "--seed", "3")
+    status, out, _ = cli(*arguments, "--json")
+    answer = json.loads(out)
+    assert status == 0
+    assert answer["completion_tokens"] <= 5 and answer["generator"]["device"] == "cpu"
+    assert json.loads(cli(*arguments, "--json")[1])["text"] == answer["text"]
+
+
+def test_a_chat_and_standard_input(
+    models: dict[str, Path], cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    model = ("--model", str(models["llama"]), "--max-tokens", "3", "--json")
+    status, out, _ = cli("-", *model, "--chat", "--system", "Be brief.")
+    with TextGenerator(models["llama"], device="cpu") as generator:
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+        count = len(generator.tokenize(messages))
+    assert status == 0
+    assert json.loads(out)["prompt_tokens"] == count
+    assert cli("x", *model, "--system", "y")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "nowhere"], "no such folder"),
+        ([], "--model"),
+        (["--model", "MODEL", "--max-tokens", "0"], "max_tokens=0"),
+        (["--model", "MODEL", "--device-budget", "lots"], "device_budget"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    models: dict[str, Path], cli: Callable[..., Answer], arguments: list[str], words: str
+) -> None:
+    status, out, err = cli("x", *(str(models["llama"]) if word == "MODEL" else word for word in arguments))
+    assert (status, out) == (2, "")
+    assert words in err

@@ -1,0 +1,87 @@
+"""Many kinds of language models, tiny and with random weights: tokens are transformers' own, alone and together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.text.generate.conftest import make_tokenizer  # noqa: E402
+
+from anytorch.errors import ModelError  # noqa: E402
+from anytorch.text.generate.generator import TextGenerator  # noqa: E402
+
+BASE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "max_position_embeddings": 512}
+LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA |= {"num_key_value_heads": 2}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = "shared"  # computed in one batch
+IN_TURNS = "in turns"
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Phi3": (SHARED, LLAMA),
+    "GPTNeoX": (SHARED, LLAMA),
+    "OPT": (SHARED, {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                     "word_embed_proj_dim": 32}),
+    "Qwen2": (SHARED, LLAMA),
+    "Mixtral": (SHARED, {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen3Moe": (SHARED, {**LLAMA, **EXPERTS, "num_experts": 4, "head_dim": 8, "decoder_sparse_step": 1}),
+    "Starcoder2": (SHARED, LLAMA),
+    "Olmo2": (SHARED, LLAMA),
+    "Granite": (SHARED, LLAMA),
+    "GPTJ": (SHARED, {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 512}),
+    "StableLm": (SHARED, LLAMA),
+    "Cohere": (SHARED, LLAMA),
+    "SmolLM3": (SHARED, LLAMA),
+    "DeepseekV3": (SHARED, {**LLAMA, **EXPERTS, "num_key_value_heads": 4, "n_routed_experts": 4, "q_lora_rank": 16,
+                            "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+                            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}),
+    "Bloom": (IN_TURNS, {"hidden_size": 32, "n_layer": 2, "n_head": 4}),  # no positions to be given
+    "Gemma2": (IN_TURNS, {**LLAMA, "head_dim": 8, "sliding_window": 16}),
+    "GptOss": (IN_TURNS, {**LLAMA, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+                          "sliding_window": 16}),
+}  # fmt: skip
+PROMPTS = ["The quick brown fox jumps over the lazy dog and then some more text", "x", "日本語のテキスト"]
+
+
+def tiny(name: str, shape: dict[str, Any], folder: Path) -> Any:
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{name}Config")(**{**BASE, "initializer_range": 0.3, **shape})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model.save_pretrained(folder)
+    return make_tokenizer(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_transformers_alone_and_together(name: str, tmp_path: Path) -> None:
+    how, shape = FAMILIES[name]
+    tokenizer = tiny(name, shape, tmp_path)
+    with TextGenerator(tmp_path, device="cpu", dtype="float32") as generator:
+        alone = []
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, return_tensors="pt").input_ids
+            with torch.no_grad():
+                wanted = generator.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=25, do_sample=False, pad_token_id=1
+                )[0, ids.shape[1] :].tolist()
+            stream = generator.stream(prompt, max_tokens=25, temperature=0)
+            list(stream)
+            alone.append(stream._request.tokens[stream.prompt_tokens :])
+            assert alone[-1] == (wanted[:-1] if wanted[-1] == 1 else wanted)
+        before = generator.stats
+        streams = [generator.stream(prompt, max_tokens=25, temperature=0) for prompt in PROMPTS]
+        for stream, tokens in zip(streams, alone, strict=True):
+            list(stream)
+            assert stream._request.tokens[stream.prompt_tokens :] == tokens
+        made, steps = generator.stats.tokens - before.tokens, generator.stats.steps - before.steps
+    assert (made > 1.5 * steps) == (how == SHARED)
+
+
+def test_a_model_without_keys_and_values_is_refused(tmp_path: Path) -> None:
+    tiny("Mamba", {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 8}, tmp_path)
+    with pytest.raises(ModelError, match="keeps no keys and values"):
+        TextGenerator(tmp_path, device="cpu")
