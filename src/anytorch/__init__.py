@@ -13,9 +13,7 @@ from anytorch._version import __version__ as __version__
 from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
-    from anytorch import devices as devices
     from anytorch import lite as lite
-    from anytorch import memory as memory
     from anytorch import quant as quant
     from anytorch import webgpu as webgpu
     from anytorch.devices.choose import Resolution as Resolution
