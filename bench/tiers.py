@@ -492,7 +492,7 @@ def disk_part(gpu: Gpu, options: argparse.Namespace, tokens: int, same: Any, lef
     from anytorch.memory.images import from_files
     from anytorch.memory.reader import Reader
     from anytorch.memory.saving import save_state
-    from anytorch.memory.shards import locate_tensors
+    from anytorch.safetensors_files import locate_tensors
 
     folder = Path(options.folder or tempfile.mkdtemp(prefix="anytorch-bench-"))
     row: dict[str, Any] = {}

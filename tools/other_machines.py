@@ -235,7 +235,7 @@ def run(name: str, tests: Sequence[str], jobs: int) -> bool:
         place = stack.enter_context(machine.around()) if machine.around else Place()
         path = os.pathsep.join(str(place.folder / part) for part in ("src", "compat/src"))
         env = os.environ | environment(machine) | place.env | {"PYTHONPATH": path}
-        command = [*place.before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command = [*place.before, sys.executable, "-m", "pytest", "-q"]
         command += ["-n", str(jobs), "--dist", "worksteal", "-m", "not slow and not device", *(tests or machine.tests)]
         print(f"\n=== {name}: {machine.about}", flush=True)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The benchmark in a process of its own: `python -m anytorch.serve.measure REQUEST`, one JSON document per line on
+"""The benchmark in a process of its own: `main([request])`, one JSON document per line on
 standard output. A driver that crashes while it is measured takes this process with it and not the service."""
 
 from __future__ import annotations
@@ -43,7 +43,3 @@ def main(arguments: list[str]) -> int:
         return 1
     tell("report", report=as_json(report))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from anytorch import logs, settings
+from anytorch.child_process import OWN_GROUP, kill_group, python_command
 from anytorch.devices.bench.workloads import workload_names
 from anytorch.devices.choose import resolve
 from anytorch.errors import DeviceError, UsageError
@@ -56,7 +55,7 @@ class Measuring:
         try:
             yield "progress", {"device": "", "test": "", "fraction": 0.0, "message": "starting"}
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "anytorch.serve.measure", request,
+                *python_command("anytorch.serve.measure:main", request), start_new_session=OWN_GROUP,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, limit=LINE_NBYTES,
             )  # fmt: skip
             assert process.stdout is not None
@@ -81,8 +80,7 @@ class Measuring:
         finally:
             self._reserved_at, self._started = None, False
             if process is not None and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                kill_group(process.pid)
                 await asyncio.shield(process.wait())
             if rows and not finished:
                 keep(rows, problems, asked.seconds, None, partial=True)

@@ -1,6 +1,6 @@
 """Our Triton kernels for a step, by Triton's own interpreter on the CPU: the same ids as torch's, not how fast.
 
-Triton comes with torch's GPU wheels alone: elsewhere the test is skipped, or fails where ANYTORCH_TEST_REQUIRE names triton.
+Where Triton is not installed the tests are skipped, or fail if ANYTORCH_TEST_REQUIRE names triton, as `make test` does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ except Exception as exc:  # the interpreter of Triton 3.6 cannot loop to a loade
     raise SystemExit
 
 import anytorch
-from anytorch.forecast import KronosPredictor, choice, generate, kernel_step, product_parts
+from anytorch.forecast import KronosPredictor
+from anytorch.forecast.generation import generate
+from anytorch.forecast.kernels import choice, product_parts
+from anytorch.forecast.kernels import row_step as kernel_step
 from anytorch.forecast.inputs.series import Series
 from anytorch.forecast.kernels.product_parts import error_of
 from anytorch.forecast.kernels.products import Cut, Products, Work, candidates
@@ -180,7 +183,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from anytorch.forecast import attention, window_attention
+from anytorch.forecast.kernels import attention, window_attention
 from anytorch.forecast.kernels.row_step import Tiles
 from anytorch.forecast.kernels.products import Work, candidates, constants
 from anytorch.forecast.kernels.attention_source import attend_many
@@ -247,19 +250,16 @@ def interpreted(run_script: Callable[..., Any], missing: Callable[[str, str], No
     return run
 
 
-@pytest.mark.slow
 def test_the_kernels_draw_the_same_ids(interpreted: Callable[[str], Any]) -> None:
     for used, why, same, ways in interpreted(IDS)["found"]:
         assert used and not why and same and not ways
 
 
-@pytest.mark.slow
 def test_products_are_right_however_they_are_cut(interpreted: Callable[[str], Any]) -> None:
     errors = interpreted(PRODUCTS)["errors"]
     assert len(errors) > 80 and not [one for one in errors if not one[2] <= choice.MOST_ERROR]
 
 
-@pytest.mark.slow
 def test_what_is_chosen_draws_the_same_ids(interpreted: Callable[[str], Any]) -> None:
     found = interpreted(CHOSEN)
     used, why, same, ways = found["chosen"]

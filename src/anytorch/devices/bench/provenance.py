@@ -29,19 +29,6 @@ def machine_facts(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def drivers(hardware: Hardware) -> dict[str, str]:
-    """Driver versions by vendor, and the kernel drivers of cards whose vendor tells no version."""
-    found = {
-        "nvidia": hardware.nvidia.driver or hardware.nvidia.kernel_version,
-        "ascend": hardware.ascend.driver,
-    }
-    versions = {vendor: version for vendor, version in found.items() if version}
-    for gpu in hardware.gpus:
-        if gpu.driver and gpu.vendor not in versions:
-            versions[gpu.vendor] = gpu.driver
-    return versions
-
-
 def today() -> str:
     from datetime import datetime, timezone
 
