@@ -72,7 +72,6 @@ LATE = {
     "anytorch.lite.moving": "the GPU path needs wgpu, which only those who use it have",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.forecast.kernels.*": "Triton's kernels are for machines that have Triton",
-    "anytorch.lite": "the public names are loaded when they are first used",
     "anytorch.quant.kernels.triton": "Triton's kernels are for machines that have Triton",
     "anytorch.serve.measuring": "the measuring program is run by another process",
     "anytorch.serve.supervisor": "a worker is another process",
