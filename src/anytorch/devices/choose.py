@@ -138,10 +138,9 @@ def resolve(
 
 def words_of(request: str | torch.device) -> str:
     """A request as text. torch.device("cuda") is the current card, as in torch; "cuda" is the best one."""
-    if isinstance(request, str) or request.index is not None:
-        return str(request)
-    index = current_index(by_torch_type(request.type))
-    return request.type if index is None else f"{request.type}:{index}"
+    text = str(request)
+    index = None if isinstance(request, str) or ":" in text else current_index(by_torch_type(request.type))
+    return text if index is None else f"{text}:{index}"
 
 
 def callers_level() -> int:
