@@ -1,7 +1,7 @@
 """Run models that are larger than the device: tiers of memory with enforced budgets, a planner, and a mover.
 
 Importing this package imports nothing else. The way data flows: `units` (what moves) → `plan` (where it rests; pure) →
-`placement` (puts it there) → `mover` (brings it up, pass after pass) → the module's own forward.
+`fitted_model` (puts it there) → `mover` (brings it up, pass after pass) → the module's own forward.
 `anytorch.memory("cpu")` still answers with the memory facts of a device: the package can be called.
 """
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from anytorch.devices.types import MemoryUse
     from anytorch.memory.caching import tiered_cache as tiered_cache
     from anytorch.memory.checkpointing import activations as activations
+    from anytorch.memory.fitted_model import Fitted as Fitted
     from anytorch.memory.fitting import fit as fit
     from anytorch.memory.fitting import fitted as fitted
     from anytorch.memory.fitting import unfit as unfit
-    from anytorch.memory.handle import Fitted as Fitted
     from anytorch.memory.levels import create_tiers as create_tiers
     from anytorch.memory.loading import load as load
     from anytorch.memory.plan import make_plan as make_plan
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from anytorch.memory.stack import VGPUStackLinear as VGPUStackLinear
     from anytorch.memory.stack import create_vgpu_stack as create_vgpu_stack
     from anytorch.memory.training import TieredOptimizer as TieredOptimizer
-    from anytorch.memory.types import Block as Block
     from anytorch.memory.types import Budgets as Budgets
-    from anytorch.memory.types import Plan as Plan
     from anytorch.memory.types import Speeds as Speeds
     from anytorch.memory.types import Step as Step
+    from anytorch.memory.types import TierPlan as TierPlan
+    from anytorch.memory.types import WeightBlock as WeightBlock
 
 PUBLIC: dict[str, str] = {
-    "Block": "anytorch.memory.types",
     "Budgets": "anytorch.memory.types",
-    "Fitted": "anytorch.memory.handle",
-    "Plan": "anytorch.memory.types",
+    "Fitted": "anytorch.memory.fitted_model",
     "Speeds": "anytorch.memory.types",
     "Step": "anytorch.memory.types",
+    "TierPlan": "anytorch.memory.types",
     "TieredOptimizer": "anytorch.memory.training",
     "VGPULevel": "anytorch.memory.stack",
     "VGPUStack": "anytorch.memory.stack",
     "VGPUStackLinear": "anytorch.memory.stack",
+    "WeightBlock": "anytorch.memory.types",
     "activations": "anytorch.memory.checkpointing",
     "create_tiers": "anytorch.memory.levels",
     "create_vgpu_stack": "anytorch.memory.stack",

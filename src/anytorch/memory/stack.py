@@ -23,9 +23,9 @@ from anytorch.devices.choose import resolve
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.levels import create_tiers
 from anytorch.memory.parked import park, wake
-from anytorch.memory.store import Place, TensorStore
+from anytorch.memory.store import StoreLevel, TensorStore
 
-MB = 2**20
+MIB = 2**20
 DISK_NAMES = ("ssd", "disk", "nvme", "hdd")
 _layer_numbers = itertools.count()
 
@@ -76,8 +76,8 @@ class VGPULevel:
             "level": self.level,
             "device": self.device,
             "capacity_mb": self.capacity_mb,
-            "used_mb": use.used / MB,
-            "peak_mb": use.peak / MB,
+            "used_mb": use.used / MIB,
+            "peak_mb": use.peak / MIB,
             "usage": use.used / use.capacity if use.capacity else 0.0,
             "hit_rate": hits / (hits + misses) if hits + misses else 0.0,
             "hits": hits,
@@ -166,7 +166,7 @@ class VGPUStack:
             f"{counted(stats['demotions'], 'demotion')}"
         ]
         lines += [
-            f"level {level['level']} ({level['device']}): {level['used_mb']:.1f} of {level['capacity_mb']:.1f} MB, "
+            f"level {level['level']} ({level['device']}): {level['used_mb']:.1f} of {level['capacity_mb']:.1f} MiB, "
             f"{counted(level['cached_tensors'], 'tensor')}, {level['evictions']} evicted"
             for level in stats["levels"]
         ]
@@ -244,7 +244,7 @@ def default_levels() -> list[dict[str, Any]]:
     tiers = create_tiers(resolve(None).device)
     return [
         {
-            "capacity_mb": level.capacity / MB,
+            "capacity_mb": level.capacity / MIB,
             "device": level.place,
             "speed_gbps": level.read_gb_per_s or 0.0,
         }
@@ -252,13 +252,13 @@ def default_levels() -> list[dict[str, Any]]:
     ]
 
 
-def place_of(device: str, capacity_mb: float) -> Place:
-    capacity = int(capacity_mb * MB)
+def place_of(device: str, capacity_mb: float) -> StoreLevel:
+    capacity = int(capacity_mb * MIB)
     if device.lower() in DISK_NAMES:
-        return Place(capacity, None, settings.cache_folder() / "tiers")
+        return StoreLevel(capacity, None, settings.cache_folder() / "tiers")
     if "/" in device or "\\" in device:
-        return Place(capacity, None, Path(device))
-    return Place(capacity, resolve(device).device)
+        return StoreLevel(capacity, None, Path(device))
+    return StoreLevel(capacity, resolve(device).device)
 
 
 def _checked(level: Mapping[str, Any], number: int) -> tuple[float, str, float]:
@@ -272,5 +272,5 @@ def _checked(level: Mapping[str, Any], number: int) -> tuple[float, str, float]:
             hint='write {"capacity_mb": 2000, "device": "cpu", "speed_gbps": 50}',
         ) from exc
     if not capacity >= 0:
-        raise UsageError(f"level {number} has a capacity of {capacity} MB")
+        raise UsageError(f"level {number} has a capacity of {capacity} MiB")
     return capacity, device, speed

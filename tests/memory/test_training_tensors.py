@@ -10,15 +10,15 @@ import torch
 
 from anytorch.errors import BudgetTooSmall
 from anytorch.memory.ledger import Ledger
-from anytorch.memory.shelf import Shelf
+from anytorch.memory.training_tensors import BlockTensors
 
 
 def test_a_block_that_is_put_back_keeps_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread asks for room at every moment at which the ledger could give it."""
     ledger = Ledger({"host": 1000, "disk": 0})
-    fitted: Any = SimpleNamespace(ledger=ledger, tiers=SimpleNamespace(find=lambda kind: object()), spill=None)
-    shelf = Shelf(fitted, "states")
-    shelf.put("a block", {"weight": torch.zeros(100)})
+    fitted: Any = SimpleNamespace(ledger=ledger, memory_level="host")
+    tensors = BlockTensors(fitted, "states")
+    tensors.put("a block", {"weight": torch.zeros(100)})
     refused = []
 
     def then_another_asks(real: Any) -> Any:
@@ -34,8 +34,8 @@ def test_a_block_that_is_put_back_keeps_its_room(monkeypatch: pytest.MonkeyPatch
     reserve = ledger.reserve
     for name in ("reserve", "release", "resize"):
         monkeypatch.setattr(ledger, name, then_another_asks(getattr(ledger, name)))
-    shelf.put("a block", {"weight": torch.ones(150)})
-    assert refused and torch.equal(shelf.take("a block")["weight"], torch.ones(150))
+    tensors.put("a block", {"weight": torch.ones(150)})
+    assert refused and torch.equal(tensors.take("a block")["weight"], torch.ones(150))
     assert ledger.holders("host") == {"states of a block": 600}
 
 
