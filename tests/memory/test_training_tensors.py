@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import anytorch
 from anytorch.errors import BudgetTooSmall
 from anytorch.memory.ledger import Ledger
+from anytorch.memory.training import TieredOptimizer
 from anytorch.memory.training_tensors import BlockTensors
+from anytorch.memory.types import Speeds
 
 
 def test_a_block_that_is_put_back_keeps_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +57,18 @@ def test_what_does_not_fit_leaves_the_reservation_as_it_was() -> None:
     assert (ledger.free("host"), ledger.use("host").peak) == (0, 1000)
     ledger.resize("host", "one", 100)
     assert (ledger.free("host"), ledger.use("host").peak) == (400, 1000)
+
+
+def test_old_versions_on_disk_are_not_kept_open(disk: Path) -> None:
+    """A removed file that is open keeps its space: a long run would fill the disk with versions nobody sees."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    anytorch.memory.fit(model, "cpu", device_budget="2MB", reserve="1100KB", disk=disk, speeds=Speeds(10.0, 2.0))
+    handle = anytorch.memory.fitted(model)
+    optimizer = TieredOptimizer(model, torch.optim.AdamW, lr=1e-2)
+    for _ in range(4):
+        model(torch.ones(2, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(list(disk.rglob("*.safetensors"))) > 8, "weights and states are there"
+    assert [path for path, _ in handle.reader._files if not Path(path).exists()] == []
+    handle.close()
