@@ -14,7 +14,7 @@ from torch import nn
 import anytorch
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory import modes
-from anytorch.memory.handle import HANDLE
+from anytorch.memory.fitted_model import HANDLE
 
 
 class Block(nn.Module):

@@ -1,7 +1,7 @@
 """Run models that are larger than the device: tiers of memory with enforced budgets, a planner, and a mover.
 
 Importing this package imports nothing else. The way data flows: `units` (what moves) → `plan` (where it rests; pure) →
-`placement` (puts it there) → `mover` (brings it up, pass after pass) → the module's own forward.
+`fitted_model` (puts it there) → `mover` (brings it up, pass after pass) → the module's own forward.
 `anytorch.memory("cpu")` still answers with the memory facts of a device: the package can be called.
 """
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from anytorch.devices.types import MemoryUse
     from anytorch.memory.caching import tiered_cache as tiered_cache
     from anytorch.memory.checkpointing import activations as activations
+    from anytorch.memory.fitted_model import Fitted as Fitted
     from anytorch.memory.fitting import fit as fit
     from anytorch.memory.fitting import fitted as fitted
     from anytorch.memory.fitting import unfit as unfit
-    from anytorch.memory.handle import Fitted as Fitted
     from anytorch.memory.levels import create_tiers as create_tiers
     from anytorch.memory.loading import load as load
     from anytorch.memory.plan import make_plan as make_plan
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from anytorch.memory.resume import save_training as save_training
     from anytorch.memory.stack import TensorStack as TensorStack
     from anytorch.memory.training import TieredOptimizer as TieredOptimizer
-    from anytorch.memory.types import Block as Block
     from anytorch.memory.types import Budgets as Budgets
-    from anytorch.memory.types import Plan as Plan
     from anytorch.memory.types import Speeds as Speeds
     from anytorch.memory.types import Step as Step
+    from anytorch.memory.types import TierPlan as TierPlan
+    from anytorch.memory.types import WeightBlock as WeightBlock
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -43,7 +43,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "caching": "tiered_cache",
         "checkpointing": "activations",
         "fitting": "fit fitted unfit",
-        "handle": "Fitted",
+        "fitted_model": "Fitted",
         "levels": "create_tiers",
         "loading": "load",
         "plan": "make_plan",
@@ -51,7 +51,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "resume": "resume_training save_training",
         "stack": "TensorStack",
         "training": "TieredOptimizer",
-        "types": "Block Budgets Plan Speeds Step",
+        "types": "Budgets Speeds Step TierPlan WeightBlock",
     },
     moved={"apt_model.optimization.vgpu_stack": "VGPULevel VGPUStack VGPUStackLinear create_vgpu_stack"},
 )

@@ -14,12 +14,12 @@ from anytorch import settings
 from anytorch.devices.choose import resolve
 from anytorch.errors import UsageError
 from anytorch.memory.levels import create_tiers
-from anytorch.memory.store import Place, TensorStore
+from anytorch.memory.store import StoreLevel, TensorStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MB = 2**20
+MIB = 2**20
 DISK_NAMES = ("ssd", "disk", "nvme", "hdd")
 
 
@@ -32,13 +32,13 @@ class StackLevel:
     speed_gbps: float
 
     @property
-    def place(self) -> Place:
-        capacity = int(self.capacity_mb * MB)
+    def place(self) -> StoreLevel:
+        capacity = int(self.capacity_mb * MIB)
         if self.device.lower() in DISK_NAMES:
-            return Place(capacity, None, settings.cache_folder() / "tiers")
+            return StoreLevel(capacity, None, settings.cache_folder() / "tiers")
         if "/" in self.device or "\\" in self.device:
-            return Place(capacity, None, Path(self.device))
-        return Place(capacity, resolve(self.device).device)
+            return StoreLevel(capacity, None, Path(self.device))
+        return StoreLevel(capacity, resolve(self.device).device)
 
 
 class TensorStack:
@@ -112,7 +112,7 @@ def default_levels() -> list[dict[str, Any]]:
     tiers = create_tiers(resolve(None).device)
     return [
         {
-            "capacity_mb": level.capacity / MB,
+            "capacity_mb": level.capacity / MIB,
             "device": level.place,
             "speed_gbps": level.read_gb_per_s or 0.0,
         }
@@ -131,5 +131,5 @@ def _checked(level: Mapping[str, Any], number: int) -> StackLevel:
             hint='write {"capacity_mb": 2000, "device": "cpu", "speed_gbps": 50}',
         ) from exc
     if not capacity >= 0:
-        raise UsageError(f"level {number} has a capacity of {capacity} MB")
+        raise UsageError(f"level {number} has a capacity of {capacity} MiB")
     return StackLevel(capacity, device, speed)

@@ -1,4 +1,7 @@
-"""Blocks at rest: the memory of those that live on the device or in the host, and the tensors of all, wherever they are."""
+"""The homes of blocks: where each rests (on the device, in host memory, on disk), how it gets there, and how it is read.
+
+Storing a block anew makes the new version complete before the old one goes.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from functools import partial
 
 import torch
 
-from anytorch.errors import ModelError
+from anytorch.errors import BudgetTooSmall, ModelError
 from anytorch.memory.buffers import HostArena, bytes_of, host_buffer, parts_of, scatter
-from anytorch.memory.formats import Packing, whole_tensors
-from anytorch.memory.images import Image, View
+from anytorch.memory.formats import Packing, pack_block, whole_tensors
+from anytorch.memory.images import Image, View, from_files, packed
 from anytorch.memory.ledger import Ledger
-from anytorch.memory.reader import CHUNK, Chunk, Reader, chunks_of, finish
-from anytorch.memory.sums import sums_of
-from anytorch.memory.types import Home
+from anytorch.memory.reader import CHUNK, Chunk, Reader, checksums_of, chunks_of, finish
+from anytorch.memory.spill import Spill
+from anytorch.memory.types import Home, Tiers
 from anytorch.memory.units import Group
 from anytorch.safetensors_files import map_file
 
@@ -23,24 +26,23 @@ LOAD_CHUNK = 16 * MIB
 LOADING = "set-up"  # in the ledger
 
 
-class Rest:
+class BlockHomes:
     """`images` says what a block's bytes are and which files hold them, `host` where they lie in host memory, in pieces.
 
-    `images` is the caller's: a block that is written anew gets a new one there.
+    `images` is shared with the mover: a block that is written anew gets a new one there.
     """
 
     def __init__(
         self,
         device: torch.device,
+        tiers: Tiers,
         groups: Mapping[str, Group],
-        images: Mapping[str, Image],
+        images: dict[str, Image],
         homes: Mapping[str, Home],
         packings: Mapping[str, Packing],
         *,
         ledger: Ledger,
         reader: Reader,
-        shared: bool,
-        pinned: bool,
     ) -> None:
         self.device = device
         self.images = images
@@ -50,8 +52,8 @@ class Rest:
         self._packings = packings
         self._ledger = ledger
         self._reader = reader
-        self._shared = shared
-        self._pinned = pinned
+        self._tiers = tiers
+        self.spills: list[Spill] = []  # at most one, made for the first block that is written to disk
         self._resident: list[str] = []
         self._host_arena: HostArena | None = None
         self._load_buffer: torch.Tensor | None = None
@@ -67,7 +69,8 @@ class Rest:
     def make_host(self, nbytes: int) -> None:
         """The host memory for all blocks that live there, at once."""
         self._ledger.reserve("host", "blocks", nbytes)
-        self._host_arena = HostArena(nbytes, pinned=self._pinned)
+        host = self._tiers.find("host")
+        self._host_arena = HostArena(nbytes, pinned=host is not None and host.pinned)
 
     def add_host(self, name: str) -> list[torch.Tensor]:
         assert self._host_arena is not None
@@ -76,7 +79,7 @@ class Rest:
 
     def load(self, name: str, target: torch.Tensor) -> None:
         """Read an image from its files into device memory, and wait for it: for what becomes resident."""
-        if self._shared:
+        if self._tiers.shared:
             self._reader.read(self.images[name].pieces, target)
             return
         for chunk, wanted in self.chunks(name):
@@ -116,10 +119,81 @@ class Rest:
         return self._load_buffer
 
     def loaded(self) -> None:
-        """Setting up is over: its buffer goes."""
+        """Setting up is over: its buffers go."""
         self._load_buffer = None
+        for spill in self.spills:
+            spill.let_go()
         for level in self._ledger.levels():
             self._ledger.release(level, LOADING)
+
+    # --- storing ---------------------------------------------------------------------------------------------------
+
+    def store(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Store a block (of a packed one, its codes) at its home below the device for the first time."""
+        if self.homes[name] == "disk":
+            self._write(name, tensors)
+            return
+        self.images[name] = packed(name, tensors)
+        self.add_host(name)
+        self._scatter(name, tensors)
+
+    def rewrite(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """New values take the place of a block's old ones at its home; parameters that are not named keep theirs.
+
+        The caller sees to it that nobody fetches the block meanwhile (`Mover.begin_change`) or that the ring is emptied
+        afterwards.
+        """
+        packing = self._packings.get(name)
+        if packing is not None or name not in self.host:
+            weights = {path: weights.get(path, tensor) for path, tensor in self.tensors(name).items()}
+        if packing is not None:
+            weights = pack_block(packing, {path: tensor.detach().cpu() for path, tensor in weights.items()})
+        if name in self.host:
+            self._scatter(name, weights)
+        else:
+            self._write(name, weights)
+
+    def _scatter(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        for view in self.images[name].views:
+            if view.name in tensors:
+                flat = tensors[view.name].detach().cpu().contiguous().view(-1).view(torch.uint8)
+                scatter(flat, self.host[name], view.offset)
+
+    def _write(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        holder, nbytes = f"block {name}", sum(tensor.nbytes for tensor in tensors.values())
+        spill = self.open_spill()
+        self._ledger.reserve("disk", f"new {holder}", nbytes)
+        try:
+            stored = spill.write({path: tensor.detach().cpu() for path, tensor in tensors.items()})
+        except BaseException:
+            self._ledger.release("disk", f"new {holder}")
+            raise
+        # From here on the new file is the truth; the old one goes if it is ours, never if it is the checkpoint's.
+        before = {piece.path for piece in self.images[name].pieces}
+        self.images[name] = from_files(name, stored.values(), in_place=self._tiers.shared)
+        for path in before:
+            if path.startswith(str(spill.folder)):
+                self.remove_file(path)
+        self._ledger.release("disk", holder)
+        self._ledger.release("disk", f"new {holder}")
+        self._ledger.reserve("disk", holder, nbytes)
+
+    def open_spill(self) -> Spill:
+        """The folder of our own files. Raises BudgetTooSmall where there is no disk level."""
+        disk = self._tiers.find("disk")
+        if disk is None:
+            raise BudgetTooSmall(
+                "training needs more memory than the budgets have, and there is no disk level",
+                hint="raise host_budget, or leave disk= at its default",
+            )
+        if not self.spills:
+            self.spills.append(Spill(disk.place))
+        return self.spills[0]
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file of our own. An open one would keep its space on the disk, so it is closed, too."""
+        self._reader.forget(path)
+        self.open_spill().remove(path)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -142,7 +216,7 @@ class Rest:
         found: dict[str, torch.Tensor] = {}
         for piece in image.pieces:
             data = mapped[piece.path][piece.file_offset : piece.file_offset + piece.nbytes]
-            if piece.sums is not None and self._reader.verify and sums_of(data) != piece.sums:
+            if piece.checksums is not None and self._reader.verify and checksums_of(data) != piece.checksums:
                 raise ModelError(f"{piece.path} is damaged: its checksum is not the one it was written with")
             for view in image.views:
                 begin = view.offset - piece.image_offset

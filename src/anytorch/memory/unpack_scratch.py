@@ -10,11 +10,11 @@ import torch
 
 from anytorch.memory.formats import Packing, unpack_block
 from anytorch.memory.images import Image, views_of
-from anytorch.memory.streams import Copies
+from anytorch.memory.transfers import Copies
 from anytorch.memory.units import Unit
 
 
-class Room:
+class UnpackScratch:
     """A thread that took it may take it again; the others wait until it was given back as often.
 
     Backward takes it in the thread that runs a node and gives it back where its end is told, which may be another thread:
@@ -58,7 +58,7 @@ class Room:
         return self.step == step and self._sources.get(block) is buffer
 
     def unpack(self, step: str, block: str, image: Image, buffer: torch.Tensor) -> None:
-        """Put a block's weights in the place that they have for this step. Whoever asks has taken the room."""
+        """Put a block's weights in the place that they have for this step. Whoever asks has taken it."""
         if self.step != step:
             self.step, self._sources = step, {}
         self._sources.pop(block, None)  # unpacking that fails half-way leaves nothing that is taken for whole
@@ -81,7 +81,7 @@ class Room:
         self._views.clear()
 
     def offset(self, tensor: torch.Tensor) -> int | None:
-        """A tensor's byte offset in the room, if its memory is the room's."""
+        """A tensor's byte offset in the scratch memory, if it lies there."""
         if tensor.untyped_storage().data_ptr() != self.memory.untyped_storage().data_ptr():
             return None
         return tensor.data_ptr() - self.memory.data_ptr()
