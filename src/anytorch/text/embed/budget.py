@@ -87,12 +87,14 @@ class Budget:
             _keep(self.key, chosen)
 
     def lower(self, tokens: int) -> None:
-        """So many tokens fitted into memory where the budget did not."""
+        """So many tokens fitted into memory where the budget did not.
+
+        Not remembered: who else uses the memory now may be gone when the next process starts.
+        """
         self.limit = tokens
         self.tokens = min(self.tokens, self.limit)
         self._rates = {size: rates for size, rates in self._rates.items() if size <= self.limit}
         self.settled, self.source = True, "lowered: memory ran out above it"
-        _keep(self.key, self.tokens)
 
     def describe(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "source": self.source if self.settled else f"{self.source}, being measured"}
