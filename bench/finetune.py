@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -29,9 +28,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 
@@ -253,10 +253,9 @@ def main() -> None:
     found = anytorch.resolve(options.device)
     splits = split_windows(as_series(sample_market(8, 3000, seed=1)), lookback=LOOKBACK, horizon=HORIZON)
     report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **provenance(),
         "device": found.name,
         "torch": torch.__version__,
-        "python": platform.python_version(),
         "batch": options.batch,
         "rows": LOOKBACK + HORIZON + 1,
         "results": [],

@@ -33,6 +33,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
+
 LOOKBACK, CONTEXT, SEED = 400, 512, 11
 TIMED_STEPS = 7
 # Gigaflops that a step of one 512-row window takes, for --patience.
@@ -66,7 +68,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     report = {
-        "machine": provenance(given),
+        "machine": where(given),
         "lookback": LOOKBACK,
         "context": CONTEXT,
         "rows": rows,
@@ -464,23 +466,12 @@ def other_words(row: dict[str, Any], way: str, found: dict[str, Any]) -> str:
     )
 
 
-def provenance(given: argparse.Namespace) -> dict[str, Any]:
+def where(given: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from anytorch.devices.bench.provenance import commit, drivers, machine_facts, today
-    from anytorch.probe import snapshot
-
-    hardware = snapshot()
-    return {
-        **machine_facts(hardware),
-        "drivers": drivers(hardware),
-        "torch": torch.__version__,
-        "threads": given.threads,
-        "device": given.device,
-        "date": today(),
-        "commit": commit(),
-        "load_average": os.getloadavg(),
-    }
+    made = provenance()
+    facts = {"torch": torch.__version__, "threads": given.threads, "device": given.device}
+    return {**made.pop("machine"), **facts, **made}
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ import resource
 import statistics
 import subprocess
 import sys
-from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 MOST_CPU_MS = 80.0
 LEAST_RATIO = 20.0
@@ -93,23 +94,16 @@ def measure(repeats: int) -> dict[str, Any]:
     }
     ours = rows[OURS]["median_ms"]
     ratios = {name: round(row["median_ms"] / ours, 1) for name, row in rows.items() if name in tools and name != OURS}
+    made = provenance()
     return {
         "benchmark": "info_startup",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": facts,
+        **made,
+        "machine": made["machine"] | facts,
         "cpu_ms": rows,
         "times_less": ratios,
         "targets": {"most_cpu_ms": MOST_CPU_MS, "least_ratio": LEAST_RATIO},
         "met": ours <= MOST_CPU_MS and bool(ratios) and min(ratios.values()) >= LEAST_RATIO,
     }
-
-
-def commit() -> str | None:
-    asked = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or None
 
 
 def main() -> int:

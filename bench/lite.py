@@ -15,15 +15,15 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"  # before NumPy and torch are loaded
@@ -327,14 +327,8 @@ def main() -> int:
     parser.add_argument("--large", action="store_true", help="also 1000x1000 and 2000x2000")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     results: dict[str, Any] = {
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(),
+        **provenance(),
         "numpy": np.__version__,
         "torch": torch.__version__,
     }

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from provenance import provenance
 
 from anytorch import lite
 from anytorch.gpu.runtime import open_runtime
@@ -216,17 +214,13 @@ def main() -> int:
     options = parser.parse_args()
     if options.without_host:
         LEFT_OUT.add("host")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     adapter = open_runtime().adapter
     results: dict[str, Any] = {
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
+        **provenance(),
         "adapter": f"{adapter.name} ({adapter.api}, driver {adapter.driver})",
         "torch": torch.__version__,
         "torch_device": torch.cuda.get_device_name() if THEIRS == "cuda" else "cpu",
         "numpy": np.__version__,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
     }
     for part in (forward, training, recurrent):
         results |= part(options.seconds)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import corpus
 import numpy as np
+from provenance import provenance
 
 from anytorch import native
 from anytorch.text.checkpoints.checkpoint import Checkpoint
@@ -112,8 +111,8 @@ def main() -> None:
     library = binding.open_library(options.level)
     peaks = {name: max(library.encoder_peak(kind, 20_000) for _ in range(5)) for name, kind in PEAKS.items()}
     report: dict[str, Any] = {
-        "machine": {"processor": platform.processor(), "level": native.level(options.level).name},
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        **provenance(),
+        "level": native.level(options.level).name,
         "threads": options.threads,
         "peak_gflop_per_s": {name: round(peak / 1e9, 1) for name, peak in peaks.items()},
         "tokens": {name: int(starts[-1]) for name, (_, starts) in batches.items()},

@@ -24,17 +24,16 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance
 from torch import nn
 
 import anytorch
@@ -473,15 +472,10 @@ def main() -> None:
     start = time.perf_counter()
     what = next((name for name in ("cold", "quality", "memory") if getattr(options, name)), "speed")
     results = {"cold": cold, "quality": quality, "memory": lambda _: memory_use(), "speed": speed}[what](options)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     chosen = anytorch.resolve(options.device).chosen
     body = {
         "what": what,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "machine": platform.machine(),
+        **provenance(),
         "device": chosen.name,
         "simd": native.level().name,
         "threads": torch.get_num_threads(),

@@ -16,14 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from typing import Any
 import corpus
 import numpy as np
 from load import Server, client_program, free_port, request_bytes, run_client, write_requests
+from provenance import provenance
 from serve_report import serving, write_docs
 
 ROOT = Path(__file__).parents[1]
@@ -130,10 +129,8 @@ def main() -> None:
         starts = {name: server.start_s for name, server in servers.items()}
     report = {
         "what": __doc__,
-        "machine": machine(cores),
+        **provenance(),
         "versions": versions(options.peers),
-        "commit": commit(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "rounds": options.rounds,
         "seconds": options.seconds,
         "least_cosine": cosines,
@@ -230,22 +227,6 @@ def versions(peers: Path) -> dict[str, str]:
         if name in theirs:
             found[f"infinity's {name}"] = theirs[name]
     return found
-
-
-def machine(cores: int) -> dict[str, Any]:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
-        "cores": cores,
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-    }
-
-
-def commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
 
 
 def say(words: str) -> None:

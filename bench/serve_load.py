@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import malformed
 import numpy as np
 from load import Run, Server, client_program, free_port, request_bytes, run_client, write_requests
+from provenance import machine, provenance
 from serve_report import bad_day, write_docs
 
-from serve import commit, machine, mixed_texts, say
+from serve import mixed_texts, say
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "bench" / "results" / "serve-load.json"
@@ -158,15 +157,10 @@ def main() -> None:
     report["what"] = __doc__
 
     def keep(name: str, found: dict[str, Any]) -> None:
-        facts = {
-            "machine": before,
-            "commit": commit(),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
-        report[name] = {**facts, "workers": options.workers, **found}
+        report[name] = {**provenance(), "machine": before, "workers": options.workers, **found}
         options.output.write_text(json.dumps(report, indent=1) + "\n")
 
-    before = machine(len(os.sched_getaffinity(0)))
+    before = machine()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-serve-")))
         program = client_program(folder)

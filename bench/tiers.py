@@ -16,7 +16,6 @@ import hashlib
 import json
 import mmap
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance
 from torch import nn
 from torch.nn import functional
 
@@ -492,7 +492,7 @@ def disk_part(gpu: Gpu, options: argparse.Namespace, tokens: int, same: Any, lef
     from anytorch.memory.images import from_files
     from anytorch.memory.reader import Reader
     from anytorch.memory.saving import save_state
-    from anytorch.memory.shards import locate_tensors
+    from anytorch.safetensors_files import locate_tensors
 
     folder = Path(options.folder or tempfile.mkdtemp(prefix="anytorch-bench-"))
     row: dict[str, Any] = {}
@@ -551,12 +551,9 @@ def accelerate_disk(gpu: Gpu, folder: Path) -> Any:
 
 
 def stamp() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d %H:%M"),
+        **provenance(),
         "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
     }
 

@@ -23,11 +23,11 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 # Equal losses need kernels that add up in the same order every time (flash attention's backward does not by itself).
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -255,10 +255,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "plan": plan.explain(),
         "torch": torch.__version__,
         "device": str(device),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        **provenance(),
     }
 
 

@@ -17,18 +17,17 @@ import argparse
 import copy
 import json
 import statistics
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from provenance import provenance
 from torch import nn
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
@@ -523,15 +522,12 @@ SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
 
 
 def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
-    )
+    made = provenance()
     properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip() or "unknown",
+        **{name: value for name, value in made.items() if name != "machine"},
+        **made["machine"],
         "torch": torch.__version__,
-        "python": sys.version.split()[0],
         "adapter": properties["name"],
         "api": properties["api"],
         "driver": properties["driver"],

@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from provenance import provenance
+
 COMMON = """
 import json, sys, time
 import numpy as np
@@ -116,7 +118,7 @@ def main() -> int:
         ratio = f"{theirs['wall_us'] / ours['wall_us']:.1f} / {theirs['cpu_us'] / ours['cpu_us']:.1f}"
         print(f"{work:16} {pair[0]:>22} {pair[1]:>22} {ratio:>14}")
     if options.output:
-        options.output.write_text(json.dumps({"best": best, "rounds": options.rounds}, indent=1) + "\n")
+        options.output.write_text(json.dumps({**provenance(), "best": best, "rounds": options.rounds}, indent=1) + "\n")
     return 0
 
 

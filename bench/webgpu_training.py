@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import subprocess
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance
 from torch import nn
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
@@ -122,8 +121,7 @@ def main() -> int:
     if options.plot:
         plot(curves, options.plot, f"{adapter.name} ({adapter.api})")
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        about = {"date": date.today().isoformat(), "commit": commit.stdout.strip() or None, "torch": torch.__version__}
+        about = {**provenance(), "torch": torch.__version__}
         found = {"adapter": adapter.name, "fallbacks": fallbacks, "most_apart": worst, "losses": curves}
         options.output.write_text(json.dumps({**about, **found}, indent=1))
     return 0 if worst < 0.05 else 1

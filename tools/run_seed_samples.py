@@ -1,4 +1,3 @@
-# ruff: noqa: T201  (a program for a person at a terminal)
 """Runs every sample of the five documents anytorch grew out of, as written, and prints what became of each.
 
     python tools/run_seed_samples.py                                  # all of them, on the devices of this machine

@@ -218,6 +218,13 @@ SETTINGS: dict[str, Setting] = {
             "on: time a forecast's kernels on the GPU once and take the fastest; off: those that are built in",
         ),
         Setting(
+            "measure_s",
+            3.0,
+            _seconds,
+            ("ANYTORCH_MEASURE_S",),
+            "seconds that finding out what is fastest may take, for each thing that is chosen by measuring",
+        ),
+        Setting(
             "api_key_file",
             "",
             _text,

@@ -225,6 +225,25 @@ def test_reset_of_a_cache_that_is_a_folder(cache_file: Path, cli: Callable[..., 
     assert answer.status == 2 and "remove it by hand" in answer.err
 
 
+def test_what_was_measured_is_shown_and_forgotten(cli: Callable[..., Any]) -> None:
+    from anytorch.measured import store
+    from anytorch.measured.verdict import Question, Trial, Verdict
+
+    assert "nothing has been measured" in cli("optimize", "--show").out
+    assert cli("--json", "optimize", "--show").document == {"measured": []}
+    trials = (Trial("plain", 0.002), Trial("quick", 0.001), Trial("odd", refused="wrong: off by 1"))
+    store.remember(Verdict(Question.of("kind", "a case", "cpu"), trials, "quick", "1 ms; next is plain, 2 ms"))
+    shown = cli("optimize", "--show").out
+    assert (
+        "kind, a case, on cpu: quick (1 ms; next is plain, 2 ms" in shown
+        and "odd    not used: wrong: off by 1" in shown
+    )
+    (document,) = cli("--json", "optimize", "--show").document["measured"]
+    assert document["chosen"] == "quick" and [one["name"] for one in document["trials"]] == ["plain", "quick", "odd"]
+    assert str(store.folder()) in cli("reset", "--cache").out
+    assert not store.folder().exists() and not list(store.verdicts())
+
+
 def test_reset_knows_every_store() -> None:
     named: set[str] = set()
     for path in SOURCES.rglob("*.py"):
@@ -429,6 +448,9 @@ def test_optimize_prints_and_applies(settings_file: Path, cli: Callable[..., Any
     assert answer.status == 0, answer.err
     assert answer.document["applied"] is None and not settings_file.exists()
     assert answer.document["plan"]["device"] == "cpu" and answer.document["plan"]["items"]
+    for item in answer.document["plan"]["items"]:
+        assert item["default"] in [option["value"] for option in item["options"]]
+        assert all(option["note"] or option["seconds"] > 0 for option in item["options"])
     applied = cli("optimize", "--backend", "cpu", "--duration", "0.5", "--apply")
     assert applied.status == 0
     assert str(settings_file) in applied.err and "batch_size" in applied.out

@@ -117,4 +117,4 @@ def test_weights_from_elsewhere(comfy: Any, tmp_path: Path) -> None:
     assert made.value("2", 1) == "head.fc.bias: 2\nhead.fc.weight: 2×3"
     prompt["2"]["inputs"]["file"] = "broken.safetensors"
     error = comfy.run(prompt).error
-    assert error["type"] == "anytorch.errors.ModelError" and "is not a safetensors file" in error["message"]
+    assert error["type"] == "anytorch.errors.ModelError" and "is not a whole safetensors file" in error["message"]

@@ -62,7 +62,9 @@ def both(gpu: Any, op: Callable[..., Any], *arrays: Any, grad: bool = True, stay
         sides.append([result.detach().numpy(), *([t.grad.numpy() for t in tensors] if grad else [])])
     for host, there in zip(*sides, strict=True):
         assert host.dtype == there.dtype
-        np.testing.assert_allclose(there, host, rtol=3e-5, atol=3e-5)
+        # A result near zero is the difference of large sums: it is as exact as they are.
+        largest = float(np.abs(host).max(initial=0)) if host.dtype.kind == "f" else 0.0
+        np.testing.assert_allclose(there, host, rtol=3e-5, atol=max(3e-5, 3e-6 * largest))
 
 
 ON_DEVICE = {
@@ -378,13 +380,14 @@ def test_devices_do_not_mix_by_themselves(gpu: Any) -> None:
 
 
 def test_prepared_launches_do_not_pile_up(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anytorch.lite.gpu import kernels, launch
+    from anytorch.gpu.plans import plans
 
-    monkeypatch.setattr(launch, "MOST_KEPT", 5)
+    monkeypatch.setattr(plans, "most", 6)
+    plans.clear()
     for n in range(1, 20):
         x = lite.ones(n, device=gpu)
         assert (x + x).sum().item() == 2 * n
-    assert len(kernels._elementwise) <= 5
+    assert 0 < len(plans) <= 6
 
 
 def test_functions_have_their_namesakes(gpu: Any) -> None:

@@ -43,12 +43,11 @@ def given(disk: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def quant_builds(isolation: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def quant_builds(isolation: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels that tests/quant compiled; here it does not matter which is fastest, but it has to stay the same one."""
+    from anytorch.measured import store
     from anytorch.quant import choose
 
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(Path(__file__).parents[2] / ".cache" / "quant"))
-    monkeypatch.setattr(choose, "_recall", lambda case: None)
-    monkeypatch.setattr(choose, "_keep", lambda case, measured: None)
-    monkeypatch.setattr(choose, "_remembered", {})
+    monkeypatch.setattr(store, "folder", lambda: tmp_path / "measured")
     monkeypatch.setattr(choose, "ROUNDS", 1)

@@ -24,10 +24,10 @@ from anytorch.memory import reader as reader_module
 from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import from_files, views_of
 from anytorch.memory.reader import Reader, chunks_of
-from anytorch.memory.shards import locate_tensors
 from anytorch.memory.sizes import PAGE, parse_nbytes, words
 from anytorch.memory.spill import PREFIX, Spill, remove_stale
 from anytorch.memory.sums import sums_of
+from anytorch.safetensors_files import locate_tensors
 
 MB = 2**20
 
@@ -154,11 +154,11 @@ def test_a_checkpoint_that_makes_no_sense(tmp_path: Path) -> None:
     good = path.read_bytes()
     for broken, message in (
         (good[:-100], "cut off"),
-        (b"", "no safetensors file"),
-        (b"\xff" * 64, "no safetensors file"),
-        (good[:8] + b"x" * (len(good) - 8), "damaged"),
+        (b"", "not a whole safetensors file"),
+        (b"\xff" * 64, "not a whole safetensors file"),
+        (good[:8] + b"x" * (len(good) - 8), "not JSON"),
         (good.replace(b'"F32"', b'"X32"'), "X32"),
-        (good.replace(b"[1000]", b"[1001]"), "says otherwise"),
+        (good.replace(b"[1000]", b"[1001]"), "do not need"),
     ):
         path.write_bytes(broken)
         with pytest.raises(ModelError, match=message):

@@ -127,7 +127,7 @@ def test_checkpoints_that_do_not_match(models: Any, folder: Path, tmp_path: Path
 
 
 def test_an_index_that_names_a_missing_file(tmp_path: Path) -> None:
-    from anytorch.memory.shards import locate_tensors
+    from anytorch.safetensors_files import locate_tensors
 
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     with pytest.raises(ModelError, match=r"gone\.safetensors"):

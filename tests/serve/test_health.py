@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_loaded_is_told(host: str, words: str) -> None:
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
             app.router.lifespan_context(app),
         ):
-            for _ in range(200):
+            for _ in range(12_000):
                 health = (await client.get("/v1/readyz")).json()
                 if health["status"] != "starting":
                     break
@@ -186,26 +186,21 @@ def test_the_reference_names_every_end_point_and_problem(service: Any) -> None:
 def test_graphs_may_be_none(service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
     assert service.client.get("/v1/graphs").json() == {"graphs": []}
-    (tmp_path / "quant-kernels.json").write_text("{")
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "odd.json").write_text("{")
     assert service.client.get("/v1/graphs").json() == {"graphs": []}
 
 
 def test_graphs_show_what_was_measured(service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from anytorch.cache import Store
+    from anytorch.measured.store import remember
+    from anytorch.measured.verdict import Question, Trial, Verdict
 
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
-    measured = [
-        {"name": "slow", "seconds": 0.004, "refused": ""},
-        {"name": "quick", "seconds": 0.001, "refused": ""},
-        {"name": "wrong", "seconds": 0.0005, "refused": "rounds its inputs"},
-    ]
-    Store("quant-kernels").put("0.1.0 machine cpu 2 threads avx2 int8 1536x384 m1 float32 own 0.001", measured)
-    Store("quant-kernels").put("0.1.0 odd", measured)
-    why = "the fastest for 235 mixed tokens: rows 88.91 ms, one-by-one 65.38 ms"
-    Store("encoders").put("abc", {"dtype": "float32", "layout": "one-by-one", "graphs": False, "why": why})
-    Store("webgpu-matmul").put("Card", {"float32 k 1x64x64x64": {"schedule": {"tile_m": 8}, "splits": 2}})
-    product, encoder, matmul = service.client.get("/v1/graphs").json()["graphs"]
+    trials = (Trial("slow", 0.004), Trial("quick", 0.001), Trial("wrong", refused="wrong: rounds its inputs"))
+    question = Question.of("quantized product", "int8 weights 1536x384, 1 row", "cpu", size="1536x384")
+    kept = remember(Verdict(question, trials, "quick", "1 ms; next is slow, 4 ms"))
+    (product,) = service.client.get("/v1/graphs").json()["graphs"]
     assert product["speedup"] == 4 and product["device"] == "cpu" and "int8" in product["title"]
+    assert product["kind"] == "quantized product" and product["when"] == kept.when
     assert [one["name"] for one in product["candidates"] if one["chosen"]] == ["quick"]
-    assert encoder["speedup"] == 1.36 and [c["name"] for c in encoder["candidates"]] == ["rows", "one-by-one"]
-    assert "tile_m 8, 2 splits" in matmul["candidates"][0]["name"]
+    assert [one["correct"] for one in product["candidates"]] == [True, True, False]

@@ -4,7 +4,7 @@ behave like a hardware one, so that the kernels written for those run in tests t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,13 +57,11 @@ def agree(
 
 
 @pytest.fixture(name="manner", params=["software", "hardware"])
-def adapter_manner(request: pytest.FixtureRequest, webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def adapter_manner(request: pytest.FixtureRequest, fresh_plans: None, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each test twice: with the kernels for software adapters, and with those for hardware ones."""
-    from anytorch.gpu.runtime import forget_plans, open_runtime
+    from anytorch.gpu.runtime import open_runtime
 
     runtime = open_runtime()
     kind = "CPU" if request.param == "software" else "DiscreteGPU"
     monkeypatch.setattr(runtime, "adapter", dataclasses.replace(runtime.adapter, kind=kind))
-    forget_plans()
-    yield request.param
-    forget_plans()
+    return str(request.param)

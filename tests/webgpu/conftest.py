@@ -55,6 +55,16 @@ def webgpu(missing: Callable[[str, str], NoReturn]) -> Iterator[Any]:
     torch.webgpu.synchronize()  # an error of this file's kernels belongs to this file
 
 
+@pytest.fixture
+def fresh_plans(webgpu: Any) -> Iterator[None]:
+    """No plan of earlier tests is found, and none of this one later: for tests that change what plans are made by."""
+    from anytorch.gpu.plans import plans
+
+    plans.clear()
+    yield
+    plans.clear()
+
+
 @pytest.fixture(scope="module")
 def torch(webgpu: Any) -> Any:
     """The same, for tests that read as a user's program does."""

@@ -11,7 +11,7 @@ from tests.webgpu.agree import adapter_manner, agree  # noqa: F401  (a fixture)
 from tests.webgpu.test_matmul import make
 
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.attention import Attention
+from anytorch.gpu.wgsl.attention_kernel import Attention
 
 pytestmark = pytest.mark.native
 
@@ -101,7 +101,7 @@ def test_split_keys(webgpu: Any, manner: str, monkeypatch: pytest.MonkeyPatch, s
 
 
 @pytest.mark.parametrize("form", ["tile", "short"])
-def test_forms_of_gpus(webgpu: Any, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_forms_of_gpus(fresh_plans: None, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     from anytorch.webgpu.ops import attention
 
     used: list[Attention] = []
@@ -112,8 +112,6 @@ def test_forms_of_gpus(webgpu: Any, monkeypatch: pytest.MonkeyPatch, form: str) 
         return used[-1]
 
     monkeypatch.setattr(attention, "_kernel", kernel)
-    monkeypatch.setattr(attention, "_plans", {})
-    monkeypatch.setattr(attention, "_direct", {})
     agree(run, *operands(2, 1, 21, 37, 32, grad=False), atol=1e-4)
     agree(lambda q, k, v: run(q, k, v, is_causal=True), *operands(2, 2, 21, 21, 12, grad=False), atol=1e-4)
     hidden = make(2, 1, 5, 300) > 0

@@ -12,7 +12,7 @@ from tests.webgpu.agree import agree
 from tests.webgpu.test_matmul import make
 
 from anytorch.gpu.wgsl.matmul import Schedule
-from anytorch.webgpu.tuning import Choice
+from anytorch.webgpu.tuning import Tiling
 
 pytestmark = pytest.mark.native
 
@@ -58,11 +58,10 @@ def test_nothing(webgpu: Any) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_with_the_schedules_of_gpus(webgpu: Any, monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+def test_with_the_schedules_of_gpus(fresh_plans: None, monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     from anytorch.webgpu.ops import convolution
 
-    choice = Choice(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1), splits)
+    choice = Tiling(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1), splits)
     monkeypatch.setattr(convolution, "choose", lambda *_: choice)
-    monkeypatch.setattr(convolution, "_choices", {})
     tensors = [make(*size, grad=True) for size in ((2, 4, 5, 6), (6, 4, 3, 3), (6,))]
     agree(lambda *t: F.conv2d(*t, stride=2, padding=1), *tensors, atol=1e-4)

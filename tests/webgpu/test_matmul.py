@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tests.webgpu.agree import agree
 
 from anytorch.gpu.adapters import Adapter
+from anytorch.gpu.native import ShaderError
 from anytorch.gpu.wgsl.matmul import Schedule
-from anytorch.webgpu.tuning import TILES, Choice, Shape, candidates, choose, splits_for
+from anytorch.measured import store
+from anytorch.webgpu.tuning import DIRECT, TILES, Shape, Tiling, candidates, choose, splits_for
 
 pytestmark = pytest.mark.native
 
@@ -35,12 +37,13 @@ def make(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) ->
 
 
 @pytest.fixture
-def forced(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Choice], None]:
+def forced(fresh_plans: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tiling], None]:
     """Make every product of floats run with one schedule."""
+    from anytorch.gpu.plans import plans
     from anytorch.webgpu import products
 
-    def force(choice: Choice) -> None:
-        monkeypatch.setattr(products, "_plans", {})
+    def force(choice: Tiling) -> None:
+        plans.clear()
         monkeypatch.setattr(products, "choose", lambda *_: choice)
 
     return force
@@ -53,8 +56,8 @@ def in_every_layout(m: int, k: int, n: int, dtype: torch.dtype) -> list[tuple[to
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tiles(forced: Callable[[Choice], None], form: str) -> None:
-    forced(Choice(FORMS[form]))
+def test_tiles(forced: Callable[[Tiling], None], form: str) -> None:
+    forced(Tiling(FORMS[form]))
     layouts = in_every_layout(20, 36, 24, torch.float32)
     for a, b in layouts[1:3] if form == "tiled" else layouts[:1]:
         agree(lambda d, x, y: torch.baddbmm(d, x, y, alpha=0.5, beta=2), make(24), a, b)
@@ -62,23 +65,23 @@ def test_tiles(forced: Callable[[Choice], None], form: str) -> None:
     agree(lambda d, x, y: torch.baddbmm(d, x, y, alpha=0.5, beta=2), make(23), a, b)
 
 
-def test_parts_of_k_are_added_up(forced: Callable[[Choice], None]) -> None:
-    forced(Choice(FORMS["tiled"], 3))
+def test_parts_of_k_are_added_up(forced: Callable[[Tiling], None]) -> None:
+    forced(Tiling(FORMS["tiled"], 3))
     a, b = in_every_layout(20, 36, 24, torch.float32)[0]
     agree(lambda d, x, y: torch.baddbmm(d, x, y, alpha=0.5, beta=2), make(24), a, b)
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_tiles_of_halves(forced: Callable[[Choice], None], half: bool) -> None:
-    forced(Choice(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1, half=half)))
+def test_tiles_of_halves(forced: Callable[[Tiling], None], half: bool) -> None:
+    forced(Tiling(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1, half=half)))
     a, b = in_every_layout(20, 36, 24, torch.float16)[1]
     agree(torch.bmm, a, b, rtol=1e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(("m", "k", "n", "splits"), [(1, 64, 40, 1), (3, 64, 40, 2), (2, 37, 23, 1)])
-def test_few_rows(forced: Callable[[Choice], None], m: int, k: int, n: int, splits: int) -> None:
+def test_few_rows(forced: Callable[[Tiling], None], m: int, k: int, n: int, splits: int) -> None:
     for form, width, at in (("rows", 8, 1), ("columns", 32, 0)):
-        forced(Choice(Schedule(form, bn=width, tm=m), splits))
+        forced(Tiling(Schedule(form, bn=width, tm=m), splits))
         a, b = in_every_layout(m, k, n, torch.float32)[at]
         agree(lambda d, x, y: torch.baddbmm(d, x, y), make(n), a, b)
 
@@ -156,7 +159,7 @@ def test_quantized_weights(webgpu: Any) -> None:
 # --- choosing ------------------------------------------------------------------------------------------------------
 
 
-def of(m: int, n: int, k: int, **more: Any) -> list[Choice]:
+def of(m: int, n: int, k: int, **more: Any) -> list[Tiling]:
     limits: dict[str, Any] = {"software": False, "integrated": False, "shared_bytes": 49_152, **more}
     return candidates(Shape(1, m, n, k, "k"), **limits)
 
@@ -187,37 +190,104 @@ def test_every_tile_divides_into_threads_and_vectors() -> None:
         assert tile.bm % tile.tm == tile.bn % tile.tn == tile.tm % 4 == tile.tn % 4 == tile.bk % tile.unroll == 0
 
 
-def test_a_measurement_is_made_once_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anytorch.webgpu import tuning
+class Card:
+    """The name and limit of the GPU in docs of this repository's measurements; products are made up, on the CPU."""
 
-    # The name and limit of the GPU in docs of this repository's measurements; nothing is run on it here.
     adapter = Adapter("NVIDIA H200", "Vulkan", "DiscreteGPU", "580.159.04", 0x10DE, 0)
-    runtime: Any = SimpleNamespace(
-        adapter=adapter, limits={"max-compute-workgroup-storage-size": 49_152}, synchronize=lambda: None
-    )
-    monkeypatch.setattr(tuning, "_known", {})
-    runs: list[Choice] = []
-    shape = Shape(1, 1024, 1024, 1024, "n")
-    first = choose(runtime, shape, "float32", runs.append)
-    tried = len(runs)
+    limits: ClassVar[dict[str, int]] = {"max-compute-workgroup-storage-size": 49_152}
+    features: ClassVar[tuple[str, ...]] = ()
+    recorder: Any = None
+    profiler: Any = None
+
+    def __init__(self) -> None:
+        self.runs: list[Tiling] = []
+        self.spoilt: dict[Schedule, Callable[[Any], Any]] = {}
+
+    def synchronize(self) -> None: ...
+
+    def run(self, tiling: Tiling) -> Any:
+        self.runs.append(tiling)
+        return self.spoilt.get(tiling.schedule, lambda right: right)(torch.linspace(-1, 1, 64).view(8, 8))
+
+    def choose(self, *sizes: int) -> Tiling:
+        return choose(self, Shape(1, *sizes, "n"), "float32", self.run)  # type: ignore[arg-type]
+
+
+def test_a_measurement_is_made_once_and_remembered() -> None:
+    card = Card()
+    first = card.choose(1024, 1024, 1024)
+    tried = len(card.runs)
     assert tried > 0
-    monkeypatch.setattr(tuning, "_known", {})  # a new process: only the file is left
-    assert choose(runtime, Shape(1, 1000, 1000, 1000, "n"), "float32", runs.append).schedule == first.schedule
-    assert len(runs) == tried
-    choose(runtime, Shape(1, 32, 32, 32, "n"), "float32", runs.append)  # too small to be worth it
-    assert len(runs) == tried
+    store.forget()  # a new process: only the file is left
+    assert card.choose(1000, 1000, 1000).schedule == first.schedule
+    assert len(card.runs) == tried
+    card.choose(32, 32, 32)  # too small to be worth it
+    assert len(card.runs) == tried
+    (verdict,) = store.verdicts()
+    assert verdict.question.device == "NVIDIA H200 580.159.04 Vulkan" and verdict.chosen == first.name
+    card.adapter = Adapter("NVIDIA H200", "Vulkan", "DiscreteGPU", "590.1", 0x10DE, 0)
+    card.choose(1024, 1024, 1024)
+    assert len(card.runs) > tried, "another driver is another question"
 
 
-def test_a_schedule_the_driver_refuses_is_left_out() -> None:
-    from anytorch.gpu.native import ShaderError
-    from anytorch.webgpu.tuning import LARGE, SMALL, fastest
+def test_while_a_tape_records_nothing_is_measured() -> None:
+    card = Card()
+    card.recorder = object()
+    card.choose(1024, 1024, 1024)
+    assert not card.runs and not list(store.verdicts())
 
-    runtime: Any = SimpleNamespace(synchronize=lambda: None)
 
-    def run(choice: Choice) -> None:
-        if choice.schedule is LARGE:
-            raise ShaderError("webgpu: a shader does not compile")
+def refuse(right: Any) -> Any:
+    raise ShaderError("webgpu: a shader does not compile\nand why")
 
-    assert fastest(runtime, [Choice(LARGE), Choice(SMALL)], run) == Choice(SMALL)
-    with pytest.raises(ShaderError):
-        fastest(runtime, [Choice(LARGE)], run)
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (refuse, "ShaderError: webgpu: a shader does not compile"),
+        (lambda right: right * 1.01, "wrong: off by 0.01"),
+        (lambda right: right * float("nan"), "wrong: off by nan"),
+        (lambda right: right.half(), "not torch.float32"),
+        (lambda right: right[:4], "shape"),
+    ],
+)
+def test_a_schedule_that_is_refused_or_wrong_is_left_out(spoil: Callable[[Any], Any], words: str) -> None:
+    card = Card()
+    options = candidates(Shape(1, 1024, 1024, 1024, "n"), software=False, integrated=False, shared_bytes=49_152)
+    card.spoilt = {option.schedule: spoil for option in options[:-1]}
+    assert card.choose(1024, 1024, 1024).schedule == options[-1].schedule
+    (verdict,) = store.verdicts()
+    assert all(words in trial.refused for trial in verdict.trials[:-1])
+    card.spoilt[options[-1].schedule] = spoil
+    store.clear()
+    assert card.choose(1024, 1024, 1024).schedule == DIRECT, "the plainest is what is left"
+
+
+def test_names_tell_schedules_apart() -> None:
+    assert len({Tiling(schedule).name for schedule in TILES}) == len(TILES)
+    assert Tiling(DIRECT, 3).name == Tiling(DIRECT).name == "direct tm=4 tn=8 unroll=4"
+
+
+@pytest.mark.parametrize("kind", ["plain", "sliced and added", "few columns", "halves"])
+def test_what_is_tried_for_real_is_the_product(kind: str, webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every schedule that is tried gives the right answer, split or not, swapped or not: none is refused."""
+    from anytorch.gpu.runtime import open_runtime
+    from anytorch.webgpu import products, tuning
+
+    runtime = open_runtime()
+    monkeypatch.setattr(runtime, "adapter", replace(runtime.adapter, kind="DiscreteGPU"))
+    monkeypatch.setattr(tuning, "WORTH_MEASURING", 1)
+    monkeypatch.setattr(tuning, "TILES", (FORMS["tiled"], FORMS["tiled double"]))
+    monkeypatch.setattr(products, "_plans", {})
+    dtype = torch.float16 if kind == "halves" else torch.float32
+    a, b, d = make(40, 512, dtype=dtype), make(512, 3 if kind == "few columns" else 24, dtype=dtype), None
+    if kind == "sliced and added":
+        a, d = make(41, 513)[1:, 1:], make(24)
+    there = [None if one is None else one.to("webgpu") for one in (a, b, d)]
+    monkeypatch.setenv("ANYTORCH_MEASURE_S", "60")  # lavapipe compiles slowly
+    found = torch.addmm(there[2], there[0], there[1]) if d is not None else there[0] @ there[1]  # type: ignore[operator]
+    expected = a.double() @ b.double() + (0 if d is None else d)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=2e-3, atol=2e-2 if kind == "halves" else 1e-3)
+    (verdict,) = store.verdicts()
+    assert len(verdict.trials) > 1 and all(one.seconds for one in verdict.trials), verdict.explain()
+    assert "x512" in verdict.question.title

@@ -174,14 +174,12 @@ def test_sums_repeat_to_the_bit(manner: str) -> None:
     assert len({x.sum().item() for _ in range(3)}) == 1
 
 
-def test_without_subgroups(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_subgroups(fresh_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters that have none fold in workgroup memory."""
-    from anytorch.gpu.runtime import forget_plans, open_runtime
+    from anytorch.gpu.runtime import open_runtime
 
     runtime = open_runtime()
     monkeypatch.setattr(runtime, "adapter", dataclasses.replace(runtime.adapter, kind="DiscreteGPU"))
     monkeypatch.setattr(runtime, "features", runtime.features - {"subgroup"})
-    forget_plans()
     agree(lambda x: (x.sum(1), x.max(1), x.var(1), x.softmax(1), x.sum(), x.logsumexp(1)), make(6, 900), atol=1e-4)
     agree(lambda x: (x.sum(1), x.mean(1), x.log_softmax(1)), make(6, 37))
-    forget_plans()

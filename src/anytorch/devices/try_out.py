@@ -1,9 +1,8 @@
-"""Runs the child process that tries devices, with a time limit, and remembers what it found."""
+"""What torch and every back end can do here: tried in a child process with a time limit, and remembered."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 from anytorch import logs, settings
 from anytorch._version import __version__
 from anytorch.cache import Store
+from anytorch.child_process import ask
 from anytorch.devices.registry import registry
 from anytorch.devices.types import BackendReport, Caps, DeviceReport, TorchReport
 from anytorch.errors import CacheError
@@ -21,13 +21,7 @@ from anytorch.probe.facts import Hardware, as_json
 
 log = logs.logger(__name__)
 
-# The child sees the modules this process sees, in the same order, and nothing of the folder it happens to start in.
-START = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from anytorch.devices.child import main
-sys.exit(main(sys.argv[2:]))
-"""
+ENTRY = "anytorch.devices.child:main"
 
 
 def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:
@@ -97,7 +91,7 @@ def run_children(names: Sequence[str] = (), *, timeout_s: float | None = None) -
     autoload_error = import_error = ""
     environment: dict[str, str] = {}
     while left:
-        lines, end = run_child(left, limit_s - (monotonic() - started), environment)
+        lines, end = ask(ENTRY, left, limit_s=limit_s - (monotonic() - started), environment=environment)
         trying = ""
         for line in lines:
             facts.update(line.get("facts") or {})
@@ -134,76 +128,6 @@ def run_children(names: Sequence[str] = (), *, timeout_s: float | None = None) -
     if import_error and autoload_error:
         autoload_error = ""
     return TorchReport(version, import_error, autoload_error, reports, facts, round(monotonic() - started, 3))
-
-
-def run_child(names: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """One child: the lines it wrote, and how it ended ("", "timed-out", or words such as "signal 11 …")."""
-    import subprocess
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="anytorch-") as folder:
-        report = Path(folder) / "report.jsonl"
-        with (Path(folder) / "words").open("w+b") as words:  # plug-ins print; a pipe nobody reads would block them
-            started = monotonic()
-            log.debug("child: starting, at most %.1f s, for %s", limit_s, ", ".join(names))
-            log.debug("child: %s -c START %s %s", sys.executable, report, " ".join(names))
-            child = subprocess.Popen(
-                [sys.executable, "-c", START, json.dumps(sys.path), str(report), *names],
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
-                # Its log would end up in `words`, where a crash's last line is looked for.
-                env={**os.environ, "ANYTORCH_LOG_LEVEL": "WARNING", **environment},
-                start_new_session=True,
-            )
-            end = ""
-            try:
-                code = child.wait(max(0.0, limit_s))
-            except subprocess.TimeoutExpired:
-                end = "timed-out"
-            finally:
-                _end(child)  # also on Ctrl-C: no child outlives the question
-            if not end and code:
-                words.seek(0)
-                last = words.read()[-2000:].decode(errors="replace").strip().splitlines()
-                end = f"{_exit_words(code)}{': ' + last[-1] if last else ''}"
-            log.debug("child %d: ended after %.2f s: %s", child.pid, monotonic() - started, end or "exit status 0")
-        return _read_lines(report), end
-
-
-def _end(child: Any) -> None:
-    import signal
-
-    if hasattr(os, "killpg"):
-        try:
-            os.killpg(child.pid, signal.SIGKILL)  # with everything it started
-        except (ProcessLookupError, PermissionError):
-            pass  # it is gone already
-    elif child.poll() is None:
-        child.kill()
-    child.wait()
-
-
-def _exit_words(code: int) -> str:
-    import signal
-
-    if code < 0:
-        return f"signal {-code} ({signal.strsignal(-code) or 'unknown'})"
-    return f"exit status {code:#x}" if code > 255 else f"exit status {code}"  # 0xC0000005 on Windows
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break  # the process died in the middle of a line
-    return lines
 
 
 # --- JSON back into values -----------------------------------------------------------------------------------------

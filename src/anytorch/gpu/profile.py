@@ -13,6 +13,7 @@ from anytorch.errors import DeviceUnavailable, UsageError
 from anytorch.gpu.native import STORAGE, lib, raising, wgpu
 from anytorch.gpu.runtime import Runtime
 
+TIMESTAMPS = "timestamp-query-inside-passes"  # the feature this needs
 MOST_LAUNCHES = 2048  # a query set holds at most 4096 timestamps (WebGPU: maximum query count)
 
 
@@ -32,7 +33,7 @@ class Profile:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        if "timestamp-query-inside-passes" not in runtime.features:
+        if TIMESTAMPS not in runtime.features:
             raise DeviceUnavailable(f"{runtime.adapter.name} ({runtime.adapter.api}) has no timestamps inside passes")
         self._runtime = runtime
         self._names: list[str] = []
@@ -57,7 +58,7 @@ class Profile:
             return False
         # H: void f(WGPUComputePassEncoder computePassEncoder, WGPUQuerySet querySet, uint32_t queryIndex)
         lib.wgpuComputePassEncoderWriteTimestamp(encoder, self._queries._internal, 2 * len(self._names))
-        self._names.append(self._runtime.programs.name_of(program))
+        self._names.append(str(program.key))
         return True
 
     def after_launch(self, encoder: Any) -> None:

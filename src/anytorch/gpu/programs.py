@@ -8,16 +8,19 @@ from typing import Any
 from anytorch.errors import AnytorchError
 from anytorch.gpu.buffers import Buffer
 from anytorch.gpu.native import NULL, BindingTooLarge, ShaderError, ffi, lib, raising, shader_module, wgpu
+from anytorch.gpu.plans import Recent
 
 BIND_GROUPS_KEPT = 20_000
+PROGRAMS_KEPT = 8_192
 
 
 class Program:
     """A compute pipeline, and what is needed to launch it."""
 
-    __slots__ = ("groups", "handle", "layout", "pipeline", "source")
+    __slots__ = ("groups", "handle", "key", "layout", "pipeline", "source")
 
-    def __init__(self, pipeline: Any, layout: Any, groups: dict[Any, Any], source: str) -> None:
+    def __init__(self, key: Hashable, pipeline: Any, layout: Any, groups: dict[Any, Any], source: str) -> None:
+        self.key = key  # its maker's name for it
         self.pipeline = pipeline  # wgpu's object, which owns the handle
         self.handle = pipeline._internal
         self.layout = layout
@@ -31,7 +34,7 @@ class Programs:
     def __init__(self, device: Any, binding_limit: int) -> None:
         self._device = device
         self._binding_limit = binding_limit
-        self._programs: dict[Hashable, Program] = {}
+        self._programs = Recent(PROGRAMS_KEPT)
         self._layouts: dict[tuple[int, int], Any] = {}
         self._pipeline_layouts: dict[tuple[int, int, int], Any] = {}
         self._groups: dict[tuple[int, int], dict[Any, Any]] = {}  # by layout, then by buffers
@@ -39,20 +42,17 @@ class Programs:
     def __len__(self) -> int:
         return len(self._programs)
 
-    def get(self, key: Hashable) -> Program | None:
-        return self._programs.get(key)
-
     def make(
         self, key: Hashable, source: str | Callable[[], str], *, buffers: int, writable: int, immediates: int
     ) -> Program:
         """The program for `key`, compiled on first use. `writable` has bit i set if binding i is written."""
-        program = self._programs.get(key)
+        program: Program | None = self._programs[key]
         if program is None:
             text = source() if callable(source) else source
-            program = self._programs[key] = self._compile(text, buffers, writable, immediates)
+            program = self._programs[key] = self._compile(key, text, buffers, writable, immediates)
         return program
 
-    def _compile(self, source: str, buffers: int, writable: int, immediates: int) -> Program:
+    def _compile(self, key: Hashable, source: str, buffers: int, writable: int, immediates: int) -> Program:
         layout_key = (buffers, writable)
         try:
             with raising("compiling a shader"):
@@ -65,7 +65,7 @@ class Programs:
         except (AnytorchError, wgpu.GPUError) as exc:
             numbered = "\n".join(f"{i:4d}  {line}" for i, line in enumerate(source.splitlines(), 1))
             raise ShaderError(f"webgpu: a shader does not compile: {exc}\n{numbered}") from exc
-        return Program(pipeline, layout, self._groups.setdefault(layout_key, {}), source)
+        return Program(key, pipeline, layout, self._groups.setdefault(layout_key, {}), source)
 
     def _layout(self, key: tuple[int, int]) -> Any:
         if key not in self._layouts:
@@ -90,12 +90,6 @@ class Programs:
                 bind_group_layouts=[self._layout(key)], **sized
             )
         return self._pipeline_layouts[whole]
-
-    def name_of(self, program: Program) -> str:
-        """The key a program was made with, for people."""
-        return next(
-            (str(key) for key, made in self._programs.items() if made is program), "a program of another device"
-        )
 
     def bind(self, program: Program, buffers: Sequence[Buffer], windows: tuple[tuple[int, int], ...] | None) -> Any:
         """A bind group that `program.groups` does not have yet. The pool recycles buffers, so nearly every one is there.

@@ -17,6 +17,7 @@ from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageErr
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
 from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising, translated, wgpu
+from anytorch.gpu.plans import plans
 from anytorch.gpu.programs import Program, Programs
 from anytorch.gpu.transfer import Readbacks, Uploads
 
@@ -226,7 +227,7 @@ class Runtime:
         self._pending += 1
 
     def compute_pass(self) -> Any:
-        """The open compute pass, for who encodes launches by himself (tapes)."""
+        """The open compute pass, for callers that encode launches themselves (tapes)."""
         if self._pass is None:
             self._open_pass()
         return self._pass
@@ -329,53 +330,37 @@ class Runtime:
 
 
 _lock = threading.Lock()
-_runtime: Runtime | None = None
+current: Runtime | None = None  # the open one; for code that every small op runs, which cannot afford `open_runtime`
 _forked_from: int | None = None
 
 
 def open_runtime() -> Runtime:
     """The runtime of this process, opened on first use on the adapter that ANYTORCH_WEBGPU_ADAPTER names, or the best."""
-    global _runtime
-    if _runtime is not None:
-        return _runtime
+    global current
+    if current is not None:
+        return current
     if _forked_from is not None:
         raise DeviceUnavailable(
             f"this process was forked from process {_forked_from}, which had opened the GPU; a GPU does not survive fork()",
             hint="use DataLoader(multiprocessing_context='spawn'), or keep GPU tensors out of the workers",
         )
     with _lock:
-        if _runtime is None:
+        if current is None:
             adapter = choose_adapter(list_adapters(), settings.get("webgpu_adapter"))
-            _runtime = Runtime(adapter, settings.get("webgpu_memory"))
-    return _runtime
+            current = Runtime(adapter, settings.get("webgpu_memory"))
+    return current
 
 
 def close_runtime() -> None:
     """Forget the device; the next use opens a new one. Its buffers and programs are gone, and all plans made with them."""
-    global _runtime
+    global current
     with _lock:
-        _runtime = None
-    forget_plans()
-
-
-def forget_plans() -> None:
-    """Empty every `device_memory`: each op decides anew which kernel is best on this adapter."""
-    for memory in _device_memories:
-        memory.clear()
-
-
-_device_memories: list[dict[Any, Any]] = []
-
-
-def device_memory() -> dict[Any, Any]:
-    """A dictionary for what belongs to the open device (plans that hold its programs); emptied when the device is closed."""
-    memory: dict[Any, Any] = {}
-    _device_memories.append(memory)
-    return memory
+        current = None
+    plans.clear()
 
 
 def opened() -> bool:
-    return _runtime is not None
+    return current is not None
 
 
 def forked() -> bool:
@@ -383,10 +368,10 @@ def forked() -> bool:
 
 
 def _after_fork() -> None:
-    global _runtime, _forked_from, _lock
-    if _runtime is not None:
+    global current, _forked_from, _lock
+    if current is not None:
         _forked_from = os.getppid()
-        _runtime = None
+        current = None
     _lock = threading.Lock()
 
 

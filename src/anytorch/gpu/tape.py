@@ -69,7 +69,7 @@ class Tape:
         """Called by the runtime for every launch while recording."""
         held = ffi.new("char[]", immediates)
         lib.wgpuBindGroupAddRef(group)  # the runtime may forget its own reference (empty_cache) while this tape lives
-        self._commands.append((program.handle, group, held, len(immediates), x, y, z))
+        self._commands.append((program, group, held, len(immediates), x, y, z))
         self._buffers.update((buffer.key, buffer) for buffer in buffers)
 
     def note_copy(self, source: Buffer, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
@@ -90,12 +90,12 @@ class Tape:
             pipeline: Any = None
             for command in self._commands:
                 if len(command) == LAUNCH:
-                    handle, group, immediates, size, x, y, z = command
+                    program, group, immediates, size, x, y, z = command
                     if encoder is None:
                         encoder, pipeline = runtime.compute_pass(), None
-                    if pipeline is not handle:
-                        _set_pipeline(encoder, handle)
-                        pipeline = handle
+                    if pipeline is not program:
+                        _set_pipeline(encoder, program.handle)
+                        pipeline = program
                     _set_bind_group(encoder, 0, group, 0, NULL)
                     _set_immediates(encoder, 0, immediates, size)
                     _dispatch(encoder, x, y, z)

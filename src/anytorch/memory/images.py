@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anytorch.memory.sizes import ALIGNMENT, PAGE, round_up
+from anytorch.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -52,20 +53,6 @@ class Image:
     pieces: tuple[Piece, ...] = ()
 
 
-@dataclass(frozen=True)
-class Located:
-    """A tensor in a file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    path: str
-    offset: int
-    nbytes: int
-    sums: tuple[int, ...] | None = None  # of the whole data part of its file, when we wrote it
-    data_start: int = 0  # where that part begins
-
-
 def packed(name: str, tensors: Mapping[str, torch.Tensor]) -> Image:
     """An image for tensors in memory, every one on a boundary that suits any device."""
     views, end = [], 0
@@ -76,7 +63,7 @@ def packed(name: str, tensors: Mapping[str, torch.Tensor]) -> Image:
     return Image(name, round_up(end, PAGE), tuple(views))
 
 
-def from_files(name: str, tensors: Iterable[Located], *, in_place: bool) -> Image:
+def from_files(name: str, tensors: Iterable[StoredTensor], *, in_place: bool) -> Image:
     """An image whose bytes come from files.
 
     `in_place`: reads land in the image itself, so offsets agree with the file's modulo the page. Otherwise a device copies
@@ -94,17 +81,17 @@ def from_files(name: str, tensors: Iterable[Located], *, in_place: bool) -> Imag
         else:
             start = round_up(end, ALIGNMENT)
             end = start + length
-        sums = first.sums if first.offset == first.data_start else None
+        sums = first.checksums if first.offset == first.data_start else None
         pieces.append(Piece(first.path, first.offset, length, start, sums, direct))
         views.extend(View(t.name, t.dtype, t.shape, start + t.offset - first.offset, t.nbytes) for t in run)
     return Image(name, round_up(end, PAGE), tuple(views), tuple(pieces))
 
 
-def runs(tensors: Iterable[Located], *, in_place: bool) -> list[tuple[list[Located], bool]]:
+def runs(tensors: Iterable[StoredTensor], *, in_place: bool) -> list[tuple[list[StoredTensor], bool]]:
     """Neighbours in a file, read together; with whether each run can be read directly."""
-    found: list[tuple[list[Located], bool]] = []
+    found: list[tuple[list[StoredTensor], bool]] = []
     for tensor in sorted(tensors, key=lambda t: (t.path, t.offset)):
-        itemsize = max(1, element_size(tensor.dtype))
+        itemsize = tensor.itemsize
         direct = not in_place or tensor.offset % itemsize == 0
         if found and direct and found[-1][1]:
             last = found[-1][0][-1]
@@ -129,13 +116,6 @@ def views_of(image: Image, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def element_size(dtype: str) -> int:
-    import torch
-
-    kind: torch.dtype = getattr(torch, dtype)
-    return kind.itemsize
 
 
 def total_nbytes(views: Sequence[View]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,15 @@ from torch import nn
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
 from anytorch.memory.handle import Fitted
-from anytorch.memory.images import Image, Located, from_files
+from anytorch.memory.images import Image, from_files
 from anytorch.memory.levels import Size, create_tiers
 from anytorch.memory.parked import placeholder
 from anytorch.memory.placement import place_from
 from anytorch.memory.planning import plan_for
-from anytorch.memory.rest import map_file
-from anytorch.memory.shards import locate_tensors
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.memory.types import Block, Plan, Speeds, Tiers
 from anytorch.memory.units import Found, all_slots
+from anytorch.safetensors_files import StoredTensor, locate_tensors, mapped_tensor, torch_dtype
 
 log = logs.logger(__name__)
 
@@ -128,18 +128,16 @@ def prepare(
         codes=False,
     )
     for parameter in found.rest:
-        parameter.data = read_located(by_id[id(parameter)]).to(tiers.device.place, copy=True)
+        parameter.data = mapped_tensor(by_id[id(parameter)]).to(tiers.device.place, copy=True)
     handle = Fitted(model, tiers, found, plan, rest_format=rest_format)
     handle.images = images(found)
     return handle
 
 
-def image_of(found: Found, name: str, by_id: Mapping[int, Located], in_place: bool) -> Image:
+def image_of(found: Found, name: str, by_id: Mapping[int, StoredTensor], in_place: bool) -> Image:
     group = found.groups[name]
     renamed = [
-        Located(path, at.dtype, at.shape, at.path, at.offset, at.nbytes, at.sums, at.data_start)
-        for path, parameter in zip(group.paths, group.parameters, strict=True)
-        for at in (by_id[id(parameter)],)
+        replace(by_id[id(parameter)], name=path) for path, parameter in zip(group.paths, group.parameters, strict=True)
     ]
     return from_files(name, renamed, in_place=in_place)
 
@@ -184,10 +182,10 @@ def from_folder(folder: Path) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def match(model: nn.Module, located: Mapping[str, Located], checkpoint: Path) -> dict[str, Located]:
+def match(model: nn.Module, located: Mapping[str, StoredTensor], checkpoint: Path) -> dict[str, StoredTensor]:
     """Where every parameter's values are, by the first of its paths. Raises ModelError for what is missing or misshapen."""
     prefix = str(getattr(model, "base_model_prefix", "") or "")
-    found: dict[str, Located] = {}
+    found: dict[str, StoredTensor] = {}
     missing: list[str] = []
     shapes = {path: tuple(p.shape) for path, p in model.named_parameters(remove_duplicate=False)}
     for slots in all_slots(model).values():
@@ -215,29 +213,22 @@ def _names(path: str, prefix: str) -> tuple[str, ...]:
     return (path, f"{prefix}.{path}", path.removeprefix(f"{prefix}.")) if prefix else (path,)
 
 
-def replace_parameters(model: nn.Module, where: Mapping[str, Located]) -> None:
+def replace_parameters(model: nn.Module, where: Mapping[str, StoredTensor]) -> None:
     """Meta parameters cannot be pointed at memory: put ones in their place that can, with the checkpoint's dtype."""
     for slots in all_slots(model).values():
         at = where[slots[0].path]
-        dtype: torch.dtype = getattr(torch, at.dtype)
-        fresh = nn.Parameter(placeholder(at.shape, dtype, torch.device("cpu")), requires_grad=False)
+        fresh = nn.Parameter(placeholder(at.shape, torch_dtype(at), torch.device("cpu")), requires_grad=False)
         for slot in slots:
             slot.owner._parameters[slot.name] = fresh
 
 
-def load_buffers(model: nn.Module, located: Mapping[str, Located]) -> None:
+def load_buffers(model: nn.Module, located: Mapping[str, StoredTensor]) -> None:
     prefix = str(getattr(model, "base_model_prefix", "") or "")
     for path, buffer in list(model.named_buffers()):
         at = next((located[name] for name in _names(path, prefix) if name in located), None)
         if at is not None:
             owner = model.get_submodule(path.rpartition(".")[0])
-            owner._buffers[path.rpartition(".")[2]] = read_located(at).to(buffer.dtype, copy=True)
-
-
-def read_located(at: Located) -> torch.Tensor:
-    data = map_file(at.path)[at.offset : at.offset + at.nbytes].clone()
-    dtype: torch.dtype = getattr(torch, at.dtype)
-    return data.view(dtype).view(at.shape)
+            owner._buffers[path.rpartition(".")[2]] = mapped_tensor(at).to(buffer.dtype, copy=True)
 
 
 def _folder(checkpoint: Path) -> str:

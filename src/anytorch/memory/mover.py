@@ -2,14 +2,20 @@
 
 While a step computes, the blocks of the next steps are on their way (`transfers`). What comes next is what came next the
 last time, so the mover follows the program rather than a fixed trace.
+
+The lock guards the books alone (what is in the ring, who uses it, what comes next). Nobody holds it while bytes move: who
+needs a block counts as its user, lets go of the lock and then waits for the reads, so a slow disk stops only those who
+need what it reads.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,25 +27,30 @@ from anytorch.memory.ledger import Ledger
 from anytorch.memory.order import FORWARD, Order
 from anytorch.memory.reader import finish
 from anytorch.memory.rest import device_buffer
-from anytorch.memory.ring import Space
+from anytorch.memory.ring import Region, RingSpace
 from anytorch.memory.sizes import words
-from anytorch.memory.transfers import Transfers, UnderWay
+from anytorch.memory.transfers import Transfers, UnderWay, do
 from anytorch.memory.types import Home, Step
 
 log = logs.logger(__name__)
 
 
-@dataclass
-class Held:
+@dataclass(eq=False)
+class RingBlock:
     """A block in the ring."""
 
     name: str
+    region: Region
     buffer: torch.Tensor
     under_way: UnderWay
     done: Any = None  # event on the computing stream, after the last use
     users: int = 0
     fresh: bool = True  # fetched and not used yet
     stale: bool = False  # what rests at home has changed since
+
+    @property
+    def failed(self) -> bool:
+        return any(f.done() and not f.cancelled() and f.exception() for f in self.under_way.futures)
 
 
 @dataclass
@@ -81,8 +92,9 @@ class Mover:
         ]
         self._steps = {step.name: step for step in moving if step.blocks}
         self._order = Order(list(self._steps))
-        self._held: dict[str, Held] = {}
-        self._space = Space(ring_nbytes)
+        self._held: dict[str, RingBlock] = {}
+        self._leaving: set[RingBlock] = set()  # given up, while a thread still writes into them
+        self._space = RingSpace(ring_nbytes)
         self._changed = threading.Condition(threading.RLock())
         self._changing: set[str] = set()  # blocks whose image at home is being written: not to be fetched
         self.ring = device_buffer(ledger, "ring", ring_nbytes, transfers.device)
@@ -102,28 +114,31 @@ class Mover:
                     f"{step!r} needs weights of a fitted model that is closed", hint="close it after backward"
                 )
             self._order.follow(step, use)
-            taken: list[str] = []
+            taken: list[RingBlock] = []
             try:
                 for name in names:
-                    self._take(name)
-                    taken.append(name)
+                    taken.append(self._take(name))
                 self._look_ahead()
-                found = {name: self._arrived(name) for name in names}
             except BaseException:
-                for name in taken:
-                    self._drop_user(name)
+                self._drop_users(taken)
                 raise
-        return found
+        try:
+            return {held.name: self._arrived(held) for held in taken}
+        except BaseException:
+            with self._changed:
+                self._drop_users(taken)
+            raise
 
     def release(self, step: str) -> None:
         """The step has been queued (or done, on the CPU): its blocks may be overwritten after it."""
         with self._changed:
-            for name in self._steps[step].blocks:
-                if name in self._held:
-                    self._drop_user(name)
+            self._drop_users(self._held[name] for name in self._steps[step].blocks if name in self._held)
             self._changed.notify_all()
-            if self._order.at(step):
+            ahead = self._order.at(step)
+            if ahead:
                 self._try_ahead()  # there is room again, and a pause between passes is time, too
+        if ahead:
+            self._work_ahead()
 
     def _try_ahead(self) -> None:
         if self._closed:
@@ -133,10 +148,10 @@ class Mover:
         except Exception as exc:  # noqa: BLE001  (whoever needs the block is told; what was done has ended well)
             log.info("fetching ahead failed, which will be tried again: %s", exc)
 
-    def _take(self, name: str) -> None:
+    def _take(self, name: str) -> RingBlock:
         held = self._held.get(name)
-        if held is not None and any(future.done() and future.exception() for future in held.under_way.futures):
-            self._forget(name)  # fetched ahead, and failed: the reason may be gone by now
+        if held is not None and held.failed:
+            self._forget(name)  # fetched ahead: the reason may be gone by now
             held = None
         if held is None:
             held = self._fetch_now(name)
@@ -144,33 +159,56 @@ class Mover:
             self.stats.fetched_ahead += 1
         held.users += 1
         held.fresh = False
+        return held
 
-    def _drop_user(self, name: str) -> None:
-        held = self._held.get(name)
-        if held is None or held.users == 0:
-            return
-        held.users -= 1
-        if held.users == 0:
-            held.done = self.copies.computed()
-            if held.stale:
-                self._forget(name)
+    def _drop_users(self, blocks: Iterable[RingBlock]) -> None:
+        for held in list(blocks):
+            if not held.users:
+                continue
+            held.users -= 1
+            if not held.users:
+                held.done = self.copies.computed()
+                if held.stale and self._held.get(held.name) is held:
+                    self._forget(held.name)
 
-    def _arrived(self, name: str) -> torch.Tensor:
-        held = self._held[name]
+    def _arrived(self, held: RingBlock) -> torch.Tensor:
+        """The buffer of a block that the caller uses, when all of it is there. Without the lock: this may take long."""
+        self._work(held)
         coming = held.under_way
         if coming.futures:
             try:
                 finish(coming.futures)
             except BaseException:
-                held.users = 0
-                self._forget(name)  # what arrived of it is not to be trusted
+                with self._changed:
+                    if held.failed and self._held.get(held.name) is held:
+                        held.users = 0
+                        self._forget(held.name)  # what arrived of it is not to be trusted
                 raise
-            arrived = self.copies.copied() if coming.arrived is None else coming.arrived
-            held.under_way = coming = UnderWay(arrived=arrived)
-        self.copies.compute_after(coming.arrived)
+            with self._changed:
+                if held.under_way is coming:  # the first of those who waited
+                    arrived = self.copies.copied() if coming.arrived is None else coming.arrived
+                    held.under_way = UnderWay(arrived=arrived)
+        self.copies.compute_after(held.under_way.arrived)
         return held.buffer
 
-    def _fetch_now(self, name: str) -> Held:
+    def _work(self, held: RingBlock) -> None:
+        """Bring a block up in this thread, if that is how its device is reached and nobody else has begun it."""
+        with self._changed:
+            coming = held.under_way
+            work, coming.work = coming.work, None
+        if work is not None:
+            do(work, coming.futures[0])
+
+    def _work_ahead(self) -> None:
+        """The same for all blocks that were looked for ahead."""
+        while True:
+            with self._changed:
+                held = next((held for held in self._held.values() if held.under_way.work is not None), None)
+            if held is None:
+                return
+            self._work(held)
+
+    def _fetch_now(self, name: str) -> RingBlock:
         """Fetch a block that somebody waits for: whatever is in the way and not in use has to go."""
         while True:
             if name in self._changing:
@@ -179,6 +217,9 @@ class Mover:
             held = self._held.get(name) or self._fetch(name)
             if held is not None:
                 return held
+            if self._leaving:
+                self._changed.wait()  # for the room they leave
+                continue
             idle = [other.name for other in self._held.values() if other.users == 0]
             if idle:
                 distances = self._distances(idle)
@@ -208,10 +249,10 @@ class Mover:
                     return
 
     def _make_room(self, name: str, distance: int, distances: Mapping[str, float]) -> bool:
-        while not self._fits(name):
+        while self._space.find(self.images[name].nbytes) is None:
             idle = [held.name for held in self._held.values() if not held.users and not held.fresh]
             farthest = max(idle, key=distances.__getitem__, default=None)
-            if farthest is None or distances[farthest] <= distance:
+            if self._leaving or farthest is None or distances[farthest] <= distance:
                 return False
             self._forget(farthest)
         return True
@@ -228,22 +269,16 @@ class Mover:
                 break
         return found | dict.fromkeys(left, math.inf)
 
-    def _fits(self, name: str) -> bool:
-        if self._space.take(name, self.images[name].nbytes) is None:
-            return False
-        self._space.give_back(name)
-        return True
-
     # --- fetching --------------------------------------------------------------------------------------------------
 
-    def _fetch(self, name: str) -> Held | None:
+    def _fetch(self, name: str) -> RingBlock | None:
         """Begin to bring a block up; None when the ring has no room for it."""
         image = self.images[name]
-        offset = self._space.take(name, image.nbytes)
-        if offset is None:
+        region = self._space.take(image.nbytes)
+        if region is None:
             return None
-        held = Held(name, self.ring[offset : offset + image.nbytes], UnderWay())
-        self._space.wait_for(name, self.copies.copy_after)
+        held = RingBlock(name, region, self.ring[region.start : region.end], UnderWay())
+        self._space.wait_for(region, self.copies.copy_after)
         self._held[name] = held
         try:
             held.under_way = self._transfers.begin(image, held.buffer)
@@ -258,19 +293,30 @@ class Mover:
         return held
 
     def _forget(self, name: str) -> None:
-        """Take a block out of the ring. Threads that still write into it are waited for."""
+        """Take a block out of the ring. Its place is free when no thread writes into it any more, which nobody waits for."""
         held = self._held.pop(name)
-        futures = held.under_way.futures
-        for future in futures:
-            future.cancel()
-        for future in futures:
-            if not future.cancelled():
-                future.exception()
-        event = held.done
         if held.fresh:
             self.stats.dropped_unused += 1
-            event = self.copies.copied()  # the copies may still be in the queue
-        self._space.give_back(name, event)
+        for future in held.under_way.futures:
+            future.cancel()
+        writing = _unfinished([held])
+        if not writing:
+            # The copies of what nobody used may still be in the queue.
+            self._space.give_back(held.region, self.copies.copied() if held.fresh else held.done)
+            return
+        self._leaving.add(held)
+        for future in writing:
+            future.add_done_callback(partial(self._leave, held))
+
+    def _leave(self, held: RingBlock, _: Future[None]) -> None:
+        with self._changed:
+            if held in self._leaving and all(future.done() for future in held.under_way.futures):
+                self._leaving.remove(held)
+                held.under_way = (
+                    UnderWay()
+                )  # its futures have this block in their callbacks: a circle that keeps the ring
+                self._space.give_back(held.region, self.copies.copied())
+                self._changed.notify_all()
 
     # --- what the ring has ----------------------------------------------------------------------------------------
 
@@ -288,6 +334,7 @@ class Mover:
         """Look for what comes next: a change at home is over."""
         with self._changed:
             self._try_ahead()
+        self._work_ahead()
 
     def _give_up(self, name: str) -> None:
         """What the ring has of a block is old: it goes now, or when its user is done with it."""
@@ -307,7 +354,13 @@ class Mover:
         with self._changed:
             self.wait_unchanged(name)
             self._changing.add(name)
+            blocks = [held for held in (*self._held.values(), *self._leaving) if held.name == name]
             self._give_up(name)
+        try:
+            wait(_unfinished(blocks))  # of the image as it was: nobody gets half of it
+        except BaseException:
+            self.end_change(name)
+            raise
 
     def end_change(self, name: str) -> None:
         """It is whole again: who waited for it goes on, and it may be fetched ahead."""
@@ -315,6 +368,7 @@ class Mover:
             self._changing.discard(name)
             self._changed.notify_all()
             self._try_ahead()
+        self._work_ahead()
 
     def wait_unchanged(self, name: str) -> None:
         """Return when nobody writes the block's image at home."""
@@ -327,20 +381,26 @@ class Mover:
         if not self._space.nbytes or tensor.untyped_storage().data_ptr() != self.ring.untyped_storage().data_ptr():
             return None
         address = tensor.data_ptr() - self.ring.data_ptr()
-        for name, held in self._held.items():
-            start = self._space.offset(name)
-            if held.users and start <= address < start + self.images[name].nbytes:
-                return name, address - start
+        with self._changed:
+            for name, held in self._held.items():
+                if held.users and held.region.start <= address < held.region.end:
+                    return name, address - held.region.start
         return None
 
     def close(self) -> None:
         """Give all memory back. No step may be in use."""
-        if self._closed:
-            return
-        self._closed = True
         with self._changed:
+            if self._closed:
+                return
+            self._closed = True
             for name in list(self._held):
                 self._forget(name)
+            leaving = list(self._leaving)
+        wait(_unfinished(leaving))
         self._transfers.close()
         self.ledger.release("device", "ring")
         self.ring = torch.empty(0, dtype=torch.uint8)
+
+
+def _unfinished(blocks: Iterable[RingBlock]) -> list[Future[None]]:
+    return [future for held in blocks for future in held.under_way.futures if not future.done()]

@@ -9,17 +9,16 @@ import torch
 from torch import nn
 
 from anytorch import settings
-from anytorch.memory.buffers import host_buffer
-from anytorch.memory.images import Located, from_files, views_of
 from anytorch.memory.reader import Reader
 from anytorch.memory.spill import Spill
+from anytorch.safetensors_files import StoredTensor
 
 
 @dataclass(frozen=True)
 class Kept:
     """Where a layer's tensors are, and what is needed to make the layer anew."""
 
-    located: dict[str, Located]
+    located: dict[str, StoredTensor]
     device: torch.device
     trained: bool
     training: bool
@@ -62,10 +61,7 @@ def linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def _layer(kept: Kept, reader: Reader) -> nn.Linear:
-    image = from_files("layer", kept.located.values(), in_place=True)
-    buffer = host_buffer(image.nbytes)
-    reader.read(image.pieces, buffer)
-    tensors = views_of(image, buffer)
+    tensors = reader.read_tensors(kept.located.values())
     weight = tensors["weight"]
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in tensors, device="meta")
     for key, tensor in tensors.items():

@@ -9,17 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anytorch import logs
 from anytorch.errors import ModelError
-from anytorch.memory.buffers import bytes_of
-from anytorch.memory.images import Piece
+from anytorch.memory.buffers import bytes_of, host_buffer
+from anytorch.memory.images import Piece, from_files, views_of
 from anytorch.memory.sizes import PAGE, round_up
 from anytorch.memory.sums import PART, sums_of
+from anytorch.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -150,6 +151,13 @@ class Reader:
 
     def read(self, pieces: Sequence[Piece], buffer: torch.Tensor) -> None:
         finish(self.start(pieces, buffer))
+
+    def read_tensors(self, stored: Iterable[StoredTensor]) -> dict[str, torch.Tensor]:
+        """These tensors, by name, in host memory that they share."""
+        image = from_files("tensors", stored, in_place=True)
+        buffer = host_buffer(max(image.nbytes, 1))
+        self.read(image.pieces, buffer)
+        return views_of(image, buffer)
 
     def _into_place(self, chunk: Chunk, buffer: torch.Tensor, view: memoryview) -> None:
         begin = chunk.image_offset - chunk.lead

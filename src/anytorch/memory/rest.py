@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -17,6 +16,7 @@ from anytorch.memory.reader import CHUNK, Chunk, Reader, chunks_of, finish
 from anytorch.memory.sums import sums_of
 from anytorch.memory.types import Home
 from anytorch.memory.units import Group
+from anytorch.safetensors_files import map_file
 
 MIB = 2**20
 LOAD_CHUNK = 16 * MIB
@@ -173,12 +173,6 @@ def device_buffer(ledger: Ledger, holder: str, nbytes: int, device: torch.device
     except BaseException:
         ledger.release("device", holder)
         raise
-
-
-def map_file(path: str) -> torch.Tensor:
-    """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file."""
-    size = os.stat(path).st_size  # noqa: PTH116
-    return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
 
 
 def _typed(data: torch.Tensor, view: View) -> torch.Tensor:

@@ -22,18 +22,17 @@ from typing import Any
 import torch
 
 from anytorch.errors import ModelError
-from anytorch.memory.buffers import host_buffer
-from anytorch.memory.images import Located, from_files, views_of
 from anytorch.memory.reader import Reader
 from anytorch.memory.rewriting import write_back
 from anytorch.memory.saving import write_shard
-from anytorch.memory.shards import locate_tensors, read_header
 from anytorch.memory.states import OF
 from anytorch.memory.training import TieredOptimizer
+from anytorch.safetensors_files import file_in, locate_tensors, read_header
 
 FORMAT = 1
 PREFIX = "step-"
 RESIDENT = "resident.safetensors"
+META = "training.json"
 
 
 def save_training(
@@ -66,7 +65,7 @@ def save_training(
             "random": _random_state(),
             "extra": extra,
         }
-        with (partial / "training.json").open("w") as file_handle:
+        with (partial / META).open("w") as file_handle:
             json.dump(meta, file_handle, indent=1)
             file_handle.flush()
             os.fsync(file_handle.fileno())
@@ -90,7 +89,7 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
         return None
     newest = found[-1]
     try:
-        meta = json.loads((newest / "training.json").read_text())
+        meta = json.loads((newest / META).read_text())
     except (OSError, ValueError) as exc:
         raise ModelError(
             f"the checkpoint {newest} cannot be read: {exc}", hint="remove it to use an older one"
@@ -103,7 +102,7 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
         _load_weights(optimizer, newest / "model", reader)
         _give_streamed(optimizer, newest / "optimizer", meta, reader)
         resident = newest / "optimizer" / RESIDENT
-        tensors = _read(read_header(resident), reader) if resident.exists() else {}
+        tensors = reader.read_tensors(read_header(resident)[0].values()) if resident.exists() else {}
         _give_resident(optimizer, tensors, meta["resident_numbers"])
     finally:
         reader.close()
@@ -152,7 +151,7 @@ def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> N
         missing = [path for path in group.paths if path not in located]
         if missing:
             raise ModelError(f"{folder} has no tensor {missing[0]!r}: it is another model's checkpoint")
-        values = _read({path: located[path] for path in group.paths}, reader)
+        values = reader.read_tensors(located[path] for path in group.paths)
         if homes[name] == "device":
             for path, parameter in zip(group.paths, group.parameters, strict=True):
                 parameter.data.copy_(values[path])
@@ -160,18 +159,11 @@ def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> N
             write_back(fit, name, values)
     for parameter in fit.found.rest:
         path = fit.found.slots[id(parameter)][0].path
-        parameter.data.copy_(_read({path: located[path]}, reader)[path])
+        parameter.data.copy_(reader.read_tensors([located[path]])[path])
     for path, buffer in fit.model.named_buffers():
         if path in located:
-            buffer.copy_(_read({path: located[path]}, reader)[path])
+            buffer.copy_(reader.read_tensors([located[path]])[path])
     fit.mover.forget_all()
-
-
-def _read(located: Mapping[str, Located], reader: Reader) -> dict[str, torch.Tensor]:
-    image = from_files("checkpoint", located.values(), in_place=True)
-    buffer = host_buffer(max(image.nbytes, 1))
-    reader.read(image.pieces, buffer)
-    return views_of(image, buffer)
 
 
 def _resident(optimizer: TieredOptimizer) -> Iterator[tuple[int, torch.nn.Parameter]]:
@@ -213,7 +205,8 @@ def _give_streamed(optimizer: TieredOptimizer, folder: Path, meta: Mapping[str, 
     optimizer.states.clear()
     for name in {**meta["blocks"], **meta["numbers"]}:
         file = meta["blocks"].get(name)
-        tensors = _read(read_header(folder / file), reader) if file else {}
+        stored = read_header(file_in(folder, file, folder.parent / META))[0] if file else {}
+        tensors = reader.read_tensors(stored.values())
         states = _by_owner(tensors, meta["numbers"].get(name, {}))
         unknown = [path for path in states if path not in parameters]
         if unknown:

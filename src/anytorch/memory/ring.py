@@ -10,55 +10,51 @@ from anytorch.memory.sizes import PAGE, round_up
 
 
 @dataclass(frozen=True)
-class Left:
-    """A region that was given up, and the event after which it may be overwritten (None: at once)."""
-
+class Region:
     start: int
     end: int
-    event: Any
 
 
-class Space:
+class RingSpace:
     """First-fit regions of `nbytes` bytes, on page boundaries."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._taken: dict[str, tuple[int, int]] = {}
-        self._left: list[Left] = []
+        self._taken: set[Region] = set()
+        self._left: list[tuple[Region, Any]] = []  # given up, with the event after which it may be overwritten
 
-    def take(self, name: str, nbytes: int) -> int | None:
-        """The offset of a free region, now taken; None when there is none."""
-        assert name not in self._taken
+    def find(self, nbytes: int) -> Region | None:
+        """A free region; None when there is none."""
         at = 0
-        for start, end in sorted(self._taken.values()):
-            if start - at >= nbytes:
+        for taken in sorted(self._taken, key=lambda region: region.start):
+            if taken.start - at >= nbytes:
                 break
-            at = max(at, round_up(end, PAGE))
-        if at + nbytes > self.nbytes:
-            return None
-        self._taken[name] = (at, at + nbytes)
-        return at
+            at = max(at, round_up(taken.end, PAGE))
+        return Region(at, at + nbytes) if at + nbytes <= self.nbytes else None
 
-    def give_back(self, name: str, event: Any = None) -> None:
-        start, end = self._taken.pop(name)
+    def take(self, nbytes: int) -> Region | None:
+        """A free region, now taken; None when there is none."""
+        region = self.find(nbytes)
+        if region is not None:
+            self._taken.add(region)
+        return region
+
+    def give_back(self, region: Region, event: Any = None) -> None:
+        self._taken.remove(region)
         if event is not None:
-            self._left.append(Left(start, end, event))
+            self._left.append((region, event))
 
-    def wait_for(self, name: str, wait: Callable[[Any], None]) -> None:
+    def wait_for(self, new: Region, wait: Callable[[Any], None]) -> None:
         """Call `wait` with the event of every region that this one overwrites."""
-        start, end = self._taken[name]
         kept = []
-        for region in self._left:
-            if region.start < end and start < region.end:
-                wait(region.event)
+        for old, event in self._left:
+            if old.start < new.end and new.start < old.end:
+                wait(event)
                 # The parts that stick out keep their event for whoever overwrites them.
-                if region.start < start:
-                    kept.append(Left(region.start, start, region.event))
-                if region.end > end:
-                    kept.append(Left(end, region.end, region.event))
+                if old.start < new.start:
+                    kept.append((Region(old.start, new.start), event))
+                if old.end > new.end:
+                    kept.append((Region(new.end, old.end), event))
             else:
-                kept.append(region)
+                kept.append((old, event))
         self._left = kept
-
-    def offset(self, name: str) -> int:
-        return self._taken[name][0]

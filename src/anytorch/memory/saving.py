@@ -13,7 +13,7 @@ from anytorch.errors import ModelError
 from anytorch.files import replace_file
 from anytorch.memory.buffers import bytes_of
 from anytorch.memory.images import dtype_name
-from anytorch.memory.shards import header_bytes
+from anytorch.safetensors_files import CODES, INDEX, SINGLE, header_bytes
 
 PART = 64 * 2**20
 
@@ -36,25 +36,25 @@ def save_state(state: Mapping[str, torch.Tensor], folder: Path, shard_nbytes: in
         shards[-1][name] = tensor
     written, weight_map = [], {}
     for number, shard in enumerate(shards, 1):
-        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_shard(folder / name, shard)
         written.append(folder / name)
         weight_map.update(dict.fromkeys(shard, name))
     if len(shards) > 1:
         total = sum(tensor.nbytes for tensor in unique.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        replace_file(folder / "model.safetensors.index.json", json.dumps(index, indent=1).encode())
+        replace_file(folder / INDEX, json.dumps(index, indent=1).encode())
     return written
 
 
 def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     # Larger elements first keeps every tensor on a boundary of its element size, as the format's own writer does.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    layout = [(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes) for name, tensor in ordered]
+    layout = [(name, CODES[dtype_name(tensor.dtype)], tuple(tensor.shape), tensor.nbytes) for name, tensor in ordered]
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(header_bytes(layout, metadata={"format": "pt"}))
+            file.write(header_bytes(layout, {"format": "pt"}))
             for _, tensor in ordered:
                 flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
                 for at in range(0, flat.numel(), PART):

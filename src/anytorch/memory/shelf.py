@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytorch.errors import BudgetTooSmall
-from anytorch.memory.buffers import host_buffer
-from anytorch.memory.images import Located, from_files, views_of
 from anytorch.memory.spill import Spill
+from anytorch.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     from anytorch.memory.handle import Fitted
@@ -48,7 +47,7 @@ class Shelf:
         self.fitted = fitted
         self.what = what
         self._in_memory: dict[str, Tensors] = {}
-        self._on_disk: dict[str, dict[str, Located]] = {}
+        self._on_disk: dict[str, dict[str, StoredTensor]] = {}
 
     def __contains__(self, block: str) -> bool:
         return block in self._in_memory or block in self._on_disk
@@ -91,10 +90,7 @@ class Shelf:
         located = self._on_disk.get(block)
         if located is None:
             return {}
-        image = from_files(block, located.values(), in_place=True)
-        buffer = host_buffer(image.nbytes)
-        self.fitted.reader.read(image.pieces, buffer)
-        return views_of(image, buffer)
+        return self.fitted.reader.read_tensors(located.values())
 
     def drop(self, block: str) -> None:
         if self._in_memory.pop(block, None) is not None:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from anytorch import logs
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.memory.buffers import bytes_of, host_buffer
-from anytorch.memory.images import Located, dtype_name
+from anytorch.memory.images import dtype_name
 from anytorch.memory.reader import O_DIRECT
-from anytorch.memory.shards import SUMS_KEY, header_bytes, read_header
 from anytorch.memory.sizes import ALIGNMENT, PAGE, round_up, words
 from anytorch.memory.sums import PART, digits, sums_of
+from anytorch.safetensors_files import CHECKSUMS, CODES, StoredTensor, header_bytes, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -68,12 +68,12 @@ class Spill:
         self._writing = threading.Lock()  # the bounce buffer serves one file at a time
         self._closed = False
 
-    def write(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Located]:
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
         """One complete file with these tensors; where each lies. Raises OutOfMemory on a full disk, leaving nothing."""
         with self._writing:
             return self._write_file(tensors)
 
-    def _write_file(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Located]:
+    def _write_file(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
         self._number += 1
         path = self.folder / f"{self._number:06d}.safetensors"
         partial = path.with_suffix(".partial")
@@ -92,7 +92,7 @@ class Spill:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        located = read_header(path)
+        located, _ = read_header(path)
         return {name: located[name] for name in tensors}
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -101,7 +101,7 @@ class Spill:
         bounce = self._bounce_for(total)
         # The checksums are in the header, so the bytes are gone through twice: once for them, once to write.
         sums = tuple(value for part in _parts(layout, tensors, bounce) for value in sums_of(part))
-        header = header_bytes(layout, metadata={SUMS_KEY: digits(sums)} if sums else None, align=PAGE)
+        header = header_bytes(layout, {CHECKSUMS: digits(sums)} if sums else None, align=PAGE)
         fd = open_for_writing(path)
         try:
             if hasattr(os, "posix_fallocate"):
@@ -174,8 +174,8 @@ def file_layout(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, tup
     for name, tensor in tensors.items():
         gap = -end % ALIGNMENT
         if gap:
-            layout.append((f"{PADDING}{len(layout)}", "uint8", (gap,), gap))
-        layout.append((name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes))
+            layout.append((f"{PADDING}{len(layout)}", "U8", (gap,), gap))
+        layout.append((name, CODES[dtype_name(tensor.dtype)], tuple(tensor.shape), tensor.nbytes))
         end += gap + tensor.nbytes
     return layout
 

@@ -18,11 +18,12 @@ import torch
 
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.buffers import bytes_of, host_buffer
-from anytorch.memory.images import Located, Piece, dtype_name
+from anytorch.memory.images import Piece, dtype_name
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.reader import Reader, chunks_of
 from anytorch.memory.sizes import words
 from anytorch.memory.spill import Spill
+from anytorch.safetensors_files import StoredTensor, torch_dtype
 
 MIB = 2**20
 BOUNCE = 4 * MIB
@@ -41,7 +42,7 @@ class Place:
 @dataclass
 class Entry:
     level: int
-    value: torch.Tensor | Located
+    value: torch.Tensor | StoredTensor
     nbytes: int
     priority: int
     last_use: int
@@ -257,33 +258,32 @@ class TensorStore:
         self._discard(entry.value)
         self.ledger.release(str(entry.level), key)
 
-    def _discard(self, value: torch.Tensor | Located) -> None:
-        if isinstance(value, Located):
+    def _discard(self, value: torch.Tensor | StoredTensor) -> None:
+        if isinstance(value, StoredTensor):
             self._reader.forget(value.path)
             Path(value.path).unlink(missing_ok=True)
 
-    def _copy_to(self, value: torch.Tensor | Located, level: int) -> torch.Tensor | Located:
+    def _copy_to(self, value: torch.Tensor | StoredTensor, level: int) -> torch.Tensor | StoredTensor:
         place = self.places[level]
         if place.device is not None:
-            if isinstance(value, Located):
+            if isinstance(value, StoredTensor):
                 return self._read(value, place.device)
             return value.to(place.device) if value.device != place.device else value
-        if isinstance(value, Located):
+        if isinstance(value, StoredTensor):
             value = self._read(value, torch.device("cpu"))
         assert place.folder is not None
         if level not in self._spills:
             self._spills[level] = Spill(place.folder)
         return self._spills[level].write({NAME: value.cpu()})[NAME]
 
-    def _read(self, located: Located, device: torch.device) -> torch.Tensor:
+    def _read(self, located: StoredTensor, device: torch.device) -> torch.Tensor:
         """Through a small buffer of our own, checked: a device's tensor never lies in host memory as a whole."""
-        dtype: torch.dtype = getattr(torch, located.dtype)
-        target = torch.empty(located.shape, dtype=dtype, device=device)
+        target = torch.empty(located.shape, dtype=torch_dtype(located), device=device)
         flat = target.view(-1).view(torch.uint8) if target.numel() else target.view(-1)
         if self._bounce is None:
             self._bounce = host_buffer(BOUNCE)
         view = bytes_of(self._bounce)
-        piece = Piece(located.path, located.offset, located.nbytes, 0, located.sums)
+        piece = Piece(located.path, located.offset, located.nbytes, 0, located.checksums)
         for chunk in chunks_of(piece, BOUNCE):
             self._reader.read_chunk(chunk, view[: chunk.read_nbytes])
             wanted = self._bounce[chunk.lead : chunk.lead + chunk.nbytes]

@@ -7,7 +7,7 @@ in host RAM they read into the target itself.
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,8 +29,24 @@ STAGING_CHUNKS = 8
 class UnderWay:
     """What has to end before an image is there."""
 
-    futures: list[Future[None]] = field(default_factory=list)  # reads and copies by other threads
+    futures: list[Future[None]] = field(default_factory=list)  # reads and copies, most of them by other threads
     arrived: Any = None  # event on the copy stream
+    work: Callable[[], None] | None = (
+        None  # what `futures[0]` stands for, if a thread that uses the device has to do it
+    )
+
+
+def do(work: Callable[[], None], future: Future[None]) -> None:
+    """Do what a future stands for, unless it was cancelled; what it raises is raised by the future."""
+    if future.set_running_or_notify_cancel():
+        try:
+            work()
+        except BaseException as exc:
+            future.set_exception(exc)  # whoever needs the block is told
+            if not isinstance(exc, Exception):
+                raise
+        else:
+            future.set_result(None)
 
 
 class Transfers:
@@ -69,7 +85,7 @@ class Transfers:
             self._staging.put((buffer, bytes_of(buffer), []))
 
     def begin(self, image: Image, target: torch.Tensor) -> UnderWay:
-        """Begin to bring an image from its home into device memory."""
+        """Begin to bring an image from its home into device memory. Reads nothing itself, so that a lock may be held."""
         if image.name in self._host:
             return self._from_host(self._host[image.name], target)
         if self._shared:
@@ -77,9 +93,12 @@ class Transfers:
         chunks = [chunk for piece in image.pieces for chunk in chunks_of(piece, self._staging_chunk)]
         if self.copies.asynchronous or self.device.type == "cpu":
             return UnderWay([self.reader.submit(partial(self._through_staging, chunk, target)) for chunk in chunks])
-        for chunk in chunks:  # a device that only its own thread may use
-            self._through_staging(chunk, target)
-        return UnderWay()
+
+        def read_all() -> None:
+            for chunk in chunks:
+                self._through_staging(chunk, target)
+
+        return UnderWay([Future()], work=read_all)
 
     def _from_host(self, pieces: list[torch.Tensor], target: torch.Tensor) -> UnderWay:
         if self.copies.asynchronous:
@@ -91,8 +110,7 @@ class Transfers:
             return UnderWay(arrived=self.copies.copied())
         if self.device.type == "cpu":
             return UnderWay([self.reader.submit(lambda: gather(pieces, target))])
-        gather(pieces, target)
-        return UnderWay()
+        return UnderWay([Future()], work=partial(gather, pieces, target))
 
     def _through_staging(self, chunk: Chunk, target: torch.Tensor) -> None:
         """Disk → a staging buffer → the ring. Only this reading thread waits until the buffer can be used again."""

@@ -3,63 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from anytorch.errors import ModelError
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.shards import INDEX, shard_files
+from anytorch.safetensors_files import locate_tensors, map_file, mapped_tensor
 
 
 class Checkpoint:
     """The tensors of a checkpoint by name."""
 
     def __init__(self, path: Path) -> None:
-        import safetensors
-
-        library: Any = safetensors
         self.path = path
-        self.files: dict[str, Any] = {}
+        self.tensors = locate_tensors(path)
         self.prefix = ""
-        for file in self._files():
-            try:
-                opened = library.safe_open(file, framework="pt")
-            except (safetensors.SafetensorError, OSError) as exc:
-                raise ModelError(
-                    f"{file} is not a whole safetensors file: {exc}", hint="it was cut short or damaged: copy it again"
-                ) from exc
-            self.files.update(dict.fromkeys(opened.keys(), opened))
-
-    def _files(self) -> list[Path]:
-        if self.path.is_file():
-            return [self.path]
-        if (self.path / INDEX).is_file():
-            return shard_files(self.path / INDEX)
-        found = sorted(self.path.glob("*.safetensors")) if self.path.is_dir() else []
-        if not found:
-            pickles = sorted(self.path.glob("*.bin")) + sorted(self.path.glob("*.pt")) if self.path.is_dir() else []
-            raise ModelError(
-                f"there is no safetensors file at {self.path}",
-                hint="convert the .bin or .pt file first: loading a pickle runs the code in it" if pickles else "",
-            )
-        return found
+        self._mapped: dict[str, torch.Tensor] = {}
 
     def match(self, model: nn.Module) -> None:
         """Find the word that the checkpoint puts before all of the model's names, if any ("bert.", "model.")."""
         wanted = list(model.state_dict(keep_vars=True))
         if not wanted:
             return
-        starts = {""} | {key.removesuffix(wanted[0]) for key in self.files if key.endswith(f".{wanted[0]}")}
-        self.prefix = max(sorted(starts, key=len), key=lambda start: sum(start + name in self.files for name in wanted))
+        starts = {""} | {key.removesuffix(wanted[0]) for key in self.tensors if key.endswith(f".{wanted[0]}")}
+        self.prefix = max(
+            sorted(starts, key=len), key=lambda start: sum(start + name in self.tensors for name in wanted)
+        )
 
     def get(self, name: str) -> torch.Tensor:
         found = self.prefix + name
-        if found not in self.files:
+        if found not in self.tensors:
             raise ModelError(f"{self.path} has no tensor {found!r}")
-        tensor: torch.Tensor = self.files[found].get_tensor(found)
-        return tensor
+        file = self.tensors[found].path
+        if file not in self._mapped:
+            self._mapped[file] = map_file(file)
+        return mapped_tensor(self.tensors[found], self._mapped[file])
 
     def fill(self, module: nn.Module, name: str) -> None:
         """Give a module's own parameters and buffers the checkpoint's values."""

@@ -8,7 +8,6 @@ goes in last, and only then does the file get its name.
 from __future__ import annotations
 
 import json
-import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,24 +20,10 @@ from anytorch.errors import ModelError, OutputError, UsageError
 from anytorch.files import replacing
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, metadata
+from anytorch.safetensors_files import CODES, header_bytes, map_file, mapped_tensor, read_header
 
 KEY = "anytorch.quant"  # in the header's __metadata__; its value is JSON
 VERSION = 1
-
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -50,6 +35,11 @@ def part_name(weight: str, part: str) -> str:
 
 def packed_layout(name: str, format: Format, shape: tuple[int, ...]) -> Layout:
     return {part_name(name, part): wanted for part, wanted in expected_parts(format, shape).items()}
+
+
+def code_of(dtype: object) -> str | None:
+    """The format's name of a torch dtype; None where it has none."""
+    return CODES.get(str(dtype).removeprefix("torch."))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
@@ -79,18 +69,15 @@ class Writer:
             for name, (format, shape, dtype) in packed.items()
         }
         self.extra: dict[str, Any] = {}
-        self.tensors: dict[str, dict[str, Any]] = {}
-        position = 0
+        self.tensors: list[tuple[str, str, tuple[int, ...], int]] = []
+        self.places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
+        self.nbytes = 0
         for name in sorted(layout, key=lambda name: _rank(layout[name])):  # stable: the given order otherwise
             shape, dtype = layout[name]
             nbytes = torch.Size(shape).numel() * dtype.itemsize
-            self.tensors[name] = {
-                "dtype": DTYPES[dtype],
-                "shape": list(shape),
-                "data_offsets": [position, position + nbytes],
-            }
-            position += nbytes
-        self.nbytes = position
+            self.tensors.append((name, str(code_of(dtype)), shape, nbytes))
+            self.places[name] = (self.nbytes, tuple(shape), dtype)
+            self.nbytes += nbytes
         self.start = 0
 
     def begin(self, extra: Mapping[str, Any]) -> None:
@@ -101,16 +88,13 @@ class Writer:
 
     def header(self) -> bytes:
         description = {"version": VERSION, **self.extra, "weights": self.packed}
-        whole = {"__metadata__": {"format": "pt", KEY: json.dumps(description)}, **self.tensors}
-        text = json.dumps(whole, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return struct.pack("<Q", len(text)) + text
+        return header_bytes(self.tensors, {"format": "pt", KEY: json.dumps(description)})
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        place = self.tensors[name]
-        found = (list(tensor.shape), DTYPES.get(tensor.dtype))
-        assert found == (place["shape"], place["dtype"]), f"{name} is {found}, the layout says {place}"
-        self.file.seek(self.start + place["data_offsets"][0])
+        offset, *wanted = self.places[name]
+        found = [tuple(tensor.shape), tensor.dtype]
+        assert found == wanted, f"{name} is {found}, the layout says {wanted}"
+        self.file.seek(self.start + offset)
         self.file.write(tensor_bytes(tensor))
         self.missing.discard(name)
 
@@ -149,7 +133,7 @@ def writing(
 
     The block only writes: an OSError in it is the disk's, and is raised as OutputError, which names the file.
     """
-    unknown = {str(dtype) for _, dtype in layout.values() if dtype not in DTYPES}
+    unknown = {str(dtype) for _, dtype in layout.values() if code_of(dtype) is None}
     if unknown:
         raise ModelError(f"safetensors files cannot hold {', '.join(sorted(unknown))}")
     try:
@@ -169,24 +153,17 @@ class Reader:
     """One safetensors file with packed weights in it. Tensors are read when asked for."""
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
-        import safetensors
-
-        library: Any = safetensors
-
         self.path, self.verify = path, verify
         if not path.is_file():
             raise ModelError(f"there is no file {path}")
-        try:
-            self.file: Any = library.safe_open(path, framework="pt")
-        except (safetensors.SafetensorError, OSError) as exc:
-            raise ModelError(
-                f"{path} is not a whole safetensors file: {exc}", hint="it was cut short or damaged: copy it again"
-            ) from exc
-        self.names = frozenset(self.file.keys())
-        self.extra, self.packed = self._description()
+        self.tensors, about = read_header(path)
+        self.names = frozenset(self.tensors)
+        self.extra, self.packed = self._description(about.get(KEY))
+        self._mapped = map_file(path)
 
-    def _description(self) -> tuple[dict[str, Any], dict[str, tuple[Format, tuple[int, ...], torch.dtype, str]]]:
-        text = (self.file.metadata() or {}).get(KEY)
+    def _description(
+        self, text: str | None
+    ) -> tuple[dict[str, Any], dict[str, tuple[Format, tuple[int, ...], torch.dtype, str]]]:
         if text is None:
             raise ModelError(
                 f"{self.path} holds no weights packed by anytorch (no {KEY!r} in its header)",
@@ -202,7 +179,7 @@ class Reader:
             packed = {}
             for name, entry in data["weights"].items():
                 dtype = getattr(torch, entry["dtype"])
-                if dtype not in DTYPES:
+                if code_of(dtype) is None:
                     raise ValueError(f"{name} has the dtype {entry['dtype']!r}")
                 packed[name] = (parse(entry["format"]), tuple(map(int, entry["shape"])), dtype, str(entry["crc32"]))
         except ModelError:
@@ -222,8 +199,7 @@ class Reader:
         return sorted(self.names - parts)
 
     def get(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self.file.get_tensor(name)
-        return tensor
+        return mapped_tensor(self.tensors[name], self._mapped)
 
     def get_packed(self, name: str) -> QuantTensor:
         """One packed weight. Raises ModelError if its parts have other sizes or another checksum than the header says."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from anytorch.quant.choose import Choice
+from anytorch.quant.choose import KernelChoice
 from anytorch.quant.linear import QuantLinear
 
 
@@ -74,7 +74,7 @@ def explain(model: nn.Module, m: Sequence[int] = (1, 64), dtype: torch.dtype | N
     for alike in kinds.values():
         name, layer = alike[0]
         for size in m:
-            choice: Choice = layer.choice(size, dtype)
+            choice: KernelChoice = layer.choice(size, dtype)
             bits = layer.packed.bits_per_weight
             rows.append(
                 Row(name, str(layer.format), bits, size, choice.kernel, choice.why, choice.speedup, like_it=len(alike))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytorch.quant.choose import Choice, Prefer, choose, kernels, row_class
+from anytorch.quant.choose import KernelChoice, Prefer, choose, kernels, row_class
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.kernels.base import Run
 from anytorch.quant.kernels.dense import input_gradient
@@ -158,10 +158,10 @@ class QuantLinear(nn.Module):
         kernel = next(one for one in kernels(self.prefer) if one.name == choice.kernel)
         return kernel.name, kernel.prepare(self.packed, bias, x.dtype).run
 
-    def _choose(self, dtype: torch.dtype, m: int, bias: torch.Tensor | None) -> Choice:
+    def _choose(self, dtype: torch.dtype, m: int, bias: torch.Tensor | None) -> KernelChoice:
         return choose(self.packed, bias, dtype, m, self.prefer)
 
-    def choice(self, m: int, dtype: torch.dtype | None = None) -> Choice:
+    def choice(self, m: int, dtype: torch.dtype | None = None) -> KernelChoice:
         """What computes `m` input rows, measured now if it was not before."""
         return self._choose(dtype or self.dtype, m, self.bias)
 

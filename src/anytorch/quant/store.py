@@ -118,7 +118,7 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
         said += [f"holds {', '.join(extra[:5])}, which the model has not"] if extra else []
         raise ModelError(f"{reader.path} does not fit the model: it {' and '.join(said)}")
     for name in stored:
-        wanted, found_shape = tuple(state[name].shape), tuple(reader.file.get_slice(name).get_shape())
+        wanted, found_shape = tuple(state[name].shape), reader.tensors[name].shape
         if wanted != found_shape:
             raise ModelError(f"{reader.path}: {name} is {found_shape}; the model's is {wanted}")
 

@@ -1,13 +1,12 @@
 """Benchmarks that clients start: one at a time, in a child process that ends with its reader; earlier runs are kept.
 
-The child is this module as a program (`python -m anytorch.serve.benchmarks REQUEST`), which writes one JSON document per
-line to standard output: a driver that crashes while it is measured takes that process with it and not the service.
+The child calls `main([request])`, which writes one JSON document per line to standard output: a driver that crashes while
+it is measured takes that process with it and not the service.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from anytorch import logs, settings
+from anytorch.child_process import OWN_GROUP, kill_group, python_command
 from anytorch.devices.bench import Row, benchmark
 from anytorch.devices.bench.workloads import workload_names
 from anytorch.devices.choose import resolve
@@ -63,7 +63,7 @@ class BenchmarkRunner:
         try:
             yield "progress", {"device": "", "test": "", "fraction": 0.0, "message": "starting"}
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", __name__, request,
+                *python_command(f"{__name__}:main", request), start_new_session=OWN_GROUP,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, limit=LINE_NBYTES,
             )  # fmt: skip
             assert process.stdout is not None
@@ -88,8 +88,7 @@ class BenchmarkRunner:
         finally:
             self._reserved_at, self._started = None, False
             if process is not None and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                kill_group(process.pid)
                 await asyncio.shield(process.wait())
             if rows and not finished:
                 keep(rows, problems, asked.seconds, None, partial=True)
@@ -196,7 +195,3 @@ def main(arguments: list[str]) -> int:
         return 1
     tell("report", report=as_json(report))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ from typing import Any
 from prometheus_client.multiprocess import mark_process_dead
 
 from anytorch import logs
+from anytorch.child_process import python_command
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.keys import read_keys
 from anytorch.serve.model_names import first_models
@@ -73,7 +74,7 @@ class Supervisor:
         os.set_blocking(beats, False)
         descriptor = self._listening.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "anytorch.serve.worker", to_json(self._options), str(descriptor), str(theirs)],
+            python_command("anytorch.serve.worker:main", to_json(self._options), str(descriptor), str(theirs)),
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno() if sys.stderr is not None else None,
             pass_fds=(descriptor, theirs, self._lock),  # of the folder: nobody sweeps it while a worker lives

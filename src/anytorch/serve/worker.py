@@ -1,4 +1,4 @@
-"""One worker of `anytorch serve --workers N`: `python -m anytorch.serve.worker OPTIONS`. Its parent is `supervisor`.
+"""One worker of `anytorch serve --workers N`: `main([options, socket, beats])`. Its parent is `supervisor`.
 
 The listening socket and a pipe for heartbeats are inherited. Standard input is a pipe that ends when the parent does, and
 then so does the worker: none is left behind on the port.
@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 
 from anytorch import logs
@@ -49,7 +48,3 @@ def _end_with_parent(alone: threading.Event) -> None:
         pass
     alone.set()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

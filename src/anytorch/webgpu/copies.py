@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.transfer import advise_huge_pages
 from anytorch.webgpu.pointwise import COPY, run
-from anytorch.webgpu.tensors import NAME, aten, buffer_of, new_contiguous
+from anytorch.webgpu.tensors import NAME, aten, buffer_of, new_contiguous, new_tensor
 
 # From here on a buffer copy (a memcpy) beats a kernel on a software adapter. On a GPU the kernel wins at every size: an H200
 # moved 0.83 TB/s by buffer copies and 3.1 TB/s by kernels.
@@ -41,6 +42,16 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     dense = new_contiguous(tensor.size(), tensor.dtype)
     on_device(tensor, dense)
     return dense
+
+
+def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor` in `dtype`, with its strides."""
+    return tensor if tensor.dtype is dtype else on_device(tensor, new_tensor(tensor.size(), tensor.stride(), dtype))
+
+
+def on_layout(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """The same values with other strides."""
+    return on_device(tensor, new_tensor(tensor.size(), stride, tensor.dtype))
 
 
 def on_device(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

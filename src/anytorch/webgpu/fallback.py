@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Signature:
     returned: tuple[int | None, ...]  # per result: the argument it is
 
 
-@cache
+@lru_cache(maxsize=4096)  # more than there are ops
 def signature(op: Any) -> Signature:
     schema = op._schema
     arguments = schema.arguments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,16 +10,18 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.launch import Kernel, Plan, grid
 from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP
-from anytorch.gpu.wgsl.functions import computable
 from anytorch.gpu.wgsl.fused import Fused, render
-from anytorch.gpu.wgsl.types import KINDS, convert, supported
-from anytorch.webgpu.copies import on_device
+from anytorch.gpu.wgsl.types import KINDS, convert
+from anytorch.webgpu.copies import on_layout
+from anytorch.webgpu.dtypes import computable, name_of
 from anytorch.webgpu.kernels import RULES, is_operand
-from anytorch.webgpu.pointwise import MOST_GROUPS, compute_dtype, name_of, put_in
-from anytorch.webgpu.tensors import NAME, contiguous_strides, new_tensor
+from anytorch.webgpu.launch import result_of
+from anytorch.webgpu.pointwise import compute_dtype, put_in
+from anytorch.webgpu.tensors import NAME, sized_tensor
 
 
 def fuse(module: GraphModule) -> tuple[GraphModule, int]:
@@ -59,12 +60,11 @@ def is_fusable(node: Node) -> bool:
         return False
     if any(not isinstance(length, int) for length in value.shape) or not value.is_contiguous():
         return False
-    features = open_runtime().features
     operands = [argument.meta.get("val") for argument in node.all_input_nodes]
     tensors = [v for v in operands if isinstance(v, torch.Tensor)]
     if len(tensors) != len(operands) or any(t.device.type != NAME for t in tensors):
         return False
-    return all(supported(name_of(t.dtype), features) for t in (value, *tensors)) and node_statement(node) is not None
+    return computable(*[t.dtype for t in (value, *tensors)]) and node_statement(node) is not None
 
 
 def node_statement(node: Node) -> tuple[str, str] | None:
@@ -100,7 +100,7 @@ def node_statement(node: Node) -> tuple[str, str] | None:
                 return None
             texts.append(literal)
     text = put_in(expression, texts, compute, name_of(result))
-    return (text, name_of(result)) if computable(text, kind) else None
+    return (text, name_of(result)) if functions.computable(text, kind) else None
 
 
 def number(value: float, kind: str) -> str | None:
@@ -148,75 +148,56 @@ def compile_group(group: GraphModule) -> FusedKernel | None:
     limit = int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
     if kernel.buffers > limit or kernel.words > MOST_WORDS:
         return None
-    threads = -(-kernel.elements // kernel.per_thread)
-    x, y = two_dimensional(-(-threads // WORKGROUP))
+    x, y = grid(-(-kernel.elements // (kernel.per_thread * WORKGROUP)))
     return FusedKernel(
         kernel,
-        lambda: render(kernel),
+        render,
         (x, y),
         (x * WORKGROUP,),
-        [tuple(int(s) for s in n.meta["val"].stride()) for n in inputs],
+        [n.meta["val"] for n in inputs],
         [n.meta["val"] for n in results],
         range(len(results)),
+        kernel.writable,
         single=not isinstance(returned, (list, tuple)),
     )
-
-
-def two_dimensional(groups: int) -> tuple[int, int]:
-    x = min(groups, MOST_GROUPS)
-    return x, -(-groups // x)
 
 
 class FusedKernel(torch.nn.Module):
     """A launched group: tensors in, new contiguous tensors out.
 
-    `head` are the parameters before the inputs' offsets; `order` says in which order the kernel binds the results.
+    `head` are the parameters before the inputs' places; `order` says in which order the kernel binds the results.
     """
 
     def __init__(
         self,
-        kernel: Any,
-        text: Callable[[], str],
-        grid: tuple[int, int],
+        kernel: Kernel,
+        render: Callable[[Kernel], str],
+        groups: tuple[int, int],
         head: tuple[int, ...],
-        strides: Sequence[tuple[int, ...]],
+        inputs: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         order: Sequence[int],
+        writable: int,
         *,
         single: bool,
     ) -> None:
         super().__init__()
         self.kernel = kernel
-        self._program = open_runtime().programs.make(
-            kernel, text, buffers=kernel.buffers, writable=kernel.writable, immediates=4 * kernel.words
-        )
-        self._x, self._y = grid
-        self._head = head
-        self._pack = struct.Struct(f"{kernel.words}I").pack
-        self._shifts = [KINDS[dtype].nbytes.bit_length() - 1 for dtype, _ in kernel.inputs]
-        self._strides = list(strides)
-        self._results = [(tuple(t.shape), contiguous_strides(t.shape), t.dtype) for t in results]
+        sizes = [tensor.dtype.itemsize for tensor in inputs]
+        self._plan = Plan(kernel, render, groups, sizes, writable, unplaced=len(results), head=head)
+        self._strides = [tuple(int(step) for step in tensor.stride()) for tensor in inputs]
+        self._results = [result_of(tensor.shape, tensor.dtype) for tensor in results]
         self._order = list(order)
         self._single = single
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        runtime = open_runtime()
-        table = runtime.buffers
         # A kernel may return other strides than its meta function promised when the graph was traced; ours are written into
         # the shader, so such a tensor is laid out anew.
         tensors = [
-            tensor if tensor.stride() == stride else laid_out(tensor, stride)
+            tensor if tensor.stride() == stride else on_layout(tensor, stride)
             for tensor, stride in zip(inputs, self._strides, strict=True)
         ]
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        outputs = [new_tensor(*result) for result in self._results]
-        buffers = [table[pointer >> SHIFT] for pointer in pointers]
-        buffers += [table[outputs[k].data_ptr() >> SHIFT] for k in self._order]
-        offsets = [(pointer & OFFSET_MASK) >> shift for pointer, shift in zip(pointers, self._shifts, strict=True)]
-        runtime.dispatch(self._program, buffers, self._pack(*self._head, *offsets), self._x, self._y)
+        outputs = [sized_tensor(*result) for result in self._results]
+        bound = [*tensors, *[outputs[k] for k in self._order]]
+        self._plan([tensor.data_ptr() for tensor in bound])
         return outputs[0] if self._single else outputs
-
-
-def laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """The same values with other strides."""
-    return on_device(tensor, new_tensor(tensor.size(), stride, tensor.dtype))

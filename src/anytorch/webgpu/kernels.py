@@ -7,19 +7,11 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.runtime import device_memory
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.pointwise import Plan, Rule, pair_kernel, run
-from anytorch.webgpu.tensors import NAME, aten
-
-META = torch.device("meta")
-
-
-def to_meta(value: Any) -> Any:
-    """A tensor's shape without its data; CPU scalars keep their place in type promotion by being meta scalars too."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
-    return value
+from anytorch.webgpu.forms import KEY, op_of, resized, variants
+from anytorch.webgpu.launch import to_meta
+from anytorch.webgpu.oversize import halving
+from anytorch.webgpu.pointwise import Rule, pair_kernel, run
 
 
 def is_operand(argument: Any) -> bool:
@@ -61,39 +53,19 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
             operands = [values[i] for i in operand_at]
             out = values[0] if in_place else values[out_at] if out_at is not None else None
             if out_at is not None and out is not None:
-                _prepare_out(out, operands)
+                resized(out, torch.broadcast_shapes(*[v.shape for v in operands if isinstance(v, torch.Tensor)]))
             result = run(rule, op, operands, tuple(values[i] for i in mode_at), out, on_meta)
         return fallback(op, *args, **kwargs) if result is None else result
 
     if simple and not in_place and least <= 2 <= len(operand_at):
-        seen: dict[Any, Plan] = device_memory()
-        return pair_kernel(seen, rule, op, kernel)
+        return pair_kernel(rule, op, kernel)
     return kernel
 
 
-def _prepare_out(out: torch.Tensor, operands: list[Any]) -> None:
-    """Give an `out=` tensor the right size, as torch does (with its warning if it was not empty)."""
-    shape = torch.broadcast_shapes(*[v.shape for v in operands if isinstance(v, torch.Tensor)])
-    if out.shape != shape:
-        torch._prims_common.wrappers._maybe_resize_out(out, shape)
-
-
-def variants(op: Any) -> list[Any]:
-    """The in-place and `out=` overloads of a functional one, found by comparing argument lists."""
-    base, overload = op._schema.name.split("::")[1], op._overloadname
-    found = []
-    packet = getattr(aten, base + "_", None)
-    if packet is not None and hasattr(packet, overload):
-        found.append(getattr(packet, overload))
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
-    own = getattr(aten, base)
-    for name in own.overloads():
-        candidate = getattr(own, name)
-        outs = [a for a in candidate._schema.arguments if a.kwarg_only and a.alias_info is not None]
-        rest = [(a.name, str(a.type)) for a in candidate._schema.arguments if a not in outs]
-        if len(outs) == 1 and rest == wanted:
-            found.append(candidate)
-    return found
+def register_kernels(library: torch.library.Library, kernels: dict[str, Callable[..., Any]]) -> None:
+    """Register kernels by the names of their overloads; what they cannot bind, even by halves, runs on the CPU."""
+    for name, kernel in kernels.items():
+        library.impl(name, halving(op_of(name), kernel, fallback), KEY)
 
 
 RULES: dict[Any, Rule] = {}  # functional overload to rule, for the compiler that fuses them
@@ -102,13 +74,4 @@ RULES: dict[Any, Rule] = {}  # functional overload to rule, for the compiler tha
 def register_pointwise(library: torch.library.Library, op: Any, rule: Rule) -> None:
     RULES[op] = rule
     for variant in (op, *variants(op)):
-        library.impl(variant, pointwise_kernel(variant, rule), "PrivateUse1")
-
-
-def check_devices(op: str, *tensors: torch.Tensor | None) -> None:
-    """Python kernels get no device check from torch."""
-    for tensor in tensors:
-        if tensor is not None and tensor.device.type != NAME and tensor.dim():
-            raise RuntimeError(
-                f"{op}: expected all tensors to be on {NAME}, but one is on {tensor.device}; move it with .to('{NAME}')"
-            )
+        library.impl(variant, pointwise_kernel(variant, rule), KEY)

@@ -6,29 +6,23 @@ shader, the launch grid) is a plan, found again by a tuple.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG, Buffer
-from anytorch.gpu.native import BindingTooLarge
-from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
+from anytorch.gpu.buffers import OFFSET_MASK, TAG
+from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.plans import plans
+from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import matmul as wgsl
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import on_device
-from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.pieces import bindable_copy
-from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
+from anytorch.webgpu.dtypes import FLOATS, name_of
+from anytorch.webgpu.launch import check_devices
+from anytorch.webgpu.per_element import per_element_plan
 from anytorch.webgpu.tensors import new_contiguous
-from anytorch.webgpu.threads import Launch
-from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Choice, Shape, choose
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_HEAD = struct.Struct("<4I2f")
+from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Shape, Tiling, choose
 
 Strides = tuple[int, int, int]
 
@@ -47,20 +41,26 @@ class Operand:
         return Operand(self.dtype, (batch, column, row), self.aligned)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    program: Program
-    x: int
-    y: int
-    tail: bytes
-    swapped: bool  # A and B have changed places: C transposed is computed
-    splits: int
-    narrow: bool  # C is computed in 32 bits and cast
-    two_steps: bool
-    shifts: tuple[int, int, int]  # log2 of the element sizes of a, d and c
+class Product:
+    """The plan of a product, and what to do with what it writes."""
 
+    __slots__ = ("beside", "plan", "splits", "swapped")
 
-_plans: dict[Any, Plan] = device_memory()
+    def __init__(self, plan: Plan, swapped: bool, splits: int, beside: bool) -> None:
+        self.plan = plan
+        self.swapped = swapped  # A and B have changed places: C transposed is computed
+        self.splits = splits
+        self.beside = beside  # C is computed in 32 bits, in `splits` parts, which `finish` adds up and casts
+
+    def __call__(self, a: int, b: int, c: int, d: int = 0, alpha: float = 1.0, beta: float = 1.0) -> None:
+        """Launch, given the addresses; d is 0 if there is none."""
+        if self.swapped:
+            a, b = b, a
+        self.plan((a, b, d, c) if d else (a, b, c), alpha, beta)
+
+    def parts(self, m: int, n: int, batch: int = 1) -> tuple[int, int, int, int]:
+        """The size of what a product of batches of m rows and n columns is computed in beside."""
+        return (batch, self.splits, n, m) if self.swapped else (batch, self.splits, m, n)
 
 
 def product(
@@ -77,51 +77,29 @@ def product(
     a, b and c are all matrices or all batches of them. `d` broadcasts to c. c may be of 32 bits where a and b are of 16;
     none of a, b, d may share its buffer.
     """
-    try:
-        return _whole(a, b, c, d, alpha, beta, activation)
-    except BindingTooLarge:
-        return _halved(a, b, c, d, alpha, beta, activation)
-
-
-def _whole(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    activation: str,
-) -> torch.Tensor:
     pa, pb, pc, pd = a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr() if d is not None else 0
     if pc == 0:
         return c
     key = (
-        a.dtype,
-        c.dtype,
-        a.size(),
-        a.stride(),
-        b.size(),
-        b.stride(),
-        c.stride(),
+        *("product", activation, a.dtype, c.dtype, a.size(), a.stride(), b.size(), b.stride(), c.stride()),
         (d.dtype, d.size(), d.stride()) if d is not None else None,
         (pa & 15, pb & 15, pc & 15),
-        activation,
     )
-    plan = _plans.get(key)
-    runtime = open_runtime()
-    if plan is None:
+    known = plans[key]
+    if known is None:
         if a.shape[-1] == 0:
             return _nothing_to_sum(c, d, beta, activation)
-        plan = _plans[key] = make_plan(runtime, a, b, c, d, activation)
+        known = plans[key] = make_product(a, b, c, d, activation)
     if not pa & pb & (pd or TAG) & TAG:  # an address of the host's
         check_devices("a matrix product", a, b, d)
-    if plan.two_steps:
-        return _in_two_steps(runtime, plan, a, b, c, d, alpha, beta, activation)
-    dispatch(runtime, plan, pa, pb, pc, pd, alpha, beta)
-    return c
+    if not known.beside:
+        known(pa, pb, pc, pd, alpha, beta)
+        return c
+    return _computed(known, a, b, c, d, alpha, beta, activation)
 
 
-def _halved(
+def _computed(
+    known: Product,
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
@@ -130,59 +108,17 @@ def _halved(
     beta: float,
     activation: str,
 ) -> torch.Tensor:
-    """The product by halves of its batch, rows or columns, until each can be bound. No sum is taken apart."""
-    near = bindable_copy(a), bindable_copy(b), bindable_copy(d) if d is not None else None
-    try:
-        made = _whole(near[0], near[1], new_contiguous(c.shape, c.dtype), near[2], alpha, beta, activation)
-    except BindingTooLarge:
-        batch, rows, columns = c.dim() - 3, c.dim() - 2, c.dim() - 1
-        if batch == 0 and c.shape[0] > 1:
-            dim = batch
-        else:  # the larger operand is the one to halve
-            dim = columns if b.numel() >= a.numel() else rows
-            if c.shape[dim] < 2:
-                dim = rows + columns - dim
-        if c.shape[dim] < 2:
-            raise
-    else:
-        return c.copy_(made)
-    whole = d.expand(c.shape) if d is not None else None
-    half = c.shape[dim] // 2
-    for start, length in ((0, half), (half, c.shape[dim] - half)):
-        _halved(
-            a if dim == columns else a.narrow(dim, start, length),
-            b if dim == rows else b.narrow(dim, start, length),
-            c.narrow(dim, start, length),
-            whole.narrow(dim, start, length) if whole is not None else None,
-            alpha,
-            beta,
-            activation,
-        )
+    """c, computed by this product: at once, or in parts beside it that are added up."""
+    pa, pb = a.data_ptr(), b.data_ptr()
+    if not known.beside:
+        known(pa, pb, c.data_ptr(), d.data_ptr() if d is not None else 0, alpha, beta)
+        return c
+    batched = c if c.dim() == 3 else c.unsqueeze(0)
+    batch, m, n = batched.shape
+    parts = new_contiguous(known.parts(m, n, batch), getattr(torch, _accumulator(c.dtype)))
+    known(pa, pb, parts.data_ptr())
+    finish(parts.transpose(2, 3) if known.swapped else parts, batched, d, alpha, beta, activation)
     return c
-
-
-def dispatch(
-    runtime: Runtime, plan: Plan, pa: int, pb: int, pc: int, pd: int, alpha: float = 1.0, beta: float = 1.0
-) -> None:
-    """Launch a plan of one step, given addresses; pd is 0 if there is no d."""
-    table = runtime.buffers
-    if plan.swapped:
-        pa, pb = pb, pa
-    one, other, own = plan.shifts
-    buffers: tuple[Buffer, ...]
-    if pd:
-        buffers = (table[pa >> SHIFT], table[pb >> SHIFT], table[pd >> SHIFT], table[pc >> SHIFT])
-    else:
-        buffers = (table[pa >> SHIFT], table[pb >> SHIFT], table[pc >> SHIFT])
-    head = _HEAD.pack(
-        (pa & OFFSET_MASK) >> one,
-        (pb & OFFSET_MASK) >> one,
-        (pd & OFFSET_MASK) >> other,
-        (pc & OFFSET_MASK) >> own,
-        alpha,
-        beta,
-    )
-    runtime.dispatch(plan.program, buffers, head + plan.tail, plan.x, plan.y)
 
 
 def _nothing_to_sum(c: torch.Tensor, d: torch.Tensor | None, beta: float, activation: str) -> torch.Tensor:
@@ -214,9 +150,8 @@ def _operand(tensor: torch.Tensor) -> Operand:
     return Operand(tensor.dtype, _strides(tensor), aligned)
 
 
-def make_plan(
-    runtime: Runtime, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None, activation: str
-) -> Plan:
+def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None, activation: str) -> Product:
+    runtime = open_runtime()
     a, b, c = _batched(a, b, c)
     batch, m, k = a.shape
     n = b.shape[2]
@@ -229,32 +164,19 @@ def make_plan(
         m, n = n, m
     geometry = Geometry(batch, m, n, k, left, right, result, added, activation)
     if a.dtype not in FLOATS:
-        return geometry.plan(runtime, Choice(DIRECT if m > 1 else DIRECT_ROW), swapped)
+        return geometry.product(Tiling(DIRECT if m > 1 else DIRECT_ROW), swapped)
     shape = Shape(batch, m, n, k, geometry.b_along, half=a.dtype is torch.float16)
 
-    def run(choice: Choice) -> None:
-        """The same product with this schedule, into memory of its own: it is only timed."""
-        trial = geometry.plan(runtime, choice, swapped)
-        beside = trial.splits > 1 or trial.narrow
-        size = trial.splits * batch * m * n if beside else _extent(c)
-        target = new_contiguous((size,), torch.float32 if beside else c.dtype)
-        buffers = [_buffer(runtime, b if swapped else a), _buffer(runtime, a if swapped else b)]
-        if d is not None and not beside:
-            buffers.append(_buffer(runtime, d))
-        head = _HEAD.pack(0, 0, 0, 0, 1.0, 1.0)
-        runtime.dispatch(trial.program, [*buffers, _buffer(runtime, target)], head + trial.tail, trial.x, trial.y)
-        if beside:  # adding up the parts is part of the price
-            finish(target.view(batch, trial.splits, m, n), new_contiguous((batch, m, n), c.dtype))
+    def run(tiling: Tiling) -> torch.Tensor:
+        """The same product with this schedule, into memory of its own."""
+        own = new_contiguous((_extent(c),), c.dtype).as_strided(c.shape, c.stride())
+        return _computed(geometry.product(tiling, swapped), a, b, own, d, 1.0, 1.0, activation)
 
-    return geometry.plan(runtime, choose(runtime, shape, name_of(a.dtype), run), swapped)
+    return geometry.product(choose(runtime, shape, name_of(a.dtype), run), swapped)
 
 
 def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _buffer(runtime: Runtime, tensor: torch.Tensor) -> Buffer:
-    return runtime.buffers[tensor.data_ptr() >> SHIFT]
 
 
 @dataclass(frozen=True)
@@ -285,8 +207,8 @@ class Geometry:
         step, other = (row, column) if across else (column, row)
         return operand.aligned and step == 1 and length % 4 == 0 and other % 4 == 0 and batch % 4 == 0
 
-    def plan(self, runtime: Runtime, choice: Choice, swapped: bool) -> Plan:
-        schedule, splits = choice.schedule, choice.splits
+    def product(self, tiling: Tiling, swapped: bool) -> Product:
+        schedule, splits = tiling.schedule, tiling.splits
         form = schedule.form
         names = [name_of(operand.dtype) for operand in (self.a, self.b, self.c)]
         wide = all(KINDS[name].nbytes in (2, 4) and KINDS[name].floating for name in names[:2])
@@ -327,14 +249,24 @@ class Geometry:
             "" if beside else self.activation,
             split=beside,
         )
-        program = compiled(runtime, spec, schedule)
-        tail, x, y = grid(schedule, self.batch, self.m, self.n, self.k, splits)
+        added = self.d if spec.d else None
+        numbers, groups = schedule_grid(schedule, self.batch, self.m, self.n, self.k, splits)
         d_strides = self.d.strides if self.d is not None else (0, 0, 0)
-        strides = struct.pack("<12I", *self.a.strides, *self.b.strides, *d_strides, *c_strides)
-        added = self.d.dtype if self.d is not None else self.c.dtype
-        sizes = [dtype.itemsize.bit_length() - 1 for dtype in (self.a.dtype, added, self.c.dtype)]
-        shifts = (sizes[0], sizes[1], sizes[2])
-        return Plan(program, x, y, tail + strides, swapped, splits, narrow, beside, shifts)
+        operands = [operand for operand in (self.a, self.b, added) if operand is not None]
+        plan = Plan(
+            (spec, schedule),
+            _render,
+            groups,
+            [*[operand.dtype.itemsize for operand in operands], KINDS[stored].nbytes],
+            1 << len(operands),
+            numbers="2f",
+            tail=(*numbers, *self.a.strides, *self.b.strides, *d_strides, *c_strides),
+        )
+        return Product(plan, swapped, splits, beside)
+
+
+def _render(kernel: tuple[wgsl.Matrices, wgsl.Schedule]) -> str:
+    return wgsl.render(wgsl.matrices(kernel[0]), kernel[1])
 
 
 def _accumulator(dtype: torch.dtype) -> str:
@@ -342,56 +274,17 @@ def _accumulator(dtype: torch.dtype) -> str:
     return {"f32": "float32", "i32": "int32", "i64": "int64", "f64": "float64"}[KINDS[name_of(dtype)].compute]
 
 
-def compiled(runtime: Runtime, spec: wgsl.Matrices, schedule: wgsl.Schedule) -> Program:
-    def text() -> str:
-        return wgsl.render(wgsl.matrices(spec), schedule)
-
-    buffers = 4 if spec.d else 3
-    return runtime.programs.make(
-        (spec, schedule), text, buffers=buffers, writable=1 << (buffers - 1), immediates=4 * len(wgsl.MATRIX_PARAMETERS)
-    )
-
-
-def grid(schedule: wgsl.Schedule, batch: int, m: int, n: int, k: int, splits: int) -> tuple[bytes, int, int]:
-    """The schedule's parameters, packed, and the launch grid."""
+def schedule_grid(
+    schedule: wgsl.Schedule, batch: int, m: int, n: int, k: int, splits: int
+) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The schedule's parameters, and the launch grid."""
     step = max(schedule.bk, 4)
     part = -(-k // splits)
     chunk = -(-part // step) * step
     tiles_m = 1 if schedule.form in ("rows", "columns") else -(-m // schedule.tile_m)
     tiles_n = -(-n // schedule.tile_n)
-    groups = tiles_m * tiles_n * batch * splits
-    x = min(groups, MOST_GROUPS)
-    packed = struct.pack("<9I", m, n, k, chunk, splits, tiles_m, tiles_n, x, batch * splits)
-    return packed, x, -(-groups // x)
-
-
-def _in_two_steps(
-    runtime: Runtime,
-    plan: Plan,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    activation: str,
-) -> torch.Tensor:
-    """Compute parts in 32 bits, then add them up, scale, add d and cast in a second kernel."""
-    given = c
-    a, b, c = _batched(a, b, c)
-    batch, m, n = c.shape
-    kept = getattr(torch, _accumulator(c.dtype))
-    parts = new_contiguous((batch, plan.splits, n, m) if plan.swapped else (batch, plan.splits, m, n), kept)
-    left, right = (b, a) if plan.swapped else (a, b)
-    offsets = [(t.data_ptr() & OFFSET_MASK) // t.dtype.itemsize for t in (left, right)]
-    head = _HEAD.pack(*offsets, 0, 0, 1.0, 1.0)
-    buffers = [_buffer(runtime, left), _buffer(runtime, right), _buffer(runtime, parts)]
-    runtime.dispatch(plan.program, buffers, head + plan.tail, plan.x, plan.y)
-    finish(parts.transpose(2, 3) if plan.swapped else parts, c, d, alpha, beta, activation)
-    return given
-
-
-_finishes: dict[Any, Launch] = device_memory()
+    x, y = grid(tiles_m * tiles_n * batch * splits)
+    return (m, n, k, chunk, splits, tiles_m, tiles_n, x, batch * splits), (x, y)
 
 
 def finish(
@@ -409,22 +302,20 @@ def finish(
     narrow = KINDS[name_of(c.dtype)].lanes > 1
     target = new_contiguous(c.shape, torch.float32) if narrow else c
     key = (
-        *(parts.size(), parts.stride(), target.dtype, target.stride(), activation, alpha, beta),
+        *("finish", parts.size(), parts.stride(), target.dtype, target.stride(), activation, alpha, beta),
         (d.dtype, d.size(), d.stride()) if d is not None else None,
     )
-    whole = _finishes.get(key)
-    if whole is None:
-        whole = _finishes[key] = finisher(parts, target, d, alpha, beta, activation)
-    if d is not None:
-        whole(parts, d, target)
-    else:
-        whole(parts, target)
+    plan = plans[key]
+    if plan is None:
+        plan = plans[key] = finisher(parts, target, d, alpha, beta, activation)
+    plan([tensor.data_ptr() for tensor in (parts, d, target) if tensor is not None])
     return on_device(target, c) if narrow else c
 
 
 def finisher(
     parts: torch.Tensor, target: torch.Tensor, d: torch.Tensor | None, alpha: float, beta: float, activation: str
-) -> Launch:
+) -> Plan:
+    """The plan of `finish`, for parts, d if there is one, and a target of 32 bits."""
     batch, splits, m, n = parts.shape
     inputs = [("parts", parts)]
     numbers: list[tuple[str, str, Any]] = [("m", "u32", m), ("columns", "u32", n), ("splits", "u32", splits)]
@@ -445,4 +336,4 @@ def finisher(
         "  for (var s = 0u; s < p.splits; s++) { sum += load_parts(batch * p.q0 + s * p.q1 + y * p.q2 + x * p.q3); }\n"
         f"  let v = {value};\n  store_c(batch * p.c0 + y * p.c1 + x * p.c2, {active});"
     )
-    return Launch(inputs, [("c", target)], numbers, batch * m * n, body)
+    return per_element_plan(inputs, [("c", target)], numbers, batch * m * n, body)

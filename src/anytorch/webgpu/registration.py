@@ -8,6 +8,7 @@ from anytorch.webgpu import autocast, copies, fallback, moving, pinning, printin
 from anytorch.webgpu.ops import (
     attention,
     bags,
+    batch_norm,
     convolution,
     decompositions,
     elementwise,
@@ -52,6 +53,7 @@ def register() -> None:
     matmul.register(library)
     softmax.register(library)
     norms.register(library)
+    batch_norm.register(library)
     convolution.register(library)
     losses.register(library)
     indexing.register(library)

@@ -15,17 +15,17 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from anytorch.gpu.launch import grid
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS
 from anytorch.gpu.wgsl.fused_rows import FusedRows, Phase, render
-from anytorch.gpu.wgsl.types import KINDS, supported
-from anytorch.webgpu.fusion import FusedKernel, is_fusable, node_statement, two_dimensional
-from anytorch.webgpu.ops.reductions import has_subgroups
-from anytorch.webgpu.pointwise import name_of
+from anytorch.gpu.wgsl.types import KINDS
+from anytorch.webgpu.dtypes import FLOATS, computable, name_of
+from anytorch.webgpu.folds import has_subgroups
+from anytorch.webgpu.fusion import FusedKernel, is_fusable, node_statement
 from anytorch.webgpu.tensors import NAME, aten
 
 FOLD = {aten.sum.dim_IntList: "sum", aten.mean.dim: "sum", aten.amax.default: "max", aten.amin.default: "min"}
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LONGEST = 1 << 15  # a longer row is better split over several workgroups, which the reduction's own kernels do
 FEWEST = 8
 
@@ -60,7 +60,7 @@ def reduced_form(node: Node) -> Form | None:
         return None
     if source.device.type != NAME or source.dtype not in FLOATS or value.dtype not in FLOATS:
         return None
-    if not supported(name_of(source.dtype), open_runtime().features):
+    if not computable(source.dtype):
         return None
     if any(not isinstance(length, int) for length in source.shape) or not source.is_contiguous() or node.kwargs:
         return None
@@ -119,12 +119,13 @@ def compile_rows(group: GraphModule, form: Form) -> FusedKernel | None:
         return None
     return FusedKernel(
         kernel,
-        lambda: render(kernel),
-        two_dimensional(kernel.rows if kernel.group else -(-kernel.rows // kernel.threads)),
+        render,
+        grid(kernel.rows if kernel.group else -(-kernel.rows // kernel.threads)),
         (),
-        [tuple(int(s) for s in n.meta["val"].stride()) for n in inputs],
+        [n.meta["val"] for n in inputs],
         [n.meta["val"] for n in results],
         sorted(range(len(results)), key=lambda k: chain.rowwise[results[k].name]),  # elements are bound first
+        kernel.writable,
         single=not isinstance(returned, (list, tuple)),
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from anytorch.errors import OutOfMemory
+from anytorch.gpu import runtime as gpu_runtime
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.runtime import open_runtime
 
@@ -62,7 +63,7 @@ def new_storage(nbytes: int) -> torch.UntypedStorage:
     if nbytes == 0:
         storage = _make_storage(0, device(), 0)
         return storage
-    runtime = open_runtime()
+    runtime = gpu_runtime.current or open_runtime()
     try:
         buffer = runtime.take(nbytes)
     except OutOfMemory as exc:

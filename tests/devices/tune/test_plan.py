@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from anytorch.devices.tune.plan import Option, decide, decide_batch
+from anytorch.devices.tune.plan import decide, decide_batch
+from anytorch.measured.verdict import Trial
 
 
-def option(value: str | int, seconds: float | None, spread_s: float = 0.0, **more: object) -> Option:
-    return Option(value, seconds, spread_s, repeats=10, **more)  # type: ignore[arg-type]
+def option(value: str | int, seconds: float | None, spread_s: float = 0.0, **more: object) -> Trial:
+    return Trial(str(value), seconds, spread_s, repeats=10, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,9 @@ def option(value: str | int, seconds: float | None, spread_s: float = 0.0, **mor
         ([option("a", 1.0), option("b", 0.1, error=0.5), option("c", 0.5, error=1e-4)], "c", "2.00 times"),
         ([option("a", 1.0), option("b", 0.1, error=0.5)], "a", "nothing else"),
         # What could not be run is no candidate.
-        ([option("a", 1.0), option("b", None, note="out of memory")], "a", "nothing else"),
+        ([option("a", 1.0), option("b", None, refused="out of memory")], "a", "nothing else"),
         # A default that cannot be used gives way.
-        ([option("a", None, note="RuntimeError: no"), option("b", 2.0)], "b", "RuntimeError: no"),
+        ([option("a", None, refused="RuntimeError: no"), option("b", 2.0)], "b", "RuntimeError: no"),
         # Nothing can be used: the default stays.
         ([option("a", None), option("b", None)], "a", "nothing else"),
         # Other work in the way: no change is based on such times.
@@ -43,13 +44,13 @@ def option(value: str | int, seconds: float | None, spread_s: float = 0.0, **mor
         ([option("a", 5.0, disturbed=3), option("b", 1.0, disturbed=9)], "b", "5.00 times"),
     ],
 )
-def test_decide(options: list[Option], chosen: str, words: str) -> None:
+def test_decide(options: list[Trial], chosen: str, words: str) -> None:
     item = decide("setting", "work", "a", options, most_error=0.01)
     assert item.chosen == chosen
     assert words in item.why
     assert item.changed == (chosen != "a")
     assert item.options == tuple(options)
-    timed = {o.value: o.seconds for o in options}
+    timed = {o.name: o.seconds for o in options}
     if item.changed and timed["a"] and timed[chosen]:
         assert item.gain == timed["a"] / timed[chosen]
     else:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from anytorch.devices.tune import search
-from anytorch.devices.tune.machine import machine_key
-from anytorch.devices.tune.plan import Item, Option
+from anytorch.devices.tune.plan import Item
 from anytorch.devices.tune.search import SHAPES, Work, busy_notes, thread_candidates, tune
 from anytorch.errors import UsageError
+from anytorch.measured import store
+from anytorch.measured.machine import machine_key
+from anytorch.measured.verdict import NO_MEMORY, Trial, Verdict
 from anytorch.probe.facts import Cpu, as_json
 
 torch = pytest.importorskip("torch")
@@ -42,17 +44,21 @@ def test_a_plan_has_every_setting_checked_and_leaves_the_process_as_it_was(small
     assert [step[0] for step in steps] == [0, 1, 2, 3, 4]
     assert plan.machine_key == machine_key() and plan.storage_key == "cpu"
     json.dumps(as_json(plan), allow_nan=False)
+    assert {one.question.title: one.chosen for one in store.verdicts()} == {
+        f"{item.setting}, {item.workload}": str(item.chosen) for item in plan.items
+    }, "and the one store knows it"
 
 
 def test_a_slow_setting_is_found_out_by_its_time(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measuring is faked, the deciding and the chain from it to the settings are not."""
 
-    def fake(variants: Any, *_: Any, **__: Any) -> list[Option]:
+    def fake(question: Any, candidates: Any, *_: Any, **__: Any) -> Verdict:
         # One thread against two, and bf16 against fp32 on an AVX2 CPU, as in shared/research/devices.md (0.7).
-        seconds = {1: 0.0277, "float32": 0.0277, "bfloat16": 2.335, "float16": 2.4, "highest": 0.0277}
-        return [Option(v.value, seconds.get(v.value, 0.1), 0.0, 9, 1e-6) for v in variants]
+        seconds = {"1": 0.0277, "float32": 0.0277, "bfloat16": 2.335, "float16": 2.4, "highest": 0.0277}
+        trials = [Trial(one.name, seconds.get(one.name, 0.1), 0.0, 9, 1e-6) for one in candidates]
+        return Verdict(question, tuple(trials), "", "")
 
-    monkeypatch.setattr(search, "compare", fake)
+    monkeypatch.setattr(search, "measure", fake)
     work = Work.on(search.resolve("cpu").chosen)
     work.caps = dataclasses.replace(work.caps, autocast_dtype="bfloat16")
     with work.settled():
@@ -64,15 +70,15 @@ def test_the_batch_stops_growing_where_memory_ends(small: None, monkeypatch: pyt
     monkeypatch.setattr(search, "LARGEST_BATCH", 64)
     work = Work.on(search.resolve("cpu").chosen)
 
-    def time_batch(size: int, *, budget_s: float) -> Option:
+    def time_batch(size: int, *, budget_s: float) -> Trial:
         if size > 8:
             torch.empty(2**60, dtype=torch.uint8)  # a real out-of-memory error
-        return Option(size, 1.0 / size, 0.0, 5)
+        return Trial(str(size), 1.0 / size, 0.0, 5)
 
     monkeypatch.setattr(work, "time_batch", time_batch)
     item = work.batch(0.1)
     assert item.chosen == 8
-    assert [(o.value, o.note) for o in item.options][-1] == (16, "out of memory")
+    assert [(o.name, o.refused) for o in item.options][-1] == ("16", NO_MEMORY)
 
 
 def test_an_interrupt_leaves_the_process_as_it_was(small: None) -> None:
@@ -107,7 +113,7 @@ def test_thread_candidates(cpu: Cpu, current: int, expected: list[int]) -> None:
 
 
 def test_a_busy_machine_is_noted() -> None:
-    quiet, busy = Option(1, 1.0, 0.0, 10), Option(2, 1.0, 0.0, 10, disturbed=10)
+    quiet, busy = Trial("1", 1.0, 0.0, 10), Trial("2", 1.0, 0.0, 10, disturbed=10)
     items = [Item("threads", "w", 1, 1, 1.0, "", (quiet, busy)), Item("cpu_dtype", "w", 1, 1, 1.0, "", (quiet,))]
     assert busy_notes(items[1:]) == []
     assert "while measuring threads:" in busy_notes(items)[0]

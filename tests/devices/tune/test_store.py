@@ -12,16 +12,17 @@ import pytest
 
 from anytorch import settings
 from anytorch.devices.tune import store
-from anytorch.devices.tune.machine import identity, key_of, machine_key, what_changed
-from anytorch.devices.tune.plan import Item, Option, TunePlan
+from anytorch.devices.tune.plan import Item, TunePlan
 from anytorch.devices.tune.store import apply, trusted_setting, tuned_for, use_tuned
 from anytorch.errors import ConfigError
+from anytorch.measured.machine import identity, key_of, machine_key, what_changed
+from anytorch.measured.verdict import Trial
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Gpu
 
 
 def item(setting: str, default: str | int, chosen: str | int) -> Item:
-    options = (Option(default, 2.0, 0.1, 9, 1e-6), Option(chosen, 1.0, 0.1, 9, None))
+    options = (Trial(str(default), 2.0, 0.1, 9, 1e-6), Trial(str(chosen), 1.0, 0.1, 9))
     return Item(setting, "work", default, chosen, 1.0 if default == chosen else 2.0, "why", options)
 
 

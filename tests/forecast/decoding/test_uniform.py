@@ -66,7 +66,7 @@ def test_without_a_compiler_torch_draws(monkeypatch: pytest.MonkeyPatch) -> None
         uniform.fill(found, ours)
         wanted.uniform_(generator=theirs)
         assert torch.equal(found, wanted)
-        (kept,) = [uniform.source(uniform.config.cache_folder())]
+        (kept,) = [uniform.source(uniform.settings.cache_folder())]
         kept.builder.join()
         assert kept.library is None
     uniform.source.cache_clear()

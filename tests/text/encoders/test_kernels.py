@@ -1,6 +1,6 @@
 """Our Triton kernels, by Triton's own interpreter on the CPU: what they compute, not how fast.
 
-Triton comes with torch's GPU wheels alone: elsewhere the test is skipped, or fails where ANYTORCH_TEST_REQUIRE names triton.
+Where Triton is not installed the tests are skipped, or fail if ANYTORCH_TEST_REQUIRE names triton, as `make test` does.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ import numpy as np
 
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.encoders.encoder import TorchEncoder
-from anytorch.text.encoders.strategy import Plan, worst_cosine
+from anytorch.text.encoders.strategy import EncoderPlan, worst_cosine
 from anytorch.text.checkpoints.spec import read_spec
 
 found = {}
@@ -93,7 +93,7 @@ for family, folder in json.loads(os.environ["FOLDERS"]).items():
     ids = np.random.default_rng(0).integers(5, 120, 57).astype(np.int32)
     encoder = TorchEncoder(spec, Checkpoint(folder), device="cpu", layout="rows")
     wanted = encoder.run(ids, starts)
-    encoder.use(Plan("float32", "packed", False, kernels=True, blocks=2))
+    encoder.use(EncoderPlan("float32", "packed", False, kernels=True, blocks=2))
     found[family] = worst_cosine(wanted, encoder.run(ids, starts))
 answer(**found)
 """

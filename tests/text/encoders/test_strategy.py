@@ -14,10 +14,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from anytorch.devices.types import Caps  # noqa: E402
+from anytorch.measured import store  # noqa: E402
 from anytorch.recorded.graphs import MOST_GRAPHS, Recorder, graph_class  # noqa: E402
 from anytorch.text.encoders import strategy  # noqa: E402
 from anytorch.text.encoders.encoder import TorchEncoder  # noqa: E402
-from anytorch.text.encoders.strategy import Plan  # noqa: E402
+from anytorch.text.encoders.strategy import EncoderPlan  # noqa: E402
 
 Open = Callable[[str], tuple[Any, Any]]
 GPU = Caps(("float32", "float16", "bfloat16"), ("float32", "float16", "bfloat16"), "bfloat16", True, True, True)
@@ -34,7 +35,9 @@ def test_candidates_follow_what_the_device_can_do(open_model: Open) -> None:
     every = {("rows", False), ("rows", True), ("packed", False), ("packed", True)}
     assert plans(GPU, bert, "float16") == every
     own = [p for p in strategy.candidates(GPU, bert, "float16", False, "auto", None, can_fuse=True) if p.kernels]
-    assert own == [Plan("float16", "packed", True, fused=True, kernels=True, blocks=blocks) for blocks in (0, 2, 4)]
+    assert own == [
+        EncoderPlan("float16", "packed", True, fused=True, kernels=True, blocks=blocks) for blocks in (0, 2, 4)
+    ]
     assert own[1].short.endswith("in blocks by 2 warps") and own[1].words.endswith("our Triton kernels in blocks")
     no_triton = replace(GPU, triton=False)
     assert not any(p.kernels for p in strategy.candidates(no_triton, bert, "float16", False, "auto", None))
@@ -76,7 +79,7 @@ def test_chosen_by_measurement_and_remembered(open_model: Open, monkeypatch: pyt
 
 
 def test_a_remembered_plan_with_kernels_needs_triton(open_model: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "recall", lambda key: Plan("float32", "packed", False, kernels=True))
+    monkeypatch.setattr(strategy, "recalled", lambda *_: EncoderPlan("float32", "packed", False, kernels=True))
     assert not TorchEncoder(*open_model("bert"), device="cpu").plan.kernels
 
 
@@ -86,6 +89,35 @@ def test_a_layout_that_answers_wrongly_is_not_used(open_model: Open, monkeypatch
     real = OneByOne.attend
     monkeypatch.setattr(OneByOne, "attend", lambda self, q, k, v, **more: real(self, q, v, k, **more))
     assert TorchEncoder(*open_model("bert"), device="cpu").plan.layout == "rows"
+    (verdict,) = store.verdicts()
+    refused = verdict.trial("one-by-one")
+    assert refused is not None and refused.refused.startswith("wrong: off by")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such kernel"), MemoryError()])
+def test_the_plainest_way_has_nothing_to_fall_back_to(
+    error: Exception, open_model: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anytorch.text.encoders.layouts import Rows
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Rows, "attend", fails)
+    with pytest.raises(type(error)):
+        TorchEncoder(*open_model("bert"), device="cpu")
+    assert not list(store.verdicts())
+
+
+def test_a_lack_of_memory_in_another_way_is_not_remembered(open_model: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.text.encoders.layouts import OneByOne
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(OneByOne, "attend", full)
+    assert TorchEncoder(*open_model("bert"), device="cpu").plan.layout == "rows"
+    assert not list(store.verdicts()), "another day there may be enough"
 
 
 def test_a_dtype_that_loses_accuracy_is_not_used(
@@ -101,6 +133,22 @@ def test_a_dtype_that_loses_accuracy_is_not_used(
     assert "bfloat16 gives vectors with a cosine of 0.999" in caplog.text
     monkeypatch.setattr(strategy, "half_dtypes", lambda *args: ["bfloat16"])
     assert TorchEncoder(spec, checkpoint, device="cpu", layout="rows", pooling="cls").dtype_name == "float32"
+
+
+def test_on_a_very_slow_device_the_plainest_way_is_taken_unmeasured(
+    open_model: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A software adapter: comparing ways there took minutes."""
+    monkeypatch.setattr(strategy, "affordable", lambda *_: (64, 5.0))
+    monkeypatch.setattr(strategy, "measure", lambda *_, **__: pytest.fail("it was measured"))
+    plans = [EncoderPlan("float32", "rows", False), EncoderPlan("float32", "rows", True)]
+    slow: Any = SimpleNamespace(device=torch.device("meta"), spec=open_model("bert")[0])
+    monkeypatch.setattr(strategy, "budget_of", lambda device: 3.0)
+    verdict = strategy._measure(slow, plans, strategy.Question("kind", "title", "slow"))
+    assert verdict.chosen == "rows" and verdict.cut_short and "too long to compare" in verdict.why
+    assert strategy.plan_of(verdict).layout == "rows"
+    store.remember(verdict)
+    assert store.recall(verdict.question, budget_s=3.0) and not store.recall(verdict.question, budget_s=30.0)
 
 
 # --- graphs --------------------------------------------------------------------------------------------------------
@@ -188,10 +236,12 @@ def test_finds_a_vendors_graph_by_its_name() -> None:
 
 
 def test_plans_in_words() -> None:
-    assert Plan("float16", "packed", True).words == "packed texts, variable-length flash attention, recorded graphs"
+    assert (
+        EncoderPlan("float16", "packed", True).words == "packed texts, variable-length flash attention, recorded graphs"
+    )
 
 
-@pytest.mark.parametrize(("per_call", "per_token", "wanted"), [(0.012, 1e-7, 4096), (0.0, 1e-3, 500), (0.0, 1.0, 256)])
+@pytest.mark.parametrize(("per_call", "per_token", "wanted"), [(0.012, 1e-7, 4096), (0.0, 1e-4, 333), (0.0, 1.0, 64)])
 def test_a_fast_device_is_measured_with_a_full_chunk(
     monkeypatch: pytest.MonkeyPatch, open_model: Open, per_call: float, per_token: float, wanted: int
 ) -> None:
@@ -203,11 +253,12 @@ def test_a_fast_device_is_measured_with_a_full_chunk(
     class Timed:
         spec, chunk_tokens, device = open_model("bert")[0], 4096, None
 
-        def use(self, plan: Plan) -> None: ...
+        def use(self, plan: EncoderPlan) -> None: ...
 
         def run(self, ids: Any, starts: Any) -> None:
             clock[0] += per_call + per_token * len(ids)
 
-    found = strategy.affordable(Timed(), Plan("float32", "rows", False))  # type: ignore[arg-type]
+    found, seconds = strategy.affordable(Timed(), EncoderPlan("float32", "rows", False))  # type: ignore[arg-type]
     assert abs(found - wanted) <= 1
-    assert clock[0] < 2 + 520 * per_token, "and it took no longer than that"
+    assert seconds == pytest.approx(per_call + per_token * found, rel=0.1)
+    assert clock[0] < 2 + 130 * per_token, "and it took no longer than that"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,11 @@ def pack(sequences: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reference(model: Any, sequence: np.ndarray) -> np.ndarray:
+    """In float64: torch's float32 is less exact than ours on CPUs without fused multiply-add."""
     with torch.no_grad():
         ids = torch.from_numpy(sequence.astype(np.int64))[None]
-        return model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0].numpy()
+        exact = copy.deepcopy(model).double()
+        return exact(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0].numpy()
 
 
 def pooled(tokens: np.ndarray, pooling: str) -> np.ndarray:
@@ -102,7 +105,9 @@ def test_same_as_transformers(family: str, level: str, tmp_path: Path) -> None:
         for encoder.pooling in POOLINGS:
             found = encoder.run(ids, starts)
             wanted = np.stack([pooled(one, encoder.pooling) for one in expected])
-            assert np.abs(found - wanted).max() < 2e-5, encoder.pooling
+            # Larger than a mean by the root of the length, and so is its error.
+            larger = max(LENGTHS) ** 0.5 if encoder.pooling == "mean_sqrt_length" else 1
+            assert np.abs(found - wanted).max() < 2e-5 * larger, encoder.pooling
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])

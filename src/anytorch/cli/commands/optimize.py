@@ -15,6 +15,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", metavar="DEVICE", help="the device to tune for (default: auto)")
     parser.add_argument("--duration", type=float, default=20.0, metavar="SECONDS", help="time to measure (default: 20)")
     parser.add_argument("--apply", action="store_true", help="write the plan to the settings file; later runs obey it")
+    parser.add_argument(
+        "--show",
+        action="store_true",
+        help="measure nothing; print every choice measured on this machine so far, and why",
+    )
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -23,19 +28,38 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch.devices.tune import apply, tune
     from anytorch.probe.facts import as_json
 
+    if options.show:
+        return show_measured(output)
     check_cache()
     device = usable_device(options.backend, "--backend")
     with output.fallbacks_told(), output.progress("optimize") as progress:
         plan = tune(device, duration_s=options.duration, progress=progress)
     path = apply(plan) if options.apply else None
     if output.json:
-        output.data({"plan": as_json(plan), "settings": plan.settings, "applied": str(path) if path else None})
+        document = as_json(plan)
+        for item in document["items"]:
+            for option in item["options"]:  # as they have always been called in this document
+                option.update(value=type(item["default"])(option["name"]), note=option["refused"])
+        output.data({"plan": document, "settings": plan.settings, "applied": str(path) if path else None})
         return 0
     show(plan, output)
     if path is not None:
         output.note(f"written to {path}; `anytorch reset` takes it back")
     elif any(item.changed for item in plan.items):
         output.note("nothing was changed; `anytorch optimize --apply` stores the plan")
+    return 0
+
+
+def show_measured(output: Output) -> int:
+    from anytorch.measured.store import verdicts
+
+    found = list(verdicts())
+    if output.json:
+        output.data({"measured": [one.as_json() for one in found]})
+    for one in [] if output.json else found:
+        output.text(one.explain())
+    if not found and not output.json:
+        output.text("nothing has been measured on this machine yet")
     return 0
 
 
@@ -56,9 +80,9 @@ def show(plan: TunePlan, output: Output) -> None:
     output.table(columns, rows, title=f"{plan.device}: {plan.name}")
     for item in plan.items:
         measured = [
-            f"{option.value}: {option.seconds * 1e3:.3g} ms"
+            f"{option.name}: {option.seconds * 1e3:.3g} ms"
             if option.seconds is not None
-            else f"{option.value}: {option.note}"
+            else f"{option.name}: {option.refused}"
             for option in item.options
         ]
         output.text(f"  {item.setting}, {item.workload}: {'; '.join(measured)}")

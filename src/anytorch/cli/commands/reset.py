@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from anytorch import settings
 from anytorch.cache import Store
 from anytorch.cli.output import Output
 from anytorch.errors import CacheError, ConfigError
+from anytorch.measured import store as measured
 
 STORES = (  # every Store of this package; a test compares the list with the source
     "devices",
@@ -19,8 +21,6 @@ STORES = (  # every Store of this package; a test compares the list with the sou
     "encoders",
     "embed-batches",
     "embed-processes",
-    "quant-kernels",
-    "webgpu-matmul",
     "forecast-kernels",
 )
 
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     kept = put_aside(settings.settings_file()) if options.all or not options.cache else None
-    removed = [path for name in STORES if (path := forget(Store(name)))] if options.all or options.cache else []
+    removed = forget_all() if options.all or options.cache else []
     if output.json:
         output.data({"settings_kept_as": str(kept) if kept else None, "removed": [str(path) for path in removed]})
         return 0
@@ -60,8 +60,16 @@ def put_aside(path: Path) -> Path | None:
     return copy
 
 
-def forget(store: Store) -> Path | None:
-    try:
-        return store.path if store.clear() else None
-    except OSError as exc:
-        raise CacheError(f"cannot remove the cache {store.path}: {exc.strerror}", hint="remove it by hand") from exc
+def forget_all() -> list[Path]:
+    """Remove what was found out and measured; the files and the folder that are gone. Raises CacheError."""
+    removed: list[Path] = []
+    forgetting: list[tuple[Path, Callable[[], object]]] = [
+        *((store.path, store.clear) for store in map(Store, STORES)),
+        (measured.folder(), measured.clear),
+    ]
+    for path, clear in forgetting:
+        try:
+            removed += [path] if clear() else []
+        except OSError as exc:
+            raise CacheError(f"cannot remove the cache {path}: {exc.strerror}", hint="remove it by hand") from exc
+    return removed

@@ -7,6 +7,12 @@ from typing import Any
 
 from anytorch.probe.facts import Hardware
 
+# What kernels choose their code by: a number means little without them.
+FEATURES = {
+    *("sse4_2", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2"),
+}
+
 
 def machine_facts(hardware: Hardware) -> dict[str, Any]:
     cpu = hardware.cpu
@@ -16,23 +22,11 @@ def machine_facts(hardware: Hardware) -> dict[str, Any]:
         "python": hardware.machine.python,
         "container": hardware.machine.container,
         "cpu": cpu.model,
+        "features": sorted(cpu.features & FEATURES),
         "cores": {"logical": cpu.logical, "physical": cpu.physical, "usable": cpu.usable},
         "memory_nbytes": hardware.memory.usable_total,
         "gpus": [{"name": gpu.name, "uuid": gpu.uuid, "total_nbytes": gpu.total} for gpu in hardware.gpus],
     }
-
-
-def drivers(hardware: Hardware) -> dict[str, str]:
-    """Driver versions by vendor, and the kernel drivers of cards whose vendor tells no version."""
-    found = {
-        "nvidia": hardware.nvidia.driver or hardware.nvidia.kernel_version,
-        "ascend": hardware.ascend.driver,
-    }
-    versions = {vendor: version for vendor, version in found.items() if version}
-    for gpu in hardware.gpus:
-        if gpu.driver and gpu.vendor not in versions:
-            versions[gpu.vendor] = gpu.driver
-    return versions
 
 
 def today() -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from anytorch import __version__, logs
 from anytorch.devices.bench.cases import list_cases
 from anytorch.devices.bench.limits import disturbed_share, rate, with_limits
-from anytorch.devices.bench.provenance import commit, drivers, machine_facts, today
+from anytorch.devices.bench.provenance import commit, machine_facts, today
 from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row
 from anytorch.devices.bench.timing import measure
 from anytorch.devices.bench.workloads import (
@@ -29,6 +29,7 @@ from anytorch.devices.oom import is_out_of_memory
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate, Caps, State
 from anytorch.errors import TorchMissing, UsageError, WrongAnswer
+from anytorch.measured.machine import drivers
 from anytorch.probe import snapshot
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from statistics import median, quantiles
 from time import perf_counter, process_time
 
 from anytorch.devices.bench.results import Timing
+from anytorch.measured.stopwatch import count_interruptions
 
 SAMPLE_S = 1e-3  # a sample shorter than this measures the clock and the wait, not the work
 LEAST_SAMPLES = 3
@@ -94,12 +95,3 @@ def quickest(run: Callable[[], object], synchronize: Callable[[], object], *, pa
         if now - started > patience_s:
             break
     return best
-
-
-def count_interruptions() -> int:
-    """How often the system has taken a processor away from this process; always 0 where it does not tell (Windows)."""
-    try:
-        import resource
-    except ModuleNotFoundError:
-        return 0
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)

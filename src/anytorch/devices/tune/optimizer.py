@@ -13,7 +13,6 @@ from anytorch.counts import counted
 from anytorch.devices.bench.suite import Progress
 from anytorch.devices.choose import survey
 from anytorch.devices.ranking import gigabytes
-from anytorch.devices.tune.machine import identity, key_of, what_changed
 from anytorch.devices.tune.plan import TunePlan
 from anytorch.devices.tune.quick import FORMAT, configuration
 from anytorch.devices.tune.search import tune
@@ -21,6 +20,7 @@ from anytorch.devices.tune.store import apply
 from anytorch.devices.types import Level
 from anytorch.errors import ConfigError
 from anytorch.files import replace_file
+from anytorch.measured.machine import identity, key_of, what_changed
 
 
 class BackendOptimizer:

@@ -8,9 +8,9 @@ from anytorch import __version__
 from anytorch.devices.bench.provenance import today
 from anytorch.devices.bench.suite import caps_of
 from anytorch.devices.choose import Resolution, resolve
-from anytorch.devices.tune.machine import identity, key_of
 from anytorch.devices.tune.store import Tuned, trusted_setting, tuned_for
 from anytorch.devices.types import Candidate, Caps
+from anytorch.measured.machine import identity, key_of
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Cpu
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,20 +10,24 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from anytorch import __version__
-from anytorch.devices.bench import compute
+from anytorch.devices.bench import compute, timing
 from anytorch.devices.bench.provenance import today
 from anytorch.devices.bench.suite import Progress, caps_of, import_torch, silent
-from anytorch.devices.bench.timing import measure, quickest
-from anytorch.devices.bench.workloads import TOLERANCES
+from anytorch.devices.bench.workloads import TOLERANCES, difference
 from anytorch.devices.choose import activate, resolve
 from anytorch.devices.memory import cleanup
 from anytorch.devices.oom import fit_batch
 from anytorch.devices.registry import registry
-from anytorch.devices.tune.compare import Variant, compare
-from anytorch.devices.tune.machine import identity, key_of
-from anytorch.devices.tune.plan import Item, Option, TunePlan, decide, decide_batch
-from anytorch.devices.types import Candidate, Caps
+from anytorch.devices.stopwatch import stopwatch_of
+from anytorch.devices.tune.plan import Item, TunePlan, decide, decide_batch
+from anytorch.devices.types import Candidate as Device
+from anytorch.devices.types import Caps
 from anytorch.errors import OutOfMemory, UsageError
+from anytorch.measured.answers import near
+from anytorch.measured.engine import Candidate, measure
+from anytorch.measured.machine import identity, key_of
+from anytorch.measured.store import remember
+from anytorch.measured.verdict import NO_MEMORY, Question, Trial
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Cpu
 
@@ -38,7 +42,9 @@ AUTOCAST_ERROR = TOLERANCES["bfloat16"]
 LARGEST_BATCH = 1024
 FLAT = 2  # batches in a row that bring nothing: enough seen
 
-Context = Callable[[], AbstractContextManager[Any]]
+MOST_ROUNDS = 200
+
+Scope = Callable[[], AbstractContextManager[Any]]
 
 
 def tune(
@@ -73,6 +79,8 @@ def tune(
             if item is not None:
                 items.append(item)
     progress(len(steps), len(steps), "")
+    for item in items:
+        remember(item.verdict(candidate.uuid or candidate.id))
     facts = identity()
     return TunePlan(
         device=candidate.id,
@@ -112,7 +120,7 @@ class Work:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def on(cls, candidate: Candidate) -> Work:
+    def on(cls, candidate: Device) -> Work:
         import torch
 
         activate(candidate)
@@ -123,7 +131,7 @@ class Work:
         for shape in SHAPES:
             with torch.inference_mode():
                 work.shape = shape
-                if quickest(work.block(), work.synchronize) >= TRIVIAL_S:
+                if timing.quickest(work.block(), work.synchronize) >= TRIVIAL_S:
                     break
         return work
 
@@ -156,17 +164,25 @@ class Work:
             torch.set_float32_matmul_precision(precision)
             cleanup(self.id)
 
-    def compare(self, variants: list[Variant], budget_s: float, tolerance: float) -> list[Option]:
+    def trials(self, setting: str, scopes: Mapping[str, Scope], budget_s: float, most_error: float) -> Sequence[Trial]:
+        """The block under each value of a setting, checked against float64 and timed in turns."""
         batch, seq, hidden = self.shape
-        elements = compute.checked_elements(batch)
-        return compare(
-            variants,
-            compute.block_reference(batch, seq, hidden),
-            self.synchronize,
+        elements, run = compute.checked_elements(batch), self.block()
+        found = measure(
+            Question("setting", setting, self.id),
+            [Candidate.of(value, run, scope) for value, scope in scopes.items()],
+            near(
+                compute.block_reference(batch, seq, hidden),
+                part=lambda answer: answer[elements],
+                distance=difference,
+            ),
+            most_error=most_error,
+            stopwatch=stopwatch_of(self.device),
             budget_s=budget_s,
-            tolerance=lambda _: tolerance,
-            select=lambda answer: answer[elements],
+            rounds=MOST_ROUNDS,
+            quiet=True,
         )
+        return found.trials
 
     # --- one method per setting -------------------------------------------------------------------------------------
 
@@ -178,9 +194,8 @@ class Work:
         if len(values) == 1:
             self.notes.append("threads: one is all this process may use")
             return None
-        run = self.block()
-        variants = [Variant(value, run, partial(with_threads, value)) for value in values]
-        item = decide("threads", self.words, default, self.compare(variants, budget_s, TOLERANCES["float32"]))
+        scopes = {str(value): partial(with_threads, value) for value in values}
+        item = decide("threads", self.words, default, self.trials("threads", scopes, budget_s, TOLERANCES["float32"]))
         torch.set_num_threads(int(item.chosen))
         return item
 
@@ -198,25 +213,23 @@ class Work:
             self.notes.append("matmul_precision: every setting gives the same bits here")
             return None
         values = [v for v in answers if v == default or v in different]
-        variants = [Variant(value, run, partial(with_precision, value)) for value in values]
-        options = self.compare(variants, budget_s, PRECISION_ERROR)
+        scopes = {value: partial(with_precision, value) for value in values}
+        options = self.trials("matmul_precision", scopes, budget_s, PRECISION_ERROR)
         item = decide("matmul_precision", self.words + ", float32", default, options, most_error=PRECISION_ERROR)
         torch.set_float32_matmul_precision(str(item.chosen))
         return item
 
     def autocast(self, budget_s: float) -> Item:
         """The dtype of `anytorch.autocast`; "float32" means that autocast stays off."""
-        run = self.block()
         default = self.caps.autocast_dtype or "float32"
         values = [d for d in ("float32", "bfloat16", "float16") if d in self.caps.dtypes]
-        variants = [Variant(value, run, self.casting(value)) for value in values]
         setting = "cpu_dtype" if self.device.type == "cpu" else "autocast_dtype"
-        options = self.compare(variants, budget_s, AUTOCAST_ERROR)
+        options = self.trials(setting, {value: self.casting(value) for value in values}, budget_s, AUTOCAST_ERROR)
         item = decide(setting, self.words + ", under autocast", default, options, most_error=AUTOCAST_ERROR)
         self.autocast_chosen = str(item.chosen)
         return item
 
-    def casting(self, dtype: str) -> Context:
+    def casting(self, dtype: str) -> Scope:
         import torch
 
         if dtype == "float32":
@@ -226,7 +239,7 @@ class Work:
     def batch(self, budget_s: float) -> Item:
         """Doubles the batch until throughput stops growing, the time is up or the memory is full."""
         started = perf_counter()
-        options: list[Option] = []
+        options: list[Trial] = []
         size, flat, best = 1, 0, float("inf")
         while size <= LARGEST_BATCH and flat < FLAT:
             left_s = budget_s - (perf_counter() - started)
@@ -235,10 +248,10 @@ class Work:
             try:
                 fit = fit_batch(partial(self.time_batch, budget_s=max(0.005, left_s / 6)), size)
             except OutOfMemory as exc:
-                options.append(Option(size, note=f"out of memory: {exc.message[:160]}"))
+                options.append(Trial(str(size), refused=f"{NO_MEMORY}: {exc.message[:160]}"))
                 break
             if fit.batch < size:
-                options.append(Option(size, note="out of memory"))
+                options.append(Trial(str(size), refused=NO_MEMORY))
                 break
             options.append(fit.result)
             seconds = fit.result.seconds or 0.0
@@ -248,15 +261,16 @@ class Work:
         dtype = "" if self.autocast_chosen == "float32" else f", autocast to {self.autocast_chosen}"
         return decide_batch(self.words.replace(f"batch {self.shape[0]} × ", "") + dtype, 1, options)
 
-    def time_batch(self, size: int, *, budget_s: float) -> Option:
+    def time_batch(self, size: int, *, budget_s: float) -> Trial:
         run = self.block(size)
 
         def cast() -> None:
             with self.casting(self.autocast_chosen)():
                 run()
 
-        timing = measure(cast, self.synchronize, budget_s=budget_s)
-        return Option(size, timing.median_s / size, timing.spread_s / size, timing.repeats, disturbed=timing.disturbed)
+        found = timing.measure(cast, self.synchronize, budget_s=budget_s)
+        median_s, spread_s = found.median_s / size, found.spread_s / size
+        return Trial(str(size), median_s, spread_s, found.repeats, disturbed=found.disturbed)
 
 
 def thread_candidates(cpu: Cpu, current: int) -> list[int]:

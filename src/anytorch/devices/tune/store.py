@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from anytorch import logs, settings
 from anytorch.devices.choose import resolve
-from anytorch.devices.tune.machine import identity, key_of, what_changed
 from anytorch.devices.tune.plan import SETTINGS, Item, TunePlan
 from anytorch.devices.types import Candidate
 from anytorch.errors import ConfigError
+from anytorch.measured.machine import identity, key_of, what_changed
 
 if TYPE_CHECKING:
     import torch
@@ -102,8 +102,8 @@ def _numbers(item: Item) -> dict[str, Any]:
         "why": item.why,
     }
     found["workload"] = item.workload
-    found["milliseconds"] = {str(o.value): round(o.seconds * 1e3, 5) for o in item.options if o.seconds is not None}
-    found["error"] = {str(o.value): float(f"{o.error:.2e}") for o in item.options if o.error is not None}
+    found["milliseconds"] = {o.name: round(o.seconds * 1e3, 5) for o in item.options if o.seconds is not None}
+    found["error"] = {o.name: float(f"{o.error:.2e}") for o in item.options if o.error is not None}
     return found
 
 

@@ -23,8 +23,8 @@ class Cat:
 
 
 def render(kernel: Cat) -> str:
-    """Parameters: units in the result, threads per row of groups, each input's offset (less what its place along the axis
-    comes to), the result's sizes, where inputs begin along the axis (from the second on), each input's strides."""
+    """Parameters: units in the result, threads per row of groups, each input's offset, the result's sizes, where inputs
+    begin along the axis (from the second on), each input's strides."""
     inputs, dims = range(kernel.inputs), range(kernel.rank)
     names = [
         *("n", "row"),
@@ -46,7 +46,8 @@ def render(kernel: Cat) -> str:
     text += [f"  let c{d} = rest % p.s{d}; rest = rest / p.s{d};\n" for d in reversed(dims[1:])]
     text.append("  let c0 = rest;\n")
     for j in inputs:
-        at = " + ".join([f"p.o{j}", *[f"c{d} * p.t{j}_{d}" for d in dims]])
+        own = [f"(c{d} - p.e{j})" if j and d == kernel.axis else f"c{d}" for d in dims]  # its place in the input
+        at = " + ".join([f"p.o{j}", *[f"{own[d]} * p.t{j}_{d}" for d in dims]])
         condition = f"if (c{kernel.axis} < p.e{j + 1}) " if j + 1 < kernel.inputs else ""
         text.append(f"  {'else ' if j else ''}{condition}{{ out[i] = b{j}[{at}]; }}\n")
     return "".join(text) + "}\n"

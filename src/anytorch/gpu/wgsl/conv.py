@@ -22,12 +22,7 @@ from anytorch.gpu.wgsl.types import KINDS, load, stored
 Triple = tuple[int, int, int]
 
 CONVOLUTION_PARAMETERS = (
-    "a_at: u32",
-    "b_at: u32",
-    "d_at: u32",
-    "c_at: u32",
     *[f"{name}: u32" for name in SCHEDULE_PARAMETERS],
-    "batches: u32",
     "channels: u32",  # of x per group
     "xd: u32",  # spatial size of x, the side that is read with an offset
     "xh: u32",

@@ -169,7 +169,7 @@ def render_gather(kernel: Gather) -> str:
 class Scatter:
     """target[where the index tensors say] = source[i], or combined with what is there.
 
-    Bindings: source, index tensors, target. `walk`'s operands are the source and the target.
+    Bindings: source, target, index tensors. `walk`'s operands are the source and the target.
     """
 
     nbytes: int
@@ -188,19 +188,19 @@ class Scatter:
 
     @property
     def writable(self) -> int:
-        return 1 << (self.buffers - 1)
+        return 0b10
 
 
 def render_scatter(kernel: Scatter) -> str:
     walk = kernel.walk
     storage, _, _ = _element(kernel.nbytes)
-    out = kernel.buffers - 1
     element, put = _put(kernel)
     source = {"float32": "f32", "int32": "i32"}.get(kernel.dtype, storage)
     return (
-        f"@group(0) @binding(0) var<storage, read> b0: array<{source}>;\n{_indices(walk, 1)}"
-        f"@group(0) @binding({out}) var<storage, read_write> there: array<{element}>;\n{walk.parameters()}{put}"
-        f"{MAIN}  if (thread >= p.n) {{ return; }}\n  {walk.offsets('thread')}\n  {walk.look_up(1, 1, '')}\n"
+        f"@group(0) @binding(0) var<storage, read> b0: array<{source}>;\n"
+        f"@group(0) @binding(1) var<storage, read_write> there: array<{element}>;\n"
+        f"{_indices(walk, 2)}{walk.parameters()}{put}"
+        f"{MAIN}  if (thread >= p.n) {{ return; }}\n  {walk.offsets('thread')}\n  {walk.look_up(1, 2, '')}\n"
         f"  put(a1, {_loaded(kernel.nbytes, 'b0', 'a0')});\n}}\n"
     )
 
@@ -278,10 +278,6 @@ class Compact:
     """
 
     rank: int
-
-    @property
-    def words(self) -> int:
-        return 4 + self.rank
 
 
 def render_compact(kernel: Compact) -> str:

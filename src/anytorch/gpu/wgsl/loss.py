@@ -60,14 +60,10 @@ def _common(target: str, weight: str, names: list[str], target_at: int) -> str:
     )
 
 
-PICK_WORDS = 7
-BACKWARD_WORDS = 9
-
-
 def render_pick(kernel: Pick) -> str:
     """Bindings: scores, target, weight if any, losses, weights (both f32 per sample)."""
     last = 3 if kernel.weight else 2
-    names = ["samples", "classes", "inner", "ignored", "o_scores", "o_target", "o_weight"]
+    names = ["samples", "classes", "inner", "ignored", "o_scores", "o_target", *(["o_weight"] if kernel.weight else [])]
     score = load(kernel.scores, "b0", "(p.o_scores + ((i / p.inner) * p.classes + u32(t)) * p.inner + i % p.inner)")
     return (
         enables({kernel.scores, kernel.weight})
@@ -87,9 +83,8 @@ def render_pick(kernel: Pick) -> str:
 def render_pick_backward(kernel: PickBackward) -> str:
     """Bindings: gradient, total weight, target, weight if any, the scores' gradient."""
     last = 4 if kernel.weight else 3
-    names = [
-        "count", "classes", "inner", "ignored", "o_grad", "o_total", "o_target", "o_weight", "unused",
-    ]  # fmt: skip
+    names = ["count", "classes", "inner", "ignored", "o_grad", "o_total", "o_target"]
+    names += ["o_weight"] if kernel.weight else []
     grad = load(kernel.grad, "b0", "(p.o_grad + i)" if kernel.each else "p.o_grad")
     share = f" / {load(kernel.grad, 'b1', 'p.o_total')}" if kernel.mean else ""
     return (

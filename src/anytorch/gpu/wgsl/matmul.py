@@ -24,7 +24,7 @@ COMPONENTS = "xyzw"
 GROUPED_ROWS = 8  # tiles of this many rows are walked together, so that what they share of B is still in the cache
 
 # Parameters of every schedule. `chunk` is the part of k one group does, `row` the groups per row of the launch grid.
-SCHEDULE_PARAMETERS = ("m", "n", "k", "chunk", "splits", "tiles_m", "tiles_n", "row")
+SCHEDULE_PARAMETERS = ("m", "n", "k", "chunk", "splits", "tiles_m", "tiles_n", "row", "batches")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Problem:
     """What is multiplied. `functions` defines load_a, load_b, store (and load_a4, load_b4 where vectors are promised)."""
 
     bindings: tuple[str, ...]  # WGSL element types; the last is written
-    parameters: tuple[str, ...]  # "name: type", the schedule's own among them
+    parameters: tuple[str, ...]  # "name: type", the schedule's own among them; the places of the bindings come before
     functions: str
     dtypes: tuple[str, ...]
     accumulate: str = "f32"
@@ -79,21 +79,20 @@ class Problem:
     b_along: str = "n"
     a_vector: bool = False  # load_a4(batch, m, k) gives four elements along a_along
     b_vector: bool = False
-
-    @property
-    def words(self) -> int:
-        return len(self.parameters)
+    numbers: tuple[str, ...] = ()  # parameters before the places
 
 
 def render(problem: Problem, schedule: Schedule) -> str:
     names = ("a", "b", "d", "c") if len(problem.bindings) == 4 else ("a", "b", "c")
+    places = [f"{name}_at: u32" for name in names]
     declared = "".join(
         f"@group(0) @binding({i}) var<storage, {'read_write' if i == len(names) - 1 else 'read'}> {name}: array<{kind}>;\n"
         for i, (name, kind) in enumerate(zip(names, problem.bindings, strict=True))
     )
     head = (
         f"{enables({*problem.dtypes, *(('float16',) if schedule.half else ())})}{declared}"
-        f"struct Parameters {{ {', '.join(problem.parameters)} }}\nvar<immediate> p: Parameters;\n"
+        f"struct Parameters {{ {', '.join((*problem.numbers, *places, *problem.parameters))} }}\n"
+        "var<immediate> p: Parameters;\n"
         f"{BF16_BITS if 'bfloat16' in problem.dtypes else ''}{problem.functions}"
     )
     body = {"tiled": _tiled, "direct": _direct, "rows": _rows, "columns": _columns}[schedule.form]
@@ -370,14 +369,7 @@ def _columns(problem: Problem, s: Schedule) -> str:
 # --- plain matrices ------------------------------------------------------------------------------------------------
 
 MATRIX_PARAMETERS = (
-    "a_at: u32",
-    "b_at: u32",
-    "d_at: u32",
-    "c_at: u32",
-    "alpha: f32",
-    "beta: f32",
     *[f"{name}: u32" for name in SCHEDULE_PARAMETERS],
-    "batches: u32",
     *[f"{name}_{part}: u32" for name in "abdc" for part in ("batch", "row", "col")],
 )
 
@@ -420,6 +412,7 @@ def matrices(spec: Matrices) -> Problem:
         spec.b_along,
         spec.a_vector,
         spec.b_vector,
+        ("alpha: f32", "beta: f32"),
     )
 
 

@@ -40,10 +40,6 @@ class Multi:
         return len(self.tensors) + self.cells
 
     @property
-    def words(self) -> int:
-        return 2 + self.buffers + len(self.numbers)
-
-    @property
     def writable(self) -> int:
         if self.shared:
             return (1 << self.buffers) - 1
@@ -52,15 +48,15 @@ class Multi:
 
 
 def render(kernel: Multi) -> str:
-    """Parameters: n, threads per row, the offset of every tensor and cell in elements, the numbers."""
+    """Parameters: n, threads per row, the numbers, the offset of every tensor and cell in elements."""
     count = len(kernel.tensors)
     names = [*kernel.tensors, *("float32",) * kernel.cells]
     declarations = []
     for i, name in enumerate(names):
         access = "read_write" if kernel.writable >> i & 1 else "read"
         declarations.append(f"@group(0) @binding({i}) var<storage, {access}> b{i}: array<{KINDS[name].storage}>;\n")
-    fields = ["n: u32", "row: u32", *[f"o{i}: u32" for i in range(len(names))]]
-    fields += [f"{number}: f32" for number in kernel.numbers]
+    fields = ["n: u32", "row: u32", *[f"{number}: f32" for number in kernel.numbers]]
+    fields += [f"o{i}: u32" for i in range(len(names))]
     body = re.sub(r"\bcell(\d+)\b", lambda m: f"b{count + int(m[1])}[p.o{count + int(m[1])}]", kernel.body)
     for number in kernel.numbers:
         body = re.sub(rf"\b{number}\b", f"p.{number}", body)

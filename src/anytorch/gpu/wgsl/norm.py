@@ -90,14 +90,6 @@ class Channelwise:
     channels: int
     dtype: str
 
-    @property
-    def words(self) -> int:
-        return 3 + len(self.inputs) + self.channels
-
-    @property
-    def buffers(self) -> int:
-        return len(self.inputs) + self.channels + 1
-
 
 CHANNEL_THREADS = 256
 

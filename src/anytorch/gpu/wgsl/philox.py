@@ -12,7 +12,6 @@ from anytorch.gpu.wgsl.functions import needed
 from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, load, stored
 
 WORKGROUP = 256
-IMMEDIATES = 48
 
 PHILOX = """fn philox(counter: vec2<u32>, seed: vec2<u32>) -> vec4<u32> {
   var c = vec4<u32>(counter, 0u, 0u);
@@ -119,6 +118,7 @@ class Dropout:
     """out = mask ? x * b : 0, with a mask that is true with probability a; all contiguous."""
 
     dtype: str
+    per_thread = 4
 
 
 def render_dropout(kernel: Dropout) -> str:

@@ -1,4 +1,4 @@
-"""Pooling: windows of up to three dimensions, of fixed or adaptive size. Bodies for `wgsl.threads`, one thread per element.
+"""Pooling: windows of up to three dimensions, of fixed or adaptive size. Bodies for `wgsl.per_element`.
 
 Backward passes are gathers too: each element of the input adds up what the windows that contain it hand back, so no atomics.
 Sizes and strides are parameters; the window is written into the shader.

@@ -12,12 +12,7 @@ from anytorch.gpu.wgsl.matmul import SCHEDULE_PARAMETERS, Problem, load_four
 from anytorch.gpu.wgsl.types import KINDS, load, stored
 
 QUANTIZED_PARAMETERS = (
-    "a_at: u32",
-    "b_at: u32",
-    "d_at: u32",
-    "c_at: u32",
     *[f"{name}: u32" for name in SCHEDULE_PARAMETERS],
-    "batches: u32",
     "a_row: u32",
     "c_row: u32",
 )

@@ -1,4 +1,4 @@
-"""The pointwise half of LSTM and GRU cells, all gates in one kernel. Bodies for `wgsl.threads`: a thread per hidden unit.
+"""The pointwise half of LSTM and GRU cells, all gates in one kernel. For `wgsl.per_element`: a thread per hidden unit.
 
 Gates are laid out side by side along a row, in torch's order: input, forget, cell, output; reset, update, new.
 """

@@ -80,7 +80,7 @@ class Reduce:
         geometry = (
             0 if self.stage == "second" else (self.kept + self.reduced) * (len(self.inputs) + 1) + len(self.inputs)
         )
-        return 5 + self.scalars + geometry + len(self.outputs)
+        return 5 + self.scalars + geometry
 
     @property
     def buffers(self) -> int:
@@ -244,7 +244,7 @@ def render(kernel: Reduce) -> str:
     else:
         values = [typed(text, compute) for text in reducer.results[:outputs]]
         write = "let n = f32(p.total); " + " ".join(
-            f"r{j}[p.w{j} + row] = {stored(name, f'{KINDS[name].compute}({value})')};"
+            f"r{j}[row] = {stored(name, f'{KINDS[name].compute}({value})')};"
             for j, (name, value) in enumerate(zip(kernel.outputs, values, strict=True))
         )
     if kernel.slots:
@@ -260,14 +260,9 @@ def render(kernel: Reduce) -> str:
 def _parameters(kernel: Reduce) -> str:
     names = ["rows", "length", "parts", "chunk", "total"]
     if kernel.stage != "second":
-        names += [f"k{d}" for d in range(kernel.kept)] + [f"e{d}" for d in range(kernel.reduced)]
-        for j in range(len(kernel.inputs)):
-            names += [
-                f"o{j}",
-                *[f"k{j}_{d}" for d in range(kernel.kept)],
-                *[f"e{j}_{d}" for d in range(kernel.reduced)],
-            ]
-    names += [f"w{j}" for j in range(len(kernel.outputs))]
+        inputs, kept, reduced = range(len(kernel.inputs)), range(kernel.kept), range(kernel.reduced)
+        names += [*[f"k{d}" for d in kept], *[f"e{d}" for d in reduced], *[f"o{j}" for j in inputs]]
+        names += [name for j in inputs for name in (*[f"k{j}_{d}" for d in kept], *[f"e{j}_{d}" for d in reduced])]
     fields = [f"{name}: u32" for name in names] + [f"s{j}: f32" for j in range(kernel.scalars)]
     return f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n"
 

@@ -1,7 +1,7 @@
 """Resampling and padding: every element of the result is a weighted sum of a few elements of the input.
 
 Along one axis that is a list of (place, weight) pairs; across axes the weights multiply. The backward pass walks the places
-of the result that can reach an element and adds up what they hand back: a gather, so no atomics. Bodies for `wgsl.threads`.
+of the result that can reach an element and adds up what they hand back: a gather, so no atomics. For `wgsl.per_element`.
 """
 
 from __future__ import annotations

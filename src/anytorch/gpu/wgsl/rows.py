@@ -83,10 +83,6 @@ class Rows:
         return self.quads and self.inputs[j].per in ("element", "column")
 
     @property
-    def words(self) -> int:
-        return 3 + len(self.inputs) + self.extras + self.scalars
-
-    @property
     def buffers(self) -> int:
         return len(self.inputs) + 1 + len(self.row_outputs)
 

@@ -36,9 +36,6 @@ class Scan:
         return ((1 << len(self.outputs)) - 1) << 1
 
 
-WORDS = 6
-
-
 def _latest(sign: str) -> Reducer:
     """The extreme so far and where it was last reached; a NaN wins over all, and the latest NaN is named."""
     none = "0xffffffffu"

@@ -37,15 +37,11 @@ class Keys:
         return self.dtype == "int64"
 
     @property
-    def buffers(self) -> int:
-        return 4 if self.pairs else 3
-
-    @property
     def writable(self) -> int:
         return 0b1100 if self.pairs else 0b110
 
 
-KEY_WORDS = 5  # rows, length, offset, blocks per row, keep
+# Parameters: rows, length, offset, blocks per row, keep.
 
 
 def key_type(wide: bool) -> str:
@@ -125,7 +121,7 @@ def render_keys(kernel: Keys) -> str:
     )
 
 
-MERGE_WORDS = 3  # rows, length, run
+# Parameters: rows, length, run.
 
 
 def render_merge(wide: bool) -> str:
@@ -160,7 +156,7 @@ class Fetch:
     positions: bool = True
 
 
-FETCH_WORDS = 5  # rows, keep, width of the positions' rows, width of the values' rows, offset
+# Parameters: rows, keep, width of the positions' rows, width of the values' rows, offset.
 
 
 def render_fetch(kernel: Fetch) -> str:
@@ -192,7 +188,7 @@ class Search:
     compute: str
 
 
-SEARCH_WORDS = 6  # values, values per row, length, offset of the sequence, offset of the values, stride of rows
+# Parameters: values, values per row, length, offset of the sequence, offset of the values, stride of rows.
 
 
 def render_search(kernel: Search) -> str:
@@ -252,7 +248,7 @@ class Count:
     dtype: str
 
 
-COUNT_WORDS = 5  # elements, bins, offset, low, high
+# Parameters: elements, bins, offset, low, high.
 
 
 def render_count(kernel: Count) -> str:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl_conv
 from anytorch.gpu.wgsl import pool as wgsl_pool
 from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
 from anytorch.lite.gpu.kernels import F32, threads
-from anytorch.lite.gpu.launch import Launch, device_memory, remember
+from anytorch.lite.gpu.launch import Launch
 from anytorch.lite.gpu.memory import Layout, new
 from anytorch.lite.gpu.products import TILED, added, product_grid, splits_of
 from anytorch.lite.ops.windows import Windows
 
 # Loads are long functions here; on a software adapter fewer copies of them are faster.
 DIRECT = Schedule("direct", tm=4, tn=4)
-
-_convolutions: dict[Any, tuple[Launch, int]] = device_memory()
 
 
 def correlated(x: GpuArray, weight: GpuArray, bias: GpuArray | None, windows: Windows, groups: int) -> GpuArray:
@@ -70,8 +67,8 @@ def multiply(
         GpuArray(out)[...] = 0.0
         return out
     fours = kind == "gather" and sizes[2] % 4 == 0 and a.layout.offset % 4 == 0  # of the weights, read at once
-    key = (kind, windows, groups, sizes, x.shape, other.shape, bias is None, fours)
-    known = _convolutions.get(key)
+    key = ("lite convolution", kind, windows, groups, sizes, x.shape, other.shape, bias is None, fours)
+    known = plans[key]
     if known is None:
         schedule = DIRECT if open_runtime().adapter.software or sizes[0] <= 4 else TILED
         # The gradient of a small kernel is few sums, each over every place of every image.
@@ -89,14 +86,14 @@ def multiply(
             *(*x.layout.strides[:2], 1, *other.strides[:2], 1),
         )
         buffers = 3 + (bias is not None)
-        parameters = ((), "4I", (*numbers, *geometry))
+        parameters = ((), f"{buffers}I", (*numbers, *geometry))
         launch = Launch((spec, schedule), render_convolution, buffers, 1 << (buffers - 1), parameters, launched)
-        known = remember(_convolutions, key, (launch, splits))
+        known = plans[key] = (launch, splits)
     launch, splits = known
     shift = None if bias is None else bias.dense().layout
     target = out if splits == 1 else new((groups, splits, *sizes[:2]))
     bound = (a.layout, x.layout, target) if shift is None else (a.layout, x.layout, shift, target)
-    launch(bound, a.layout.offset, x.layout.offset, 0 if shift is None else shift.offset, target.offset)
+    launch(bound, *[layout.offset for layout in bound])
     return out if splits == 1 else added(target, groups, splits, out.shape)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from anytorch.gpu.launch import grid
+from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import reduce as wgsl_reduce
 from anytorch.gpu.wgsl import rows as wgsl_rows
@@ -12,15 +14,12 @@ from anytorch.gpu.wgsl import scan as wgsl_scan
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
 from anytorch.gpu.wgsl.softmax import RowRule
 from anytorch.lite.gpu.kernels import F32, I32, copied
-from anytorch.lite.gpu.launch import Launch, device_memory, grid, remember
+from anytorch.lite.gpu.launch import Launch
 from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 PART, MOST_PARTS, FEW_ROWS = 4096, 256, 64  # few long rows are cut into parts, whose states a second launch folds
 MOST_HELD = 4  # fours of a row that a thread keeps between folding and writing
 LONG = 32  # from here on a workgroup takes a row; below, and on software adapters, a thread does
-
-_folds: dict[Any, Fold] = device_memory()
-_rows: dict[Any, Launch] = device_memory()
 
 
 def by_group(length: int) -> bool:
@@ -56,13 +55,13 @@ class Fold:
         if first.words > MOST_WORDS:
             raise TooManyAxes
         before = (rows, length, parts, chunk, length, *outer, *inner)
-        after = (*outer_steps, *inner_steps, *[0] * len(outputs), 0.0)
+        after = (*outer_steps, *inner_steps, 0.0)
         self.launches = [stage(first, (before, "I", after), rows * parts)]
         self.state_words = 0
         if parts > 1:
             self.state_words = parts * len(reducer.fields)
             second = wgsl_reduce.Reduce(reducer, (F32,), outputs, "f32", 0, 0, "second", group=True, scalars=1)
-            numbers = (rows, parts, 1, parts, length, *[0] * len(outputs), 0.0)
+            numbers = (rows, parts, 1, parts, length, 0.0)
             self.launches.append(stage(second, (numbers, "", ()), rows))
 
 
@@ -90,11 +89,11 @@ def folded(name: str, x: Layout, over: Sequence[int], places: bool = False) -> t
     results = tuple(new((rows,)) for _ in range(1 + places))
     if not rows:
         return results
-    key = (name, x.shape, x.strides, x.offset % 4, tuple(over), places)
-    plan = _folds.get(key)
+    key = ("lite fold", name, x.shape, x.strides, x.offset % 4, tuple(over), places)
+    plan = plans[key]
     if plan is None:
         try:
-            plan = remember(_folds, key, Fold(name, x, over, places))
+            plan = plans[key] = Fold(name, x, over, places)
         except TooManyAxes:
             order = (*kept, *over)
             shape, strides = (tuple(each[d] for d in order) for each in (x.shape, x.strides))
@@ -135,8 +134,8 @@ def by_rows(
         return out, *per_row
     given = [layout for layout, _ in inputs]
     aligned = not any([layout.offset & 3 for layout in given])
-    key = (rule, shape, dim, tuple([per for _, per in inputs]), aligned)
-    launch = _rows.get(key)
+    key = ("lite rows", rule, shape, dim, tuple([per for _, per in inputs]), aligned)
+    launch = plans[key]
     if launch is None:
         length, inner = shape[dim], size_of(shape[dim + 1 :])
         group = by_group(length)
@@ -160,8 +159,7 @@ def by_rows(
         )
         groups = grid(rows if group else -(-rows // kernel.threads))
         parameters = ((rows, length, inner), f"{len(inputs)}I{len(scalars)}f", ())
-        launch = Launch(kernel, wgsl_rows.render, kernel.buffers, kernel.writable, parameters, groups)
-        remember(_rows, key, launch)
+        launch = plans[key] = Launch(kernel, wgsl_rows.render, kernel.buffers, kernel.writable, parameters, groups)
     launch((*given, out, *per_row), *[layout.offset for layout in given], *scalars)
     return out, *per_row
 

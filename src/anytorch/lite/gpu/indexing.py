@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from anytorch.gpu.launch import grid
 from anytorch.gpu.wgsl import indexing as wgsl
 from anytorch.lite.dtypes import Array
 from anytorch.lite.gpu.folds import size_of
 from anytorch.lite.gpu.kernels import F32, I32
-from anytorch.lite.gpu.launch import Launch, grid
+from anytorch.lite.gpu.launch import Launch
 from anytorch.lite.gpu.memory import Layout, new, write
 
 
@@ -51,4 +52,5 @@ def launch(
     geometry = (rows, width, *(step for each in steps for step in each), *indexed)
     parameters = ((rows * width, x * wgsl.WORKGROUP), f"{len(walked) + 1}I", geometry)
     prepared = Launch(kernel, render, kernel.buffers, kernel.writable, parameters, (x, y))
-    prepared((walked[0], where, out), *(layout.offset for layout in walked), 0)
+    bound = (*walked, where) if isinstance(kernel, wgsl.Scatter) else (*walked, where, out)
+    prepared(bound, *(layout.offset for layout in walked), 0)

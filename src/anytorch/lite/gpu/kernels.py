@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from anytorch.gpu.launch import grid
+from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl import threads as wgsl_threads
+from anytorch.gpu.wgsl import per_element as wgsl_per_element
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
-from anytorch.lite.gpu.launch import Launch, device_memory, grid, remember
+from anytorch.lite.gpu.launch import Launch
 from anytorch.lite.gpu.memory import Layout, Memory, dense_strides
 
 F32, I32 = "float32", "int32"
 STREAM = 1 << 22  # numbers from which memory is the limit, and several loads per thread keep more of it busy
 Number = int | float
-
-_elementwise: dict[Any, Elements] = device_memory()
-_threads: dict[Any, Launch] = device_memory()
 
 
 # --- element by element ----------------------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ def elementwise(
     """`expression` of x0, x1, …, which are arrays (broadcast to each other) or numbers, into `out` or into new memory."""
     inputs: list[Layout] = []
     changing: list[Number] = []
-    key: list[Any] = [expression, shape]
+    key: list[Any] = ["lite elementwise", expression, shape]
     alignment, shared = 0, False
     for operand in operands:
         if isinstance(operand, Layout):
@@ -109,11 +108,10 @@ def elementwise(
         key.append((out.shape, out.strides, shared))
         alignment |= out.offset & 3
     key.append(alignment == 0)
-    plan = _elementwise.get(whole := tuple(key))
+    plan = plans[whole := tuple(key)]
     if plan is None:
         full = shape or (out.shape if out is not None else np.broadcast_shapes(*(each.shape for each in inputs)))
-        plan = Elements(expression, inputs, operand_names(operands), full, out, shared, alignment == 0)
-        remember(_elementwise, whole, plan)
+        plan = plans[whole] = Elements(expression, inputs, operand_names(operands), full, out, shared, alignment == 0)
     if out is None:
         out = Layout(Memory(plan.nbytes), plan.shape, plan.strides)
     if plan.launch is not None:
@@ -161,21 +159,20 @@ def threads(
     functions: str = "",
     whole: Sequence[str] = (),
 ) -> None:
-    """Run `body` for i in range(count): see `gpu.wgsl.threads`. Names in `whole` are int32, all others float32."""
+    """Run `body` for i in range(count): see `gpu.wgsl.per_element`. Names in `whole` are int32, all others float32."""
     if not count:
         return
-    key = (body, count, *inputs, *outputs)
-    launch = _threads.get(key)
+    key = ("lite threads", body, count, *inputs, *outputs)
+    launch = plans[key]
     if launch is None:
         typed = [tuple((name, I32 if name in whole else F32) for name in named) for named in (inputs, outputs)]
         kinds = ["f" if isinstance(value, float) else "I" for value in numbers.values()]
         names = tuple(f"{name}: {'f32' if kind == 'f' else 'u32'}" for name, kind in zip(numbers, kinds, strict=True))
-        kernel = wgsl_threads.Threads(typed[0], typed[1], names, body, functions)
-        x, y = grid(-(-count // wgsl_threads.WORKGROUP))
+        kernel = wgsl_per_element.PerElement(typed[0], typed[1], names, body, functions)
+        x, y = grid(-(-count // wgsl_per_element.WORKGROUP))
         changing = f"{len(inputs) + len(outputs)}I{''.join(kinds)}"
-        parameters = ((count, x * wgsl_threads.WORKGROUP), changing, ())
+        parameters = ((count, x * wgsl_per_element.WORKGROUP), changing, ())
         buffers = len(inputs) + len(outputs)
-        launch = Launch(kernel, wgsl_threads.render, buffers, kernel.writable, parameters, (x, y))
-        remember(_threads, key, launch)
+        launch = plans[key] = Launch(kernel, wgsl_per_element.render, buffers, kernel.writable, parameters, (x, y))
     layouts = [*inputs.values(), *outputs.values()]
     launch(layouts, *[layout.offset for layout in layouts], *numbers.values())

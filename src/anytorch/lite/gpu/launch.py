@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from anytorch.gpu.runtime import device_memory, open_runtime
+from anytorch.gpu.launch import words
+from anytorch.gpu.runtime import open_runtime
 from anytorch.lite.gpu.memory import Layout
-
-MOST_GROUPS = 65_535  # in one dimension of a launch
-MOST_KEPT = 10_000  # prepared launches of one sort; shapes that never come again would pile up
-Kept = TypeVar("Kept")
-
-
-def grid(groups: int) -> tuple[int, int]:
-    x = min(groups, MOST_GROUPS)
-    return x, -(-groups // x)
-
-
-def remember(known: dict[Any, Kept], key: Any, made: Kept) -> Kept:
-    if len(known) >= MOST_KEPT:
-        known.clear()
-    known[key] = made
-    return made
 
 
 class Launch:
@@ -43,7 +28,7 @@ class Launch:
         """`key` names the program, `render` writes it. The parameters are the head, the format of what changes, the tail."""
         self.runtime = open_runtime()
         before, between, after = parameters
-        self.head, self.tail = (packed(numbers) for numbers in (before, after))
+        self.head, self.tail = (words(numbers) for numbers in (before, after))
         changing = struct.Struct(f"<{between}")
         self.pack = changing.pack
         self.program = self.runtime.programs.make(
@@ -59,12 +44,3 @@ class Launch:
         parameters = self.head + self.pack(*changing) + self.tail
         buffers = tuple([layout.memory.buffer for layout in layouts])
         self.runtime.dispatch(self.program, buffers, parameters, self.x, self.y)
-
-
-def packed(numbers: Sequence[int | float]) -> bytes:
-    """As 32-bit words. Steps may be negative: in 32 bits, adding 2³² − 1 is taking one away."""
-    words = [number if isinstance(number, float) else number % 2**32 for number in numbers]
-    return struct.pack(f"<{''.join('f' if isinstance(word, float) else 'I' for word in words)}", *words)
-
-
-__all__ = ["Launch", "device_memory", "grid", "remember"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from anytorch.gpu.launch import grid
+from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.matmul import Matrices, Schedule, matrices, render
 from anytorch.lite.gpu.folds import folded
 from anytorch.lite.gpu.kernels import F32
-from anytorch.lite.gpu.launch import Launch, device_memory, grid, remember
+from anytorch.lite.gpu.launch import Launch
 from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 # Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
@@ -20,8 +20,6 @@ DIRECT_ROW = Schedule("direct", tm=1, tn=4)
 
 BUSY = 128  # workgroups that keep a large GPU busy
 LEAST_PART = 512  # products that a part of a sum is worth
-
-_products: dict[Any, tuple[Launch, int]] = device_memory()
 
 
 def splits_of(schedule: Schedule, batch: int, m: int, n: int, k: int) -> int:
@@ -53,17 +51,17 @@ def added(parts: Layout, batch: int, splits: int, shape: tuple[int, ...]) -> Lay
 def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n: int, k: int) -> Layout:
     """(batch, m, k) @ (batch, k, n), strided → (batch, m, n), dense, called `shape`. A matrix serves the whole batch."""
     aligned = not (a.offset | b.offset) & 3
-    key = (a.strides, b.strides, aligned, batch, m, n, k)
-    known = _products.get(key)
+    key = ("lite product", a.strides, b.strides, aligned, batch, m, n, k)
+    known = plans[key]
     if known is None:
         steps = [each.strides if len(each.strides) == 3 else (0, *each.strides) for each in (a, b)]
         schedule = schedule_for(m, n)
         splits = splits_of(schedule, batch, m, n, k)
         spec = matrices_of(steps[0], steps[1], m, n, k, schedule, aligned, splits > 1)
         numbers, groups = product_grid(schedule, batch, m, n, k, splits)
-        rest = (0, 0, 1.0, 0.0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
-        launch = Launch((spec, schedule), render_product, 3, 0b100, ((), "2I", rest), groups)
-        known = remember(_products, key, (launch, splits))
+        rest = (0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
+        launch = Launch((spec, schedule), render_product, 3, 0b100, ((1.0, 0.0), "2I", rest), groups)
+        known = plans[key] = (launch, splits)
     launch, splits = known
     out = new(shape if splits == 1 else (batch, splits, m, n))
     launch((a, b, out), a.offset, b.offset)

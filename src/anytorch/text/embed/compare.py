@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytorch.errors import InputError, UsageError
+from anytorch.text.embed.exact import distances, dot_scores
 from anytorch.text.embed.head import normalized, out_shape
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def scores(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], kind: str) ->
         return np.clip(found, -1.0, 1.0, out=found) if kind == "cosine" else found
     if kind == "euclidean":
         squared = np.square(a).sum(1)[:, None] + np.square(b).sum(1)[None] - 2 * (a @ b.T)
-        distances: npt.NDArray[np.float32] = -np.sqrt(np.maximum(squared, 0))
-        return distances
+        nearness: npt.NDArray[np.float32] = -np.sqrt(np.maximum(squared, 0))
+        return nearness
     if kind == "manhattan":
         return np.stack([-np.abs(row - b).sum(1) for row in a]) if len(a) else np.zeros((0, len(b)), np.float32)
     raise UsageError(f"similarity {kind!r} is not one of cosine, dot, euclidean, manhattan")
@@ -114,38 +115,95 @@ def nearest(
 ) -> Iterator[list[tuple[int, float]]]:
     """For each query the k nearest rows of the corpus, best first; of equal ones the lower number.
 
-    The corpus is gone through in blocks, so that memory does not grow with queries × corpus.
+    The corpus is gone through in blocks, so that memory does not grow with queries × corpus. A quick product says which
+    rows of a block may be among the k nearest; these are scored again, each by itself, so that neither scores nor ranks
+    depend on blocks, on other queries or on the CPU.
     """
-    import numpy as np
 
     k = min(k, len(corpus))
     rows = max(1, min(len(queries), 1024))
     columns = max(k, BLOCK_SCORES // rows, 1)
     for begin in range(0, len(queries), rows):
         some = queries[begin : begin + rows]
-        best = np.zeros((len(some), 0), np.float32)
-        which = np.zeros((len(some), 0), np.int64)
+        found = [_Found(k) for _ in some]
         for first in range(0, len(corpus), columns):
-            block = scores(some, corpus[first : first + columns], kind)
-            numbers = np.broadcast_to(np.arange(first, first + block.shape[1]), block.shape)
-            best = np.concatenate((best, block), axis=1)
-            which = np.concatenate((which, numbers), axis=1)
-            if best.shape[1] > k:
-                keep = _largest(best, k)
-                best, which = np.take_along_axis(best, keep, 1), np.take_along_axis(which, keep, 1)
-        order = np.lexsort((which, -best), axis=1)
-        best, which = np.take_along_axis(best, order, 1), np.take_along_axis(which, order, 1)
-        for scores_of, numbers_of in zip(best, which, strict=True):
-            yield [(int(number), float(score)) for number, score in zip(numbers_of, scores_of, strict=True)]
+            block = corpus[first : first + columns]
+            rough, error = _rough_scores(some, block, kind)
+            for query, mine, estimates, off_by in zip(some, found, rough, error, strict=True):
+                if len(which := mine.worth_scoring(estimates, off_by, kind)):
+                    mine.add(first + which, _row_scores(query, block, which, kind))
+        for mine in found:
+            yield list(zip(mine.numbers.tolist(), mine.scores.tolist(), strict=True))
 
 
-def _largest(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:
-    """The columns of each row's k largest scores, [rows, k]; where equal ones compete for a place, the first of them."""
+class _Found:
+    """The k nearest rows so far, best first."""
+
+    def __init__(self, k: int) -> None:
+        import numpy as np
+
+        self.k = k
+        self.numbers = np.zeros(0, np.int64)
+        self.scores = np.zeros(0, np.float32)
+
+    def worth_scoring(self, estimates: npt.NDArray[np.float32], error: float, kind: str) -> npt.NDArray[np.intp]:
+        """The places of those that may be among the k nearest, given that no estimate is off by more than `error`."""
+        import numpy as np
+
+        # Everywhere "not below" instead of "at least": NaN, which is last, is not lost.
+        which = np.arange(len(estimates))
+        if len(self.scores) == self.k:
+            last = float(self.scores[-1])
+            which = np.flatnonzero(~(estimates < (-last * last if kind == "euclidean" else last) - 2 * error))
+        if len(which) > self.k:
+            negative = -estimates[which]
+            which = which[~(negative > np.partition(negative, self.k - 1)[self.k - 1] + 2 * error)]
+        return which
+
+    def add(self, numbers: npt.NDArray[np.int64], scores: npt.NDArray[np.float32]) -> None:
+        import numpy as np
+
+        numbers, scores = np.concatenate((self.numbers, numbers)), np.concatenate((self.scores, scores))
+        best = np.lexsort((numbers, -scores))[: self.k]
+        self.numbers, self.scores = numbers[best], scores[best]
+
+
+def _rough_scores(
+    queries: npt.NDArray[np.float32], block: npt.NDArray[np.float32], kind: str
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """Estimates in the order of the scores (of Euclidean distances the squares, with a minus), and by how much the
+    estimates of each query may be off at most: the classical bound of a sum of products, twice."""
     import numpy as np
 
-    keep = np.empty((len(scores), k), np.intp)
-    for row, negative in enumerate(-scores):
-        # Partitioning alone keeps any of the equal ones. Not "<=", so that NaN, which is last, is not lost.
-        places = np.flatnonzero(~(negative > np.partition(negative, k - 1)[k - 1]))
-        keep[row] = places[np.argsort(negative[places], kind="stable")[:k]]
-    return keep
+    if kind == "manhattan":
+        return scores(queries, block, kind), np.zeros(len(queries))
+    rough = scores(queries, block, "cosine" if kind == "cosine" else "dot")
+    unit = (queries.shape[1] + 8) * float(np.finfo(np.float32).eps)
+    if kind == "cosine":
+        return rough, np.full(len(queries), unit)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares, squares_of_block = np.square(queries).sum(1), np.square(block).sum(1)
+        lengths = np.sqrt(squares.astype(np.float64))
+        longest = np.sqrt(float(np.fmax.reduce(squares_of_block, initial=0.0)))  # without those that are NaN
+        underflow = queries.shape[1] * float(np.finfo(np.float32).tiny)
+        if kind == "dot":
+            return rough, unit * lengths * longest + underflow
+        estimates: npt.NDArray[np.float32] = 2 * rough - squares[:, None] - squares_of_block
+        return estimates, unit * np.square(lengths + longest) + underflow
+
+
+def _row_scores(
+    query: npt.NDArray[np.float32], block: npt.NDArray[np.float32], which: npt.NDArray[np.intp], kind: str
+) -> npt.NDArray[np.float32]:
+    """Scores of single rows, each with the same bits whatever is scored beside it."""
+    import numpy as np
+
+    if kind == "manhattan":
+        return scores(query[None], block[which], kind)[0]
+    at_once = max(1, BLOCK_SCORES // max(1, len(query)))
+    made = []
+    for begin in range(0, len(which), at_once):
+        rows = block[which[begin : begin + at_once]]
+        made.append(-distances(query, rows) if kind == "euclidean" else dot_scores(query, rows))
+    found: npt.NDArray[np.float32] = np.concatenate(made)
+    return np.clip(found, -1.0, 1.0, out=found) if kind == "cosine" else found

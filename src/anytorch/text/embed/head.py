@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anytorch.errors import ModelError, UsageError
 from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.embed.exact import ExactProduct
 from anytorch.text.embed.recipe import Recipe, Step
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ Precision = Literal["float32", "float16", "int8", "binary", "ubinary"]
 PRECISIONS = ("float32", "float16", "int8", "binary", "ubinary")
 Output = Literal["numpy", "torch", "arrow", "list"]
 OUTPUTS = ("numpy", "torch", "arrow", "list")
-BLOCK = 32  # rows of one matrix product: always as many, so that a row's sum is always made in the same order
 
 
 class Head:
@@ -125,38 +125,19 @@ def _dense(step: Step, width: int) -> tuple[Callable[[Vectors], Vectors], int]:
     activation = _activation(str(step.config.get("activation_function") or "torch.nn.Tanh"), step)
     residual = bool(step.config.get("use_residual"))
     across = weights.get("residual.weight")
+    product = ExactProduct(weight)
+    product_across = None if across is None else ExactProduct(across)
 
     def apply(vectors: Vectors) -> Vectors:
-        made = row_product(vectors, weight)
+        made = product(vectors)
         if bias is not None:
             made += bias
         made = activation(made)
         if residual:
-            made = made + (vectors if across is None else row_product(vectors, across))
+            made = made + (vectors if product_across is None else product_across(vectors))
         return made
 
     return apply, int(weight.shape[0])
-
-
-def row_product(vectors: Vectors, weight: Vectors) -> Vectors:
-    """vectors @ weight.T, in blocks of a fixed number of rows.
-
-    The library behind `@` picks its order of summing by the shape: with whole blocks only, a row's result depends on
-    nothing but the row. (Which place in its block a row has makes no difference: tests/text/embed/test_head.py.)
-    """
-    import numpy as np
-
-    result = np.empty((len(vectors), weight.shape[0]), np.float32)
-    turned = weight.T
-    for begin in range(0, len(vectors), BLOCK):
-        rows = vectors[begin : begin + BLOCK]
-        if len(rows) < BLOCK:
-            whole = np.zeros((BLOCK, vectors.shape[1]), np.float32)
-            whole[: len(rows)] = rows
-            result[begin:] = (whole @ turned)[: len(rows)]
-        else:
-            np.matmul(rows, turned, out=result[begin : begin + BLOCK])
-    return result
 
 
 def _activation(name: str, step: Step) -> Callable[[Vectors], Vectors]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import weakref
 from collections import deque
@@ -21,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from anytorch import logs, settings
+from anytorch.child_process import python_command
 from anytorch.errors import AnytorchError, DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
 from anytorch.text.embed.pool_blocks import Block, Blocks
-from anytorch.text.embed.pool_worker import END
+from anytorch.text.embed.pool_worker import END, main
 from anytorch.text.embed.protocol import batches
 
 if TYPE_CHECKING:
@@ -39,13 +39,6 @@ DEPTH = 2  # batches a worker has at once: one it computes, one that waits so th
 SPLIT_TOKENS = 512  # a single batch is shared out among workers in parts of at least so many tokens
 CLOSE_S = 10.0
 IDLE_S = 1.0  # how often an idle worker's thread looks whether its pool still exists
-# The worker sees the modules this process sees, in the same order, and nothing of the folder it happens to start in.
-START = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from anytorch.text.embed.pool_worker import main
-sys.exit(main())
-"""
 
 
 @dataclass(frozen=True)
@@ -397,7 +390,7 @@ class Worker:
             environment["OMP_NUM_THREADS"] = str(len(self.job.cores))
         with self._said.open("w") as said:
             popen = subprocess.Popen(
-                [sys.executable, "-c", START, json.dumps(sys.path)],
+                python_command(f"{main.__module__}:{main.__name__}"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,

@@ -53,7 +53,7 @@ def build(
     return encoder
 
 
-def main() -> int:
+def main(_: list[str]) -> int:
     # Ctrl-C reaches every process of the terminal: the pool decides what becomes of it, not each worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What a library prints must not end up among the answers.
@@ -116,7 +116,3 @@ def described(exc: BaseException) -> dict[str, Any]:
 def send(answers: IO[str], line: dict[str, Any]) -> None:
     answers.write(json.dumps(line) + "\n")
     answers.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

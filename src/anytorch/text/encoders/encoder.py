@@ -43,7 +43,7 @@ from anytorch.text.encoders.shapes import (
     row_class,
     step_up,
 )
-from anytorch.text.encoders.strategy import LAYOUTS, Plan
+from anytorch.text.encoders.strategy import LAYOUTS, EncoderPlan
 
 log = logs.logger(__name__)
 
@@ -101,17 +101,15 @@ class TorchEncoder:
         self._lock = threading.Lock()
         self._closed = False
         self.recorder: Recorder | None = None
-        key = strategy.key(self.device, spec, self.poolings, quantization, dtype, layout, graphs)
-        known = strategy.recall(key)
+        asked = strategy.question(self.device, spec, self.poolings, quantization, dtype, layout, graphs)
+        known = strategy.recalled(asked, self.device)
         if known is not None and known.kernels and not self.caps.triton:
             known = None  # Triton has been uninstalled since
         self.dtype_name = dtype if dtype != "auto" else known.dtype if known else self._accurate_dtype(checkpoint)
         self.module: EncoderModule = self._load(checkpoint, self.dtype_name, quantization)
         self._prepare()
-        self.plan = known or strategy.choose(self, layout, graphs)
+        self.plan = known or strategy.choose(self, layout, graphs, asked)
         self.use(self.plan)
-        if known is None:
-            strategy.remember(key, self.plan)
 
     # --- loading ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +133,7 @@ class TorchEncoder:
         def vectors(dtype: str) -> npt.NDArray[np.float32]:
             self.module = self._load(checkpoint, dtype)
             self._prepare()
-            self.use(Plan(dtype, "rows", False))
+            self.use(EncoderPlan(dtype, "rows", False))
             try:
                 return self.run(*strategy.sample(self.spec, 512))
             finally:
@@ -158,8 +156,8 @@ class TorchEncoder:
         self._input = torch.zeros(self.numbers, dtype=torch.int32, device=self.device)
         self._ring = Ring(SLOTS if self.staged else 2, self.numbers, rows, self.width, self.device, self.staged)
 
-    def use(self, plan: Plan) -> None:
-        """Compute by this plan from now on."""
+    def use(self, plan: EncoderPlan, recorder: Recorder | None = None) -> None:
+        """Compute by this plan from now on, with a recorder of its own or the one given."""
         self.plan = plan
         self.module.fuse(plan.fused)
         self._kernels: Any = None
@@ -170,7 +168,7 @@ class TorchEncoder:
             self._kernels = kernels
             if not (self.spec.pre_norm or self.spec.rms_norm):
                 self.module.use_add_norm(kernels.add_norm)
-        self.recorder = Recorder(self.device) if plan.graphs else None
+        self.recorder = (recorder or Recorder(self.device)) if plan.graphs else None
 
     # --- computing -------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,16 @@
 """Which layout, with graphs or without, is fastest for a model on a device: measured once, then remembered.
 
-Candidates are asked what the device states it can do, tried, compared with the plainest way (a wrong answer is never
-used), and timed on texts of mixed lengths. The answer goes to the cache under the machine, the device and the model.
+Candidates follow from what the device states it can do. Each is compared with the plainest way and timed on texts of mixed
+lengths (`anytorch.measured`), under the machine, the device and the model.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +18,17 @@ import numpy.typing as npt
 import torch
 
 from anytorch import logs
-from anytorch.cache import Store
+from anytorch.counts import counted
 from anytorch.devices.memory import synchronize
 from anytorch.devices.oom import is_out_of_memory
-from anytorch.devices.tune.machine import machine_key
+from anytorch.devices.stopwatch import budget_of
 from anytorch.devices.types import Caps
-from anytorch.errors import CacheError, WrongAnswer
+from anytorch.errors import WrongAnswer
+from anytorch.measured.engine import Candidate, Ready, measure
+from anytorch.measured.stopwatch import Stopwatch, by_wall
+from anytorch.measured.store import recall, remember
+from anytorch.measured.verdict import NO_TIME, Question, Trial, Verdict, duration, fastest
+from anytorch.recorded.graphs import Recorder
 from anytorch.text.checkpoints.spec import EncoderSpec
 
 if TYPE_CHECKING:
@@ -34,15 +40,16 @@ LAYOUTS = ("packed", "rows", "one-by-one")
 HALF_COSINE = 0.9995  # what a half-precision vector must have to its float32 one, at worst
 SAME_COSINE = 0.9998  # two ways in one dtype: they differ by rounding alone
 LARGEST_CHECKED_NBYTES = 8 * 2**30
-HOPELESS = 8  # times slower than another way: graphs alone do not make up for it
-FEW_TOKENS = 256
+FEW_TOKENS = 64
 QUICK_S = 0.05
-STORE = "encoders"
-FORMAT = 5  # part of the key: raise it when a layout's code changes what is worth choosing
+PASS_S = 0.1  # what running through all the texts once should take: there are several ways, each run several times
+LEAST_PASSES = 4  # of two ways, each checked and timed once
+ROUNDS = 3
+FORMAT = 6  # part of the key: raise it when a layout's code changes what is worth choosing
 
 
 @dataclass(frozen=True)
-class Plan:
+class EncoderPlan:
     dtype: str
     layout: str  # one of LAYOUTS
     graphs: bool
@@ -93,7 +100,7 @@ def may_pack(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
 
 def candidates(
     caps: Caps, spec: EncoderSpec, dtype: str, host: bool, layout: str, graphs: bool | None, *, can_fuse: bool = False
-) -> list[Plan]:
+) -> list[EncoderPlan]:
     """Plans to compare, the plainest first: it is the reference. Pure."""
     layouts = ["rows"] if layout == "auto" else [layout]
     if layout == "auto":
@@ -104,13 +111,13 @@ def candidates(
         recorded = [graphs]
     fusing = [False, True] if can_fuse and not host and dtype != "float32" else [False]
     return [
-        Plan(dtype, name, record, fused)
+        EncoderPlan(dtype, name, record, fused)
         for name in layouts
         for record in recorded
         for fused in fusing
         if not (record and name == "one-by-one") and not (fused and record != recorded[-1])
     ] + [
-        Plan(dtype, "packed", recorded[-1], fusing[-1], kernels=True, blocks=blocks)
+        EncoderPlan(dtype, "packed", recorded[-1], fusing[-1], kernels=True, blocks=blocks)
         for name in layouts
         if name == "packed" and may_use_kernels(caps, spec, dtype, host)
         for blocks in (0, 2, 4)
@@ -124,47 +131,106 @@ def may_use_kernels(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bo
     return spec.head_width in (16, 32, 64, 128) or not (spec.pre_norm or spec.rms_norm)
 
 
-def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
-    """Measure the candidates on the loaded model; the fastest that agrees with the first."""
+def choose(encoder: TorchEncoder, layout: str, graphs: bool | None, asked: Question) -> EncoderPlan:
+    """Measure the candidates on the loaded model; the fastest that agrees with the first, which is remembered."""
     host = encoder.device.type == "cpu"
     can_fuse = encoder.module.can_fuse()
     plans = candidates(encoder.caps, encoder.spec, encoder.dtype_name, host, layout, graphs, can_fuse=can_fuse)
     if len(plans) == 1:
-        return replace(plans[0], why="the only way here, or asked for")
+        only = Trial(plans[0].short, facts=asdict(plans[0]))
+        verdict = Verdict(asked, (only,), only.name, "the only way here, or asked for")
+    else:
+        verdict = _measure(encoder, plans, asked)
+    return plan_of(remember(verdict))
+
+
+def _measure(encoder: TorchEncoder, plans: Sequence[EncoderPlan], asked: Question) -> Verdict:
+    host = encoder.device.type == "cpu"
+    budget = budget_of(encoder.device)
     # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
-    tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else affordable(encoder, plans[0])
+    tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec))))
+    if not host:
+        tokens, seconds = affordable(encoder, plans[0])
+        if 3 * seconds * LEAST_PASSES > budget:
+            first, *rest = (Trial(plan.short, facts=asdict(plan)) for plan in plans)
+            others = (replace(one, refused=NO_TIME) for one in rest)
+            why = f"the plainest way: {counted(tokens, 'token')} take {duration(seconds)}, too long to compare others"
+            return Verdict(asked, (first, *others), first.name, why, budget)
     # Short texts alone, too, on a device, and long ones: there are ways that only they take.
     texts = [sample(encoder.spec, tokens)]
     if not host:
         texts += [sample(encoder.spec, tokens, longest=48), sample(encoder.spec, tokens, shortest=200)]
-    timed: list[tuple[float, Plan]] = []
-    reference: npt.NDArray[np.float32] | None = None
-    # Plain ways first: one that is hopeless without graphs is not recorded shape by shape to find that out.
-    for plan in sorted(plans, key=lambda plan: plan.graphs):
-        fastest = min((seconds for seconds, _ in timed), default=float("inf"))
-        plainly = next((s for s, other in timed if other.layout == plan.layout), 0.0)
-        if plan.graphs and plainly > HOPELESS * fastest:
-            continue
+    ways = [_Way(encoder, plan, texts) for plan in sorted(plans, key=lambda plan: plan.graphs)]
+    plainest = ways[0]
+
+    def check(found: npt.NDArray[np.float32]) -> float:
+        if plainest.answer is None:
+            raise WrongAnswer("there is nothing to compare it with")
+        return 1.0 - worst_cosine(plainest.answer, found)
+
+    def decide(trials: Sequence[Trial]) -> tuple[str, str]:
+        took = ", ".join(f"{one.name} {duration(one.seconds)}" for one in trials if one.seconds is not None)
+        count = sum(len(ids) for ids, _ in texts)
+        return fastest(trials)[0], f"the fastest for {count} tokens of mixed lengths: {took}"
+
+    verdict = measure(
+        asked,
+        [Candidate(way.plan.short, way.prepare, way.scope) for way in ways],
+        check,
+        most_error=1.0 - SAME_COSINE,
+        stopwatch=Stopwatch(by_wall(partial(synchronize, encoder.device)), is_out_of_memory),
+        budget_s=budget,
+        rounds=ROUNDS,
+        decide=decide,
+    )
+    if plainest.failure is not None:  # there is nothing to fall back to
+        raise plainest.failure
+    return verdict
+
+
+class _Way:
+    """A plan as a candidate. Its recordings are kept for the turns it is timed in."""
+
+    def __init__(self, encoder: TorchEncoder, plan: EncoderPlan, texts: Sequence[Texts]) -> None:
+        self.encoder, self.plan, self.texts = encoder, plan, texts
+        self.recorder: Recorder | None = None
+        self.answer: npt.NDArray[np.float32] | None = None
+        self.failure: Exception | None = None
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        self.encoder.use(self.plan, self.recorder)
+        self.recorder = self.encoder.recorder
+        yield
+
+    def prepare(self) -> Ready:
+        return Ready(self.run, lambda: self.passes, asdict(self.plan), self.close)
+
+    def run(self) -> npt.NDArray[np.float32]:
+        """Twice, and once more: a shape is recorded when it comes again, and it is the replay that must be right."""
         try:
-            found = _try(encoder, plan, texts)
-            if reference is None:
-                reference = found
-            elif (worst := worst_cosine(reference, found)) < SAME_COSINE:
-                raise WrongAnswer(f"its vectors have a cosine of {worst:.6f} to those of {plans[0].layout}")
-            timed.append((_time(encoder, texts, host, fastest), plan))
+            for _ in range(3 if self.plan.graphs else 1):
+                self.answer = self.passes()
         except Exception as exc:
-            # A library, a compiler or a driver may raise anything. The plainest way has nothing to fall back to.
-            if is_out_of_memory(exc) or reference is None:
-                raise
-            log.info("%s: %s cannot be used: %s: %s", encoder.device, plan.words, type(exc).__name__, exc)
-    best = min(timed, key=lambda pair: pair[0])[1]
-    others = ", ".join(f"{plan.short} {seconds * 1e3:.2f} ms" for seconds, plan in timed)
-    tokens = sum(len(ids) for ids, _ in texts)
-    return replace(best, why=f"the fastest for {tokens} tokens of mixed lengths: {others}")
+            self.failure = exc
+            raise
+        if self.recorder is not None and self.recorder.failed:
+            raise NotImplementedError(f"it records no graphs: {self.recorder.failed}")
+        assert self.answer is not None
+        return self.answer
+
+    def passes(self) -> npt.NDArray[np.float32]:
+        """All the texts, the next batch always waiting."""
+        under_way = [self.encoder.submit(*some) for some in self.texts]
+        return np.concatenate([pending.result() for pending in under_way])
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.clear()
 
 
-def affordable(encoder: TorchEncoder, plan: Plan) -> int:
-    """A full chunk, or as many tokens as a slow device computes in half a second: it must not be measured for minutes.
+def affordable(encoder: TorchEncoder, plan: EncoderPlan) -> tuple[int, float]:
+    """A full chunk, or as many tokens as a slow device computes in a moment, and the seconds they take.
 
     Asked with a few tokens, then with eight times as many while that takes no time to speak of: the few would tell a fast
     device's launches, not its rate.
@@ -179,37 +245,13 @@ def affordable(encoder: TorchEncoder, plan: Plan) -> int:
         encoder.run(*texts)
         took = time.perf_counter() - begin
         if took > QUICK_S or tokens >= encoder.chunk_tokens:
-            return max(FEW_TOKENS, min(encoder.chunk_tokens, int(0.5 * len(texts[0]) / max(took, 1e-9))))
+            each = max(took, 1e-9) / len(texts[0])
+            tokens = max(FEW_TOKENS, min(encoder.chunk_tokens, int(PASS_S / 3 / each)))
+            return tokens, tokens * each
         tokens = min(encoder.chunk_tokens, 8 * tokens)
 
 
 Texts = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int32]"]  # ids and starts
-
-
-def _try(encoder: TorchEncoder, plan: Plan, texts: Sequence[Texts]) -> npt.NDArray[np.float32]:
-    """Twice, and once more: a shape is recorded when it comes again, and it is the replay that must be right."""
-    encoder.use(plan)
-    for _ in range(3 if plan.graphs else 1):
-        found = [encoder.run(*some) for some in texts]
-    if encoder.recorder is not None and encoder.recorder.failed:
-        raise NotImplementedError(f"it records no graphs: {encoder.recorder.failed}")
-    return np.concatenate(found)
-
-
-def _time(encoder: TorchEncoder, texts: Sequence[Texts], host: bool, fastest: float) -> float:
-    """Seconds for all texts, the next batch always waiting: the median of three; one is enough for what is far behind."""
-    clock = time.process_time if host else time.perf_counter
-    found: list[float] = []
-    for count in (1,) * 3 if host else (1, 4, 4):
-        synchronize(encoder.device)
-        begin = clock()
-        under_way = [encoder.submit(*some) for _ in range(count) for some in texts]
-        for pending in under_way:
-            pending.result()
-        found.append((clock() - begin) / count)
-        if found[0] > 3 * fastest:
-            break
-    return sorted(found)[len(found) // 2]
 
 
 def sample(spec: EncoderSpec, tokens: int, longest: int = 256, shortest: int = 4) -> Texts:
@@ -239,7 +281,7 @@ def worst_cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> floa
 # --- remembering ---------------------------------------------------------------------------------------------------
 
 
-def key(
+def question(
     device: torch.device,
     spec: EncoderSpec,
     poolings: Sequence[str],
@@ -247,23 +289,32 @@ def key(
     dtype: str,
     layout: str,
     graphs: bool | None,
-) -> str:
-    facts = (FORMAT, machine_key(), str(device), torch.__version__, repr(spec), tuple(poolings), quantization, dtype)
-    asked = (layout, graphs, torch.get_num_threads() if device.type == "cpu" else 0)
-    return hashlib.sha256(repr((facts, asked)).encode()).hexdigest()[:24]
+) -> Question:
+    """What the choice depends on."""
+    weights = f", weights in {quantization}" if quantization else ""
+    return Question.of(
+        "layout of tokens",
+        f"{spec.family} encoder of {spec.layers} layers of {spec.width}, {dtype}{weights}",
+        str(device),
+        format=FORMAT,
+        torch=torch.__version__,
+        spec=repr(spec),
+        poolings=list(poolings),
+        quantization=quantization,
+        dtype=dtype,
+        layout=layout,
+        graphs=graphs,
+        threads=torch.get_num_threads() if device.type == "cpu" else 0,
+    )
 
 
-def recall(name: str) -> Plan | None:
-    try:
-        stored = Store(STORE).get(name)
-        return Plan(**stored) if isinstance(stored, dict) else None
-    except (CacheError, TypeError) as exc:
-        log.warning("the remembered choice of an encoder cannot be read and is measured again: %s", exc)
-        return None
+def recalled(asked: Question, device: torch.device) -> EncoderPlan | None:
+    """The plan that was chosen before; None if none was."""
+    verdict = recall(asked, budget_s=budget_of(device))
+    return None if verdict is None else plan_of(verdict)
 
 
-def remember(name: str, plan: Plan) -> None:
-    try:
-        Store(STORE).put(name, asdict(plan), keep=200)
-    except CacheError as exc:
-        log.warning("%s", exc.message)
+def plan_of(verdict: Verdict) -> EncoderPlan:
+    chosen = verdict.trial(verdict.chosen)
+    assert chosen is not None
+    return replace(EncoderPlan(**chosen.facts), why=verdict.why)

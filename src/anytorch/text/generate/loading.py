@@ -177,16 +177,14 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     nbytes: dict[str, int] = {}
     for name in checkpoint.names():
         entry = checkpoint.entry(name)
-        nbytes[entry.dtype] = nbytes.get(entry.dtype, 0) + entry.end - entry.begin
+        nbytes[entry.code] = nbytes.get(entry.code, 0) + entry.nbytes
     return STORED.get(max(nbytes, key=lambda kind: nbytes[kind]), "float32") if nbytes else "float32"
 
 
 def packable_nbytes(checkpoint: Checkpoint) -> int:
     """The bytes that are packed for certain: matrices of layers. Embeddings, and a head that shares theirs, are not."""
     entries = {name: checkpoint.entry(name) for name in checkpoint.names()}
-    return sum(
-        entry.end - entry.begin for name, entry in entries.items() if len(entry.shape) == 2 and not WHOLE.search(name)
-    )
+    return sum(entry.nbytes for name, entry in entries.items() if len(entry.shape) == 2 and not WHOLE.search(name))
 
 
 def choose_dtype(asked: str, stored: str, caps: Caps) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise, to_meta, variants
-from anytorch.webgpu.ops.arithmetic import op_of
+from anytorch.webgpu.forms import op_of, variants
+from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise
+from anytorch.webgpu.launch import to_meta
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import aten
 

@@ -9,15 +9,10 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise, variants
+from anytorch.webgpu.forms import op_of, variants
+from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise
 from anytorch.webgpu.pointwise import Compute, Rule
 from anytorch.webgpu.tensors import aten
-
-
-def op_of(name: str) -> Any:
-    """The overload a table names: "add.Tensor", or "neg" for its default."""
-    base, _, overload = name.partition(".")
-    return getattr(getattr(aten, base), overload or "default")
 
 
 def _float(expression: str | Callable[..., str]) -> Rule:

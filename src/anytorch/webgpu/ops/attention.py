@@ -8,26 +8,27 @@ goes to torch's composition of matmul and softmax, which runs on this device too
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG
-from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import Runtime, device_memory, open_runtime
-from anytorch.gpu.wgsl.attention import PARAMETERS, Attention, render
-from anytorch.webgpu.copies import contiguous
+from anytorch.gpu.buffers import OFFSET_MASK, TAG
+from anytorch.gpu.launch import MOST_GROUPS, Plan, grid
+from anytorch.gpu.plans import plans
+from anytorch.gpu.runtime import Runtime, open_runtime
+from anytorch.gpu.wgsl.attention import render
+from anytorch.gpu.wgsl.attention_kernel import Attention
+from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.direct import unwatched
-from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.ops.reductions import has_subgroups
-from anytorch.webgpu.pieces import splitting
-from anytorch.webgpu.pointwise import MOST_GROUPS, name_of
-from anytorch.webgpu.products import FLOATS, product
-from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor, sized_tensor, storage_nbytes
-from anytorch.webgpu.threads import computable, launch, narrowed
+from anytorch.webgpu.dtypes import FLOATS, computable, name_of
+from anytorch.webgpu.folds import has_subgroups
+from anytorch.webgpu.launch import Result, check_devices, result_of
+from anytorch.webgpu.oversize import halving
+from anytorch.webgpu.per_element import per_element
+from anytorch.webgpu.products import product
+from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor, sized_tensor
 
 MATH, OVERRIDEABLE = 0, 4  # torch.nn.attention.SDPBackend
 SHORT = 4  # up to this many queries, a workgroup each
@@ -127,16 +128,17 @@ def _like_query(q: torch.Tensor) -> torch.Tensor:
     return new_tensor(q.shape, strides, q.dtype)
 
 
-class Plan:
-    """All that follows from geometry, scale and alignment."""
+class Attend:
+    """The plan for operands of one geometry, and where keys are split over workgroups a second that joins the parts."""
 
-    __slots__ = ("head", "join", "nbytes", "out", "parts", "program", "shifts", "tail", "x", "y")
+    __slots__ = ("join", "parts", "plan", "result")
 
-    def __init__(self, runtime: Runtime, kernel: Attention, bound: Sequence[torch.Tensor], scale: float) -> None:
+    def __init__(self, kernel: Attention, bound: Sequence[torch.Tensor], scale: float) -> None:
         """`bound` are q, k, v, the mask if there is one, the result and the sums if they are wanted."""
         q, k, v, *rest = bound
         mask = rest.pop(0) if kernel.mask else None
         out = rest[0]
+        read = bound[: len(bound) - len(rest)]
         kernel = replace(kernel, sums=len(rest) > 1)
         batch, heads, queries, dimension = q.shape
         shared = heads // k.shape[1]
@@ -150,79 +152,32 @@ class Plan:
             parts = -(-k.shape[2] // kernel.keys)
             total = batch * k.shape[1] * blocks * parts
         groups = -(-total // kernel.threads) if kernel.form == "row" else total
-        self.x = min(groups, MOST_GROUPS)
-        self.y = -(-groups // self.x)
-        self.program = _program(runtime, kernel)
-        # The second launch of a split one has its own grid, but the same parameters: lines are few.
-        self.join: tuple[Program, int, int] | None = None
-        self.parts = 0
-        row = self.x
+        x, y = grid(groups)
+        if kernel.form == "split":  # the second launch has its own grid, but the same parameters: lines are few
+            x = min(x, lines, MOST_GROUPS)
+            y = -(-groups // x)
+        strides = [step for tensor in (q, k, v, out) for step in tensor.stride()[:3]]
+        hidden = mask.stride() if mask is not None else (0, 0, 0, 0)
+        tail = (queries, k.shape[2], heads, shared, blocks, x, total, float(scale), parts, *strides, *hidden)
+        read_places, written = ([tensor.dtype.itemsize for tensor in tensors] for tensors in (read, rest))
+        self.result = result_of(out.size(), out.dtype, out.stride())
+        self.join: Plan | None = None
+        self.parts: Result | None = None
         if kernel.form == "split":
-            row = min(row, lines, MOST_GROUPS)
-            self.x, self.y = row, -(-groups // row)
             join = Attention("join", kernel.dtype, dimension, sums=kernel.sums)
-            self.join = (_program(runtime, join), row, -(-lines // row))
-            self.parts = lines * parts * (dimension + 4)
-        self.shifts = tuple(
-            tensor.dtype.itemsize.bit_length() - 1 for tensor in (q, k, v, q if mask is None else mask, out)
-        )
-        self.head = struct.Struct("<6I").pack
-        steps = [step for tensor in (q, k, v, out) for step in tensor.stride()[:3]]
-        self.tail = struct.pack(
-            "<7IfI16I",
-            *(queries, k.shape[2], heads, shared, blocks, row, total),
-            scale,
-            parts,
-            *steps,
-            *(mask.stride() if mask is not None else (0, 0, 0, 0)),
-        )
-        self.out = (tuple(out.size()), tuple(out.stride()), out.dtype)
-        self.nbytes = storage_nbytes(*self.out)
+            self.parts = result_of((lines * parts * (dimension + 4),), torch.float32)
+            self.join = Plan(join, render, (x, -(-lines // x)), [4, *written], join.writable, tail=tail)
+            written = [4]
+        self.plan = Plan(kernel, render, (x, y), [*read_places, *written], kernel.writable, tail=tail)
 
-    def __call__(self, runtime: Runtime, read: Sequence[int], mask: int, out: torch.Tensor, sums: int) -> None:
-        """Launch, given the addresses of q, k and v, and of mask and sums or 0."""
-        table = runtime.buffers
-        target = out.data_ptr()
-        buffers = [table[address >> SHIFT] for address in read]
-        if mask:
-            buffers.append(table[mask >> SHIFT])
-        written = [table[target >> SHIFT]]
-        if sums:
-            written.append(table[sums >> SHIFT])
-        q, k, v = read
-        one, two, three, four, five = self.shifts
-        immediates = (
-            self.head(
-                (q & OFFSET_MASK) >> one,
-                (k & OFFSET_MASK) >> two,
-                (v & OFFSET_MASK) >> three,
-                (mask & OFFSET_MASK) >> four,
-                (target & OFFSET_MASK) >> five,
-                (sums & OFFSET_MASK) >> 2,
-            )
-            + self.tail
-        )
-        if self.join is None:
-            runtime.dispatch(self.program, buffers + written, immediates, self.x, self.y)
+    def __call__(self, read: Sequence[int], *written: int) -> None:
+        """Launch, given the addresses of q, k, v and the mask, and of the result and the sums, where there are such."""
+        if self.join is None or self.parts is None:
+            self.plan((*read, *written))
             return
-        parts = sized_tensor((self.parts,), (1,), torch.float32, 4 * self.parts)
-        between = table[parts.data_ptr() >> SHIFT]
-        runtime.dispatch(self.program, [*buffers, between], immediates, self.x, self.y)
-        program, x, y = self.join
-        runtime.dispatch(program, [between, *written], immediates, x, y)
-
-
-_plans: dict[Any, Plan] = device_memory()
-
-
-def _program(runtime: Runtime, kernel: Attention) -> Program:
-    return runtime.programs.make(
-        kernel,
-        lambda: render(kernel),
-        buffers=len(kernel.operands),
-        writable=kernel.writable,
-        immediates=4 * len(PARAMETERS),
-    )
+        parts = sized_tensor(*self.parts)
+        self.plan((*read, parts.data_ptr()))
+        self.join((parts.data_ptr(), *written))
 
 
 def forward(
@@ -234,23 +189,24 @@ def forward(
     scale: float,
     *,
     wants_sums: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None, Plan]:
-    """The output, laid out as the query is, and the row sums' logarithms; the plan they were made by."""
-    runtime = open_runtime()
+) -> tuple[torch.Tensor, torch.Tensor | None, Attend]:
+    """The output, laid out as the query is, and the row sums' logarithms; the plans they were made by."""
     q, k, v = _readable(q), _readable(k), _readable(v)
     batch, heads, queries, _ = q.shape
     if mask is not None:
         mask = mask.expand(batch, heads, queries, k.shape[2])
     out = _like_query(q)
     sums = new_contiguous((batch, heads, queries), torch.float32) if wants_sums else None
-    bound = [t for t in (q, k, v, mask, out, sums) if t is not None]
-    key = (causal, scale, wants_sums, *[(tensor.dtype, tensor.size(), tensor.stride()) for tensor in bound])
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _plans[key] = Plan(runtime, _kernel(runtime, q, k, mask, causal), bound, scale)
-    pointers = (q.data_ptr(), k.data_ptr(), v.data_ptr())
-    plan(runtime, pointers, 0 if mask is None else mask.data_ptr(), out, 0 if sums is None else sums.data_ptr())
-    return out, sums, plan
+    read = [t for t in (q, k, v, mask) if t is not None]
+    written = [t for t in (out, sums) if t is not None]
+    bound = [*read, *written]
+    key = ("attention", causal, scale, wants_sums, *[(t.dtype, t.size(), t.stride()) for t in bound])
+    attend = plans[key]
+    if attend is None:
+        kernel = _kernel(open_runtime(), q, k, mask, causal)
+        attend = plans[key] = Attend(kernel, bound, scale)
+    attend([tensor.data_ptr() for tensor in read], *[tensor.data_ptr() for tensor in written])
+    return out, sums, attend
 
 
 def attention(
@@ -365,10 +321,7 @@ def _probabilities(
         f"  if (!({hidden}) && s > -3.0e38) {{ w = exp(s - load_sums(row)); }}\n"
         "  store_weights(i, w); store_steps(i, w * (load_inner(i) - load_outer(row)));"
     )
-    launch(inputs, [("weights", weights), ("steps", steps)], numbers, batch * heads * queries * keys, body)
-
-
-_direct: dict[Any, Plan] = device_memory()  # for calls whose operands a kernel can read as they are
+    per_element(inputs, [("weights", weights), ("steps", steps)], numbers, batch * heads * queries * keys, body)
 
 
 def scaled_dot_product_attention(
@@ -384,25 +337,27 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     direct = unwatched(q, k, v, mask)
     if direct:  # the same kernel without a second trip through the dispatcher
-        pointers = (q.data_ptr(), k.data_ptr(), v.data_ptr())
-        hides = mask.data_ptr() if mask is not None else 0
+        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+        ours = addresses[0] & addresses[1] & addresses[2] & TAG
+        aligned = (addresses[0] | addresses[1] | addresses[2]) & 15
+        if mask is not None:
+            addresses.append(mask.data_ptr())
+            ours &= addresses[3]
         key = (
-            *(q.dtype, q.size(), q.stride(), k.dtype, k.size(), k.stride(), v.dtype, v.size(), v.stride()),
-            (mask.dtype, mask.size(), mask.stride(), hides & TAG) if mask is not None else None,
-            (pointers[0] | pointers[1] | pointers[2]) & 15,
-            pointers[0] & pointers[1] & pointers[2] & TAG,
-            *(dropout, causal, scale, enable_gqa),
+            *("sdpa", q.dtype, q.size(), q.stride(), k.dtype, k.size(), k.stride(), v.dtype, v.size(), v.stride()),
+            (mask.dtype, mask.size(), mask.stride()) if mask is not None else None,
+            *(aligned, ours, dropout, causal, scale, enable_gqa),
         )
-        plan = _direct.get(key)
-        if plan is not None:
-            out = sized_tensor(*plan.out, plan.nbytes)
-            plan(open_runtime(), pointers, hides, out, 0)
+        known = plans[key]
+        if known is not None:
+            out = sized_tensor(*known.result)
+            known(addresses, out.data_ptr())
             return out
     if choice(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa) == OVERRIDEABLE:
         if direct:
             made, _, used = forward(q, k, v, mask, causal, _scale(q, scale), wants_sums=False)
             if _readable(q) is q and _readable(k) is k and _readable(v) is v:
-                _direct[key] = used
+                plans[key] = used
             return made
         fused: torch.Tensor = _fused(q, k, v, mask, dropout, causal, scale=scale)[0]
         return fused
@@ -416,7 +371,7 @@ def scaled_dot_product_attention(
 
 def register(library: torch.library.Library) -> None:
     # Both keys: under autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
-    whole = splitting(aten.scaled_dot_product_attention.default, scaled_dot_product_attention)
+    whole = halving(aten.scaled_dot_product_attention.default, scaled_dot_product_attention)
     library.impl("scaled_dot_product_attention", whole, "AutogradPrivateUse1")
     library.impl("scaled_dot_product_attention", whole, "PrivateUse1")
     library.impl("_fused_sdp_choice", choice, "PrivateUse1")
@@ -424,6 +379,6 @@ def register(library: torch.library.Library) -> None:
     backward_op = aten._scaled_dot_product_fused_attention_overrideable_backward
     library.impl(
         "_scaled_dot_product_fused_attention_overrideable_backward",
-        splitting(backward_op.default, attention_backward),
+        halving(backward_op.default, attention_backward),
         "PrivateUse1",
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.ops.indexing import constant, selecting
 from anytorch.webgpu.tensors import device
 
@@ -28,8 +29,7 @@ def total(shape: tuple[int, ...], places: torch.Tensor, values: torch.Tensor) ->
     """Sums of `values` by place, in single precision for the half types."""
     wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
     result = torch.zeros(shape, dtype=wide, device=device())
-    if not selecting(result, 0, places).combine(result, values, "sum"):
-        raise RuntimeError(f"embedding_bag: {values.dtype} cannot be summed on this adapter")
+    selecting(result, 0, places).combine(result, values, "sum")
     return result
 
 
@@ -127,5 +127,4 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def register(library: torch.library.Library) -> None:
-    for name, kernel in KERNELS.items():
-        library.impl(name, kernel, "PrivateUse1")
+    register_kernels(library, KERNELS)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise, variants
-from anytorch.webgpu.ops.arithmetic import op_of
+from anytorch.webgpu.forms import op_of, variants
+from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise
 from anytorch.webgpu.pointwise import Rule
 from anytorch.webgpu.tensors import aten
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK
-from anytorch.gpu.programs import Program
-from anytorch.gpu.runtime import device_memory, open_runtime
+from anytorch.gpu.launch import Plan
+from anytorch.gpu.plans import plans
+from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl
-from anytorch.gpu.wgsl.matmul import render
-from anytorch.gpu.wgsl.types import KINDS
+from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.pieces import splitting
-from anytorch.webgpu.pointwise import name_of
-from anytorch.webgpu.products import FLOATS, finish, grid
-from anytorch.webgpu.tensors import aten, buffer_of, new_contiguous, new_tensor
-from anytorch.webgpu.threads import computable, wide
-from anytorch.webgpu.tuning import DIRECT, Choice, Shape, choose
+from anytorch.webgpu.launch import check_devices
+from anytorch.webgpu.oversize import halving
+from anytorch.webgpu.products import finish, schedule_grid
+from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
+from anytorch.webgpu.tuning import DIRECT, Shape, Tiling, choose
 
 Triple = tuple[int, int, int]
 
@@ -62,8 +60,8 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.stride(0), tensor.stride(1), place
 
 
-_choices: dict[Any, Choice] = {}
-_launches: dict[Any, tuple[Program, bytes, int, int]] = device_memory()
+def _render(kernel: tuple[wgsl.Convolution, Schedule]) -> str:
+    return render(wgsl.convolution(kernel[0]), kernel[1])
 
 
 def _compute(
@@ -78,65 +76,55 @@ def _compute(
     geometry: tuple[Triple, Triple, Triple, Triple],
 ) -> None:
     """One product per group. `other` is the tensor whose places are walked in step: the result, or the gradient g."""
-    runtime = open_runtime()
     m, n, k = sizes
     aligned = (a.data_ptr() & OFFSET_MASK) // a.dtype.itemsize % 4 == 0
     layouts = (x.size(), x.stride(), other.size(), other.stride())
-    key = (kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, aligned)
+    key = ("convolution", kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, aligned)
 
-    def launched(choice: Choice, target: torch.Tensor) -> None:
+    def launched(choice: Tiling, target: torch.Tensor) -> None:
         split = choice.splits > 1
         bound = [a, x, *([bias] if bias is not None and not split else []), target]
-        prepared = _launches.get((key, choice))
-        if prepared is None:
+        plan = plans[key, choice]
+        if plan is None:
             vectors = kind == "gather" and k % 4 == 0 and aligned and choice.schedule.form == "tiled"
             dtypes = name_of(x.dtype), name_of(target.dtype)
             spec = wgsl.Convolution(kind, *dtypes, *geometry, bias is not None, vectors, split)
-            program = runtime.programs.make(
-                (spec, choice.schedule),
-                lambda: render(wgsl.convolution(spec), choice.schedule),
-                buffers=len(bound),
-                writable=1 << (len(bound) - 1),
-                immediates=4 * len(wgsl.CONVOLUTION_PARAMETERS),
-            )
-            tail, columns, rows = grid(choice.schedule, groups, m, n, k, choice.splits)
+            numbers, launched = schedule_grid(choice.schedule, groups, m, n, k, choice.splits)
             channels = x.shape[1] // groups
-            numbers = struct.pack("<13I", channels, *_spatial(x), *_spatial(other), *_strides(x), *_strides(other))
-            prepared = _launches[key, choice] = (program, tail + numbers, columns, rows)
-        program, tail, columns, rows = prepared
-        found = [buffer_of(tensor) for tensor in bound]
-        at = [offset // tensor.dtype.itemsize for (_, offset), tensor in zip(found, bound, strict=True)]
-        head = struct.pack("<4I", at[0], at[1], at[2] if len(at) == 4 else 0, at[-1])
-        runtime.dispatch(program, [buffer for buffer, _ in found], head + tail, columns, rows)
+            plan = plans[key, choice] = Plan(
+                (spec, choice.schedule),
+                _render,
+                launched,
+                [tensor.dtype.itemsize for tensor in bound],
+                1 << (len(bound) - 1),
+                tail=(*numbers, channels, *_spatial(x), *_spatial(other), *_strides(x), *_strides(other)),
+            )
+        plan([tensor.data_ptr() for tensor in bound])
 
-    def trial(choice: Choice) -> None:
+    def computed(choice: Tiling) -> torch.Tensor:
         if choice.splits == 1:
             launched(choice, result)
-            return
+            return result
         parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
         launched(choice, parts)
-        finish(parts, new_contiguous((groups, m, n), torch.float32))
+        if kind == "weight":
+            finish(parts, result.view(groups, m, n))
+            return result
+        images, places = result.shape[0], n // result.shape[0]
+        summed = new_contiguous((groups, m, n), torch.float32)
+        finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
+        on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
+        return result
 
-    choice = _choices.get(key)
+    choice = plans[key]
     if choice is None:
-        choice = Choice(DIRECT)
+        choice = Tiling(DIRECT)
         if x.dtype in FLOATS:
             along = "k" if kind == "weight" else "n"
             shape = Shape(groups, m, n, k, along, gathered=True)
-            choice = choose(runtime, shape, name_of(x.dtype), trial)
-        _choices[key] = choice
-    if choice.splits == 1:
-        launched(choice, result)
-        return
-    parts = new_contiguous((groups, choice.splits, m, n), torch.float32)
-    launched(choice, parts)
-    if kind == "weight":
-        finish(parts, result.view(groups, m, n))
-        return
-    images, places = result.shape[0], n // result.shape[0]
-    summed = new_contiguous((groups, m, n), torch.float32)
-    finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
-    on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
+            choice = choose(open_runtime(), shape, name_of(x.dtype), computed)
+        plans[key] = choice
+    computed(choice)
 
 
 def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:
@@ -202,7 +190,9 @@ def _apply(
     result = _new_result(size, x.dtype, like, weight)
     if result.numel() == 0:
         return result
-    target = result if wide(x.dtype) is x.dtype else new_tensor(result.size(), result.stride(), wide(x.dtype))
+    target = (
+        result if word_dtype(x.dtype) is x.dtype else new_tensor(result.size(), result.stride(), word_dtype(x.dtype))
+    )
     rows = size[1] // groups
     places = result.numel() // (size[0] * size[1])
     inner = x.shape[1] // groups * s.taps
@@ -248,7 +238,7 @@ def convolution(
 
 
 def _handled(dtype: torch.dtype) -> bool:
-    return dtype in FLOATS or (dtype in (torch.int32, torch.int64) and KINDS[name_of(dtype)].lanes == 1)
+    return dtype in (*FLOATS, torch.int32, torch.int64)
 
 
 def convolution_backward(
@@ -293,7 +283,7 @@ def _weight_gradient(
     if walked.numel() == 0 or read.numel() == 0:
         return result.zero_()
     walked, read = _readable(walked), _readable(read)
-    target = result if wide(x.dtype) is x.dtype else new_contiguous(weight.shape, torch.float32)
+    target = result if word_dtype(x.dtype) is x.dtype else new_contiguous(weight.shape, torch.float32)
     rows, columns = weight.shape[0] // groups, weight.shape[1] * s.taps
     inner = walked.numel() // walked.shape[1]
     _compute("weight", walked, read, walked, target, None, (rows, columns, inner), groups, s.geometry)
@@ -301,7 +291,7 @@ def _weight_gradient(
 
 
 def register(library: torch.library.Library) -> None:
-    whole = splitting(aten.convolution_overrideable.default, convolution)
+    whole = halving(aten.convolution_overrideable.default, convolution)
     library.impl("convolution_overrideable", whole, "PrivateUse1")
-    backward = splitting(aten.convolution_backward_overrideable.default, convolution_backward)
+    backward = halving(aten.convolution_backward_overrideable.default, convolution_backward)
     library.impl("convolution_backward_overrideable", backward, "PrivateUse1")

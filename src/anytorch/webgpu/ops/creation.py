@@ -9,7 +9,9 @@ import torch
 
 from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import META, RULES, pointwise_kernel, to_meta
+from anytorch.webgpu.forms import resized
+from anytorch.webgpu.kernels import RULES, pointwise_kernel
+from anytorch.webgpu.launch import META, to_meta
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import aten, buffer_of, is_ours, new_contiguous, storage_nbytes
 
@@ -75,19 +77,13 @@ def fill_tensor_(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return self.copy_(value.expand(self.shape)) if is_ours(value) else self.fill_(value.item())
 
 
-def _resized(out: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    if out.shape != size:
-        torch._prims_common.wrappers._maybe_resize_out(out, size)
-    return out
-
-
 def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
     numbers = (start, end, step)
     if all(type(v) is int for v in numbers) and step != 0 and (end - start) * step >= 0 and out.dtype is torch.int64:
         shape: tuple[int, ...] = (-((start - end) // step),)  # the usual case; the rest, and what is wrong, is torch's
     else:
         shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
-    _resized(out, shape)
+    resized(out, shape)
     if out.numel() and (not _in_one_binding(out) or run(STEPS, aten.arange.start_out, (start, step), (), out) is None):
         fallback(aten.arange.start_out, start, end, step, out=out)
     return out
@@ -96,7 +92,7 @@ def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
 def linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
-    _resized(out, (steps,))
+    resized(out, (steps,))
     if steps == 0:
         return out
     if steps == 1:
@@ -112,7 +108,7 @@ def eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     columns = n if m is None else m
     if n < 0 or columns < 0:
         raise RuntimeError(f"n must be greater or equal to 0, got {min(n, columns)}")
-    _resized(out, (n, columns))
+    resized(out, (n, columns))
     if out.numel() and (not _in_one_binding(out) or run(DIAGONAL, aten.eye.m_out, (), (columns,), out) is None):
         fallback(aten.eye.m_out, n, columns, out=out)
     return out
@@ -124,7 +120,7 @@ def _triangle(op: Any, rule: Rule, narrow: Rule) -> Any:
         if self.dim() < 2 or max(self.shape[-2:]) >= EXACT or not _in_one_binding(self):
             return fallback(op, self, diagonal, **given)
         if out is not None:
-            _resized(out, self.shape)
+            resized(out, self.shape)
         rows, columns = self.shape[-2:]
         # Further out than this nothing changes any more, and the number stays small.
         numbers = (columns, rows, max(-rows, min(columns, diagonal)))

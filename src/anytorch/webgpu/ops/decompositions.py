@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +17,9 @@ from torch._decomp import decomposition_table
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import variants
+from anytorch.webgpu.forms import KEY, in_place, out_forms, variants, with_out
 from anytorch.webgpu.ops import experts, transformer
 from anytorch.webgpu.tensors import aten, device
-
-KEY = "PrivateUse1"
 
 # Torch's own. Left out of its table: what wraps a primitive that calls the op again (the special functions), what belongs
 # to one library (cudnn_*, miopen_*), and views, which need nothing.
@@ -68,40 +66,6 @@ def functional(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]
         return result
 
     return kernel
-
-
-def in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    def changed(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return first.copy_(kernel(first, *args, **kwargs))
-
-    return changed
-
-
-def with_out(kernel: Callable[..., Any], outs: Sequence[str]) -> Callable[..., Any]:
-    def written(*args: Any, **kwargs: Any) -> Any:
-        targets = [kwargs.pop(name) for name in outs]
-        results = kernel(*args, **kwargs)
-        for target, result in zip(targets, [results] if len(targets) == 1 else results, strict=True):
-            if target.shape != result.shape:
-                torch._prims_common.wrappers._maybe_resize_out(target, result.shape)
-            target.copy_(result)
-        return targets[0] if len(targets) == 1 else tuple(targets)
-
-    return written
-
-
-def out_forms(op: Any) -> list[tuple[Any, list[str]]]:
-    """The `out=` overloads of a functional op, with the names of their outputs."""
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
-    found = []
-    packet = op.overloadpacket
-    for name in packet.overloads():
-        candidate = getattr(packet, name)
-        outs = [a.name for a in candidate._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        rest = [(a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in outs]
-        if outs and rest == wanted and len(outs) == len(op._schema.returns):
-            found.append((candidate, outs))
-    return found
 
 
 def install(library: torch.library.Library, op: Any, decomposition: Callable[..., Any]) -> list[str]:

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from anytorch.gpu.plans import plans
+from anytorch.webgpu.dtypes import FLOATS
+from anytorch.webgpu.forms import KEY, op_of
 from anytorch.webgpu.multiple import launch, most_buffers
-from anytorch.webgpu.tensors import aten
 
 Tensors = Sequence[torch.Tensor]
 
 MOST_BUFFERS = 16  # with their places and a number each, the parameters fit into 32 words
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,9 @@ def _together(loop: Loop, lists: Sequence[Tensors], numbers: Sequence[Any], item
     return launch(body, tensors, written, numbers={f"n{k}": float(n) for k, n in enumerate(chosen)})
 
 
-_bodies: dict[tuple[int, int], str] = {}
-
-
 def _body(loop: Loop, items: int) -> str:
-    key = (id(loop), items)
-    text = _bodies.get(key)
+    key = ("foreach", id(loop), items)
+    text: str | None = plans[key]
     if text is None:
         lines = []
         for k in range(items):
@@ -120,7 +118,7 @@ def _body(loop: Loop, items: int) -> str:
             for j in range(loop.lists):
                 expression = expression.replace(f"{{{j}}}", f"v{k * loop.lists + j}")
             lines.append(f"    v{k * loop.lists} = {expression};\n")
-        text = _bodies[key] = "".join(lines)
+        text = plans[key] = "".join(lines)
     return text
 
 
@@ -164,8 +162,6 @@ def multiply_by_tensor_(self: Tensors, other: torch.Tensor) -> None:
 
 def register(library: torch.library.Library) -> None:
     for name, loop in LOOPS.items():
-        base, _, overload = name.partition(".")
-        op = getattr(getattr(aten, base), overload or "default")
-        library.impl(op, _kernel(op, loop), "PrivateUse1")
-    library.impl("_foreach_sqrt", square_roots, "PrivateUse1")
-    library.impl("_foreach_mul_.Tensor", multiply_by_tensor_, "PrivateUse1")
+        library.impl(name, _kernel(op_of(name), loop), KEY)
+    library.impl("_foreach_sqrt", square_roots, KEY)
+    library.impl("_foreach_mul_.Tensor", multiply_by_tensor_, KEY)

@@ -20,10 +20,16 @@ import torch
 
 from anytorch import settings
 from anytorch.gpu.buffers import SHIFT, TAG
-from anytorch.gpu.runtime import device_memory, open_runtime
-from anytorch.webgpu import places
+from anytorch.gpu.launch import Plan
+from anytorch.gpu.native import BindingTooLarge
+from anytorch.gpu.plans import plans
+from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.tensors import NAME, aten, contiguous_strides, device, sized_tensor, storage_nbytes
+from anytorch.webgpu.forms import KEY, with_out
+from anytorch.webgpu.indexed import Index, gather, make_plan, positions, scatter
+from anytorch.webgpu.kernels import register_kernels
+from anytorch.webgpu.launch import check_devices, made_by, result_of
+from anytorch.webgpu.tensors import NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -47,7 +53,7 @@ class Place:
         steps = target.stride()
         return [0 if axis is None else steps[axis] for axis in self.axes]
 
-    def _entries(self, target: torch.Tensor) -> list[places.Index]:
+    def _entries(self, target: torch.Tensor) -> list[Index]:
         return [(index, steps, target.size(dim), target.stride(dim)) for index, steps, dim in self.indices]
 
     def check(self, op: Any, target: torch.Tensor) -> None:
@@ -62,43 +68,40 @@ class Place:
                 wrong = high if high >= size else low
                 raise IndexError(f"{op}: index {wrong} is out of bounds for dimension {dim} with size {size}")
 
-    def read(self, source: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor | None:
+    def read(self, source: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """The elements there, in a new tensor or in `into` if that can be written as a whole."""
         strides, entries = self._strides(source), self._entries(source)
-        return places.gather(source, self.size, strides, entries, wrap=self.wrap, into=into)
+        return gather(source, self.size, strides, entries, wrap=self.wrap, into=into)
 
-    def prepared(self, source: torch.Tensor) -> places.Launch:
-        """The launch by which `read` makes a new tensor."""
-        start = (int(source.storage_offset()),)
+    def plan(self, source: torch.Tensor, size: Sequence[int]) -> Plan:
+        """The plan by which `read` makes a new tensor, for a result of this size and as many elements."""
         strides, entries = self._strides(source), self._entries(source)
-        return places.prepared("", source.dtype, self.size, (strides,), entries, start, self.wrap)
+        plan = make_plan("", source.dtype, self.size, (strides,), entries, source.data_ptr(), self.wrap)
+        plan.result = result_of(size, source.dtype)
+        return plan
 
-    def write(self, target: torch.Tensor, source: torch.Tensor, mode: str = "set") -> bool:
-        """`source` is broadcast to the walk. False: no kernel for this."""
+    def write(self, target: torch.Tensor, source: torch.Tensor, mode: str = "set") -> None:
+        """`source` is broadcast to the walk."""
         if 0 in self.size or target.numel() == 0:
-            return True
+            return
         steps = source.expand(self.size).stride()
-        return places.scatter(
+        scatter(
             target, self._strides(target), source, steps, self.size, self._entries(target), mode=mode, wrap=self.wrap
         )
 
-    def combine(self, target: torch.Tensor, source: torch.Tensor, mode: str) -> bool:
-        """Like `write`, for every dtype that can be combined in 32 bits, beside if need be."""
+    def combine(self, target: torch.Tensor, source: torch.Tensor, mode: str) -> None:
+        """Like `write`, for every dtype that is `combinable`, beside if need be."""
+        if not combinable(target.dtype, mode):
+            raise RuntimeError(f"webgpu: {target.dtype} cannot be combined by {mode} on this device; use another dtype")
         if 0 in self.size or target.numel() == 0:
-            return True
-        if target.dtype in (torch.float32, torch.int32) or (target.dtype is torch.int64 and mode == "sum"):
-            return self.write(target, source.to(target.dtype), mode)
-        if target.dtype in (torch.float16, torch.bfloat16):
-            wide = torch.float32
-        elif target.dtype in (torch.bool, torch.int8, torch.uint8, torch.int16):
-            wide = torch.int32
-        else:
-            return False
+            return
+        if target.dtype in (torch.float32, torch.int32, torch.int64):
+            self.write(target, source.to(target.dtype), mode)
+            return
+        wide = torch.float32 if target.is_floating_point() else torch.int32
         beside = target.to(wide, memory_format=torch.contiguous_format)
-        if not self.write(beside, source.to(wide), mode):
-            return False
+        self.write(beside, source.to(wide), mode)
         target.copy_(beside)
-        return True
 
 
 def on_dimension(target: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
@@ -134,11 +137,8 @@ def on_the_cpu(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 def ours(op: Any, tensor: torch.Tensor) -> torch.Tensor:
     """A CPU scalar comes along; any other tensor of another device is an error."""
-    if tensor.device.type == NAME:
-        return tensor
-    if tensor.dim() == 0:
-        return tensor.to(device())
-    raise RuntimeError(f"{op}: expected all tensors to be on {NAME}, but one is on {tensor.device}")
+    check_devices(op, tensor)
+    return tensor if tensor.device.type == NAME else tensor.to(device())
 
 
 def usable(op: Any, index: torch.Tensor) -> bool:
@@ -147,6 +147,13 @@ def usable(op: Any, index: torch.Tensor) -> bool:
         ours(op, index)
         return False
     return index.dtype in INDEX_DTYPES
+
+
+def combinable(dtype: torch.dtype, mode: str) -> bool:
+    if dtype is torch.int64:
+        return mode in ("sum", "mean", "set")
+    narrow = (torch.bool, torch.int8, torch.uint8, torch.int16)
+    return dtype in (torch.float32, torch.int32, torch.float16, torch.bfloat16, *narrow)
 
 
 def constant(value: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -158,7 +165,7 @@ def constant(value: Any, dtype: torch.dtype) -> torch.Tensor:
 # --- index and index_put -----------------------------------------------------------------------------------------
 
 
-def advanced(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Place | None:
+def advanced(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Place:
     """`target[indices]`: None walks a dimension, a bool tensor is the positions where it is set, the rest broadcast."""
     found: list[tuple[int, torch.Tensor]] = []
     dim = 0
@@ -175,9 +182,7 @@ def advanced(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Pl
                         f"The shape of the mask {list(index.shape)} at index {d} does not match the shape of the indexed "
                         f"tensor {list(target.shape)} at index {number + d}"
                     )
-            chosen = places.positions(index if index.dtype is torch.bool else index.ne(0))
-            if chosen is None:
-                return None
+            chosen = positions(index if index.dtype is torch.bool else index.ne(0))
             found += [(dim + d, column) for d, column in enumerate(chosen.unbind(1))]
             dim += index.dim()
             continue
@@ -214,22 +219,8 @@ def advanced(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Pl
 def index_tensor(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     op = aten.index.Tensor
     place = advanced(ours(op, target), indices)
-    if place is None:
-        return on_the_cpu(op, target, indices)
     place.check(op, target)
-    read = place.read(target)
-    return on_the_cpu(op, target, indices) if read is None else read
-
-
-def index_out(target: torch.Tensor, indices: Sequence[torch.Tensor | None], *, out: torch.Tensor) -> torch.Tensor:
-    return into(out, index_tensor(target, indices))
-
-
-def into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """What an `out=` form does with the functional form's result."""
-    if out.shape != result.shape:
-        torch._prims_common.wrappers._maybe_resize_out(out, result.shape)
-    return out.copy_(result)
+    return place.read(target)
 
 
 # --- one dimension -----------------------------------------------------------------------------------------------
@@ -248,29 +239,7 @@ def gather_out(
     place.check(op, whole)
     shares = index.data_ptr() >> SHIFT == out.data_ptr() >> SHIFT
     read = place.read(whole, None if shares or out.dtype is not source.dtype else out)
-    if read is None:
-        return on_the_cpu(op, source, dim, index, sparse_grad=sparse_grad, out=out)
     return out if read is out else out.copy_(read.reshape(index.shape))
-
-
-class Selection:
-    """Whole slices chosen by an index of known geometry."""
-
-    __slots__ = ("launch", "nbytes", "result")
-
-    def __init__(self, place: Place, source: torch.Tensor, size: Sequence[int]) -> None:
-        self.launch = place.prepared(source)
-        self.result = (tuple(size), tuple(contiguous_strides(size)), source.dtype)
-        self.nbytes = storage_nbytes(*self.result)
-
-    def __call__(self, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
-        """None: this adapter cannot bind a buffer that large."""
-        made = sized_tensor(*self.result, self.nbytes)
-        start = (int(source.storage_offset()),)
-        return made if self.launch((source, index, made), start, ((index, (), 0, 0),)) else None
-
-
-_selections: dict[Any, Selection] = device_memory()
 
 
 def _selected(name: str, source: torch.Tensor, dim: int, index: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
@@ -280,8 +249,13 @@ def _selected(name: str, source: torch.Tensor, dim: int, index: torch.Tensor) ->
         *(name, source.dtype, source.size(), source.stride(), low & 15, dim),
         *(index.dtype, index.size(), index.stride(), checking()),
     )
-    known = _selections.get(key)
-    return key, known(source, index) if known is not None and low & at & TAG else None
+    plan = plans[key]
+    if plan is None or not low & at & TAG:
+        return key, None
+    try:
+        return key, made_by(plan, (low, at))
+    except BindingTooLarge:
+        return key, None
 
 
 def embedding(
@@ -301,7 +275,7 @@ def embedding(
     size = (*indices.shape, weight.shape[1])
     plain = indices.is_contiguous() and indices.dtype in INDEX_DTYPES and weight.numel() and indices.numel()
     if plain and indices.device.type == weight.device.type == NAME and not checking():
-        _selections[key] = Selection(selecting(weight, 0, flat), weight, size)
+        plans[key] = selecting(weight, 0, flat).plan(weight, size)
     return index_select(weight, 0, flat).view(size)
 
 
@@ -320,12 +294,12 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
     place = selecting(whole, dim, index)
     place.check(op, whole)
     if index.dim() == 1 and whole is source and 0 not in place.size and not checking():
-        _selections[key] = Selection(place, source, place.size)
-    read = place.read(whole)
-    if read is None:
-        read = _from_pieces(whole, dim, index)
-    if read is None:
-        read = on_the_cpu(op, source, dim, index)
+        plans[key] = place.plan(source, place.size)
+    try:
+        read = place.read(whole)
+    except BindingTooLarge:
+        pieced = _from_pieces(whole, dim, index)
+        read = on_the_cpu(op, source, dim, index) if pieced is None else pieced
     return read.reshape(()) if source.dim() == 0 else read
 
 
@@ -351,10 +325,6 @@ def _from_pieces(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
     return result
 
 
-def index_select_out(source: torch.Tensor, dim: int, index: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    return into(out, index_select(source, dim, index))
-
-
 # --- flat ----------------------------------------------------------------------------------------------------------
 
 
@@ -370,27 +340,21 @@ def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         raise IndexError("take(): tried to take from an empty tensor")
     place, flat = flat_place(index), ours(op, source).reshape(-1)
     place.check(op, flat)
-    read = place.read(flat)
-    return on_the_cpu(op, source, index) if read is None else read
-
-
-def take_out(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    return into(out, take(source, index))
+    return place.read(flat)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "index.Tensor": index_tensor,
-    "index.Tensor_out": index_out,
+    "index.Tensor_out": with_out(index_tensor, ["out"]),
     "_unsafe_index.Tensor": index_tensor,
     "gather.out": gather_out,
-    "embedding": embedding,
-    "index_select": index_select,
-    "index_select.out": index_select_out,
+    "index_select.out": with_out(index_select, ["out"]),
     "take": take,
-    "take.out": take_out,
+    "take.out": with_out(take, ["out"]),
 }
 
 
 def register(library: torch.library.Library) -> None:
-    for name, kernel in KERNELS.items():
-        library.impl(name, kernel, "PrivateUse1")
+    register_kernels(library, KERNELS)
+    library.impl("embedding", embedding, KEY)
+    library.impl("index_select", index_select, KEY)

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.loss import (
-    BACKWARD_WORDS,
-    PICK_WORDS,
-    THREADS,
-    TOTALS,
-    Pick,
-    PickBackward,
-    render_pick,
-    render_pick_backward,
-)
-from anytorch.webgpu.copies import contiguous
+from anytorch.gpu.wgsl.loss import THREADS, TOTALS, Pick, PickBackward, render_pick, render_pick_backward
+from anytorch.webgpu.copies import contiguous, narrowed
+from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.ops.reductions import (
-    buffers,
-    element_offset,
-    grid,
-    narrowed,
-    on_webgpu,
-    reduce_dims,
-    register_with_out,
-    usable,
-    word_dtype,
-)
-from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.folds import reduce_dims
+from anytorch.webgpu.forms import register_with_out
+from anytorch.webgpu.launch import check_devices, launch
+from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.tensors import aten, new_contiguous
 
 NONE, MEAN = 0, 1  # torch's numbers for `reduction`; 2 is a sum
@@ -61,7 +43,7 @@ def _fits(self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index:
     return (
         self.is_floating_point()
         and not target.is_floating_point()
-        and usable(open_runtime(), *dtypes)
+        and usable(*dtypes)
         and -(2**31) <= ignore_index < 2**31
     )
 
@@ -75,7 +57,7 @@ def _forward(op: Any) -> Callable[..., Any]:
     def kernel(
         self: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        on_webgpu(op, self, target, weight)
+        check_devices(op, self, target, weight)
         error = _shape_error(op, self, target, weight)
         if error:
             raise ValueError(error) if "mismatch" in error and self.dim() > 1 else RuntimeError(error)
@@ -98,7 +80,6 @@ def _forward(op: Any) -> Callable[..., Any]:
 def _pick(
     self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int, samples: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    runtime = open_runtime()
     losses, weights = new_contiguous((samples,), torch.float32), new_contiguous((samples,), torch.float32)
     if not samples:
         return losses, weights
@@ -106,18 +87,10 @@ def _pick(
     if not classes:
         return losses.fill_(math.nan), weights.fill_(math.nan)
     tensors = [contiguous(t) for t in (self, target, weight) if t is not None]
-    offsets = [element_offset(t) for t in tensors] + [0] * (3 - len(tensors))
     kernel = Pick(name_of(self.dtype), name_of(target.dtype), name_of(weight.dtype) if weight is not None else "")
-    program = runtime.programs.make(
-        kernel,
-        lambda: render_pick(kernel),
-        buffers=len(tensors) + 2,
-        writable=3 << len(tensors),
-        immediates=4 * PICK_WORDS,
-    )
-    immediates = struct.pack("<3Ii3I", samples, classes, inner, ignore_index, *offsets)
-    x, y = grid(-(-samples // THREADS))
-    runtime.dispatch(program, buffers(runtime, [*tensors, losses, weights]), immediates, x, y)
+    head = (samples, classes, inner, ignore_index)
+    bound = [*tensors, losses, weights]
+    launch(kernel, render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head)
     return losses, weights
 
 
@@ -131,17 +104,15 @@ def _backward(op: Any) -> Callable[..., Any]:
         ignore_index: int,
         total_weight: torch.Tensor,
     ) -> torch.Tensor:
-        on_webgpu(op, grad_output, self, target, weight, total_weight)
+        check_devices(op, grad_output, self, target, weight, total_weight)
         same = grad_output.dtype is total_weight.dtype
         if not same or not _fits(self, target, weight, ignore_index):
             return fallback(op, grad_output, self, target, weight, reduction, ignore_index, total_weight)  # type: ignore[no-any-return]
-        runtime = open_runtime()
         out = new_contiguous(self.shape, word_dtype(self.dtype))
         if not out.numel():
             return narrowed(out, self.dtype)
         classes, inner = _geometry(self)
         tensors = [contiguous(t) for t in (grad_output, total_weight, target, weight) if t is not None]
-        offsets = [element_offset(t) for t in tensors] + [0] * (4 - len(tensors))
         description = PickBackward(
             name_of(grad_output.dtype),
             name_of(target.dtype),
@@ -150,25 +121,19 @@ def _backward(op: Any) -> Callable[..., Any]:
             reduction == MEAN,
             reduction == NONE and grad_output.dim() > 0,
         )
-        program = runtime.programs.make(
-            description,
-            lambda: render_pick_backward(description),
-            buffers=len(tensors) + 1,
-            writable=1 << len(tensors),
-            immediates=4 * BACKWARD_WORDS,
-        )
-        immediates = struct.pack("<3Ii5I", out.numel(), classes, inner, ignore_index, *offsets, 0)
-        x, y = grid(-(-out.numel() // THREADS))
-        runtime.dispatch(program, buffers(runtime, [*tensors, out]), immediates, x, y)
+        head = (out.numel(), classes, inner, ignore_index)
+        groups = -(-out.numel() // THREADS)
+        launch(description, render_pick_backward, [*tensors, out], groups, placed=len(tensors), head=head)
         return narrowed(out, self.dtype)
 
     return kernel
 
 
 def register(library: torch.library.Library) -> None:
-    for name in ("nll_loss_forward", "nll_loss2d_forward"):
-        op = getattr(aten, name).default
-        register_with_out(library, op, _forward(op))
-    for name in ("nll_loss_backward", "nll_loss2d_backward"):
-        op = getattr(aten, name).default
-        register_with_out(library, op, _backward(op))
+    for names, make in (
+        (("nll_loss_forward", "nll_loss2d_forward"), _forward),
+        (("nll_loss_backward", "nll_loss2d_backward"), _backward),
+    ):
+        for name in names:
+            op = getattr(aten, name).default
+            register_with_out(library, op, halving(op, make(op), fallback))

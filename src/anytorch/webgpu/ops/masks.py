@@ -7,30 +7,26 @@ from typing import Any
 
 import torch
 
-from anytorch.webgpu import places
+from anytorch.webgpu.forms import with_out
+from anytorch.webgpu.indexed import positions
+from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
     checking,
+    combinable,
     constant,
     index_tensor,
-    into,
     on_the_cpu,
     ours,
     selecting,
     take,
     usable,
 )
-from anytorch.webgpu.ops.scattering import combinable
 from anytorch.webgpu.tensors import aten, device, new_contiguous
 
 
 def nonzero(source: torch.Tensor) -> torch.Tensor:
-    found = places.positions(source if source.dtype is torch.bool else source.ne(0))
-    return on_the_cpu(aten.nonzero.default, source) if found is None else found
-
-
-def nonzero_out(source: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    return into(out, nonzero(source))
+    return positions(source if source.dtype is torch.bool else source.ne(0))
 
 
 def masked_select(source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -41,10 +37,6 @@ def masked_select(source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if not shape:
         return index_tensor(ours(op, source).reshape(1), [ours(op, mask).reshape(1)])
     return index_tensor(ours(op, source).expand(shape), [ours(op, mask).expand(shape)])
-
-
-def masked_select_out(source: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    return into(out, masked_select(source, mask))
 
 
 def masked_scatter(target: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -85,14 +77,11 @@ def embedding_dense_backward(
         flat = flat.masked_fill(flat.eq(padding_idx), -1)  # writes nothing
     if scale_grad_by_freq and flat.numel():
         counts = torch.zeros(num_weights, dtype=torch.int32, device=device())
-        counting = selecting(counts, 0, flat)
-        if not counting.write(counts, constant(1, torch.int32), "sum"):
-            return on_the_cpu(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
+        selecting(counts, 0, flat).write(counts, constant(1, torch.int32), "sum")
         rows = rows / counts.index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
     wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
     table = torch.zeros((num_weights, width), dtype=wide, device=device())
-    if not selecting(table, 0, flat).combine(table, rows, "sum"):
-        return on_the_cpu(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
+    selecting(table, 0, flat).combine(table, rows, "sum")
     return table.to(gradient.dtype)
 
 
@@ -106,8 +95,8 @@ def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlengt
     size = max(int(source.amax().item()) + 1, minlength)
     table = torch.zeros(size, dtype=torch.int64 if weights is None else torch.float32, device=device())
     values = constant(1, torch.int64) if weights is None else weights
-    done = selecting(table, 0, source).combine(table, values, "sum")
-    return table if done else on_the_cpu(op, source, weights, minlength)
+    selecting(table, 0, source).combine(table, values, "sum")
+    return table
 
 
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
@@ -122,17 +111,15 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
         raise RuntimeError("repeats can not be negative")
     marks = torch.zeros(total, dtype=torch.int32, device=device())
     starts = ends[:-1]
-    place = selecting(marks, 0, starts)
-    if not place.write(marks, constant(1, torch.int32), "sum"):
-        return on_the_cpu(aten.repeat_interleave.Tensor, repeats, output_size=output_size)
+    selecting(marks, 0, starts).write(marks, constant(1, torch.int32), "sum")
     return marks.cumsum(0).to(repeats.dtype)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "nonzero": nonzero,
-    "nonzero.out": nonzero_out,
+    "nonzero.out": with_out(nonzero, ["out"]),
     "masked_select": masked_select,
-    "masked_select.out": masked_select_out,
+    "masked_select.out": with_out(masked_select, ["out"]),
     "masked_scatter_": masked_scatter,
     "embedding_dense_backward": embedding_dense_backward,
     "bincount": bincount,
@@ -141,5 +128,4 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def register(library: torch.library.Library) -> None:
-    for name, kernel in KERNELS.items():
-        library.impl(name, kernel, "PrivateUse1")
+    register_kernels(library, KERNELS)

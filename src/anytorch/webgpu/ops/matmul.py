@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from anytorch.gpu.buffers import TAG
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
-from anytorch.gpu.runtime import device_memory, open_runtime
-from anytorch.gpu.wgsl.types import KINDS, supported
+from anytorch.gpu.plans import plans
+from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.direct import unwatched
+from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import check_devices, to_meta
-from anytorch.webgpu.pointwise import name_of
-from anytorch.webgpu.products import FLOATS, INTEGERS, Plan, dispatch, finisher, make_plan, product
-from anytorch.webgpu.tensors import aten, new_contiguous, sized_tensor, storage_nbytes
-from anytorch.webgpu.threads import Launch
+from anytorch.webgpu.forms import KEY, in_place, op_of, with_out
+from anytorch.webgpu.launch import Result, check_devices, infer, result_of
+from anytorch.webgpu.oversize import halving
+from anytorch.webgpu.products import Product, finisher, make_product, product
+from anytorch.webgpu.tensors import aten, new_contiguous, sized_tensor
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _usable(*tensors: torch.Tensor) -> bool:
     dtype = tensors[0].dtype
     if any(tensor.dtype is not dtype for tensor in tensors):
         return False
-    return dtype in (*FLOATS, *INTEGERS, torch.float64) and supported(name_of(dtype), open_runtime().features)
+    return dtype in (*FLOATS, *INTEGERS, torch.float64) and computable(dtype)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,26 +35,15 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
-_accepted: dict[Any, bool] = {}
-
-
 def _accepts(op: Any, *tensors: torch.Tensor) -> bool:
     """Can a kernel of ours compute this? Raises torch's own errors about sizes and dtypes; both once per geometry."""
-    key = (op, *[(tensor.size(), tensor.dtype) for tensor in tensors])
-    found = _accepted.get(key)
+    key = ("accepts", op, *[(tensor.size(), tensor.dtype) for tensor in tensors])
+    found = plans[key]
     if found is None:
-        check_devices(str(op), *tensors)
-        op(*[to_meta(tensor) for tensor in tensors])
-        found = _accepted[key] = _usable(*tensors)
-    return found
-
-
-def _into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
-    if out is None:
-        return made
-    if out.shape != made.shape:
-        torch._prims_common.wrappers._maybe_resize_out(out, made.shape)
-    return out.copy_(made)
+        check_devices(op, *tensors)
+        infer(op, *tensors)
+        found = plans[key] = _usable(*tensors)
+    return bool(found)
 
 
 def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -75,36 +67,32 @@ _decomposed_linear = aten.linear.default.decompose
 class Linear:
     """A layer's product seen before: its sizes, and the plan of the product of matrices it comes to."""
 
-    __slots__ = ("finish", "nbytes", "parts", "plan", "result")
+    __slots__ = ("finish", "parts", "product", "result")
 
-    def __init__(self, rows: torch.Tensor, made: torch.Tensor, bias: torch.Tensor | None, plan: Plan) -> None:
-        self.result = (tuple(made.size()), tuple(made.stride()), made.dtype)
-        self.nbytes = storage_nbytes(*self.result)
-        self.plan = plan
-        self.parts: tuple[int, ...] = ()
-        self.finish: Launch | None = None
-        if plan.two_steps:
-            m, n = rows.shape[0], made.shape[-1]
-            self.parts = (1, plan.splits, n, m) if plan.swapped else (1, plan.splits, m, n)
-            parts = new_contiguous(self.parts, torch.float32)
-            swapped = parts.transpose(2, 3) if plan.swapped else parts
-            self.finish = finisher(swapped, made.view(1, m, n), bias, 1.0, 1.0, "")
+    def __init__(self, product: Product, made: torch.Tensor, bias: torch.Tensor | None, m: int) -> None:
+        self.product = product
+        self.result = result_of(made.size(), made.dtype, made.stride())
+        self.parts: Result | None = None
+        self.finish: Plan | None = None
+        if product.beside:
+            self.parts = result_of(product.parts(m, made.shape[-1]), torch.float32)
+            parts = sized_tensor(*self.parts)
+            ordered = parts.transpose(2, 3) if product.swapped else parts
+            self.finish = finisher(ordered, made.view(1, m, -1), bias, 1.0, 1.0, "")
 
-    def __call__(self, px: int, pw: int, pd: int, bias: torch.Tensor | None) -> torch.Tensor:
-        out = sized_tensor(*self.result, self.nbytes)
-        if self.finish is None:
-            dispatch(open_runtime(), self.plan, px, pw, out.data_ptr(), pd)
+    def __call__(self, x: int, weight: int, bias: int) -> torch.Tensor:
+        out = sized_tensor(*self.result)
+        if self.finish is None or self.parts is None:
+            self.product(x, weight, out.data_ptr(), bias)
             return out
-        parts = new_contiguous(self.parts, torch.float32)
-        dispatch(open_runtime(), self.plan, px, pw, parts.data_ptr(), 0)
-        if bias is not None:
-            self.finish(parts, bias, out)
-        else:
-            self.finish(parts, out)
+        parts = sized_tensor(*self.parts)
+        self.product(x, weight, parts.data_ptr())
+        address = parts.data_ptr()
+        self.finish((address, bias, out.data_ptr()) if bias else (address, out.data_ptr()))
         return out
 
 
-_linears: dict[Any, Linear | None] = device_memory()  # None: this geometry is left to torch's composition
+LEFT_TO_TORCH = "something must be copied or cast before or after"
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -112,52 +100,42 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if not unwatched(x, weight, bias):
         composed: torch.Tensor = _decomposed_linear(x, weight, bias)
         return composed
-    px, pw = x.data_ptr(), weight.data_ptr()
-    key: tuple[Any, ...] = (
-        x.dtype,
-        x.size(),
-        x.stride(),
-        weight.dtype,
-        weight.size(),
-        weight.stride(),
-        px & 15,
-        pw & 15,
-    )
-    pd = 0
+    px, pw, pd = x.data_ptr(), weight.data_ptr(), 0
     ours = px & pw & TAG
+    key: tuple[Any, ...] = (
+        *("linear", x.dtype, x.size(), x.stride(), px & 15),
+        *(weight.dtype, weight.size(), weight.stride(), pw & 15),
+    )
     if bias is not None:
         pd = bias.data_ptr()
         ours &= pd
         key = (*key, bias.dtype, bias.size(), bias.stride())
-    known = _linears.get(key)
-    if known is not None and ours:
+    known = plans[key]
+    if type(known) is Linear and ours:
         try:
-            return known(px, pw, pd, bias)
+            return known(px, pw, pd)
         except BindingTooLarge:  # the same sizes in larger buffers
             return _decomposed_linear(x, weight, bias)  # type: ignore[no-any-return]
     made: torch.Tensor = _decomposed_linear(x, weight, bias)  # checks sizes and devices
-    if key not in _linears:
-        _linears[key] = _known_linear(x, weight, bias, made)
+    if known is None:
+        plans[key] = _known_linear(x, weight, bias, made)
     return made
 
 
-def _known_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, made: torch.Tensor
-) -> Linear | None:
-    """None where something must be copied or cast before or after."""
+def _known_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, made: torch.Tensor) -> Linear | str:
     tensors = (x, weight, made) if bias is None else (x, weight, made, bias)
     plain = all(tensor.dtype in FLOATS and tensor.numel() for tensor in tensors)
     whole = x.dim() > 1 and x.is_contiguous() and weight.dim() == 2 and (bias is None or bias.dim() == 1)
     if not (plain and whole and _usable(*tensors)):
-        return None
+        return LEFT_TO_TORCH
     rows = x.view(-1, x.shape[-1])
     try:
-        plan = make_plan(open_runtime(), rows, weight.t(), made.view(rows.shape[0], -1), bias, "")
+        found = make_product(rows, weight.t(), made.view(rows.shape[0], -1), bias, "")
     except BindingTooLarge:
-        return None
-    if plan.two_steps and KINDS[name_of(x.dtype)].lanes > 1:
-        return None
-    return Linear(rows, made, bias, plan)
+        return LEFT_TO_TORCH
+    if found.beside and KINDS[name_of(x.dtype)].lanes > 1:
+        return LEFT_TO_TORCH
+    return Linear(found, made, bias, rows.shape[0])
 
 
 def _added(
@@ -211,7 +189,7 @@ def addbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, 
         return made
     # The sum over the batch is part of the sum over k.
     left = a.transpose(0, 1).reshape(rows, batch * inner)
-    return addmm(d, left, b.reshape(batch * inner, b.shape[2]), beta=beta, alpha=alpha)
+    return torch.addmm(d, left, b.reshape(batch * inner, b.shape[2]), beta=beta, alpha=alpha)
 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -228,38 +206,26 @@ def vdot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return dot(x, y)
 
 
-def _with_out(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def kernel(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return _into(out, function(*args, **kwargs))
-
-    return kernel
-
-
-def _in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.copy_(function(self, *args, **kwargs))
-
-    return kernel
+KERNELS = {
+    "mm": mm,
+    "bmm": bmm,
+    "addmm": addmm,
+    "baddbmm": baddbmm,
+    "addmv": addmv,
+    "addbmm": addbmm,
+    "_addmm_activation": addmm_activation,
+}
 
 
 def register(library: torch.library.Library) -> None:
     # Both keys: with autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
     library.impl("linear", linear, "AutogradPrivateUse1")
-    library.impl("linear", linear, "PrivateUse1")
-    for name, function in (
-        ("mm", mm),
-        ("bmm", bmm),
-        ("addmm", addmm),
-        ("baddbmm", baddbmm),
-        ("addmv", addmv),
-        ("addbmm", addbmm),
-        ("_addmm_activation", addmm_activation),
-        ("dot", dot),
-        ("vdot", vdot),
-    ):
-        library.impl(name, function, "PrivateUse1")
-        if name in ("dot", "vdot"):
-            continue
-        library.impl(f"{name}.out", _with_out(function), "PrivateUse1")
+    library.impl("linear", linear, KEY)
+    library.impl("dot", dot, KEY)
+    library.impl("vdot", vdot, KEY)
+    for name, kernel in KERNELS.items():
+        kernel = halving(op_of(name), kernel)
+        library.impl(name, kernel, KEY)
+        library.impl(f"{name}.out", with_out(kernel, ["out"]), KEY)
         if name.startswith(("add", "badd")):
-            library.impl(f"{name}_", _in_place(function), "PrivateUse1")
+            library.impl(f"{name}_", in_place(kernel), KEY)

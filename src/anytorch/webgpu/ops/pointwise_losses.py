@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import check_devices
+from anytorch.webgpu.forms import into
+from anytorch.webgpu.launch import check_devices
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import aten
 
@@ -55,13 +56,6 @@ def _reduced(values: torch.Tensor, reduction: int) -> torch.Tensor:
     return values.mean() if reduction == MEAN else values.sum() if reduction == SUM else values
 
 
-def _deliver(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    if out is None:
-        return value
-    torch._prims_common.wrappers._maybe_resize_out(out, value.shape)
-    return out.copy_(value)
-
-
 def _loss(op: Any, rule: Rule) -> Callable[..., Any]:
     def loss(
         self: torch.Tensor,
@@ -72,7 +66,7 @@ def _loss(op: Any, rule: Rule) -> Callable[..., Any]:
         delta: float = 1.0,
         out: torch.Tensor | None = None,
     ) -> Any:
-        check_devices(str(op), self, target)
+        check_devices(op, self, target)
         if rule is LOSSES["mse_loss"]:
             numbers: tuple[float, ...] = ()
         else:
@@ -80,7 +74,7 @@ def _loss(op: Any, rule: Rule) -> Callable[..., Any]:
         values = run(rule, op, (self, target, *map(float, numbers)), (), None, _result_like(self, target))
         if values is None:
             return fallback(op, self, target, reduction, *numbers, **({} if out is None else {"out": out}))
-        return _deliver(_reduced(values, reduction), out)
+        return into(out, _reduced(values, reduction))
 
     return loss
 
@@ -94,14 +88,14 @@ def _gradient(op: Any, rule: Rule) -> Callable[..., Any]:
         *width: float,
         grad_input: torch.Tensor | None = None,
     ) -> Any:
-        check_devices(str(op), grad, self, target)
+        check_devices(op, grad, self, target)
         weight = 1.0 / max(self.numel(), 1) if reduction == MEAN else 1.0
         operands = (grad, self, target, weight, *map(float, width))
         values = run(rule, op, operands, (), None, _result_like(self, target))
         if values is None:
             given = {} if grad_input is None else {"grad_input": grad_input}
             return fallback(op, grad, self, target, reduction, *width, **given)
-        return _deliver(values, grad_input)
+        return into(grad_input, values)
 
     return gradient
 
@@ -115,13 +109,13 @@ def _binary(op: Any) -> Callable[..., Any]:
         *,
         out: torch.Tensor | None = None,
     ) -> Any:
-        check_devices(str(op), self, target, weight)
+        check_devices(op, self, target, weight)
         operands = (self, target) if weight is None else (self, target, weight)
         rule = BINARY if weight is None else BINARY_WEIGHTED
         values = run(rule, op, operands, (), None, _result_like(*operands))
         if values is None:
             return fallback(op, self, target, weight, reduction, **({} if out is None else {"out": out}))
-        return _deliver(_reduced(values, reduction), out)
+        return into(out, _reduced(values, reduction))
 
     return loss
 
@@ -136,7 +130,7 @@ def _binary_gradient(op: Any) -> Callable[..., Any]:
         *,
         grad_input: torch.Tensor | None = None,
     ) -> Any:
-        check_devices(str(op), grad, self, target, weight)
+        check_devices(op, grad, self, target, weight)
         scale = 1.0 / max(self.numel(), 1) if reduction == MEAN else 1.0
         operands = (grad, self, target, scale) if weight is None else (grad, self, target, scale, weight)
         rule = BINARY_GRADIENT if weight is None else BINARY_GRADIENT_WEIGHTED
@@ -144,7 +138,7 @@ def _binary_gradient(op: Any) -> Callable[..., Any]:
         if values is None:
             given = {} if grad_input is None else {"grad_input": grad_input}
             return fallback(op, grad, self, target, weight, reduction, **given)
-        return _deliver(values, grad_input)
+        return into(grad_input, values)
 
     return gradient
 

@@ -9,14 +9,16 @@ import torch
 
 from anytorch.gpu.wgsl import pool as wgsl
 from anytorch.gpu.wgsl.types import KINDS
+from anytorch.webgpu.copies import narrowed
+from anytorch.webgpu.dtypes import FLOATS, name_of, usable
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.pieces import splitting
-from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.forms import KEY, register_with_out
+from anytorch.webgpu.launch import infer
+from anytorch.webgpu.oversize import halving
+from anytorch.webgpu.per_element import new_words, per_element
 from anytorch.webgpu.tensors import aten
-from anytorch.webgpu.threads import computable, launch, narrowed, new_wide, result_of, with_out
 
 Triple = tuple[int, int, int]
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _triple(values: Any, rank: int, missing: int) -> Triple:
@@ -42,22 +44,22 @@ def _numbers(x: torch.Tensor, y: torch.Tensor, rank: int) -> list[tuple[str, str
 
 
 def _maximum(op: Any, x: torch.Tensor, args: Sequence[Any], rank: int, window: wgsl.Window) -> Any:
-    made, places = result_of(op, x, *args)
-    if not computable(x.dtype, torch.int64) or x.dtype is torch.float64:
+    made, places = infer(op, x, *args)
+    if not usable(x.dtype, torch.int64):
         return fallback(op, x, *args)
-    y, index = new_wide(made), new_wide(places)
+    y, index = new_words(made), new_words(places)
     body = wgsl.maximum(window, KINDS[name_of(x.dtype)].compute, "i64")
-    launch([("x", x)], [("y", y), ("index", index)], _numbers(x, y, rank), y.numel(), body)
+    per_element([("x", x)], [("y", y), ("index", index)], _numbers(x, y, rank), y.numel(), body)
     return narrowed(y, x.dtype), index
 
 
 def _average(op: Any, x: torch.Tensor, args: Sequence[Any], rank: int, window: wgsl.Window) -> torch.Tensor:
-    made = result_of(op, x, *args)
-    if x.dtype not in FLOATS or not computable(x.dtype):
+    made = infer(op, x, *args)
+    if x.dtype not in FLOATS or not usable(x.dtype):
         there: torch.Tensor = fallback(op, x, *args)
         return there
-    y = new_wide(made)
-    launch([("x", x)], [("y", y)], _numbers(x, y, rank), y.numel(), wgsl.average(window))
+    y = new_words(made)
+    per_element([("x", x)], [("y", y)], _numbers(x, y, rank), y.numel(), wgsl.average(window))
     return narrowed(y, x.dtype)
 
 
@@ -70,12 +72,12 @@ def _backward(
     window: wgsl.Window,
     index: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    made = result_of(op, gradient, x, *args)
+    made = infer(op, gradient, x, *args)
     needed = (x.dtype, torch.int64) if index is not None else (x.dtype,)
-    if x.dtype not in FLOATS or gradient.dtype is not x.dtype or not computable(*needed):
+    if x.dtype not in FLOATS or gradient.dtype is not x.dtype or not usable(*needed):
         there: torch.Tensor = fallback(op, gradient, x, *args)
         return there
-    result = new_wide(made)
+    result = new_words(made)
     if gradient.numel() == 0:
         return narrowed(result.zero_(), x.dtype)
     inputs = [("g", gradient)]
@@ -84,7 +86,7 @@ def _backward(
             gradient, index = gradient.contiguous(), index.contiguous()
         inputs = [("g", gradient), ("index", index)]
     body = wgsl.average_backward(window) if index is None else wgsl.maximum_backward(window)
-    launch(inputs, [("x", result)], _numbers(result, gradient, rank), result.numel(), body)
+    per_element(inputs, [("x", result)], _numbers(result, gradient, rank), result.numel(), body)
     return narrowed(result, x.dtype)
 
 
@@ -189,37 +191,17 @@ def _adaptive_max(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return forward, backward
 
 
-def _pair_out(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The `out=` form of a kernel that returns values and indices."""
-
-    def kernel(*args: Any, out: torch.Tensor, indices: torch.Tensor, **kwargs: Any) -> Any:
-        made = function(*args, **kwargs)
-        for target, value in zip((out, indices), made, strict=True):
-            if target.shape != value.shape:
-                target.resize_(value.shape)
-            target.copy_(value)
-        return out, indices
-
-    return kernel
-
-
 def register(library: torch.library.Library) -> None:
-    def add(name: str, function: Callable[..., Any], out: str, wrap: Callable[..., Any]) -> None:
-        function = splitting(getattr(aten, name).default, function)
-        library.impl(name, function, "PrivateUse1")
-        if out:
-            library.impl(f"{name}.{out}", wrap(function), "PrivateUse1")
-
     for rank in (2, 3):
-        forward, backward = _max_pool(rank)
-        add(f"max_pool{rank}d_with_indices", forward, "out", _pair_out)
-        add(f"max_pool{rank}d_with_indices_backward", backward, "grad_input", with_out)
-        forward, backward = _avg_pool(rank)
-        add(f"avg_pool{rank}d", forward, "out", with_out)
-        add(f"avg_pool{rank}d_backward", backward, "grad_input", with_out)
-        forward, backward = _adaptive_avg(rank)
-        add(f"_adaptive_avg_pool{rank}d", forward, "", with_out)
-        add(f"_adaptive_avg_pool{rank}d_backward", backward, "", with_out)
-        forward, backward = _adaptive_max(rank)
-        add(f"adaptive_max_pool{rank}d", forward, "out", _pair_out)
-        add(f"adaptive_max_pool{rank}d_backward", backward, "grad_input", with_out)
+        for name, kernels in (
+            (f"max_pool{rank}d_with_indices", _max_pool(rank)),
+            (f"avg_pool{rank}d", _avg_pool(rank)),
+            (f"_adaptive_avg_pool{rank}d", _adaptive_avg(rank)),
+            (f"adaptive_max_pool{rank}d", _adaptive_max(rank)),
+        ):
+            for each, kernel in zip((name, f"{name}_backward"), kernels, strict=True):
+                op = getattr(aten, each).default
+                if name.startswith("_"):
+                    library.impl(op, halving(op, kernel), KEY)
+                else:
+                    register_with_out(library, op, halving(op, kernel))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import struct
-from functools import cache
-
 import torch
 
 from anytorch.gpu.buffers import OFFSET_MASK
+from anytorch.gpu.launch import Plan
+from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.matmul import render
-from anytorch.gpu.wgsl.quantized import QUANTIZED_PARAMETERS, Quantized, quantized
-from anytorch.webgpu.copies import contiguous
-from anytorch.webgpu.kernels import check_devices
-from anytorch.webgpu.pointwise import name_of
-from anytorch.webgpu.products import FLOATS, grid
+from anytorch.gpu.wgsl.matmul import Schedule, render
+from anytorch.gpu.wgsl.quantized import Quantized, quantized
+from anytorch.webgpu.copies import contiguous, narrowed
+from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
+from anytorch.webgpu.launch import check_devices
+from anytorch.webgpu.products import schedule_grid
 from anytorch.webgpu.tensors import NAME, buffer_of, new_contiguous
-from anytorch.webgpu.threads import computable, narrowed, wide
-from anytorch.webgpu.tuning import Choice, Shape, candidates
+from anytorch.webgpu.tuning import Shape, candidates
 
 
 def _product(
@@ -31,32 +29,29 @@ def _product(
         raise RuntimeError(
             f"webgpu: quantized weights need an input size that is a multiple of 8 (4 for int8), not {k}"
         )
-    result = new_contiguous((m, n), wide(x.dtype))
+    result = new_contiguous((m, n), word_dtype(x.dtype))
     if result.numel() == 0:
         return narrowed(result, x.dtype)
-    x, weight, scales = contiguous(x), contiguous(weight), contiguous(scales)
-    runtime = open_runtime()
-    choice = _choice(m, n, k)
-    aligned = (x.data_ptr() & OFFSET_MASK) // x.dtype.itemsize % 4 == 0
-    spec = Quantized(bits, name_of(x.dtype), name_of(scales.dtype), name_of(result.dtype), group, aligned)
-    program = runtime.programs.make(
-        (spec, choice.schedule),
-        lambda: render(quantized(spec), choice.schedule),
-        buffers=4,
-        writable=0b1000,
-        immediates=4 * len(QUANTIZED_PARAMETERS),
-    )
-    bound = (x, weight, scales, result)
-    found = [buffer_of(tensor) for tensor in bound]
-    at = [offset // tensor.dtype.itemsize for (_, offset), tensor in zip(found, bound, strict=True)]
-    tail, columns, rows = grid(choice.schedule, 1, m, n, k, 1)
-    packed = struct.pack("<4I", *at) + tail + struct.pack("<2I", k, n)
-    runtime.dispatch(program, [buffer for buffer, _ in found], packed, columns, rows)
+    bound = (contiguous(x), contiguous(weight), contiguous(scales), result)
+    address = bound[0].data_ptr()
+    key = ("quantized", bits, m, n, k, group, x.dtype, scales.dtype, address & 15)
+    plan = plans[key]
+    if plan is None:
+        aligned = (address & OFFSET_MASK) // x.dtype.itemsize % 4 == 0
+        spec = Quantized(bits, name_of(x.dtype), name_of(scales.dtype), name_of(result.dtype), group, aligned)
+        schedule = _schedule(m, n, k)
+        numbers, groups = schedule_grid(schedule, 1, m, n, k, 1)
+        places = [tensor.dtype.itemsize for tensor in bound]
+        plan = plans[key] = Plan((spec, schedule), _render, groups, places, 0b1000, tail=(*numbers, k, n))
+    plan([tensor.data_ptr() for tensor in bound])
     return narrowed(result, x.dtype)
 
 
-@cache
-def _choice(m: int, n: int, k: int) -> Choice:
+def _render(kernel: tuple[Quantized, Schedule]) -> str:
+    return render(quantized(kernel[0]), kernel[1])
+
+
+def _schedule(m: int, n: int, k: int) -> Schedule:
     runtime = open_runtime()
     options = candidates(
         Shape(1, m, n, k, "k"),
@@ -64,7 +59,7 @@ def _choice(m: int, n: int, k: int) -> Choice:
         integrated=runtime.adapter.kind != "DiscreteGPU",
         shared_bytes=int(runtime.limits["max-compute-workgroup-storage-size"]),
     )
-    return Choice(options[0].schedule)
+    return options[0].schedule
 
 
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -8,15 +8,20 @@ from typing import Any
 
 import torch
 
+from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.native import BindingTooLarge
+from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.philox import IMMEDIATES, WORKGROUP, Dropout, Random, render, render_dropout
-from anytorch.gpu.wgsl.types import supported
+from anytorch.gpu.wgsl.philox import WORKGROUP, Dropout, Random, render, render_dropout
 from anytorch.webgpu import random
 from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.forms import resized, with_out
 from anytorch.webgpu.kernels import register_pointwise
-from anytorch.webgpu.pointwise import MOST_GROUPS, Rule, clip, name_of
-from anytorch.webgpu.tensors import aten, buffer_of, device, new_contiguous
+from anytorch.webgpu.oversize import Windows, in_windows
+from anytorch.webgpu.pointwise import Rule, clip
+from anytorch.webgpu.tensors import aten, device, new_contiguous
 
 _FLOAT, _WORD = struct.Struct("<f"), struct.Struct("<I")
 
@@ -31,25 +36,25 @@ def _draw(numbers: int, generator: torch.Generator | None) -> tuple[int, int]:
     return int(seed) & (2**64 - 1), 0
 
 
-def _groups(threads: int) -> tuple[int, int]:
-    groups = -(-threads // WORKGROUP)
-    x = min(groups, MOST_GROUPS)
-    return x, -(-groups // x)
+def _plan(kernel: Random | Dropout, n: int, itemsize: int) -> Plan:
+    """A plan for n elements; its numbers are those of `_numbers`."""
+    key = (kernel, n)
+    plan: Plan | None = plans[key]
+    if plan is None:
+        x, y = grid(-(-n // (kernel.per_thread * WORKGROUP)))
+        head = (n, x * WORKGROUP)
+        if isinstance(kernel, Random):
+            plan = Plan(kernel, render, (x, y), [itemsize], 1, head=head, numbers="9I")
+        else:
+            plan = Plan(kernel, render_dropout, (x, y), [itemsize], 0b110, unplaced=2, head=head, numbers="9I")
+        plans[key] = plan
+    return plan
 
 
-def _pack(n: int, row: int, seed: int, counter: int, bits: int, words: tuple[int, ...], offset: int) -> bytes:
-    return struct.pack(
-        "<12I",
-        n,
-        row,
-        seed & 0xFFFFFFFF,
-        seed >> 32,
-        counter & 0xFFFFFFFF,
-        counter >> 32 & 0xFFFFFFFF,
-        bits,
-        *words,
-        offset,
-    )
+def _numbers(seed: int, counter: int, digits: int, words: tuple[int, ...]) -> tuple[int, ...]:
+    low = 0xFFFFFFFF
+    halves = (seed & low, seed >> 32, counter & low, counter >> 32 & low)
+    return (*halves, digits, *words, *(0,) * (4 - len(words)))
 
 
 def _bits(value: float) -> int:
@@ -73,36 +78,24 @@ def _generate(
     seed, counter = _draw(n * 4 // kernel.per_thread, generator)
     direct = self.dtype is kind and self.is_contiguous()
     target = self if direct else new_contiguous(self.shape, kind)
-    runtime = open_runtime()
-    program = runtime.programs.make(kernel, lambda: render(kernel), buffers=1, writable=1, immediates=IMMEDIATES)
-    buffer, offset = buffer_of(target)
-    limit = (runtime.binding_limit // kind.itemsize - 64) // 256 * 256
-    start = 0
-    while start < n:  # one launch, but for outputs beyond the binding limit
-        count = min(n - start, limit)
-        x, y = _groups(-(-count // kernel.per_thread))
-        begin = offset + start * kind.itemsize
-        window = None
-        if buffer.nbytes > runtime.binding_limit:
-            base = begin // 256 * 256
-            window = ((base, min(-(-(begin - base + count * kind.itemsize) // 16) * 16, buffer.nbytes - base)),)
-            begin -= base
-        immediates = _pack(
-            count,
-            x * WORKGROUP,
-            seed,
-            counter + start // kernel.per_thread,
-            DIGITS.get(self.dtype, 24),
-            (*words, *(0,) * (4 - len(words))),
-            begin // kind.itemsize,
-        )
-        runtime.dispatch(program, [buffer], immediates, x, y, windows=window)
-        start += count
+    digits = DIGITS.get(self.dtype, 24)
+    try:
+        _plan(kernel, n, kind.itemsize)([target.data_ptr()], *_numbers(seed, counter, digits, words))
+    except BindingTooLarge:
+        first = target.data_ptr()
+
+        def launch(parts: list[torch.Tensor], windows: Windows) -> None:
+            address = parts[0].data_ptr()
+            done = (address - first) // (kind.itemsize * kernel.per_thread)
+            numbers = _numbers(seed, counter + done, digits, words)
+            _plan(kernel, parts[0].numel(), kind.itemsize).within(windows, [address], *numbers)
+
+        in_windows([target.view(-1)], launch)
     return self if direct else on_device(target, self)
 
 
 def _can(self: torch.Tensor) -> bool:
-    return supported(name_of(self.dtype), open_runtime().features)
+    return computable(self.dtype)
 
 
 def _distribution(op: Any, name: str, check: Callable[[float, float], str | None]) -> Callable[..., torch.Tensor]:
@@ -192,7 +185,7 @@ def random_from(
         return torch.as_tensor(fallback(op, self, low, high, generator=generator))
     if length <= 2**32 and low >= -(2**31) and high <= 2**31:
         return _generate(self, "range", (low & 0xFFFFFFFF, length & 0xFFFFFFFF), torch.int32, generator)
-    if not supported("int64", open_runtime().features):
+    if not computable(torch.int64):
         return torch.as_tensor(fallback(op, self, low, high, generator=generator))
     start = low & (2**64 - 1)
     words = (start & 0xFFFFFFFF, start >> 32, length & 0xFFFFFFFF, length >> 32 & 0xFFFFFFFF)
@@ -202,8 +195,7 @@ def random_from(
 def randperm(n: int, generator: torch.Generator | None = None, *, out: torch.Tensor) -> torch.Tensor:
     if n < 0:
         raise RuntimeError(f"n must be non-negative, got {n}")
-    if out.shape != (n,):
-        torch._prims_common.wrappers._maybe_resize_out(out, (n,))
+    resized(out, (n,))
     if n < 2:
         return out.zero_()
     keys = random_from(new_contiguous((n,), torch.int32), -(2**31), 2**31, generator=generator)
@@ -222,12 +214,6 @@ def _normal(mean: Any, std: Any, generator: torch.Generator | None = None) -> to
     return made.normal_(0.0, 1.0, generator=generator).mul_(std).add_(mean)
 
 
-def _normal_out(mean: Any, std: Any, generator: torch.Generator | None = None, *, out: torch.Tensor) -> torch.Tensor:
-    made = _normal(mean, std, generator)
-    torch._prims_common.wrappers._maybe_resize_out(out, made.shape)
-    return out.copy_(made)
-
-
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     if not 0 <= p <= 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
@@ -237,24 +223,17 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         return torch.zeros_like(input), torch.zeros(input.shape, dtype=torch.bool, device=input.device)
     scale = 1.0 / (1.0 - p)
     n = input.numel()
-    runtime = open_runtime()
-    native = input.dtype in (torch.float32, torch.float16, torch.bfloat16) and _can(input)
-    if not native or n * input.dtype.itemsize > runtime.binding_limit:
+    native = input.dtype in FLOATS and computable(input.dtype)
+    if not native or n * input.dtype.itemsize > open_runtime().binding_limit:
         mask = torch.empty(input.shape, dtype=torch.bool, device=input.device).bernoulli_(1.0 - p)
         return input * mask * scale, mask
     dense = contiguous(input)
     out = new_contiguous(input.shape, input.dtype)
     mask = new_contiguous(input.shape, torch.bool)
     seed, counter = random.take(n)
-    kernel = Dropout(name_of(input.dtype))
-    program = runtime.programs.make(
-        kernel, lambda: render_dropout(kernel), buffers=3, writable=0b110, immediates=IMMEDIATES
-    )
-    source, offset = buffer_of(dense)
-    x, y = _groups(-(-n // 4))
-    words = (_bits(1.0 - p), _bits(scale), 0, 0)
-    immediates = _pack(n, x * WORKGROUP, seed, counter, 24, words, offset // input.dtype.itemsize)
-    runtime.dispatch(program, [source, buffer_of(out)[0], buffer_of(mask)[0]], immediates, x, y)
+    numbers = _numbers(seed, counter, 24, (_bits(1.0 - p), _bits(scale)))
+    plan = _plan(Dropout(name_of(input.dtype)), n, input.dtype.itemsize)
+    plan([dense.data_ptr(), out.data_ptr(), mask.data_ptr()], *numbers)
     return out, mask
 
 
@@ -307,9 +286,9 @@ def register(library: torch.library.Library) -> None:
         ("normal.Tensor_float", _normal),
         ("normal.float_Tensor", _normal),
         ("normal.Tensor_Tensor", _normal),
-        ("normal.Tensor_float_out", _normal_out),
-        ("normal.float_Tensor_out", _normal_out),
-        ("normal.Tensor_Tensor_out", _normal_out),
+        ("normal.Tensor_float_out", with_out(_normal, ["out"])),
+        ("normal.float_Tensor_out", with_out(_normal, ["out"])),
+        ("normal.Tensor_Tensor_out", with_out(_normal, ["out"])),
         ("native_dropout", native_dropout),
         ("multinomial", multinomial),
     ):

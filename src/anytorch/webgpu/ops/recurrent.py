@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from anytorch.gpu.wgsl import recurrent as wgsl
-from anytorch.webgpu.copies import contiguous
+from anytorch.webgpu.copies import contiguous, narrowed
+from anytorch.webgpu.dtypes import FLOATS, computable
+from anytorch.webgpu.dtypes import word_dtype as wide
+from anytorch.webgpu.per_element import per_element
 from anytorch.webgpu.tensors import new_contiguous
-from anytorch.webgpu.threads import computable, launch, narrowed, wide
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _check(name: str, *tensors: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ def lstm_cell(
     inputs = [("x", contiguous(input_gates)), ("h", contiguous(hidden_gates)), ("c", contiguous(cx)), *biases]
     outputs = [("hy", hy), ("cy", cy), ("gates", gates)]
     hidden = [("hidden", "u32", cx.shape[-1])]
-    launch(inputs, outputs, hidden, cx.numel(), wgsl.lstm(bool(biases)), wgsl.FUNCTIONS)
+    per_element(inputs, outputs, hidden, cx.numel(), wgsl.lstm(bool(biases)), wgsl.FUNCTIONS)
     return narrowed(hy, dtype), narrowed(cy, dtype), narrowed(gates, dtype)
 
 
@@ -64,7 +64,7 @@ def lstm_cell_backward(
         inputs.append(("gc", contiguous(grad_cy)))
     body = wgsl.lstm_backward(grad_hy is not None, grad_cy is not None)
     hidden = [("hidden", "u32", cx.shape[-1])]
-    launch(inputs, [("to_gates", to_gates), ("to_c", to_c)], hidden, cx.numel(), body, wgsl.FUNCTIONS)
+    per_element(inputs, [("to_gates", to_gates), ("to_c", to_c)], hidden, cx.numel(), body, wgsl.FUNCTIONS)
     gates = narrowed(to_gates, dtype)
     return gates, narrowed(to_c, dtype), gates.sum(0) if has_bias else None
 
@@ -83,7 +83,7 @@ def gru_cell(
     biases = _biases(input_bias, hidden_bias)
     inputs = [("x", contiguous(input_gates)), ("h", contiguous(hidden_gates)), ("state", contiguous(hx)), *biases]
     hidden = [("hidden", "u32", hx.shape[-1])]
-    launch(inputs, [("hy", hy), ("kept", kept)], hidden, hx.numel(), wgsl.gru(bool(biases)), wgsl.FUNCTIONS)
+    per_element(inputs, [("hy", hy), ("kept", kept)], hidden, hx.numel(), wgsl.gru(bool(biases)), wgsl.FUNCTIONS)
     return narrowed(hy, dtype), narrowed(kept, dtype)
 
 
@@ -94,7 +94,7 @@ def gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: 
     to_state = new_contiguous(grad_hy.shape, wide(dtype))
     inputs = [("g", contiguous(grad_hy)), ("kept", contiguous(workspace))]
     outputs = [("to_x", to_x), ("to_h", to_h), ("to_state", to_state)]
-    launch(inputs, outputs, [("hidden", "u32", hidden)], grad_hy.numel(), wgsl.GRU_BACKWARD, wgsl.FUNCTIONS)
+    per_element(inputs, outputs, [("hidden", "u32", hidden)], grad_hy.numel(), wgsl.GRU_BACKWARD, wgsl.FUNCTIONS)
     made = [narrowed(tensor, dtype) for tensor in (to_x, to_h, to_state)]
     biases = (made[0].sum(0), made[1].sum(0)) if has_bias else (None, None)
     return (*made, *biases)

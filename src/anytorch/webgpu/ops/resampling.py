@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from anytorch.gpu.wgsl import resample as wgsl
-from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.copies import contiguous, narrowed, on_device
+from anytorch.webgpu.dtypes import FLOATS, computable, word_dtype
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import check_devices
+from anytorch.webgpu.forms import KEY, register_with_out
+from anytorch.webgpu.launch import check_devices, infer
+from anytorch.webgpu.per_element import per_element
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
-from anytorch.webgpu.threads import computable, launch, narrowed, result_of, wide, with_out
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 # aten's name without rank or direction, the generator's mode, whether align_corners is an argument, ranks
 MODES = (
@@ -58,15 +58,15 @@ def _upsample(op: Any, mode: str, rank: int, aligning: bool) -> Callable[..., to
         values = _arguments(op, 2, rest, named)
         align = bool(values[0]) if aligning else False
         given = values[1:] if aligning else values
-        made = result_of(op, x, list(output_size), *values)
+        made = infer(op, x, list(output_size), *values)
         if x.dtype not in FLOATS or not computable(x.dtype):
             there: torch.Tensor = fallback(op, x, output_size, *values)
             return there
-        y = new_contiguous(made.size(), wide(x.dtype))
+        y = new_contiguous(made.size(), word_dtype(x.dtype))
         scales = _scales(x.shape[2:], y.shape[2:], align, given)
         numbers = _numbers(x.shape[2:], y.shape[2:], scales)
         functions = wgsl.interpolation(mode, align)
-        launch([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.forward(mode, rank), functions)
+        per_element([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.forward(mode, rank), functions)
         return _laid_out(y, made)
 
     return kernel
@@ -77,15 +77,15 @@ def _upsample_backward(op: Any, mode: str, rank: int, aligning: bool) -> Callabl
         values = _arguments(op, 3, rest, named)
         align = bool(values[0]) if aligning else False
         given = values[1:] if aligning else values
-        made = result_of(op, g, list(output_size), list(input_size), *values)
+        made = infer(op, g, list(output_size), list(input_size), *values)
         if g.dtype not in FLOATS or not computable(g.dtype):
             there: torch.Tensor = fallback(op, g, output_size, input_size, *values)
             return there
-        x = new_contiguous(made.size(), wide(g.dtype))
+        x = new_contiguous(made.size(), word_dtype(g.dtype))
         scales = _scales(x.shape[2:], g.shape[2:], align, given)
         numbers = _numbers(x.shape[2:], g.shape[2:], scales)
         functions = wgsl.interpolation(mode, align)
-        launch([("g", contiguous(g))], [("x", x)], numbers, x.numel(), wgsl.backward(mode, rank), functions)
+        per_element([("g", contiguous(g))], [("x", x)], numbers, x.numel(), wgsl.backward(mode, rank), functions)
         return _laid_out(x, made)
 
     return kernel
@@ -116,14 +116,14 @@ def _padding_numbers(x: Sequence[int], y: Sequence[int], padding: Sequence[int])
 
 def _pad(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
     def kernel(x: torch.Tensor, padding: Any) -> torch.Tensor:
-        made = result_of(op, x, list(padding))
+        made = infer(op, x, list(padding))
         if not computable(x.dtype):
             there: torch.Tensor = fallback(op, x, padding)
             return there
-        y = new_contiguous(made.size(), wide(x.dtype))
+        y = new_contiguous(made.size(), word_dtype(x.dtype))
         numbers = _padding_numbers(x.shape, y.shape, padding)
         functions = wgsl.padding_source(mode)
-        launch([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.padding_forward(rank), functions)
+        per_element([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.padding_forward(rank), functions)
         return _laid_out(y, made)
 
     return kernel
@@ -131,14 +131,14 @@ def _pad(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
 
 def _pad_backward(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
     def kernel(g: torch.Tensor, x: torch.Tensor, padding: Any) -> torch.Tensor:
-        made = result_of(op, g, x, list(padding))
+        made = infer(op, g, x, list(padding))
         if x.dtype not in FLOATS or not computable(x.dtype):
             there: torch.Tensor = fallback(op, g, x, padding)
             return there
-        result = new_contiguous(made.size(), wide(x.dtype))
+        result = new_contiguous(made.size(), word_dtype(x.dtype))
         numbers = _padding_numbers(x.shape, g.shape, padding)
         body = wgsl.padding_backward(mode, rank)
-        launch([("g", contiguous(g))], [("x", result)], numbers, result.numel(), body)
+        per_element([("g", contiguous(g))], [("x", result)], numbers, result.numel(), body)
         return _laid_out(result, made)
 
     return kernel
@@ -161,16 +161,16 @@ def _places(height: int, width: int, kernel: Any, dilation: Any, padding: Any, s
 
 def im2col(x: torch.Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> torch.Tensor:
     op = aten.im2col.default
-    made = result_of(op, x, list(kernel_size), list(dilation), list(padding), list(stride))
+    made = infer(op, x, list(kernel_size), list(dilation), list(padding), list(stride))
     if x.dtype not in FLOATS or not computable(x.dtype):
         there: torch.Tensor = fallback(op, x, kernel_size, dilation, padding, stride)
         return there
     geometry = (_pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
     height, width = x.shape[-2:]
     places = _places(height, width, *geometry)
-    y = new_contiguous(made.size(), wide(x.dtype))
+    y = new_contiguous(made.size(), word_dtype(x.dtype))
     numbers = [(n[:2], "u32", v) for n, v in zip(wgsl.UNFOLD_PARAMETERS, (height, width, *places), strict=True)]
-    launch([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.unfold(*geometry))
+    per_element([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.unfold(*geometry))
     return narrowed(y, x.dtype)
 
 
@@ -178,16 +178,16 @@ def col2im(
     y: torch.Tensor, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> torch.Tensor:
     op = aten.col2im.default
-    made = result_of(op, y, list(output_size), list(kernel_size), list(dilation), list(padding), list(stride))
+    made = infer(op, y, list(output_size), list(kernel_size), list(dilation), list(padding), list(stride))
     if y.dtype not in FLOATS or not computable(y.dtype):
         there: torch.Tensor = fallback(op, y, output_size, kernel_size, dilation, padding, stride)
         return there
     geometry = (_pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
     height, width = _pair(output_size)
     places = _places(height, width, *geometry)
-    x = new_contiguous(made.size(), wide(y.dtype))
+    x = new_contiguous(made.size(), word_dtype(y.dtype))
     numbers = [(n[:2], "u32", v) for n, v in zip(wgsl.UNFOLD_PARAMETERS, (height, width, *places), strict=True)]
-    launch([("y", contiguous(y))], [("x", x)], numbers, x.numel(), wgsl.fold(*geometry))
+    per_element([("y", contiguous(y))], [("x", x)], numbers, x.numel(), wgsl.fold(*geometry))
     return narrowed(x, y.dtype)
 
 
@@ -200,33 +200,27 @@ def grid_sampler(
         return there
     check_devices("grid_sampler_2d", x, grid)
     size = (*x.shape[:2], *grid.shape[1:3])
-    y = new_contiguous(size, wide(x.dtype))
+    y = new_contiguous(size, word_dtype(x.dtype))
     values = (x.shape[1], *x.shape[2:], *size[2:])
     numbers = [(n.split(":")[0], "u32", v) for n, v in zip(wgsl.GRID_PARAMETERS, values, strict=True)]
     inputs = [("x", contiguous(x)), ("grid", contiguous(grid))]
     functions = wgsl.grid_functions(padding_mode, align_corners)
-    launch(inputs, [("y", y)], numbers, y.numel(), wgsl.grid_sample(interpolation_mode), functions)
+    per_element(inputs, [("y", y)], numbers, y.numel(), wgsl.grid_sample(interpolation_mode), functions)
     return narrowed(y, x.dtype)
 
 
 def register(library: torch.library.Library) -> None:
-    library.impl("grid_sampler_2d", grid_sampler, "PrivateUse1")
-
-    def add(name: str, function: Callable[..., torch.Tensor], out: str) -> None:
-        library.impl(name, function, "PrivateUse1")
-        library.impl(f"{name}.{out}", with_out(function), "PrivateUse1")
+    library.impl("grid_sampler_2d", grid_sampler, KEY)
 
     for pattern, mode, aligning, ranks in MODES:
         for rank in ranks:
-            name = pattern.format(rank)
-            add(name, _upsample(getattr(aten, name).default, mode, rank, aligning), "out")
-            name += "_backward"
-            add(name, _upsample_backward(getattr(aten, name).default, mode, rank, aligning), "grad_input")
+            for name, make in ((pattern, _upsample), (pattern + "_backward", _upsample_backward)):
+                op = getattr(aten, name.format(rank)).default
+                register_with_out(library, op, make(op, mode, rank, aligning))
     for mode in ("reflection", "replication"):
         for rank in (1, 2, 3):
-            name = f"{mode}_pad{rank}d"
-            add(name, _pad(getattr(aten, name).default, mode, rank), "out")
-            name += "_backward"
-            add(name, _pad_backward(getattr(aten, name).default, mode, rank), "grad_input")
-    add("im2col", im2col, "out")
-    add("col2im", col2im, "out")
+            for name, pad in ((f"{mode}_pad{rank}d", _pad), (f"{mode}_pad{rank}d_backward", _pad_backward)):
+                op = getattr(aten, name).default
+                register_with_out(library, op, pad(op, mode, rank))
+    register_with_out(library, aten.im2col.default, im2col)
+    register_with_out(library, aten.col2im.default, col2im)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from anytorch.gpu.runtime import Runtime, open_runtime
-from anytorch.gpu.wgsl.scan import BLOCK, SCANS, THREADS, WORDS, Scan, render, render_prefixes
+from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.reduce import Reducer
+from anytorch.gpu.wgsl.scan import BLOCK, SCANS, THREADS, Scan, render, render_prefixes
 from anytorch.gpu.wgsl.types import KINDS
-from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.copies import contiguous, narrowed, on_device
+from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.ops.reductions import (
-    buffers,
-    element_offset,
-    grid,
-    guarded,
-    infer,
-    narrowed,
-    part_states,
-    register_with_out,
-    usable,
-    word_dtype,
-)
-from anytorch.webgpu.ops.softmax import row_geometry
-from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.folds import part_states
+from anytorch.webgpu.forms import KEY, register_with_out
+from anytorch.webgpu.launch import infer, launch
+from anytorch.webgpu.oversize import halving
+from anytorch.webgpu.rows import row_geometry
 from anytorch.webgpu.tensors import aten, new_contiguous
 
 MOST_PARTS = 512
@@ -37,10 +29,9 @@ def scan(
     name: str, self: torch.Tensor, dim: int, dtypes: Sequence[torch.dtype], compute: str | None = None
 ) -> list[torch.Tensor]:
     """The running fold `name` of `self` along `dim`: one new contiguous tensor per dtype. The dtypes must be usable()."""
-    runtime = open_runtime()
     written = [new_contiguous(self.shape, word_dtype(dtype)) for dtype in dtypes]
     if self.numel():
-        _run(runtime, name, contiguous(self), row_geometry(self, dim), written, compute or _own(self.dtype))
+        _run(name, contiguous(self), row_geometry(self, dim), written, compute or _own(self.dtype))
     return [narrowed(t, dtype) for t, dtype in zip(written, dtypes, strict=True)]
 
 
@@ -49,7 +40,6 @@ def _own(dtype: torch.dtype) -> str:
 
 
 def _run(
-    runtime: Runtime,
     name: str,
     x: torch.Tensor,
     geometry: tuple[int, int, int],
@@ -57,17 +47,13 @@ def _run(
     compute: str,
 ) -> None:
     rows, length, inner = geometry
-    group = not runtime.adapter.software and length > 64 and rows < 16_384
+    group = not open_runtime().adapter.software and length > 64 and rows < 16_384
     parts, chunk = split(rows, length) if group else (1, length)
     kernel = Scan(SCANS[name], name_of(x.dtype), tuple(name_of(t.dtype) for t in written), compute, group, parts > 1)
-    program = runtime.programs.make(
-        kernel, lambda: render(kernel), buffers=kernel.buffers, writable=kernel.writable, immediates=4 * WORDS
-    )
-    prefixes = [_prefixes(runtime, name, x, geometry, parts, chunk, compute)] if parts > 1 else []
-    immediates = struct.pack(f"<{WORDS}I", rows, length, inner, parts, chunk, element_offset(x))
-    workers = rows * parts
-    launch = grid(workers if group else -(-workers // THREADS))
-    runtime.dispatch(program, buffers(runtime, [x, *written, *prefixes]), immediates, *launch)
+    prefixes = [_prefixes(SCANS[name], x, geometry, parts, chunk, compute)] if parts > 1 else []
+    groups = rows * parts if group else -(-rows * parts // THREADS)
+    numbers: dict[str, Any] = {"head": (rows, length, inner, parts, chunk), "writable": kernel.writable}
+    launch(kernel, render, [x, *written, *prefixes], groups, **numbers)
 
 
 def split(rows: int, length: int) -> tuple[int, int]:
@@ -79,28 +65,23 @@ def split(rows: int, length: int) -> tuple[int, int]:
 
 
 def _prefixes(
-    runtime: Runtime, name: str, x: torch.Tensor, geometry: tuple[int, int, int], parts: int, chunk: int, compute: str
+    reducer: Reducer, x: torch.Tensor, geometry: tuple[int, int, int], parts: int, chunk: int, compute: str
 ) -> torch.Tensor:
     rows, length, inner = geometry
-    view = x.view(rows // inner, length, inner)
-    totals = part_states(SCANS[name], view, (1,), parts, chunk, compute)
-    reducer = SCANS[name]
-    program = runtime.programs.make(
-        ("prefixes", reducer, compute),
-        lambda: render_prefixes(reducer, compute),
-        buffers=1,
-        writable=1,
-        immediates=8,
-    )
-    launch = grid(-(-rows // THREADS))
-    runtime.dispatch(program, buffers(runtime, [totals]), struct.pack("<2I", rows, parts), *launch)
+    totals = part_states(reducer, x.view(rows // inner, length, inner), (1,), parts, chunk, compute)
+    numbers: dict[str, Any] = {"head": (rows, parts), "placed": 0, "writable": 1}
+    launch(("prefixes", reducer, compute), _render_prefixes, [totals], -(-rows // THREADS), **numbers)
     return totals
+
+
+def _render_prefixes(kernel: tuple[str, Reducer, str]) -> str:
+    return render_prefixes(kernel[1], kernel[2])
 
 
 def _accumulate(op: Any, name: str) -> Callable[..., Any]:
     def kernel(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-        ((_, result),) = infer(op, self, dim, dtype=dtype)
-        if not usable(open_runtime(), self.dtype, result):
+        result = infer(op, self, dim, dtype=dtype).dtype
+        if not usable(self.dtype, result):
             return fallback(op, self, dim, dtype=dtype)
         return scan(name, self, dim, [result], _own(result))[0]
 
@@ -109,7 +90,7 @@ def _accumulate(op: Any, name: str) -> Callable[..., Any]:
 
 def _extreme(op: Any, name: str) -> Callable[..., None]:
     def kernel(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
-        if not usable(open_runtime(), self.dtype, torch.int64):
+        if not usable(self.dtype, torch.int64):
             fallback(op, self, values, indices, dim)
             return
         made = scan(name, self, dim, [self.dtype, torch.int64])
@@ -120,7 +101,7 @@ def _extreme(op: Any, name: str) -> Callable[..., None]:
 
 
 def _logcumsumexp(self: torch.Tensor, dim: int) -> Any:
-    if not self.is_floating_point() or not usable(open_runtime(), self.dtype):
+    if not self.is_floating_point() or not usable(self.dtype):
         return fallback(aten._logcumsumexp.default, self, dim)
     return scan("logcumsumexp", self, dim, [self.dtype])[0]
 
@@ -128,8 +109,9 @@ def _logcumsumexp(self: torch.Tensor, dim: int) -> Any:
 def register(library: torch.library.Library) -> None:
     for name in ("cumsum", "cumprod"):
         op = getattr(aten, name).default
-        register_with_out(library, op, _accumulate(op, name))
+        register_with_out(library, op, halving(op, _accumulate(op, name), fallback))
     for name in ("cummax", "cummin"):
         op = getattr(aten, f"_{name}_helper").default
-        library.impl(op, guarded(op, _extreme(op, name)), "PrivateUse1")
-    register_with_out(library, aten._logcumsumexp.default, _logcumsumexp)
+        library.impl(op, halving(op, _extreme(op, name), fallback), KEY)
+    op = aten._logcumsumexp.default
+    register_with_out(library, op, halving(op, _logcumsumexp, fallback))

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.ops.indexing import (
     Place,
     advanced,
     along,
+    combinable,
     constant,
     flat_place,
     on_dimension,
@@ -24,6 +26,7 @@ from anytorch.webgpu.ops.indexing import (
     selecting,
     usable,
 )
+from anytorch.webgpu.oversize import check_bindable
 from anytorch.webgpu.tensors import aten, device
 
 
@@ -48,9 +51,9 @@ def index_put_impl(
         # The commonest form, x[mask] = value, needs no positions, so no wait for the device.
         shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))
         return target.masked_fill_(shaped, values.reshape(()))
-    place = advanced(target, indices)
-    if place is None:
+    if accumulate and not combinable(target.dtype, "sum"):
         return on_the_cpu(op, target, indices, values, accumulate, unsafe)
+    place = advanced(target, indices)
     try:
         values.expand(list(place.size))
     except RuntimeError as exc:
@@ -59,8 +62,11 @@ def index_put_impl(
             f"{list(place.size)}"
         ) from exc
     place.check(op, target)
-    done = place.combine(target, values, "sum") if accumulate else place.write(target, values)
-    return target if done else on_the_cpu(op, target, indices, values, accumulate, unsafe)
+    if accumulate:
+        place.combine(target, values, "sum")
+    else:
+        place.write(target, values)
+    return target
 
 
 def start(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -75,7 +81,7 @@ def written(
     out: torch.Tensor,
     first: torch.Tensor,
     index: torch.Tensor,
-    write: Callable[[torch.Tensor], bool],
+    write: Callable[[torch.Tensor], None],
     again: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     """Start `out` from `first` and let `write` change it; `again` is the fallback."""
@@ -84,12 +90,8 @@ def written(
     if not usable(op, index) or (out.dtype is not first.dtype):
         return again()
     if out.numel() and first.numel():
-        kept = out if out.data_ptr() != first.data_ptr() else None
         start(out, first)
-        if not write(out.unsqueeze(0) if out.dim() == 0 else out):
-            if kept is None:
-                raise RuntimeError(f"{op}: this adapter cannot bind a tensor of {out.numel():,} elements")
-            return again()
+        write(out.unsqueeze(0) if out.dim() == 0 else out)
     return out
 
 
@@ -141,13 +143,6 @@ def scatter_reduce(
     return _scatter(op, target, dim, index, src, reduce, include_self, out)
 
 
-def combinable(dtype: torch.dtype, mode: str) -> bool:
-    if dtype is torch.int64:
-        return mode in ("sum", "mean", "set")
-    narrow = (torch.bool, torch.int8, torch.uint8, torch.int16)
-    return dtype in (torch.float32, torch.int32, torch.float16, torch.bfloat16, *narrow)
-
-
 def _scatter(
     op: Any,
     target: torch.Tensor,
@@ -174,31 +169,28 @@ def _scatter(
         # The walk is over the index, which may be smaller than the source.
         source = source.as_strided(places_index.shape, source.stride(), source.storage_offset())
 
-    def write(whole: torch.Tensor) -> bool:
+    def write(whole: torch.Tensor) -> None:
         place = along(axis, places_index)
         place.check(op, whole)
-        return reduced(place, whole, source, mode, include_self)
+        reduced(place, whole, source, mode, include_self)
 
     return written(op, out, target, index, write, again)
 
 
-def reduced(place: Place, target: torch.Tensor, source: torch.Tensor, mode: str, include_self: bool) -> bool:
+def reduced(place: Place, target: torch.Tensor, source: torch.Tensor, mode: str, include_self: bool) -> None:
     if mode == "set":
-        return place.write(target, source)
+        place.write(target, source)
+        return
+    check_bindable(target, source)  # all steps, or none
     if not include_self:
-        start_value = constant(identity(target.dtype, mode), target.dtype)
-        if not place.write(target, start_value):
-            return False
-    if not place.combine(target, source, "sum" if mode == "mean" else mode):
-        return False
+        place.write(target, constant(identity(target.dtype, mode), target.dtype))
+    place.combine(target, source, "sum" if mode == "mean" else mode)
     if mode == "mean":
         counts = torch.full(target.shape, int(include_self), dtype=torch.int32, device=device())
-        if not place.write(counts, constant(1, torch.int32), "sum"):
-            return False
+        place.write(counts, constant(1, torch.int32), "sum")
         counts.clamp_(min=1)
         rounding = None if target.is_floating_point() else "floor"
         target.copy_(torch.div(target, counts, rounding_mode=rounding))
-    return True
 
 
 def identity(dtype: torch.dtype, mode: str) -> Any:
@@ -268,12 +260,12 @@ def _on_slices(
         return again()
     _, axis = on_dimension(target, dim)
 
-    def write(whole: torch.Tensor) -> bool:
+    def write(whole: torch.Tensor) -> None:
         values = ours(op, source)
         values = values.reshape(1) if values.dim() == 0 else values
         place = selecting(whole, axis, index)
         place.check(op, whole)
-        return reduced(place, whole, values, mode, include_self)
+        reduced(place, whole, values, mode, include_self)
 
     return written(op, out, target, index, write, again)
 
@@ -285,8 +277,7 @@ def index_fill_scalar(target: torch.Tensor, dim: int, index: torch.Tensor, value
         return on_the_cpu(op, target, dim, index, value)
     place = selecting(whole, axis, index)
     place.check(op, whole)
-    if not place.write(whole, constant(value, target.dtype)):
-        return on_the_cpu(op, target, dim, index, value)
+    place.write(whole, constant(value, target.dtype))
     return target
 
 
@@ -297,9 +288,9 @@ def index_fill_tensor(target: torch.Tensor, dim: int, index: torch.Tensor, value
         )
     op = aten.index_fill_.int_Tensor
     whole, axis = on_dimension(target, dim)
-    place = selecting(whole, axis, index) if usable(op, index) else None
-    if place is None or not place.write(whole, ours(op, value).to(target.dtype)):
+    if not usable(op, index):
         return on_the_cpu(op, target, dim, index, value)
+    selecting(whole, axis, index).write(whole, ours(op, value).to(target.dtype))
     return target
 
 
@@ -320,9 +311,10 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
     place = flat_place(index.reshape(-1))
     place.check(op, flat)
     values = ours(op, source).reshape(-1)
-    done = place.combine(flat, values, "sum") if accumulate else place.write(flat, values)
-    if not done:
-        return on_the_cpu(op, target, index, source, accumulate)
+    if accumulate:
+        place.combine(flat, values, "sum")
+    else:
+        place.write(flat, values)
     if flat.data_ptr() != target.data_ptr():
         target.copy_(flat.reshape(target.shape))
     return target
@@ -346,5 +338,4 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def register(library: torch.library.Library) -> None:
-    for name, kernel in KERNELS.items():
-        library.impl(name, kernel, "PrivateUse1")
+    register_kernels(library, KERNELS)

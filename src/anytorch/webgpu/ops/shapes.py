@@ -7,22 +7,22 @@ views, which are our own.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG
+from anytorch.gpu.buffers import SHIFT, TAG
+from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.native import BindingTooLarge
-from anytorch.gpu.runtime import device_memory, open_runtime
+from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.cat import MOST_WORDS, WORKGROUP, Cat, merge, render, unit_of
-from anytorch.webgpu import places
 from anytorch.webgpu.copies import on_device
-from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import to_meta
-from anytorch.webgpu.pointwise import MOST_GROUPS
-from anytorch.webgpu.tensors import NAME, aten, is_ours, new_tensor, sized_tensor, storage_nbytes
+from anytorch.webgpu.forms import KEY
+from anytorch.webgpu.indexed import gather
+from anytorch.webgpu.kernels import register_kernels
+from anytorch.webgpu.launch import check_devices, infer, made_by, result_of
+from anytorch.webgpu.tensors import aten, is_ours, new_tensor
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -57,100 +57,72 @@ def cat_out(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor)
         length = tensor.size(dim)
         if length == 0:
             continue
-        if tensor.device.type != NAME:
-            raise RuntimeError(f"aten::cat: expected all tensors to be on {NAME}, but one is on {tensor.device}")
+        check_devices("aten::cat", tensor)
         on_device(tensor, out.narrow(dim, at, length))
         at += length
     return out
 
 
-class Joined:
-    """A `cat` seen before, in one launch."""
-
-    __slots__ = ("factor", "head", "nbytes", "offsets", "pack", "program", "result", "shift", "tail", "x", "y")
-
-    def __init__(self, kernel: Cat, like: torch.Tensor, sizes: list[list[int]], strides: list[list[int]]) -> None:
-        runtime = open_runtime()
-        self.program = runtime.programs.make(
-            kernel,
-            lambda: render(kernel),
-            buffers=kernel.inputs + 1,
-            writable=1 << kernel.inputs,
-            immediates=4 * kernel.words,
-        )
-        factor = kernel.unit // like.dtype.itemsize
-        for size, step in zip(sizes, strides, strict=True):
-            size[-1] //= factor
-            step[:-1] = [length // factor for length in step[:-1]]
-        starts = [sum(size[kernel.axis] for size in sizes[:j]) for j in range(len(sizes))]
-        whole = list(sizes[0])
-        whole[kernel.axis] = sum(size[kernel.axis] for size in sizes)
-        count = math.prod(whole)
-        groups = -(-count // WORKGROUP)
-        self.x = min(groups, MOST_GROUPS)
-        self.y = -(-groups // self.x)
-        self.shift = kernel.unit.bit_length() - 1
-        self.head = struct.pack("<2I", count, self.x * WORKGROUP)
-        self.offsets = [start * step[kernel.axis] for start, step in zip(starts, strides, strict=True)]
-        self.pack = struct.Struct(f"<{kernel.inputs}I").pack
-        numbers = [*whole, *starts[1:], *[length for step in strides for length in step]]
-        self.tail = struct.pack(f"<{len(numbers)}I", *numbers)
-        self.result = (tuple(like.size()), tuple(like.stride()), like.dtype)
-        self.nbytes = storage_nbytes(*self.result)
-
-    def __call__(self, addresses: Sequence[int]) -> torch.Tensor:
-        made = sized_tensor(*self.result, self.nbytes)
-        runtime = open_runtime()
-        table, shift = runtime.buffers, self.shift
-        bound = [table[address >> SHIFT] for address in addresses]
-        bound.append(table[made.data_ptr() >> SHIFT])
-        places = [
-            ((address & OFFSET_MASK) >> shift) - start & 0xFFFFFFFF
-            for address, start in zip(addresses, self.offsets, strict=True)
-        ]
-        runtime.dispatch(self.program, bound, self.head + self.pack(*places) + self.tail, self.x, self.y)
-        return made
-
-
-_joined: dict[Any, Joined | None] = device_memory()  # None: copied one by one
 MOST_JOINED = 7  # inputs; every adapter binds eight buffers
+ONE_BY_ONE = "these tensors are copied one by one"
 
 
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    addresses = [tensor.data_ptr() for tensor in tensors]
+    addresses = []
     ours, low = TAG, 0
-    key: list[Any] = [dim]
-    for address, tensor in zip(addresses, tensors, strict=True):
+    key: list[Any] = ["cat", dim]
+    for tensor in tensors:
+        address = tensor.data_ptr()
+        addresses.append(address)
         ours &= address
         low |= address
         key += (tensor.dtype, tensor.size(), tensor.stride())
     key.append(low & 15)
     identity = tuple(key)
-    if ours:  # and none is empty
-        known = _joined.get(identity)
-        if known is not None:
-            try:
-                return known(addresses)
-            except BindingTooLarge:
-                pass  # copies are made in windows
-    like: torch.Tensor = aten.cat.default([to_meta(tensor) for tensor in tensors], dim)  # torch's own errors
-    if ours and identity not in _joined:
-        _joined[identity] = _join(tensors, dim, like, low)
+    plan = plans[identity]
+    if ours and type(plan) is Plan:  # and none is empty
+        try:
+            return made_by(plan, addresses)
+        except BindingTooLarge:
+            pass  # copies are made in windows
+    like: torch.Tensor = infer(aten.cat.default, list(tensors), dim)  # torch's own errors
+    if ours and plan is None:
+        plans[identity] = _join(tensors, dim, like, low)
     return cat_out(tensors, dim, out=new_tensor(like.size(), like.stride(), like.dtype))
 
 
-def _join(tensors: Sequence[torch.Tensor], dim: int, like: torch.Tensor, low: int) -> Joined | None:
+def _join(tensors: Sequence[torch.Tensor], dim: int, like: torch.Tensor, low: int) -> Plan | str:
+    """The plan of a `cat` in one launch."""
     if not 2 <= len(tensors) <= MOST_JOINED or not like.is_contiguous() or like.numel() >= 2**31:
-        return None
+        return ONE_BY_ONE
     if any(tensor.dtype is not like.dtype for tensor in tensors):
-        return None
+        return ONE_BY_ONE
     sizes, strides, axis = merge([t.size() for t in tensors], [t.stride() for t in tensors], dim % like.dim())
     itemsize = like.dtype.itemsize
     unit = unit_of(itemsize, sizes, strides, (low & 15) // itemsize)
-    if unit is None:
-        return None
-    kernel = Cat(unit, len(tensors), len(sizes[0]), axis)
-    return Joined(kernel, like, sizes, strides) if kernel.words <= MOST_WORDS else None
+    kernel = Cat(unit or 0, len(tensors), len(sizes[0]), axis)
+    if unit is None or kernel.words > MOST_WORDS:
+        return ONE_BY_ONE
+    factor = unit // itemsize
+    for size, step in zip(sizes, strides, strict=True):
+        size[-1] //= factor
+        step[:-1] = [length // factor for length in step[:-1]]
+    starts = [sum(size[axis] for size in sizes[:j]) for j in range(len(sizes))]
+    whole = list(sizes[0])
+    whole[axis] = sum(size[axis] for size in sizes)
+    count = math.prod(whole)
+    x, y = grid(-(-count // WORKGROUP))
+    return Plan(
+        kernel,
+        render,
+        (x, y),
+        [unit] * len(tensors),
+        1 << len(tensors),
+        unplaced=1,
+        head=(count, x * WORKGROUP),
+        tail=(*whole, *starts[1:], *[length for step in strides for length in step]),
+        result=result_of(like.size(), like.dtype, like.stride()),
+    )
 
 
 def flip(source: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
@@ -166,10 +138,7 @@ def flip(source: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     for dim in chosen:
         start += (source.size(dim) - 1) * steps[dim]
         steps[dim] = -steps[dim]
-    result = places.gather(source, source.size(), steps, offset=start)
-    if result is None:
-        result = fallback(aten.flip.default, source, dims)
-    return result
+    return gather(source, source.size(), steps, offset=start)
 
 
 def roll(source: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
@@ -189,7 +158,5 @@ def roll(source: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) 
 
 
 def register(library: torch.library.Library) -> None:
-    library.impl("cat", cat, "PrivateUse1")
-    library.impl("cat.out", cat_out, "PrivateUse1")
-    library.impl("flip", flip, "PrivateUse1")
-    library.impl("roll", roll, "PrivateUse1")
+    register_kernels(library, {"cat.out": cat_out, "flip": flip, "roll": roll})
+    library.impl("cat", cat, KEY)

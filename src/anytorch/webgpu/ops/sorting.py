@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +11,6 @@ import torch
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.sort import (
     BLOCK,
-    COUNT_WORDS,
-    FETCH_WORDS,
-    KEY_WORDS,
-    MERGE_WORDS,
-    SEARCH_WORDS,
     THREADS,
     Count,
     Fetch,
@@ -31,39 +25,21 @@ from anytorch.gpu.wgsl.sort import (
     render_search,
 )
 from anytorch.gpu.wgsl.types import KINDS
-from anytorch.webgpu.copies import contiguous
+from anytorch.webgpu.copies import contiguous, narrowed
+from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.ops.reductions import (
-    buffers,
-    element_offset,
-    grid,
-    infer,
-    narrowed,
-    on_webgpu,
-    reduce_dims,
-    register_with_out,
-    usable,
-    word_dtype,
-)
+from anytorch.webgpu.folds import reduce_dims
+from anytorch.webgpu.forms import register_with_out
+from anytorch.webgpu.launch import check_devices, infer, launch
 from anytorch.webgpu.ops.scans import scan
-from anytorch.webgpu.pointwise import name_of
+from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.tensors import aten, new_contiguous
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _launch(
-    key: Any,
-    text: Callable[[], str],
-    tensors: Sequence[torch.Tensor],
-    writable: int,
-    immediates: bytes,
-    workers: int,
-    per_group: int = THREADS,
-) -> None:
-    runtime = open_runtime()
-    program = runtime.programs.make(key, text, buffers=len(tensors), writable=writable, immediates=len(immediates))
-    runtime.dispatch(program, buffers(runtime, tensors), immediates, *grid(-(-workers // per_group)))
+def _workgroups(threads: int) -> int:
+    return -(-threads // THREADS)
 
 
 # --- sorting ----------------------------------------------------------------------------------------------------------
@@ -95,11 +71,9 @@ def _make_keys(kernel: Keys, sources: Sequence[torch.Tensor], rows: int, length:
     width = (blocks - 1) * share + min(length - (blocks - 1) * BLOCK, share) if kernel.block else length
     keys = new_contiguous((rows, width), torch.int64 if kernel.wide else torch.int32)
     at = new_contiguous((rows, width), torch.int32)
-    offset = 0 if kernel.pairs else element_offset(sources[0])
-    immediates = struct.pack(f"<{KEY_WORDS}I", rows, length, offset, blocks, keep)
-    workers, per_group = (rows * blocks, 1) if kernel.block else (rows * length, THREADS)
-    tensors = [*sources, keys, at]
-    _launch(kernel, lambda: render_keys(kernel), tensors, kernel.writable, immediates, workers, per_group)
+    groups = rows * blocks if kernel.block else _workgroups(rows * length)
+    numbers: dict[str, Any] = {"head": (rows, length), "tail": (blocks, keep), "writable": kernel.writable}
+    launch(kernel, render_keys, [*sources, keys, at], groups, **numbers)
     return keys, at
 
 
@@ -110,12 +84,15 @@ def _merged(keys: torch.Tensor, at: torch.Tensor, run: int) -> torch.Tensor:
         return at
     spare_keys, spare_at = new_contiguous(keys.shape, keys.dtype), new_contiguous(at.shape, at.dtype)
     while run < length:
-        immediates = struct.pack(f"<{MERGE_WORDS}I", rows, length, run)
-        tensors = [keys, at, spare_keys, spare_at]
-        _launch(("merge", wide), lambda: render_merge(wide), tensors, 0b1100, immediates, rows * length)
+        numbers: dict[str, Any] = {"head": (rows, length, run), "placed": 0, "writable": 0b1100}
+        launch(("merge", wide), _render_merge, [keys, at, spare_keys, spare_at], _workgroups(rows * length), **numbers)
         keys, at, spare_keys, spare_at = spare_keys, spare_at, keys, at
         run *= 2
     return at
+
+
+def _render_merge(kernel: tuple[str, bool]) -> str:
+    return render_merge(kernel[1])
 
 
 def fetch(x: torch.Tensor, at: torch.Tensor, keep: int, positions: bool = True) -> list[torch.Tensor]:
@@ -125,9 +102,8 @@ def fetch(x: torch.Tensor, at: torch.Tensor, keep: int, positions: bool = True) 
     kernel = Fetch(name_of(x.dtype), name_of(values.dtype), positions)
     made = [values, new_contiguous((rows, keep), torch.int64)] if positions else [values]
     if rows and keep:
-        immediates = struct.pack(f"<{FETCH_WORDS}I", rows, keep, at.size(1), length, element_offset(x))
-        writable = 0b1100 if positions else 0b100
-        _launch(kernel, lambda: render_fetch(kernel), [x, at, *made], writable, immediates, rows * keep)
+        numbers: dict[str, Any] = {"head": (rows, keep, at.size(1), length), "writable": 0b1100 if positions else 0b100}
+        launch(kernel, render_fetch, [x, at, *made], _workgroups(rows * keep), **numbers)
     return [narrowed(values, x.dtype), *made[1:]]
 
 
@@ -166,7 +142,7 @@ def ordered(x: torch.Tensor, dim: int, descending: bool, keep: int | None = None
 
 
 def _sortable(x: torch.Tensor) -> bool:
-    return usable(open_runtime(), x.dtype, torch.int64)
+    return usable(x.dtype, torch.int64)
 
 
 def sort(self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
@@ -288,16 +264,9 @@ def _search(sequence: torch.Tensor, values: torch.Tensor, out_int32: bool, right
     one_row = sequence.dim() == 1
     common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
     kernel = Search(name_of(sequence.dtype), name_of(values.dtype), name_of(dtype), right, common)
-    immediates = struct.pack(
-        f"<{SEARCH_WORDS}I",
-        values.numel(),
-        values.numel() if one_row else values.size(-1),
-        length,
-        element_offset(sequence),
-        element_offset(values),
-        length,
-    )
-    _launch(kernel, lambda: render_search(kernel), [sequence, values, out], 0b100, immediates, values.numel())
+    head = (values.numel(), values.numel() if one_row else values.size(-1), length)
+    tensors = [sequence, values, out]
+    launch(kernel, render_search, tensors, _workgroups(values.numel()), placed=2, head=head, tail=(length,))
     return out
 
 
@@ -320,8 +289,8 @@ def searchsorted(
     values = _as_tensor(self, sorted_sequence)
     op = aten.searchsorted.Tensor
     infer(op, sorted_sequence, values, out_int32=out_int32, right=right, side=side, sorter=sorter)
-    on_webgpu(op, sorted_sequence, values, sorter)
-    if not usable(open_runtime(), sorted_sequence.dtype, values.dtype, torch.int64):
+    check_devices(op, sorted_sequence, values, sorter)
+    if not usable(sorted_sequence.dtype, values.dtype, torch.int64):
         return fallback(op, sorted_sequence, values, out_int32=out_int32, right=right, side=side, sorter=sorter)
     if sorter is not None:
         sorted_sequence = sorted_sequence.gather(-1, sorter)
@@ -341,8 +310,8 @@ def _compact(counts: torch.Tensor, total: int) -> torch.Tensor:
     """Where a running count rises, as int32 positions in one row."""
     made = new_contiguous((1, total), torch.int32)
     if total:
-        immediates = struct.pack("<2I", counts.numel(), element_offset(counts))
-        _launch("compact", render_compact, [counts, made], 0b10, immediates, counts.numel())
+        count = counts.numel()
+        launch("compact", lambda _: render_compact(), [counts, made], _workgroups(count), head=(count,))
     return made
 
 
@@ -382,8 +351,9 @@ def unique2(self: torch.Tensor, sorted: bool = True, return_inverse: bool = Fals
     inverse = none
     if return_inverse:
         inverse = new_contiguous(self.shape, torch.int64)
-        immediates = struct.pack("<2I", counts.numel(), element_offset(counts))
-        _launch("place", render_place, [counts, at, inverse], 0b100, immediates, counts.numel())
+        count = counts.numel()
+        tensors = [counts, at, inverse]
+        launch("place", lambda _: render_place(), tensors, _workgroups(count), head=(count,), writable=0b100)
     return values, inverse, lengths
 
 
@@ -404,16 +374,15 @@ def unique_consecutive(
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-def _counted(x: torch.Tensor, bins: int, low: float, high: float) -> torch.Tensor:
+def _counts(x: torch.Tensor, bins: int, low: float, high: float) -> torch.Tensor:
     made = new_contiguous((bins,), torch.int32).fill_(0)
     if x.numel() and bins:
-        kernel = Count(name_of(x.dtype))
-        immediates = struct.pack(f"<{COUNT_WORDS - 2}I2f", x.numel(), bins, element_offset(x), low, high)
-        _launch(kernel, lambda: render_count(kernel), [x, made], 0b10, immediates, x.numel())
+        count, kernel = x.numel(), Count(name_of(x.dtype))
+        launch(kernel, render_count, [x, made], _workgroups(count), head=(count, bins), tail=(low, high))
     return made
 
 
-def _counted_exactly(x: torch.Tensor, bins: int, low: int, high: int) -> torch.Tensor:
+def _whole_number_counts(x: torch.Tensor, bins: int, low: int, high: int) -> torch.Tensor:
     """Whole numbers, in whole numbers."""
     places = torch.div((x.reshape(-1).to(torch.int64) - low) * bins, high - low, rounding_mode="floor")
     inside = (x >= low) & (x <= high)
@@ -437,8 +406,8 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
     if low == high:
         low, high = low - 1, high + 1
     if whole:
-        return _counted_exactly(self, bins, int(low), int(high)).to(self.dtype)
-    return narrowed(_counted(contiguous(self), bins, low, high), self.dtype)
+        return _whole_number_counts(self, bins, int(low), int(high)).to(self.dtype)
+    return narrowed(_counts(contiguous(self), bins, low, high), self.dtype)
 
 
 def register(library: torch.library.Library) -> None:
@@ -460,4 +429,4 @@ def register(library: torch.library.Library) -> None:
         (aten.unique_consecutive.default, unique_consecutive),
         (aten.histc.default, histc),
     ):
-        register_with_out(library, op, kernel)
+        register_with_out(library, op, halving(op, kernel, fallback))

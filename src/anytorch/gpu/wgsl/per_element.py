@@ -14,7 +14,7 @@ WORKGROUP = 64
 
 
 @dataclass(frozen=True)
-class Threads:
+class PerElement:
     """Outputs are of types that have a word of their own; the caller casts to narrower ones."""
 
     inputs: tuple[tuple[str, str], ...]  # (name, dtype)
@@ -24,15 +24,11 @@ class Threads:
     functions: str = ""
 
     @property
-    def words(self) -> int:
-        return 2 + len(self.inputs) + len(self.outputs) + len(self.parameters)
-
-    @property
     def writable(self) -> int:
         return ((1 << len(self.outputs)) - 1) << len(self.inputs)
 
 
-def render(kernel: Threads) -> str:
+def render(kernel: PerElement) -> str:
     named = (*kernel.inputs, *kernel.outputs)
     lines = [enables({dtype for _, dtype in named})]
     for i, (name, dtype) in enumerate(named):

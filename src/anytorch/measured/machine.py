@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anytorch.devices.bench.provenance import drivers
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware
+
+
+def drivers(hardware: Hardware) -> dict[str, str]:
+    """Driver versions by vendor, and the kernel drivers of cards whose vendor tells no version."""
+    found = {
+        "nvidia": hardware.nvidia.driver or hardware.nvidia.kernel_version,
+        "ascend": hardware.ascend.driver,
+    }
+    versions = {vendor: version for vendor, version in found.items() if version}
+    for gpu in hardware.gpus:
+        if gpu.driver and gpu.vendor not in versions:
+            versions[gpu.vendor] = gpu.driver
+    return versions
 
 
 def identity(hardware: Hardware | None = None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Tensors beyond what the adapter binds at once (128 MiB at least, 2 GiB on most GPUs): the op runs on halves of them.
+"""Tensors beyond what the adapter binds at once (128 MiB at least, 2 GiB on most GPUs): the work is halved until it fits.
 
-Elementwise kernels move a window over their buffers. The others bind whole buffers, so a tensor that is too large is halved
-along a dimension whose slices do not know of each other, each half copied into a buffer of its own, and the results joined.
-All of it stays on the device. Which dimension that is, `RULES` says; an op without a rule runs on the CPU or raises.
+A kernel that walks its operands element by element moves a window over their buffers (`in_windows`). The others bind whole
+buffers: the op runs on halves of its arguments along a dimension whose slices do not know of each other, each half in a
+buffer of its own, and the results are joined (`halving`). All of it stays on the device. Which dimension that is, `RULES`
+says; an op without a rule runs on the CPU or raises BindingTooLarge.
 """
 
 from __future__ import annotations
@@ -12,14 +13,45 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anytorch.gpu.buffers import SHIFT
+from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.runtime import open_runtime
-from anytorch.webgpu.tensors import is_ours
+from anytorch.webgpu.tensors import is_ours, storage_nbytes
+
+Windows = tuple[tuple[int, int], ...]
+WINDOW_STEP = 256  # bindings start on multiples of this on every adapter
 
 
-class TooLarge(Exception):
-    """A kernel was given a buffer beyond what the adapter binds."""
+def halves(length: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Start and length of each half; of what is long, the second starts where bindings may."""
+    middle = length // 2 if length < 2 * WINDOW_STEP else length // 2 // WINDOW_STEP * WINDOW_STEP
+    return (0, middle), (middle, length - middle)
+
+
+# --- kernels that walk their operands ---------------------------------------------------------------------------------
+
+
+def in_windows(tensors: Sequence[torch.Tensor], launch: Callable[[list[torch.Tensor], Windows], None]) -> None:
+    """Call `launch` with parts of tensors of one shape, and for each the window of its buffer that holds it."""
+    largest = max(storage_nbytes(tensor.size(), tensor.stride(), tensor.dtype) for tensor in tensors)
+    if largest + 2 * WINDOW_STEP <= open_runtime().binding_limit:
+        launch(list(tensors), tuple(window_of(tensor) for tensor in tensors))
+        return
+    sizes, strides = tensors[-1].shape, tensors[-1].stride()
+    longest = max(range(len(sizes)), key=lambda d: sizes[d] * max(strides[d], 1) if sizes[d] > 1 else 0)
+    for start, length in halves(sizes[longest]):
+        in_windows([tensor.narrow(longest, start, length) for tensor in tensors], launch)
+
+
+def window_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Offset and size in bytes of the part of its buffer that a tensor touches, as a binding may have them."""
+    first = tensor.data_ptr() & OFFSET_MASK
+    last = first + storage_nbytes(tensor.size(), tensor.stride(), tensor.dtype)
+    start = first // WINDOW_STEP * WINDOW_STEP
+    return start, min(-(-last // 16) * 16, open_runtime().buffers[tensor.data_ptr() >> SHIFT].nbytes) - start
+
+
+# --- kernels that bind whole buffers ----------------------------------------------------------------------------------
 
 
 class Split(NamedTuple):
@@ -37,16 +69,57 @@ class Split(NamedTuple):
 Rule = Callable[[Sequence[Any]], "Split | None"]
 
 
-def attempt(op: Any, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
-    """The op on halves of its arguments; None if there is no rule for it, or one slice alone is too large."""
-    rule = RULES.get(op._schema.name.removeprefix("aten::") + ("." + op._overloadname).replace(".default", ""))
-    split = rule(_in_order(op, args, kwargs)) if rule is not None else None
-    if split is None:
-        return None
+def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """The kernel of `op`, on halves of arguments that the adapter cannot bind.
+
+    Where that is no help (no rule, or one slice alone is too large), `otherwise` is called with the op and its arguments, or
+    BindingTooLarge is raised.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except BindingTooLarge:
+            try:
+                return _halved(op, kernel, args, kwargs)
+            except BindingTooLarge:
+                if otherwise is None:
+                    raise
+        return otherwise(op, *args, **kwargs)
+
+    return call
+
+
+def _halved(op: Any, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The kernel's result from halves of its arguments, and from halves of those, until it no longer objects.
+
+    It objects before it launches, so a vain attempt costs no work.
+    """
     try:
-        return halved(kernel, list(args), kwargs, split)
-    except TooLarge:
+        near = [bindable_copy(value) if isinstance(value, torch.Tensor) else value for value in args]
+        return kernel(*near, **kwargs)
+    except BindingTooLarge:
+        rule = RULES.get(op._schema.name.removeprefix("aten::") + ("." + op._overloadname).replace(".default", ""))
+        split = rule(_in_order(op, args, kwargs)) if rule is not None else None
+        if split is None or args[split.tensors[0]].shape[split.dim] < 2:
+            raise
+    parts = []
+    for start, length in halves(args[split.tensors[0]].shape[split.dim]):
+        part = list(args)
+        for position in split.tensors:
+            part[position] = args[position].narrow(split.dim, start, length)
+        parts.append(_halved(op, kernel, part, kwargs))
+    if not isinstance(parts[0], tuple):
+        assert not isinstance(split.joined, tuple)
+        return _join(parts, split.joined, split.add)
+    dims = split.joined if isinstance(split.joined, tuple) else (split.joined,) * len(parts[0])
+    return tuple(_join(pair, dim, split.add) for pair, dim in zip(zip(*parts, strict=True), dims, strict=True))
+
+
+def _join(parts: Sequence[Any], dim: int | None, add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    if parts[0] is None:  # a gradient nobody asked for
         return None
+    return torch.cat(list(parts), dim) if dim is not None else add(*parts)
 
 
 def _in_order(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -55,48 +128,15 @@ def _in_order(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]
     return [*args, *[kwargs.get(a.name, a.default_value if a.has_default_value() else None) for a in rest]]
 
 
-def splitting(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel, on halves where the adapter cannot bind its arguments; raises BindingTooLarge where that is no help."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return kernel(*args, **kwargs)
-        except (TooLarge, BindingTooLarge):
-            made = attempt(op, kernel, args, kwargs)
-            if made is None:
-                raise
-            return made
-
-    return call
-
-
-def halved(kernel: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], split: Split) -> Any:
-    """Halve until the kernel no longer objects. It objects before it launches, so a vain attempt costs no work."""
-    try:
-        near = [bindable_copy(value) if isinstance(value, torch.Tensor) else value for value in args]
-        return kernel(*near, **kwargs)
-    except (TooLarge, BindingTooLarge) as exc:
-        size = args[split.tensors[0]].shape[split.dim]
-        if size < 2:
-            raise TooLarge from exc
-    parts = []
-    for start, length in ((0, size // 2), (size // 2, size - size // 2)):
-        part = list(args)
-        for position in split.tensors:
-            part[position] = args[position].narrow(split.dim, start, length)
-        parts.append(halved(kernel, part, kwargs, split))
-    if isinstance(parts[0], tuple):
-        joined = split.joined if isinstance(split.joined, tuple) else (split.joined,) * len(parts[0])
-        pairs = zip(*parts, strict=True)
-        return tuple(_join(pair, dim, split.add) for pair, dim in zip(pairs, joined, strict=True))
-    assert not isinstance(split.joined, tuple)
-    return _join(parts, split.joined, split.add)
-
-
-def _join(parts: Sequence[Any], dim: int | None, add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
-    if parts[0] is None:  # a gradient nobody asked for
-        return None
-    return torch.cat(list(parts), dim) if dim is not None else add(*parts)
+def check_bindable(*tensors: torch.Tensor) -> None:
+    """Raise BindingTooLarge if a buffer is too large, for ops that change a tensor in more steps than one."""
+    runtime = open_runtime()
+    for tensor in tensors:
+        nbytes = runtime.buffers[tensor.data_ptr() >> SHIFT].nbytes if tensor.numel() else 0
+        if nbytes > runtime.binding_limit:
+            raise BindingTooLarge(
+                f"webgpu: {nbytes:,} bytes exceed this adapter's limit, {runtime.binding_limit:,} bytes"
+            )
 
 
 def bindable_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,7 +234,29 @@ def _reduction(add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None)
     return rule
 
 
+def _product(a: int, added: int | None = None) -> Rule:
+    """The batch, or the rows of the larger operand; what is added to the product goes along. No sum is taken apart."""
+
+    def rule(args: Sequence[Any]) -> Split | None:
+        left, right = args[a], args[a + 1]
+        dims = [(-3, (a, a + 1)), (-2, (a,)), (-1, (a + 1,))]
+        if right.numel() >= left.numel():
+            dims[1], dims[2] = dims[2], dims[1]
+        for dim, tensors in dims[3 - left.dim() :]:
+            if args[tensors[0]].shape[dim] > 1:
+                with_added = added is not None and args[added].dim() >= -dim and args[added].shape[dim] > 1
+                return Split(dim, (*tensors, added) if with_added and added is not None else tensors, dim)
+        return None
+
+    return rule
+
+
 RULES: dict[str, Rule] = {
+    "mm": _product(0),
+    "bmm": _product(0),
+    "addmm": _product(1, 0),
+    "baddbmm": _product(1, 0),
+    "_addmm_activation": _product(1, 0),
     "_softmax": _rows(1, 0),
     "_log_softmax": _rows(1, 0),
     "_softmax_backward_data": _rows(2, 0, 1),

@@ -1,0 +1,116 @@
+"""Python in another process: it sees the modules this one sees, has a time limit, and leaves nothing running.
+
+`ask` puts one question to a fresh interpreter and returns what it answered, however it ended. Children that live longer
+have protocols of their own, and take the command and the end from here:
+
+    the embedding pool's workers    batches over pipes for as long as the engine lives; started again when one dies
+    the service's workers           a listening socket and a heartbeat; drained with a signal, not timed
+    the service's benchmark         an asyncio stream of events, whose reader may leave at any time
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from anytorch import logs
+
+log = logs.logger(__name__)
+
+# The child sees the modules of its parent, in the same order, and nothing of the folder it happens to start in.
+START = """
+import json, sys
+from importlib import import_module
+sys.path[:] = json.loads(sys.argv[1])
+module, _, function = sys.argv[2].partition(":")
+sys.exit(getattr(import_module(module), function)(sys.argv[3:]))
+"""
+OWN_GROUP = hasattr(os, "killpg")  # start it with start_new_session=OWN_GROUP, so that `kill_group` ends no other
+
+
+def python_command(entry: str, *arguments: str) -> list[str]:
+    """The command that calls `entry` ("package.module:function") with a list of arguments; it returns the exit status."""
+    return [sys.executable, "-c", START, json.dumps(sys.path), entry, *arguments]
+
+
+def ask(
+    entry: str, arguments: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """The lines of JSON a child wrote, and how it ended: "", "timed-out", or words such as "signal 11 (…): last line".
+
+    `entry` is called with the path of the file to append lines to, then with `arguments`. A child that dies leaves the
+    lines it had written; it and everything it started are gone when this returns.
+    """
+    import subprocess
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="anytorch-") as folder:
+        answer = Path(folder) / "answer.jsonl"
+        with (Path(folder) / "words").open("w+b") as words:  # plug-ins print; a pipe nobody reads would block them
+            started = monotonic()
+            log.debug("child: starting, at most %.1f s, for %s", limit_s, ", ".join(arguments))
+            log.debug("child: %s -c START %s %s %s", sys.executable, entry, answer, " ".join(arguments))
+            child = subprocess.Popen(
+                python_command(entry, str(answer), *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                # Its log would end up in `words`, where a crash's last line is looked for.
+                env={**os.environ, "ANYTORCH_LOG_LEVEL": "WARNING", **(environment or {})},
+                start_new_session=OWN_GROUP,
+            )
+            end = ""
+            try:
+                status = child.wait(max(0.0, limit_s))
+            except subprocess.TimeoutExpired:
+                end = "timed-out"
+            finally:  # also on Ctrl-C: no child outlives the question
+                kill_group(child.pid)
+                child.wait()
+            if not end and status:
+                words.seek(0)
+                last = words.read()[-2000:].decode(errors="replace").strip().splitlines()
+                end = f"{status_words(status)}{': ' + last[-1] if last else ''}"
+            log.debug("child %d: ended after %.2f s: %s", child.pid, monotonic() - started, end or "exit status 0")
+        return _read_lines(answer), end
+
+
+def kill_group(pid: int) -> None:
+    """End a child of this process that has a group of its own, with everything it started. It may be gone already."""
+    import signal
+
+    try:
+        if OWN_GROUP:
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)  # Windows: ends the process at once
+    except (ProcessLookupError, PermissionError):
+        log.debug("child %d: is gone already", pid)
+
+
+def status_words(status: int) -> str:
+    """-11 → "signal 11 (Segmentation fault)", 3 → "exit status 3"."""
+    import signal
+
+    if status < 0:
+        return f"signal {-status} ({signal.strsignal(-status) or 'unknown'})"
+    return f"exit status {status:#x}" if status > 255 else f"exit status {status}"  # 0xC0000005 on Windows
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break  # the process died in the middle of a line
+    return lines

@@ -1,0 +1,255 @@
+"""Safetensors files without torch: which files a checkpoint has, and where in them each tensor lies. No tensor is read.
+
+The format (https://github.com/huggingface/safetensors#format): 8 bytes with the header's length, the header (JSON: name →
+dtype, shape, begin and end), then the tensors' bytes, one after another without gaps. Nothing in it can run code.
+This is the only reader of these headers in the package: what it lets pass can be read without further checks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from anytorch.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+SINGLE, INDEX, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth")
+LARGEST_HEADER = 100_000_000  # what the reference reader allows
+LARGEST_SIZE = 2**63 - 1
+CHECKSUMS = "anytorch.sums"  # in the metadata of our own files: a sum of every MiB, 16 hexadecimal digits each
+AGAIN = "it was cut short or damaged: fetch or write it again"
+
+# The format's name → torch's name and the bits of an element.
+DTYPES: dict[str, tuple[str, int]] = {
+    "BOOL": ("bool", 8), "U8": ("uint8", 8), "I8": ("int8", 8), "U16": ("uint16", 16), "I16": ("int16", 16),
+    "U32": ("uint32", 32), "I32": ("int32", 32), "U64": ("uint64", 64), "I64": ("int64", 64),
+    "F16": ("float16", 16), "BF16": ("bfloat16", 16), "F32": ("float32", 32), "F64": ("float64", 64),
+    "C64": ("complex64", 64), "F8_E4M3": ("float8_e4m3fn", 8), "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8), "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8), "F8_E8M0": ("float8_e8m0fnu", 8),
+    "F6_E2M3": ("float6_e2m3", 6), "F6_E3M2": ("float6_e3m2", 6), "F4": ("float4_e2m1", 4),
+}  # fmt: skip
+CODES = {name: code for code, (name, _) in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor is: `nbytes` bytes from `offset` of the file `path`."""
+
+    name: str
+    code: str  # the format's name of the dtype: "BF16"
+    shape: tuple[int, ...]
+    path: str
+    offset: int
+    nbytes: int
+    checksums: tuple[int, ...] | None = None  # of the whole data part of its file, when we wrote it
+    data_start: int = 0  # where that part begins
+
+    @property
+    def dtype(self) -> str:
+        """Torch's name of the dtype: "bfloat16"."""
+        return DTYPES[self.code][0]
+
+    @property
+    def itemsize(self) -> int:
+        return max(1, DTYPES[self.code][1] // 8)
+
+
+def checkpoint_files(path: str | Path) -> list[Path]:
+    """The safetensors files of a folder, or the one file given: model.safetensors, what an index names, or all there are.
+
+    Raises ModelError when there are none, or when an index names a file that is missing or not beside it.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ModelError(f"{path} is no folder and no file", hint="name a model folder or a .safetensors file")
+    if (path / SINGLE).is_file():
+        return [path / SINGLE]
+    indexes = [path / INDEX] if (path / INDEX).is_file() else sorted(path.glob(f"*{SUFFIX}.index.json"))
+    found = shard_files(indexes[0]) if indexes else sorted(path.glob(f"*{SUFFIX}"))
+    if not found:
+        pickled = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{path}: the weights are only there as {pickled[0]}, a pickle, which is not loaded",
+                hint="loading a pickle runs the code in it: fetch the model's safetensors file, or convert it once in a "
+                "place you trust with transformers' AutoModel.from_pretrained(folder).save_pretrained(folder)",
+            )
+        raise ModelError(
+            f"{path}: there are no weights: it has no {SUFFIX} file",
+            hint=f"name the folder that holds config.json and {SINGLE}",
+        )
+    return found
+
+
+def shard_files(index: Path) -> list[Path]:
+    """The files that an index of shards names, sorted; every one is beside it and exists. Raises ModelError."""
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
+        raise ModelError(f"{index}: cannot be read as an index of shards: {exc}", hint="fetch it again") from exc
+    return [file_in(index.parent, name, index) for name in names]
+
+
+def file_in(folder: Path, name: str, named_by: Path) -> Path:
+    """The file `name` of a folder, which the file `named_by` names. Raises ModelError for a name that leads elsewhere.
+
+    What names files (an index, the description of a training run) is data from elsewhere, and may not choose what is read
+    on this machine: a name with a folder in it is refused. A symbolic link with a plain name is followed: whoever may write
+    to the folder put it there, and every file in a Hugging Face cache is a link to ../../blobs.
+    """
+    if name in ("", ".", "..") or not name == PurePosixPath(name).name == PureWindowsPath(name).name:
+        raise ModelError(
+            f"{named_by}: names a file in another folder: {name!r}",
+            hint="a file is named without a folder, and lies beside",
+        )
+    if not (folder / name).is_file():
+        raise ModelError(f"{folder / name}: this shard is missing, {named_by.name} names it", hint="fetch it again")
+    return folder / name
+
+
+def locate_tensors(path: str | Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint (a folder or one file) by name. Raises ModelError for a file that is not whole."""
+    found: dict[str, StoredTensor] = {}
+    for file in checkpoint_files(path):
+        found.update(read_header(file)[0])
+    return found
+
+
+def read_header(path: str | Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """The tensors of one file by name, and its metadata. Raises ModelError, which says what is wrong with the file."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(LARGEST_HEADER, size - 8):
+                _refuse(path, "it is cut off in its header, or has none")
+            raw = file.read(length)
+    except OSError as exc:
+        raise ModelError(f"cannot read {path}: {exc.strerror}", hint="check that it is there and readable") from exc
+    header, metadata = _parsed(path, raw)
+    data_start, data_nbytes = 8 + length, size - 8 - length
+    checksums = _checksums(path, metadata)
+    tensors = {name: _stored(path, name, entry, data_start, data_nbytes, checksums) for name, entry in header.items()}
+    end = data_start
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
+        if tensor.offset != end:
+            what = "overlaps the one before" if tensor.offset < end else "leaves a gap to the one before"
+            _refuse(path, f"tensor {tensor.name!r} {what}: it begins at byte {tensor.offset}, not at {end}")
+        end += tensor.nbytes
+    if end != size:
+        _refuse(path, f"its last {size - end} bytes belong to no tensor")
+    return tensors, metadata
+
+
+def _parsed(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise ValueError("a name comes twice")
+        return made
+
+    try:
+        header = json.loads(raw.decode(), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as exc:
+        _refuse(path, f"its header is not JSON ({exc})", exc)
+    if not isinstance(header, dict):
+        _refuse(path, f"its header is a {type(header).__name__}")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        _refuse(path, "its metadata are not texts by name")
+    return header, metadata
+
+
+def _checksums(path: Path, metadata: dict[str, str]) -> tuple[int, ...] | None:
+    digits = metadata.get(CHECKSUMS, "")
+    try:
+        return tuple(int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)) or None
+    except ValueError as exc:
+        _refuse(path, "its checksums are not hexadecimal", exc)
+
+
+def _stored(
+    path: Path, name: str, entry: Any, start: int, available: int, checksums: tuple[int, ...] | None
+) -> StoredTensor:
+    try:
+        code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (KeyError, TypeError, ValueError) as exc:
+        _refuse(path, f"the header's entry for {name!r} is invalid ({exc!r})", exc)
+    if not isinstance(code, str) or code not in DTYPES:
+        _refuse(path, f"tensor {name!r} has the unknown dtype {code!r}")
+    if any(type(n) is not int or not 0 <= n <= LARGEST_SIZE for n in (*shape, begin, end)) or begin > end:
+        _refuse(path, f"tensor {name!r} has an impossible place or shape: {list(shape)} at {begin}:{end}")
+    if end > available:
+        _refuse(path, f"it is cut off: tensor {name!r} ends at byte {start + end}, the file at {start + available}")
+    bits = _bits(shape, DTYPES[code][1], 8 * available)
+    if bits != 8 * (end - begin):
+        _refuse(
+            path, f"tensor {name!r} has {end - begin} bytes, which its dtype {code} and shape {list(shape)} do not need"
+        )
+    return StoredTensor(name, code, shape, str(path), start + begin, end - begin, checksums, start)
+
+
+def _bits(shape: tuple[int, ...], per_element: int, most: int) -> int | None:
+    """Bits of a tensor, None where they are more than `most`: a header may not make us multiply without end."""
+    total = 0 if 0 in shape else per_element
+    for n in shape:
+        total *= n
+        if total > most:
+            return None
+    return total
+
+
+def _refuse(path: Path, why: str, cause: BaseException | None = None) -> NoReturn:
+    raise ModelError(f"{path} is not a whole safetensors file: {why}", hint=AGAIN) from cause
+
+
+def torch_dtype(stored: StoredTensor) -> torch.dtype:
+    """Torch's dtype of a stored tensor. Raises ModelError where this torch has none."""
+    import torch
+
+    found: torch.dtype | None = getattr(torch, stored.dtype, None)
+    if found is None:
+        raise ModelError(
+            f"{stored.path}: tensor {stored.name!r} has the dtype {stored.code}, which torch does not have"
+        )
+    return found
+
+
+def map_file(path: str | Path) -> torch.Tensor:
+    """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file."""
+    import torch
+
+    return torch.from_file(str(path), shared=False, size=Path(path).stat().st_size, dtype=torch.uint8)
+
+
+def mapped_tensor(stored: StoredTensor, file: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor's values in its mapped file (`map_file`); a copy where they do not begin on a boundary of their dtype."""
+    dtype = torch_dtype(stored)
+    data = (map_file(stored.path) if file is None else file)[stored.offset : stored.offset + stored.nbytes]
+    return (data.clone() if stored.offset % dtype.itemsize else data).view(dtype).view(stored.shape)
+
+
+def header_bytes(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: dict[str, str] | None = None, *, align: int = 8
+) -> bytes:
+    """The start of a file that holds (name, code, shape, nbytes) in this order; the data begin at a multiple of `align`."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, code, shape, nbytes in tensors:
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [end, end + nbytes]}
+        end += nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    padding = -(8 + len(text)) % align
+    return struct.pack("<Q", len(text) + padding) + text + b" " * padding

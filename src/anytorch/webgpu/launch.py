@@ -1,0 +1,86 @@
+"""Between torch's tensors and the one launch path (`gpu.launch`): what every family of kernels shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anytorch.gpu.launch import Kernel, Plan, grid
+from anytorch.gpu.plans import plans
+from anytorch.webgpu.tensors import NAME, contiguous_strides, sized_tensor, storage_nbytes
+
+META = torch.device("meta")
+Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
+
+
+def check_devices(op: Any, *tensors: torch.Tensor | None) -> None:
+    """Raise if a tensor is on another device: kernels in Python get no check from torch. A CPU scalar may come along."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != NAME and tensor.dim():
+            raise RuntimeError(
+                f"{op}: expected all tensors to be on {NAME}, but one is on {tensor.device}; move it with .to('{NAME}')"
+            )
+
+
+def result_of(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Result:
+    """A plan's `result`: what it takes to make a new tensor of this geometry; contiguous unless told otherwise."""
+    strides = tuple(contiguous_strides(size) if stride is None else stride)
+    return tuple(size), strides, dtype, storage_nbytes(size, strides, dtype)
+
+
+def made_by(plan: Plan, addresses: Sequence[int], *more: int) -> torch.Tensor:
+    """Launch a plan into its result, a new tensor; `more` are the addresses of what it binds after that."""
+    made = sized_tensor(*plan.result)
+    plan((*addresses, made.data_ptr(), *more))
+    return made
+
+
+def launch(
+    kernel: Kernel,
+    render: Callable[[Kernel], str],
+    tensors: Sequence[torch.Tensor],
+    groups: int,
+    *,
+    placed: int = 1,
+    writable: int | None = None,
+    head: tuple[int | float, ...] = (),
+    tail: tuple[int | float, ...] = (),
+) -> None:
+    """Run a kernel that its own numbers describe. It is told the places of the first `placed` tensors and, unless told
+    otherwise, writes the others, which start their buffers."""
+    key = (kernel, head, tail)
+    plan = plans[key]
+    if plan is None:
+        if writable is None:
+            writable = ((1 << len(tensors)) - 1) & -(1 << placed)
+        places = [tensor.dtype.itemsize for tensor in tensors[:placed]]
+        unplaced = len(tensors) - placed
+        plan = plans[key] = Plan(
+            kernel, render, grid(groups), places, writable, unplaced=unplaced, head=head, tail=tail
+        )
+    plan([tensor.data_ptr() for tensor in tensors])
+
+
+def to_meta(value: Any) -> Any:
+    """A tensor's shape without its data; CPU scalars keep their place in type promotion by being meta scalars too."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
+    return [to_meta(item) for item in value] if isinstance(value, list) else value
+
+
+def infer(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `op` returns for these arguments, as meta tensors: sizes, strides and dtypes by torch's own meta kernels, which
+    also raise torch's own errors."""
+    key = (op, *[_mark(value) for value in args], *[(name, _mark(value)) for name, value in kwargs.items()])
+    made = plans[key]
+    if made is None:
+        made = plans[key] = op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
+    return made
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.size(), value.stride()
+    return tuple([_mark(item) for item in value]) if isinstance(value, (list, tuple)) else (type(value), value)
