@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
             raise
         from anytorch.errors import PackageMissing
 
-        if (missing := PackageMissing.of_forecasts(exc)) is None:
+        if (missing := PackageMissing.of("forecast", exc)) is None:
             raise
         raise missing from exc
 

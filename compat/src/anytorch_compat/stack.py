@@ -19,7 +19,7 @@ from torch.nn import functional
 from anytorch.counts import counted
 from anytorch.errors import BudgetTooSmall
 from anytorch.memory.parked import park, wake
-from anytorch.memory.stack import MB, StackLevel, TensorStack
+from anytorch.memory.stack import MIB, StackLevel, TensorStack
 from anytorch.memory.store import TensorStore
 
 _layer_numbers = itertools.count()
@@ -71,8 +71,8 @@ class VGPULevel:
             "level": self.level,
             "device": self.device,
             "capacity_mb": self.capacity_mb,
-            "used_mb": use.used / MB,
-            "peak_mb": use.peak / MB,
+            "used_mb": use.used / MIB,
+            "peak_mb": use.peak / MIB,
             "usage": use.used / use.capacity if use.capacity else 0.0,
             "hit_rate": hits / (hits + misses) if hits + misses else 0.0,
             "hits": hits,
@@ -116,7 +116,7 @@ class VGPUStack(TensorStack):
             f"{counted(stats['demotions'], 'demotion')}"
         ]
         lines += [
-            f"level {level['level']} ({level['device']}): {level['used_mb']:.1f} of {level['capacity_mb']:.1f} MB, "
+            f"level {level['level']} ({level['device']}): {level['used_mb']:.1f} of {level['capacity_mb']:.1f} MiB, "
             f"{counted(level['cached_tensors'], 'tensor')}, {level['evictions']} evicted"
             for level in stats["levels"]
         ]

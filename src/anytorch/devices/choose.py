@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -132,7 +134,7 @@ def resolve(
     origin = f" (from {from_settings})" if from_settings else ""
     warning = f"{text!r}{origin} was asked for and cannot be used: {why}. Using {instead.id} ({instead.name}) instead."
     log.info("%s", warning)
-    warnings.warn(DeviceFallbackWarning(warning, [r.code for r in reasons]), stacklevel=callers_level())
+    warn_fallback(warning, [r.code for r in reasons])
     return Resolution(text, instead, True, reasons, warning)
 
 
@@ -141,6 +143,31 @@ def words_of(request: str | torch.device) -> str:
     text = str(request)
     index = None if isinstance(request, str) or ":" in text else current_index(by_torch_type(request.type))
     return text if index is None else f"{text}:{index}"
+
+
+_fallbacks: ContextVar[Callable[[str], None] | None] = ContextVar("fallbacks", default=None)
+
+
+@contextmanager
+def fallbacks_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, in this thread or task, `tell` gets the text of each fallback instead of a DeviceFallbackWarning.
+
+    For services: `warnings.catch_warnings` changes the whole process, and threads whose blocks overlap leave it changed.
+    """
+    token = _fallbacks.set(tell)
+    try:
+        yield
+    finally:
+        _fallbacks.reset(token)
+
+
+def warn_fallback(message: str, reasons: Sequence[str] = ()) -> None:
+    """Issue a DeviceFallbackWarning that points at the user's code, or tell who has asked for it (`fallbacks_to`)."""
+    tell = _fallbacks.get()
+    if tell is not None:
+        tell(message)
+    else:
+        warnings.warn(DeviceFallbackWarning(message, reasons), stacklevel=callers_level())
 
 
 def callers_level() -> int:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from anytorch.devices.lookup import device_info
 from anytorch.serve import schemas
 from anytorch.serve.answers import problems
-from anytorch.serve.named import EMBEDDED
+from anytorch.serve.model_names import EMBEDDED
 from anytorch.serve.problems import Problem
 from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State

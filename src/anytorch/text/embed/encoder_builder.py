@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anytorch.devices.choose import callers_level
+from anytorch.devices.choose import warn_fallback
 from anytorch.devices.oom import is_out_of_memory
-from anytorch.errors import DeviceFallbackWarning, OutOfMemory, UsageError
+from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured.verdict import Question
 from anytorch.text.embed.budget import LARGEST, SMALLEST, Budget
-from anytorch.text.embed.place import CPU, Place, build_encoder, choose_place
+from anytorch.text.embed.encoder_device import CPU, EncoderDevice, build_encoder, choose_device
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import Recipe
 
@@ -21,8 +20,8 @@ BATCH_CHUNKS = 4  # chunks of an encoder that cuts its batches itself, which is 
 SMALLER = {None: "int8", "int8": "int4"}  # what is tried when memory runs out and quantizing is allowed
 
 
-class Building:
-    """What the encoder is made from. `quantization` is what it is in now: it may have been made again in fewer bits."""
+class EncoderBuilder:
+    """What the encoder is made from. `quantization` is what the newest one is in: memory may have asked for fewer bits."""
 
     def __init__(
         self,
@@ -39,43 +38,39 @@ class Building:
     ) -> None:
         """`normalize`: the encoder may do that as well, if it says so itself."""
         self._recipe, self._pooling = recipe, pooling
-        self._devices, self._dtype, self._threads = devices, dtype, threads
+        self._several, self._dtype, self._threads = devices, dtype, threads
         self._allow_quantize, self.normalize = allow_quantize, normalize
         self.quantization = quantization
-        self.places = self._choose(device)
-        self.place = self.places[0]
-        if len(self.places) > 1:
-            self.place = replace(self.place, id=", ".join(place.id for place in self.places))
+        self.devices = self._choose(device)
+        self.device = self.devices[0]
+        if len(self.devices) > 1:
+            self.device = replace(self.device, id=", ".join(one.id for one in self.devices))
         self.why = ""  # the encoder is of its kind
         self.note: Callable[[str], None] = lambda words: None  # told when it is made smaller
 
     @property
     def on_cpu(self) -> bool:
-        return all(place.torch_name == CPU for place in self.places)
+        return all(one.torch_name == CPU for one in self.devices)
 
     def build(self) -> Encoder:
         """Raises OutOfMemory where the model does not fit, and may not be made smaller or is as small as can be."""
-        while True:
-            try:
-                encoder, self.why = self._built()
-            except Exception as exc:
-                if not is_out_of_memory(exc):
-                    raise
-                if not self._may_be_smaller:
-                    raise OutOfMemory(
-                        f"the model does not fit into the memory of {self.place.id}: {exc}",
-                        hint="use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
-                    ) from exc
-                self._make_smaller()
-            else:
-                return encoder
+        return self._build_fitting(self.quantization)
 
-    def build_smaller(self) -> Encoder | None:
-        """The next smaller encoder when memory ran out for a single text; None when that is not allowed."""
-        if not self._may_be_smaller:
-            return None
-        self._make_smaller()
-        return self.build()
+    def build_smaller(self, old: Encoder) -> tuple[Encoder, bool]:
+        """The next smaller encoder when memory ran out for a single text, and True; the old one is closed for it first.
+
+        Where a smaller one is not allowed: the old one and False. Where it does not fit, either: one like the old, which
+        did, and False. Raises OutOfMemory when not even that fits any more.
+        """
+        if not self._may_be_smaller(self.quantization):
+            return old, False
+        before = self.quantization
+        old.close()  # two models do not fit where memory ran out with one
+        try:
+            return self._build_fitting(self._smaller(before)), True
+        except OutOfMemory as exc:
+            self.note(f"no smaller encoder fits: {exc.message}")
+            return self._built(before), False
 
     def budget(self, encoder: Encoder, asked: int | str) -> Budget:
         if isinstance(asked, int):
@@ -89,32 +84,52 @@ class Building:
         threads = encoder.describe().get("threads") or 1
         return Budget(max(CPU_TOKENS, 1024 * threads), asked=self._question(), smallest=512 * threads)
 
-    def _choose(self, device: str | None) -> list[Place]:
-        if self._devices is None:
-            return [choose_place(device)]
-        from anytorch.text.embed.pool_devices import choose_places
+    def _choose(self, device: str | None) -> list[EncoderDevice]:
+        if self._several is None:
+            return [choose_device(device)]
+        from anytorch.text.embed.pool_devices import choose_devices
 
-        return choose_places(self._devices)
+        return choose_devices(self._several)
 
-    def _built(self) -> tuple[Encoder, str]:
-        options: dict[str, Any] = {"quantization": self.quantization, "dtype": self._dtype, "threads": self._threads}
+    def _build_fitting(self, quantization: str | None) -> Encoder:
+        while True:
+            try:
+                return self._built(quantization)
+            except OutOfMemory:
+                if not self._may_be_smaller(quantization):
+                    raise
+                quantization = self._smaller(quantization)
+
+    def _built(self, quantization: str | None) -> Encoder:
+        """An encoder in this quantization, which is then the builder's. Raises OutOfMemory where it does not fit."""
+        options: dict[str, Any] = {"quantization": quantization, "dtype": self._dtype, "threads": self._threads}
         options["normalize"] = self.normalize
-        if self._devices is None:
-            return build_encoder(self.place, self._recipe, self._pooling, **options)
-        from anytorch.text.embed.pool_devices import build_encoders
+        try:
+            if self._several is None:
+                encoder, why = build_encoder(self.device, self._recipe, self._pooling, **options)
+            else:
+                from anytorch.text.embed.pool_devices import build_encoders
 
-        return build_encoders(self._devices, self.places, self._recipe, self._pooling, **options)
+                encoder, why = build_encoders(self._several, self.devices, self._recipe, self._pooling, **options)
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
+            raise OutOfMemory(
+                f"the model does not fit into the memory of {self.device.id}: {exc}",
+                hint="use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
+            ) from exc
+        self.quantization, self.why = quantization, why
+        return encoder
 
-    @property
-    def _may_be_smaller(self) -> bool:
-        return self._allow_quantize and self.quantization in SMALLER
+    def _may_be_smaller(self, quantization: str | None) -> bool:
+        return self._allow_quantize and quantization in SMALLER
 
-    def _make_smaller(self) -> None:
-        smaller = SMALLER[self.quantization]
-        message = f"memory ran out on {self.place.id}: using quantization={smaller!r} (allow_quantize=True)"
-        self.quantization = smaller
+    def _smaller(self, quantization: str | None) -> str:
+        smaller = SMALLER[quantization]
+        message = f"memory ran out on {self.device.id}: using quantization={smaller!r} (allow_quantize=True)"
         self.note(message)
-        warnings.warn(DeviceFallbackWarning(message), stacklevel=callers_level())
+        warn_fallback(message)
+        return smaller
 
     def _question(self, chunk: int = 0) -> Question:
         """What the best batch depends on: the model's shape, the device, how it computes."""
@@ -122,10 +137,10 @@ class Building:
         return Question.of(
             "tokens per batch",
             f"{spec.family} encoder of {spec.layers} layers of {spec.width}",
-            self.place.id,
+            self.device.id,
             chunk=chunk,
             spec=repr(spec),
-            places=repr(self.places),
+            devices=repr(self.devices),
             how=repr((self.quantization, self._dtype, self._threads, self._pooling, self.why)),
         )
 

@@ -29,7 +29,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Place:
+class EncoderDevice:
     """A device for an encoder. `torch_name` is torch's name for it; "cpu" needs no torch."""
 
     id: str  # "cuda:0", "cpu"
@@ -38,7 +38,7 @@ class Place:
     fell_back: bool = False
 
 
-def choose_place(request: str | None) -> Place:
+def choose_device(request: str | None) -> EncoderDevice:
     """The device a request means. "auto" and None: the configured one, else the best.
 
     A named device that cannot be used falls back with a DeviceFallbackWarning, as `anytorch.resolve` has it.
@@ -50,9 +50,9 @@ def choose_place(request: str | None) -> Place:
     wanted = parse(text, registry())
     origin = f"{text!r} was asked for" + (f" (by {from_settings})" if from_settings else "")
     if wanted.backend == CPU:
-        return Place(CPU, CPU, origin)
+        return EncoderDevice(CPU, CPU, origin)
     if wanted.automatic and not accelerator_seen():
-        return Place(CPU, CPU, "files show no accelerator on this machine")
+        return EncoderDevice(CPU, CPU, "files show no accelerator on this machine")
     resolution = resolve(None if from_settings else text)
     chosen = resolution.chosen
     if resolution.fell_back:
@@ -61,7 +61,7 @@ def choose_place(request: str | None) -> Place:
         why = f"the best device here is {chosen.id} ({chosen.name})"
     else:
         why = origin
-    return Place(chosen.id, chosen.torch_name, why, resolution.fell_back)
+    return EncoderDevice(chosen.id, chosen.torch_name, why, resolution.fell_back)
 
 
 def accelerator_seen() -> bool:
@@ -93,7 +93,7 @@ def check_threads(threads: int | None) -> None:
 
 
 def build_encoder(
-    place: Place,
+    on: EncoderDevice,
     recipe: Recipe,
     pooling: tuple[str, ...],
     *,
@@ -102,10 +102,10 @@ def build_encoder(
     threads: int | None,
     normalize: bool = False,
 ) -> tuple[Encoder, str]:
-    """The encoder at a place, and why it is of its kind. `normalize`: it may do that as well, if it says so itself."""
+    """The encoder on a device, and why it is of its kind. `normalize`: it may do that as well, if it says so itself."""
     checkpoint = Checkpoint(recipe.encoder)
-    if place.torch_name != CPU:
-        encoder = _torch(place, recipe, checkpoint, pooling, quantization, dtype, normalize)
+    if on.torch_name != CPU:
+        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, normalize)
         return encoder, "torch computes on this device"
     reason = ""
     if dtype in ("float16", "bfloat16"):
@@ -122,7 +122,7 @@ def build_encoder(
         except _NotPacked as exc:
             reason = str(exc)
     try:
-        encoder = _torch(place, recipe, checkpoint, pooling, quantization, dtype, False)
+        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, False)
         return encoder, f"torch on the CPU, because {reason}"
     except TorchMissing as exc:
         raise TorchMissing(f"{reason}; and {exc.message}", hint=exc.hint) from exc
@@ -143,7 +143,7 @@ def _packed(
 
 
 def _torch(
-    place: Place,
+    on: EncoderDevice,
     recipe: Recipe,
     checkpoint: Checkpoint,
     pooling: tuple[str, ...],
@@ -151,7 +151,7 @@ def _torch(
     dtype: str,
     normalize: bool,
 ) -> Encoder:
-    device = resolve(place.id, strict=True).device  # TorchMissing with the command that installs it
+    device = resolve(on.id, strict=True).device  # TorchMissing with the command that installs it
     from anytorch.text.encoders.encoder import TorchEncoder
 
     build: Callable[..., Any] = TorchEncoder

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-def on_plane(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def project_to_plane(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """[n, dim] → [n, 2], the largest distance from the middle being 1. Fewer than three points lie on a line.
 
     The signs are fixed by the data (the largest part of each direction is positive), so that the same vectors give the same

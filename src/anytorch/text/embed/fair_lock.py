@@ -7,7 +7,7 @@ from collections import deque
 from types import TracebackType
 
 
-class Turns:
+class FairLock:
     """`with turns: …`, first come, first served."""
 
     def __init__(self) -> None:

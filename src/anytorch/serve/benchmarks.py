@@ -1,10 +1,15 @@
-"""Benchmarks that clients start: one at a time, in a child process that ends with its reader; earlier runs are kept."""
+"""Benchmarks that clients start: one at a time, in a child process that ends with its reader; earlier runs are kept.
+
+The child calls `main([request])`, which writes one JSON document per line to standard output: a driver that crashes while
+it is measured takes that process with it and not the service.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,10 +17,13 @@ from typing import Any
 
 from anytorch import logs, settings
 from anytorch.child_process import OWN_GROUP, kill_group, python_command
+from anytorch.devices.bench import Row, benchmark
 from anytorch.devices.bench.workloads import workload_names
 from anytorch.devices.choose import resolve
-from anytorch.errors import DeviceError, UsageError
+from anytorch.devices.types import Candidate
+from anytorch.errors import AnytorchError, DeviceError, UsageError
 from anytorch.files import replace_file
+from anytorch.probe.facts import as_json
 from anytorch.serve import schemas
 from anytorch.serve.problems import Problem
 
@@ -27,7 +35,7 @@ LINE_NBYTES = 16 * 2**20  # of one line: the report of many devices
 RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]+)?")
 
 
-class Measuring:
+class BenchmarkRunner:
     """At most one benchmark at a time: two would measure each other."""
 
     def __init__(self) -> None:
@@ -55,7 +63,7 @@ class Measuring:
         try:
             yield "progress", {"device": "", "test": "", "fraction": 0.0, "message": "starting"}
             process = await asyncio.create_subprocess_exec(
-                *python_command("anytorch.serve.measure:main", request), start_new_session=OWN_GROUP,
+                *python_command(f"{__name__}:main", request), start_new_session=OWN_GROUP,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, limit=LINE_NBYTES,
             )  # fmt: skip
             assert process.stdout is not None
@@ -152,3 +160,38 @@ def check(asked: schemas.BenchmarkRequest) -> None:
             resolve(name, strict=True)
         except DeviceError as exc:
             raise UsageError(exc.message, hint=exc.hint) from exc
+
+
+# --- in the child --------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    asked = json.loads(arguments[0])
+    stream, sys.stdout = sys.stdout, sys.stderr  # whatever else prints must not get between the lines
+
+    def tell(name: str, **data: Any) -> None:
+        stream.write(json.dumps({"event": name, "data": data}) + "\n")
+        stream.flush()
+
+    def progress(done: int, total: int, what: str) -> None:
+        device, _, test = what.partition(": ")
+        tell("progress", device=device, test=test, fraction=done / total if total else 1.0, message=what or "done")
+
+    def found(device: Candidate, row: Row) -> None:
+        if row.ok and row.rate is not None:
+            tell(
+                "result", device=device.id, test=f"{row.workload}, {row.case}", rate=row.rate, unit=row.unit,
+                limit=row.limit, share=row.share,
+            )  # fmt: skip
+        elif row.status != "skipped":
+            tell("problem", device=device.id, test=f"{row.workload}, {row.case}", message=row.reason or row.status)
+
+    try:
+        report = benchmark(
+            asked["devices"], duration_s=asked["seconds"], workloads=asked["workloads"], progress=progress, found=found
+        )
+    except AnytorchError as exc:
+        tell("failed", kind=type(exc).__name__, message=exc.message, hint=exc.hint)
+        return 1
+    tell("report", report=as_json(report))
+    return 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WINDOW_BATCHES = 4  # batches in one window: more sorts better, less starts sooner
 
 
-class Parts:
+class VectorStream:
     """Texts through one runner and head, for any number of callers."""
 
     def __init__(self, runner: Runner, head: Head, *, on_cpu: bool) -> None:
