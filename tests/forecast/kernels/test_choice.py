@@ -22,7 +22,7 @@ from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.generation import rolled, static
 from anytorch.forecast.generation.rolled import RolledSteps
 from anytorch.forecast.generation.static import StaticSteps
-from anytorch.forecast.inputs.series import read_series
+from anytorch.forecast.inputs import read_series
 from anytorch.forecast.kernels import attention, choice, compiling, products
 from anytorch.forecast.kernels import row_step as kernel_step
 from anytorch.forecast.kernels.choice import Budget, Chooser, Option, Part, Timed, decide

@@ -45,8 +45,11 @@ except Exception as exc:  # the interpreter of Triton 3.6 cannot loop to a loade
     raise SystemExit
 
 import anytorch
-from anytorch.forecast import KronosPredictor, choice, generate, kernel_step, product_parts
-from anytorch.forecast.inputs.series import Series
+from anytorch.forecast import KronosPredictor
+from anytorch.forecast.generation import generate
+from anytorch.forecast.kernels import choice, product_parts
+from anytorch.forecast.kernels import row_step as kernel_step
+from anytorch.forecast.inputs import Series
 from anytorch.forecast.kernels.product_parts import error_of
 from anytorch.forecast.kernels.products import Cut, Products, Work, candidates
 from anytorch.forecast.decoding.sampling import Sampler
@@ -180,7 +183,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from anytorch.forecast import attention, window_attention
+from anytorch.forecast.kernels import attention, window_attention
 from anytorch.forecast.kernels.row_step import Tiles
 from anytorch.forecast.kernels.products import Work, candidates, constants
 from anytorch.forecast.kernels.attention_source import attend_many
