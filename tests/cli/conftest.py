@@ -41,7 +41,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
 
 @pytest.fixture
 def process() -> Callable[..., Answer]:
-    def call(*arguments: str, env: Mapping[str, str | None] | None = None, timeout_s: float = 120) -> Answer:
+    def call(*arguments: str, env: Mapping[str, str | None] | None = None, timeout_s: float = 300) -> Answer:
         variables: dict[str, str | None] = {**os.environ, "PYTHONPATH": str(SOURCES), **(env or {})}
         done = subprocess.run(
             [sys.executable, "-m", "anytorch", *arguments],

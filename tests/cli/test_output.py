@@ -163,7 +163,8 @@ def test_completion_scripts_parse(shell: str, cli: Callable[..., Any], tmp_path:
         pytest.skip(f"no {shell} here")
     script = tmp_path / "script"
     script.write_text(cli("completion", shell).out)
-    subprocess.run([shell, "-n", str(script)], check=True, capture_output=True)
+    parsed = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True)
+    assert parsed.returncode == 0 and not parsed.stderr, parsed.stderr
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")

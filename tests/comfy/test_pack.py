@@ -53,7 +53,7 @@ def run_without_anytorch(code: str, folder: Path) -> Any:
         "sys.meta_path = [f for f in sys.meta_path if 'editable' not in str(f).lower()]\n"
     )
     return subprocess.run(
-        [sys.executable, "-c", hide + code], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", hide + code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
 
 

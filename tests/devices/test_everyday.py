@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy
@@ -14,7 +16,7 @@ from anytorch.devices import seeds
 from anytorch.devices.base import TorchBackend
 from anytorch.devices.cpu import cpu_caps
 from anytorch.devices.precision import autocast_dtype
-from anytorch.devices.registry import Registry
+from anytorch.devices.registry import Registry, registry
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import UnknownDevice, UsageError
 from anytorch.probe.facts import Cpu
@@ -41,10 +43,30 @@ def test_memory_of_an_unknown_device() -> None:
         anytorch.memory("cdua")
 
 
-def test_cleanup_and_synchronize_work_with_no_accelerator() -> None:
-    anytorch.cleanup()
-    anytorch.cleanup("cpu")
+def test_cleanup_and_synchronize_work_with_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cleanup()` asks every back end for its cached memory, `cleanup(device)` that device's alone."""
+    asked: list[str] = []
+
+    def told(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        return lambda *index: (asked.append(":".join([name, *map(str, index)])), real(*index))[1]
+
+    for name, backend in registry().backends.items():
+        monkeypatch.setattr(backend, "empty_cache", told(name, backend.empty_cache))
+        monkeypatch.setattr(backend, "synchronize", told(name, backend.synchronize))
+    for cleaned in ((), ("cpu",)):
+        cycle = Cycle()
+        gone = weakref.ref(cycle)
+        del cycle
+        anytorch.cleanup(*cleaned)
+        assert gone() is None, "garbage that refers to itself is collected"
+    assert asked == [*registry().backends, "cpu"]
     anytorch.synchronize("cpu")
+    assert asked[-1] == "cpu:0"
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
 
 
 def test_the_same_seed_gives_the_same_numbers_everywhere() -> None:
@@ -66,7 +88,8 @@ def test_bad_seeds(value: object) -> None:
 
 
 def test_a_large_seed_fits_numpy_too() -> None:
-    anytorch.seed(2**63 - 1)
+    assert anytorch.seed(2**63 - 1) == 2**63 - 1 == torch.initial_seed()
+    assert numpy.random.rand() == numpy.random.RandomState(2**32 - 1).rand(), "NumPy takes the lower 32 bits"
 
 
 class Generators:

@@ -207,7 +207,7 @@ def test_a_backward_and_forwards_of_other_threads(models: Any, given: dict[str, 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=120)
     assert not wrong and not any(thread.is_alive() for thread in threads)
     anytorch.memory.unfit(model)
 
@@ -228,7 +228,7 @@ def test_a_backward_that_was_broken_off_leaves_the_room_free(models: Any, given:
     done: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: done.append(model(x)))
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=120)
     assert done and handle.running.room._owner is None
     anytorch.memory.unfit(model)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from anytorch.memory.fused import MOMENTS, Update
 
 
 @pytest.fixture(autouse=True)
-def built() -> None:
+def built(missing: Callable[[str, str], NoReturn]) -> None:
     if fused._library() is None:
-        pytest.skip("no C++ compiler")
+        missing("compiler", "the native library could not be built")
     if native.level().name == "baseline":
         pytest.skip("a processor without fused multiply-add computes otherwise than torch's vectors")
 

@@ -75,7 +75,7 @@ def test_others_wait_until_it_was_given_back_as_often_as_it_was_taken(room: Room
     room.give_back()
     assert not got.wait(0.05)
     threading.Thread(target=room.give_back).start()  # as a backward's end is told elsewhere
-    assert got.wait(30)
+    assert got.wait(120)
     thread.join()
     assert copies.waited[-1] == "event 1", "the next holder's work is queued behind the last one's"
     room.take()

@@ -438,14 +438,14 @@ def test_killed_while_it_saves_and_resumed(tmp_path: Path) -> None:
         command = [sys.executable, str(program), str(tmp_path / folder), "6", *more]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
-    whole = start("whole").communicate(timeout=120)[0].split()
+    whole = start("whole").communicate(timeout=300)[0].split()
     killed = start("killed", "tell")
     assert killed.stdout is not None
     for _ in range(14):  # somewhere in the third checkpoint
         assert killed.stdout.readline()
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    resumed = start("killed").communicate(timeout=120)[0].split()
+    resumed = start("killed").communicate(timeout=300)[0].split()
     assert 0 < int(resumed[1]) < 6
     assert resumed[2:] == whole[2:]
     assert not list((tmp_path / "killed" / "run").glob(".step-*"))

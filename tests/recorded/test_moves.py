@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NoReturn
+
 import numpy as np
 import pytest
 
 from anytorch.recorded import moves
 
+Missing = Callable[[str, str], NoReturn]
+
 
 @pytest.fixture(params=["compiled", "numpy"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, missing: Missing) -> str:
     if request.param == "numpy":
         monkeypatch.setattr(moves, "_library", lambda: None)
     elif moves._library() is None:
-        pytest.skip("no C++ compiler here")
+        missing("compiler", "the native library could not be built")
     return str(request.param)
 
 
@@ -86,8 +91,8 @@ def test_a_text_that_is_not_there_is_refused(way: str, place: int) -> None:
 
 
 @pytest.mark.parametrize("starts", [[0, 3, 6], [-3, 3, 5], [0, 6, 5]])
-def test_texts_outside_of_the_ids_are_refused(starts: list[int]) -> None:
+def test_texts_outside_of_the_ids_are_refused(starts: list[int], missing: Missing) -> None:
     if moves._library() is None:
-        pytest.skip("no C++ compiler here")
+        missing("compiler", "the native library could not be built")
     with pytest.raises(IndexError, match="outside of the 5 ids"):
         moves.gather_texts(np.arange(5, dtype=np.int32), np.array(starts, np.int32), np.array([0, 1]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from tests.waiting import until
 
 from anytorch.serve.app import Service, create_app
 from anytorch.serve.options import ServeOptions
@@ -39,7 +39,7 @@ class Running:
         )  # fmt: skip
         self.server = Server(config, self.app, options.drain_delay_s, None)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listening]})
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=120)
 
     @property
     def state(self) -> Any:
@@ -60,7 +60,7 @@ class Running:
     def stop(self) -> None:
         self.client.close()
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(120)
         assert not self.thread.is_alive(), "the service does not end"
 
     @property
@@ -80,20 +80,11 @@ class Gate:
         def start_tokens(tokens: Any) -> Callable[[], Any]:
             self.batches += 1
             self.waiting.set()
-            assert self.open.wait(20), "the gate was never opened"
+            assert self.open.wait(120), "the gate was never opened"
             answer: Callable[[], Any] = real(tokens)
             return answer
 
         engine.start_tokens = start_tokens
-
-
-def until(happens: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if happens():
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 @contextmanager

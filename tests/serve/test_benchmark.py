@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from anytorch.serve import measuring
 
@@ -53,10 +53,11 @@ def test_only_one_at_a_time_and_closing_ends_it(service: Any, runs: Path) -> Non
                 break
         second = service.client.post("/v1/benchmark", json=QUICK)
         assert second.status_code == 409 and second.json()["type"].endswith("benchmark-under-way")
-    deadline = time.monotonic() + 20
-    while service.app.guard.under_way or service.state.measuring._reserved_at is not None:
-        assert time.monotonic() < deadline, "it goes on without its reader"
-        time.sleep(0.02)
+    until(
+        lambda: not service.app.guard.under_way and service.state.measuring._reserved_at is None,
+        "it to end without its reader",
+        50,  # sooner than it would end by itself
+    )
 
 
 @pytest.mark.parametrize(

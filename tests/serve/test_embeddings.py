@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +11,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from tests.waiting import until
 
 TEXTS = ["a cat sleeps", "the stock fell", "ein Hund bellt", "a cat sleeps"]
 
@@ -145,22 +145,14 @@ def test_requests_that_wait_together_share_a_batch(serve: Callable[..., Any], ga
     closed = gate(service)
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(ask, service, input="first")
-        assert closed.waiting.wait(10)
+        assert closed.waiting.wait(120)
         rest = [pool.submit(ask, service, input=f"text {n}") for n in range(8)]
-        until_waiting(service, 8)
+        until(lambda: service.embedding.queue.stats.waiting_requests == 8, "all to wait")
         closed.open.set()
         assert first.result().status_code == 200
         found = np.concatenate([vectors(one.result()) for one in rest])
     assert closed.batches == 2
     np.testing.assert_array_equal(found, service.embedding.engine.encode([f"text {n}" for n in range(8)]))
-
-
-def until_waiting(service: Any, count: int) -> None:
-    for _ in range(2000):
-        if service.embedding.queue.stats.waiting_requests == count:
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError(f"{service.embedding.queue.stats} and not {count} are waiting")
 
 
 # --- OpenAI's client -------------------------------------------------------------------------------------------------

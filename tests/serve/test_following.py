@@ -40,11 +40,12 @@ class Worker:
             self.models.first["embeddings"] = self.models.lineup("embeddings")
         self.models._build = self.build
         self.models._wanted = lambda name, job: Wanted(name, "embeddings", None)
-        self.gate, self.built, self.broken = threading.Event(), [], ""
+        self.gate, self.building, self.built, self.broken = threading.Event(), threading.Event(), [], ""
         self.gate.set()
 
     def build(self, wanted: Wanted) -> Any:
-        assert self.gate.wait(20)
+        self.building.set()
+        assert self.gate.wait(120)
         self.built.append(wanted.id)
         if wanted.id == self.broken:
             raise ModelError("not here")
@@ -53,6 +54,10 @@ class Worker:
     def load(self, name: str) -> asyncio.Future[Any]:
         """What POST /api/load-model does."""
         return asyncio.ensure_future(self.models.load(name, None, None, None, done=self.state.tell_others))
+
+    async def builds(self) -> None:
+        """Until a build waits at the closed gate."""
+        assert await asyncio.to_thread(self.building.wait, 120)
 
     @property
     def loaded(self) -> list[str]:
@@ -66,7 +71,7 @@ class Worker:
 
 async def beats(workers: list[Worker], happens: Callable[[], bool]) -> None:
     """The workers' beats until it happens, and a few more."""
-    for _ in range(400):
+    for _ in range(24_000):
         for worker in workers:
             worker.state.on_beat()
         await asyncio.sleep(0.005)
@@ -84,8 +89,9 @@ def test_loads_at_the_same_time_end_in_one_model(tmp_path: Path) -> None:
     async def run() -> None:
         one, two = Worker(tmp_path), Worker(tmp_path)
         two.gate.clear()
+        two.building.clear()
         late = two.load("late")
-        await asyncio.sleep(0.02)
+        await two.builds()
         await one.load("early")
         for _ in range(5):
             two.state.on_beat()  # hears of "early" while it is still building "late"
@@ -104,8 +110,9 @@ def test_clients_that_wait_do_not_keep_a_worker_from_following(tmp_path: Path) -
     async def run() -> None:
         one, two = Worker(tmp_path), Worker(tmp_path)
         two.gate.clear()
+        two.building.clear()
         waiting = [two.load(name) for name in ("a", "b", "c")]  # one builds, two wait: no client may join them
-        await asyncio.sleep(0.02)
+        await two.builds()
         await one.load("early")
         for _ in range(5):
             two.state.on_beat()
@@ -156,8 +163,9 @@ def test_several_models_of_a_job_are_the_same_everywhere(tmp_path: Path) -> None
         assert two.built == ["a", "b", "c"], "the b it was started with is the one it needs"
         # Two at once, in different workers: as if one had come after the other.
         two.gate.clear()
+        two.building.clear()
         late = two.load("d")
-        await asyncio.sleep(0.02)
+        await two.builds()
         await one.load("e")
         two.gate.set()
         await late
@@ -186,8 +194,9 @@ def test_a_model_that_is_replaced_before_it_is_loaded_is_closed(tmp_path: Path) 
         one = Worker(tmp_path)
         closed: list[str] = []
         one.gate.clear()
+        one.building.clear()
         swap = one.load("new")
-        await asyncio.sleep(0.02)
+        await one.builds()
         (old,) = one.models.slots("embeddings")
         loading = asyncio.ensure_future(one.models.ready(old))  # its build waits behind the other's
         build = one.build

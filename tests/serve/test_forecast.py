@@ -122,7 +122,7 @@ def test_uploads_that_are_no_text(forecaster: Any) -> None:
     for body in (gzip.compress(b"0" * 10**6), b"PK\x03\x04xx", b"PAR1xxxx", b"ARROW1xx"):
         assert forecaster.client.post("/v1/forecast", files={"file": ("x", body)}).status_code == 415
     form = {"Content-Type": "multipart/form-data; boundary=x"}
-    assert forecaster.client.post("/v1/forecast", content=b"nonsense", headers=form).status_code in (400, 422)
+    assert forecaster.client.post("/v1/forecast", content=b"nonsense", headers=form).status_code == 400
     form = {"Content-Type": "multipart/form-data"}
     assert forecaster.client.post("/v1/forecast", content=b"nonsense", headers=form).status_code == 400
 
@@ -144,7 +144,7 @@ class Fake:
         self.gate = threading.Event()
 
     def predict_batch(self, df_list: Any, **options: Any) -> list[str]:
-        assert self.gate.wait(10)
+        assert self.gate.wait(120)
         self.batches.append(list(df_list))
         if "bad" in df_list:
             raise ValueError("a bad one")
@@ -176,9 +176,9 @@ def test_one_bad_request_fails_alone() -> None:
     first = queue.submit("first", terms())
     rest = [queue.submit(name, terms()) for name in ("good", "bad", "fine")]
     fake.gate.set()
-    assert first.result(10) == "first 3" and rest[0].result(10) == "good 3" and rest[2].result(10) == "fine 3"
+    assert first.result(120) == "first 3" and rest[0].result(120) == "good 3" and rest[2].result(120) == "fine 3"
     with pytest.raises(ValueError, match="a bad one"):
-        rest[1].result(10)
+        rest[1].result(120)
     queue.close()
 
 
@@ -221,9 +221,9 @@ def test_a_forecast_nobody_waits_for_any_more_ends() -> None:
     while not stepping.steps:
         time.sleep(0.001)
     assert not long.cancel(), "it is being computed"
-    assert queue.submit("short", terms(horizon=3)).result(20) == "short"
-    assert stepping.steps < 50_000 and isinstance(long.exception(1), Exception)
-    running = queue.submit("a", terms(horizon=2000))
+    assert queue.submit("short", terms(horizon=3)).result(120) == "short"
+    assert stepping.steps < 50_000 and isinstance(long.exception(120), Exception)
+    running = queue.submit("a", terms(horizon=100_000))
     while queue.waiting:
         time.sleep(0.001)
     waiting = queue.submit("b", terms(horizon=2000))  # four seconds, by what was measured
@@ -236,17 +236,18 @@ def test_a_forecast_nobody_waits_for_any_more_ends() -> None:
 
 def test_what_cannot_be_ready_in_time_is_refused_at_once() -> None:
     """It would keep the worker from everybody else until its time was up."""
-    queue = ForecastQueue(Stepping())
-    assert queue.submit("unknown", terms(horizon=20, samples=4), 0.01).result(20), "nothing is known yet"
+    stepping = Stepping()
+    queue = ForecastQueue(stepping)
+    assert queue.submit("unknown", terms(horizon=20, samples=4), 0.01).result(120), "nothing is known yet"
     with pytest.raises(TimeoutError, match=r"10000 steps take at least \d+ s here, and the request may take 5 s"):
         queue.submit("long", terms(horizon=10_000, samples=4), 5.0)  # 2 ms at least for each
     given_up = queue.submit("late", terms(horizon=10_000, samples=1))
-    while queue.waiting:
+    enough = stepping.steps + 30
+    while stepping.steps < enough:
         time.sleep(0.001)
-    time.sleep(0.1)
     given_up.cancel()
-    assert isinstance(given_up.exception(20), Exception)
-    assert queue.submit("short", terms(horizon=1, samples=1)).result(20), "the worker goes on"
+    assert isinstance(given_up.exception(120), Exception)
+    assert queue.submit("short", terms(horizon=1, samples=1)).result(120), "the worker goes on"
     with pytest.raises(TimeoutError):
         queue.submit("again", terms(horizon=10_000, samples=1), 5.0)  # known from the one that was given up
     queue.submit("possible", terms(horizon=100, samples=4), 5.0).cancel()
@@ -277,8 +278,8 @@ class Costly:
 def test_a_small_forecast_does_not_make_the_large_ones_seem_endless() -> None:
     gate = Fake()
     queue = ForecastQueue(Costly(), most_waiting_s=10.0)
-    queue.submit("large", terms(horizon=1000, samples=20)).result(20)
-    queue.submit("small", terms(horizon=1, samples=1)).result(20)  # 20 ms for one number
+    queue.submit("large", terms(horizon=1000, samples=20)).result(120)
+    queue.submit("small", terms(horizon=1, samples=1)).result(120)  # 20 ms for one number
     queue._predictor = gate
     first = queue.submit("first", terms())
     while queue.waiting:
@@ -286,19 +287,26 @@ def test_a_small_forecast_does_not_make_the_large_ones_seem_endless() -> None:
     waiting = [queue.submit(f"large {n}", terms(horizon=1000 + n, samples=20)) for n in range(20)]
     assert queue.waiting == 20, "by the small one alone they would take hours"
     gate.gate.set()
-    assert first.result(20) and all(one.result(20) for one in waiting)
+    assert first.result(120) and all(one.result(120) for one in waiting)
     queue.close()
 
 
-def test_a_deadline_ends_the_computation(forecaster: Any) -> None:
+def test_a_deadline_ends_the_computation(forecaster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = forecaster.state.models.loaded("forecast")[0].queue
+    computed: list[int] = []
+    real = queue._predictor.predict_batch
+
+    def noting(*given: Any, pred_len: int, **options: Any) -> Any:
+        found = real(*given, pred_len=pred_len, **options)
+        computed.append(pred_len)
+        return found
+
+    monkeypatch.setattr(queue._predictor, "predict_batch", noting)
     body = {"sample": True, "horizon": 1000, "samples": 20}
     late = forecaster.client.post("/v1/forecast", json=body, headers={"X-Request-Timeout": "0.5"})
     assert late.status_code == 504, late.text
-    began = time.perf_counter()
     assert ask(forecaster, sample=True).status_code == 200
-    whole = time.perf_counter() - began
-    queue = forecaster.state.models.loaded("forecast")[0].queue
-    assert queue.waiting == 0 and whole < 25, "the long one was computed to its end"
+    assert queue.waiting == 0 and len(computed) == 1 and 1000 not in computed, "the long one was computed to its end"
 
 
 def test_forecasts_at_the_same_time(forecaster: Any) -> None:

@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_loaded_is_told(host: str, words: str) -> None:
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
             app.router.lifespan_context(app),
         ):
-            for _ in range(200):
+            for _ in range(12_000):
                 health = (await client.get("/v1/readyz")).json()
                 if health["status"] != "starting":
                     break

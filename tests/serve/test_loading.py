@@ -97,16 +97,17 @@ class Engine:
 def test_a_client_that_leaves_while_a_model_loads_leaks_nothing() -> None:
     async def run() -> None:
         registry = create_app(ServeOptions(forecast=False)).state.service.models
-        go_on, built = threading.Event(), []
+        begun, go_on, built = threading.Event(), threading.Event(), []
 
         def slow(wanted: Any) -> Any:
-            assert go_on.wait(20)
+            begun.set()
+            assert go_on.wait(120)
             built.append(Engine(wanted))
             return built[-1]
 
         registry._build = slow
         asked = [asyncio.ensure_future(registry.load("all-MiniLM-L6-v2", None, None, None)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(begun.wait, 120)
         with pytest.raises(Problem, match="wait already"):
             await registry.load("all-MiniLM-L6-v2", None, None, None)
         for one in asked:
@@ -133,7 +134,7 @@ def test_the_deadline_and_the_client_count_while_the_model_loads() -> None:
         build = service.models._build
 
         def slow(wanted: Any) -> Any:
-            assert go_on.wait(30)
+            assert go_on.wait(120)
             return build(wanted)
 
         service.models._build = slow
@@ -151,7 +152,7 @@ def test_the_deadline_and_the_client_count_while_the_model_loads() -> None:
 
             scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [(b"host", b"localhost")],
                      "client": ("127.0.0.1", 1)}  # fmt: skip
-            await asyncio.wait_for(app(scope, receive, send), 20)
+            await asyncio.wait_for(app(scope, receive, send), 120)
             (slot,) = service.models.slots("embeddings")
             assert slot.model is None and slot.users == 1, "the patient one alone is left"
             go_on.set()

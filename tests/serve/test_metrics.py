@@ -29,7 +29,7 @@ print(text)
 def test_a_model_that_was_swapped_out_is_told_no_longer_among_workers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     for model, loaded, waiting in (("old", 0, 0), ("new", 1, 3)):

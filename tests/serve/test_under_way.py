@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from anytorch.serve import protocol
 
@@ -25,16 +26,9 @@ def ask(service: Any, text: str = "x", **options: Any) -> httpx.Response:
     return response
 
 
-def until(happens: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, f"waited for {what}"
-        time.sleep(0.005)
-
-
 def post(service: Any, body: bytes, path: str = "/v1/embeddings") -> socket.socket:
     """A request on a connection of its own, whose answer nobody reads."""
-    made = socket.create_connection(("127.0.0.1", service.port), timeout=20)
+    made = socket.create_connection(("127.0.0.1", service.port), timeout=120)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/json\r\n\r\n"
     made.sendall(head.encode() + body)
@@ -48,7 +42,7 @@ def held(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> Any:
     service.gate = gate(service)
     service.pool = ThreadPoolExecutor(16)
     service.first = service.pool.submit(ask, service, "first")
-    assert service.gate.waiting.wait(10)
+    assert service.gate.waiting.wait(120)
     yield service
     service.gate.open.set()
     service.pool.shutdown()
@@ -58,7 +52,7 @@ def test_a_deadline_is_kept_while_the_engine_is_busy(held: Any) -> None:
     began = time.monotonic()
     answer = ask(held, "late", headers={"X-Request-Timeout": "0.2"})
     assert answer.status_code == 504 and answer.json()["type"].endswith(":deadline")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # and not when the gate gives up
     similar = held.client.post("/v1/similarity", json={"a": ["x"]}, headers={"X-Request-Timeout": "0.2"})
     assert similar.status_code == 504
     held.gate.open.set()
@@ -77,7 +71,7 @@ def test_a_request_without_a_body_has_a_deadline_too(serve: Callable[..., Any]) 
     service.state.looks.survey = never
     answer = service.client.get("/v1/devices?refresh=true", headers={"X-Request-Timeout": "0.1"})
     assert answer.status_code == 504 and "0.1 s" in answer.json()["detail"]
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as made:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=120) as made:
         made.sendall(b"GET /v1/devices HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(lambda: service.app.guard.under_way == 1, "the request to be under way")
     until(lambda: service.app.guard.under_way == 0, "the service to notice that the client has gone")
@@ -93,7 +87,7 @@ def unread(service: Any, room: int = 4096) -> socket.socket:
     service.embedding.engine.start_tokens = at_once
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
-    made.settimeout(20)
+    made.settimeout(120)
     made.connect(("127.0.0.1", service.port))
     body = json.dumps({"input": ["x"] * 2048}).encode()
     made.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -114,12 +108,12 @@ def test_an_answer_that_nobody_reads_is_let_go(serve: Callable[..., Any]) -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell what it holds")
 def test_a_slow_reader_gets_its_whole_answer(serve: Callable[..., Any]) -> None:
-    service = serve(body_timeout_s=0.5)
+    service = serve(body_timeout_s=1.5)
     with unread(service, room=100_000) as made:
         found = made.recv(65536)
         head, _, body = found.partition(b"\r\n\r\n")
         length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
-        end = time.monotonic() + 1.2  # more than two looks at it
+        end = time.monotonic() + 3.5  # more than two looks at it
         while len(body) < length:
             part = made.recv(65536)
             assert part, f"cut off after {len(body)} of {length} bytes"
@@ -172,23 +166,22 @@ def test_a_client_that_leaves_is_not_computed_for(held: Any, path: str, body: by
 
 
 def test_draining_finishes_what_is_under_way(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> None:
-    service = serve(drain_s=10, drain_delay_s=0.3)
+    service = serve(drain_s=120, drain_delay_s=2.0)
     closed = gate(service)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=service.url) as other:
         waiting = [pool.submit(ask, service, f"text {n}") for n in range(3)]
-        assert closed.waiting.wait(10)
+        assert closed.waiting.wait(120)
         until(lambda: service.app.guard.under_way == 3, "three requests")
         service.drain()
-        with httpx.Client(base_url=service.url) as other:
-            unready = other.get("/v1/readyz")
-            assert unready.status_code == 503 and unready.json()["status"] == "draining"
-            assert other.get("/v1/healthz").status_code == 200
+        unready = other.get("/v1/readyz")
+        assert unready.status_code == 503 and unready.json()["status"] == "draining"
+        assert other.get("/v1/healthz").status_code == 200
         until(lambda: service.server.should_exit, "the delay to pass")
         time.sleep(0.3)
         assert service.thread.is_alive(), "it ended with requests under way"
         closed.open.set()
         assert {one.result().status_code for one in waiting} == {200}
-    service.thread.join(10)
+    service.thread.join(120)
     assert not service.thread.is_alive()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", service.port), timeout=2)
@@ -201,7 +194,7 @@ def test_a_model_is_swapped_without_a_lost_request(serve: Callable[..., Any]) ->
     statuses: list[int] = []
 
     def hammer(number: int) -> None:
-        with httpx.Client(base_url=service.url, timeout=30) as client:
+        with httpx.Client(base_url=service.url, timeout=120) as client:
             while not stop.is_set():
                 answer = client.post("/v1/embeddings", json={"input": f"text {number}"})
                 statuses.append(answer.status_code)
@@ -221,7 +214,7 @@ def test_a_model_is_swapped_without_a_lost_request(serve: Callable[..., Any]) ->
     finally:
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
     assert set(statuses) == {200} and len(statuses) > 4
     assert service.embedding is not first
     until(lambda: first.queue.closing, "the first engine to be closed")

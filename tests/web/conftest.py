@@ -124,7 +124,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, text_models: Path) -> Iter
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

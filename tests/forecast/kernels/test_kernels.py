@@ -1,6 +1,6 @@
 """Our Triton kernels for a step, by Triton's own interpreter on the CPU: the same ids as torch's, not how fast.
 
-Triton comes with torch's GPU wheels alone: elsewhere the test is skipped, or fails where ANYTORCH_TEST_REQUIRE names triton.
+Where Triton is not installed the tests are skipped, or fail if ANYTORCH_TEST_REQUIRE names triton, as `make test` does.
 """
 
 from __future__ import annotations
@@ -250,19 +250,16 @@ def interpreted(run_script: Callable[..., Any], missing: Callable[[str, str], No
     return run
 
 
-@pytest.mark.slow
 def test_the_kernels_draw_the_same_ids(interpreted: Callable[[str], Any]) -> None:
     for used, why, same, ways in interpreted(IDS)["found"]:
         assert used and not why and same and not ways
 
 
-@pytest.mark.slow
 def test_products_are_right_however_they_are_cut(interpreted: Callable[[str], Any]) -> None:
     errors = interpreted(PRODUCTS)["errors"]
     assert len(errors) > 80 and not [one for one in errors if not one[2] <= choice.MOST_ERROR]
 
 
-@pytest.mark.slow
 def test_what_is_chosen_draws_the_same_ids(interpreted: Callable[[str], Any]) -> None:
     found = interpreted(CHOSEN)
     used, why, same, ways = found["chosen"]

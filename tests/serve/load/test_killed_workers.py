@@ -14,20 +14,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.serve.load.conftest import wait_for
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 BODY = json.dumps({"input": "a text"})
 
 
-def ask_in_a_loop(port: int, until: threading.Event, seen: Counter[str]) -> None:
+def ask_in_a_loop(port: int, end: threading.Event, seen: Counter[str]) -> None:
     """A client that tries again when its connection is lost, as clients do; what it gets is counted."""
     connection: http.client.HTTPConnection | None = None
-    while not until.is_set():
+    while not end.is_set():
         try:
             if connection is None:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             connection.request(
                 "POST", "/v1/embeddings", json.dumps({"input": "a text"}), {"Content-Type": "application/json"}
             )
@@ -45,23 +45,23 @@ def ask_in_a_loop(port: int, until: threading.Event, seen: Counter[str]) -> None
 
 def test_a_killed_worker_is_replaced_and_the_service_goes_on(start: Callable[..., Any]) -> None:
     service = start(workers=2, threads=1)
-    wait_for(lambda: len(service.children()) == 2, 60, "two workers")
+    until(lambda: len(service.children()) == 2, "two workers")
     clients = 6
     seen: Counter[str] = Counter()
-    until = threading.Event()
-    threads = [threading.Thread(target=ask_in_a_loop, args=(service.port, until, seen)) for _ in range(clients)]
+    end = threading.Event()
+    threads = [threading.Thread(target=ask_in_a_loop, args=(service.port, end, seen)) for _ in range(clients)]
     for thread in threads:
         thread.start()
     try:
-        wait_for(lambda: seen["200"] > 20, 60, "requests are answered")
+        until(lambda: seen["200"] > 20, "requests are answered")
         victim = service.children()[0]
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: victim not in service.children() and len(service.children()) == 2, 60, "a new worker")
+        until(lambda: victim not in service.children() and len(service.children()) == 2, "a new worker")
         before = seen["200"]
-        wait_for(lambda: seen["200"] > before + 40, 60, "requests are answered again")
+        until(lambda: seen["200"] > before + 40, "requests are answered again")
         time.sleep(0.2)
     finally:
-        until.set()
+        end.set()
         for thread in threads:
             thread.join()
     lost = sum(count for name, count in seen.items() if not name.isdigit())
@@ -76,16 +76,16 @@ def test_a_killed_worker_is_replaced_and_the_service_goes_on(start: Callable[...
 def test_one_process_ends_well_on_sigterm_with_requests_under_way(start: Callable[..., Any]) -> None:
     service = start()
     seen: Counter[str] = Counter()
-    until = threading.Event()
-    threads = [threading.Thread(target=ask_in_a_loop, args=(service.port, until, seen)) for _ in range(4)]
+    end = threading.Event()
+    threads = [threading.Thread(target=ask_in_a_loop, args=(service.port, end, seen)) for _ in range(4)]
     for thread in threads:
         thread.start()
     try:
-        wait_for(lambda: seen["200"] > 20, 60)
+        until(lambda: seen["200"] > 20, "requests are answered")
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(60) == 0, service.words()
+        assert service.process.wait(120) == 0, service.words()
     finally:
-        until.set()
+        end.set()
         for thread in threads:
             thread.join()
     # Before the port closed every request got its status; a kept-alive connection may close once under each client.

@@ -11,8 +11,8 @@ MANY = 60
 
 
 def connect(service: Any) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", service.port), timeout=30)
-    made.settimeout(30)
+    made = socket.create_connection(("127.0.0.1", service.port), timeout=120)
+    made.settimeout(120)
     return made
 
 
@@ -48,9 +48,9 @@ def test_slow_headers_are_ended_and_others_are_answered_meanwhile(service: Any) 
             one.sendall(REQUEST + b"X-Slow: ")
         began = time.monotonic()
         assert service.ask(body={"input": "quick"})[0] == 200
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
         # Every byte comes in time; the header as a whole does not.
-        assert trickle(connections, b"a", 20) < 20
+        assert trickle(connections, b"a", 60) < 60
     finally:
         for one in connections:
             one.close()
@@ -62,7 +62,7 @@ def test_slow_bodies_are_ended(service: Any) -> None:
         for one in connections:
             one.sendall(REQUEST + b"Content-Length: 1000\r\n\r\n{")
         assert service.ask(body={"input": "quick"})[0] == 200
-        assert trickle(connections, b" ", 20) < 20
+        assert trickle(connections, b" ", 60) < 60
     finally:
         for one in connections:
             one.close()

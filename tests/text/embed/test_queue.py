@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from anytorch.errors import InputError, OutOfMemory, QueueClosed, QueueFull, UsageError
 from anytorch.text.embed import queue_worker
@@ -33,7 +34,7 @@ class Gate:
 
     def pass_through(self, lengths: list[int]) -> None:
         self.reached.set()
-        assert self.opened.wait(20)
+        assert self.opened.wait(120)
 
 
 @pytest.fixture
@@ -52,12 +53,12 @@ def test_concurrent_requests_share_batches_and_get_their_own_answers(engine: Any
     gate = Gate(encoder)
     with EngineQueue(engine) as queue:
         first = queue.submit(TEXTS[0])
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         futures = [queue.submit([text]) for text in TEXTS[1:]]
         gate.opened.set()
-        assert np.array_equal(first.result(20), alone[0])
+        assert np.array_equal(first.result(120), alone[0])
         for number, future in enumerate(futures, 1):
-            assert np.array_equal(future.result(20), alone[number : number + 1])
+            assert np.array_equal(future.result(120), alone[number : number + 1])
         assert [len(call) for call in encoder.calls] == [1, 39]
         stats = queue.stats
         assert (stats.requests, stats.texts, stats.batches, stats.waiting_requests) == (40, 40, 2, 0)
@@ -108,23 +109,23 @@ def test_a_short_request_overtakes_a_long_one(engine: Any, encoder: Any) -> None
     gate = Gate(encoder)
     with EngineQueue(engine, batch_tokens=50) as queue:
         long = queue.submit(["a long request of many texts"] * 500)
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         short = queue.submit("short")
         long_was_done: list[bool] = []
         short.add_done_callback(lambda future: long_was_done.append(long.done()))
         gate.opened.set()
-        short.result(20)
+        short.result(120)
         assert long_was_done == [False], "the short one had to wait for the long one"
-        assert long.result(20).shape == (500, 16)
+        assert long.result(120).shape == (500, 16)
         assert max(sum(call) for call in encoder.calls) <= 50
 
 
 def test_a_lone_caller_does_not_wait_for_company(engine: Any) -> None:
-    with EngineQueue(engine, max_wait_s=30) as queue:
+    with EngineQueue(engine, max_wait_s=600) as queue:
         began = time.monotonic()
         for text in TEXTS[:5]:
             queue.encode(text)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 300
 
 
 def test_one_bad_request_does_not_spoil_the_batch(engine: Any, encoder: Any) -> None:
@@ -132,7 +133,7 @@ def test_one_bad_request_does_not_spoil_the_batch(engine: Any, encoder: Any) -> 
     poison = len(engine.tokenize(["poison " * 20]).ids)
     with EngineQueue(engine) as queue:
         first = queue.submit("first")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         futures = [queue.submit(text) for text in ("fine", "poison " * 20, "also fine")]
 
         def before(lengths: list[int]) -> None:
@@ -141,10 +142,10 @@ def test_one_bad_request_does_not_spoil_the_batch(engine: Any, encoder: Any) -> 
 
         encoder.before = before
         gate.opened.set()
-        first.result(20)
-        assert futures[0].result(20).shape == futures[2].result(20).shape == (16,)
+        first.result(120)
+        assert futures[0].result(120).shape == futures[2].result(120).shape == (16,)
         with pytest.raises(KeyError, match="poisoned"):
-            futures[1].result(20)
+            futures[1].result(120)
         assert queue.stats.failed == 1
         assert queue.encode("still alive").shape == (16,)
 
@@ -164,11 +165,11 @@ def test_cancelling_takes_a_request_out(engine: Any, encoder: Any) -> None:
     gate = Gate(encoder)
     with EngineQueue(engine) as queue:
         first = queue.submit("first")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         second, third = queue.submit(TEXTS), queue.submit("third")
         assert second.cancel()
         gate.opened.set()
-        first.result(20), third.result(20)
+        first.result(120), third.result(120)
         assert [len(call) for call in encoder.calls] == [1, 1] and queue.stats.cancelled == 1
         with pytest.raises(CancelledError):
             second.result()
@@ -179,7 +180,7 @@ def test_cancelling_a_task(engine: Any, encoder: Any) -> None:
 
     async def main(queue: EngineQueue) -> None:
         first = asyncio.create_task(queue.aencode("first"))
-        await asyncio.to_thread(gate.reached.wait, 20)
+        await asyncio.to_thread(gate.reached.wait, 120)
         second = asyncio.create_task(queue.aencode(TEXTS))
         while queue.stats.requests < 2:
             await asyncio.sleep(0.001)
@@ -199,13 +200,13 @@ def test_a_request_whose_time_is_up(engine: Any, encoder: Any) -> None:
     gate = Gate(encoder)
     with EngineQueue(engine) as queue:
         first = queue.submit("first")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         late = queue.submit("late", timeout_s=0.01)
         time.sleep(0.05)
         gate.opened.set()
-        first.result(20)
+        first.result(120)
         with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
-            late.result(20)
+            late.result(120)
         assert queue.stats.timed_out == 1
 
 
@@ -213,29 +214,38 @@ def test_a_full_queue_refuses_or_waits(engine: Any, encoder: Any) -> None:
     gate = Gate(encoder)
     with EngineQueue(engine, max_waiting_tokens=20, when_full="raise") as queue:
         first = queue.submit(["a text that is larger than the whole queue may be " * 3])  # one alone is always taken
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         second = queue.submit("waiting " * 15)
         with pytest.raises(QueueFull, match="20 may"):
             queue.submit("no room " * 5)
         assert queue.stats.rejected == 1 and queue.stats.waiting_tokens == 17
         gate.opened.set()
-        assert first.result(20).shape == (1, 16) and second.result(20).shape == (16,)
+        assert first.result(120).shape == (1, 16) and second.result(120).shape == (16,)
 
     encoder.before = (gate := Gate(encoder)).pass_through
     with EngineQueue(engine, max_waiting_tokens=20) as queue:
         queue.submit("first")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         queue.submit("waiting " * 15)
         with pytest.raises(TimeoutError, match="stayed full"):
             queue.submit("no room " * 5, timeout_s=0.02)
         third: list[Any] = []
         waiter = threading.Thread(target=lambda: third.append(queue.encode("no room " * 5)))
         waiter.start()
-        time.sleep(0.02)
+        until(lambda: queue.stats.without_room == 1)
         assert not third
         gate.opened.set()
-        waiter.join(20)
+        waiter.join(120)
         assert third[0].shape == (16,)
+
+
+def functions_of(thread: int) -> set[str]:
+    """The names of the functions that a thread is in."""
+    frame, names = sys._current_frames().get(thread), set()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals to a thread")
@@ -243,13 +253,11 @@ def test_an_interrupted_caller_leaves_nothing_in_the_queue(engine: Any, encoder:
     gate = Gate(encoder)
     with EngineQueue(engine) as queue:
         first = queue.submit("first")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         mine = threading.get_ident()
 
         def interrupt() -> None:
-            while not queue.stats.waiting_requests:
-                time.sleep(0.001)
-            time.sleep(0.3)  # it waits for its answer, and is no longer on its way into the queue
+            until(lambda: "result" in functions_of(mine))  # it is no longer on its way into the queue
             signal.pthread_kill(mine, signal.SIGINT)
 
         threading.Thread(target=interrupt).start()
@@ -257,7 +265,7 @@ def test_an_interrupted_caller_leaves_nothing_in_the_queue(engine: Any, encoder:
             queue.encode(TEXTS)
         assert queue.stats.waiting_requests == 0 and queue.stats.cancelled == 1
         gate.opened.set()
-        first.result(20)
+        first.result(120)
         assert len(encoder.calls) == 1, "computed for nobody"
 
 
@@ -265,7 +273,7 @@ def test_closing_finishes_or_cancels_what_waits(engine: Any, encoder: Any) -> No
     gate = Gate(encoder)
     queue = EngineQueue(engine)
     first, second = queue.submit("first"), None
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(120)
     second = queue.submit(TEXTS)
     closing = threading.Thread(target=queue.close)
     closing.start()
@@ -274,14 +282,14 @@ def test_closing_finishes_or_cancels_what_waits(engine: Any, encoder: Any) -> No
     with pytest.raises(UsageError, match="closed"):
         queue.submit("too late")
     gate.opened.set()
-    closing.join(20)
+    closing.join(120)
     assert first.done() and second.result(0).shape == (40, 16)
     queue.close()
 
     gate = Gate(encoder)
     queue = EngineQueue(engine)
     first = queue.submit("first")
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(120)
     second = queue.submit(TEXTS)
     threading.Timer(0.02, gate.opened.set).start()
     queue.close(drain=False)
@@ -297,11 +305,15 @@ def test_engine_close_drains_its_queue(engine: Any, encoder: Any) -> None:
 
 def test_an_idle_queue_lets_its_engine_go(engine: Any, encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_worker, "IDLE_S", 0.02)
+    gate = Gate(encoder)
     queue = EngineQueue(engine)
-    expected = queue.encode(TEXTS[:2])
+    future = queue.submit(TEXTS[:2])
+    assert gate.reached.wait(120)
     thread = queue._worker.thread
+    gate.opened.set()
     assert thread is not None
-    thread.join(20)
+    expected = future.result(120)
+    thread.join(120)
     assert not thread.is_alive() and queue._worker.thread is None
     assert np.array_equal(queue.encode(TEXTS[:2]), expected)  # another worker serves it
     queue.close()
@@ -343,7 +355,7 @@ def test_a_device_gets_the_next_batch_before_the_last_is_fetched(
         with queue._line.changed:  # the worker sees them all at once, and not one by one
             futures = [queue.submit(text) for text in TEXTS]
         for number, future in enumerate(futures):
-            assert np.array_equal(future.result(20), alone[number])
+            assert np.array_equal(future.result(120), alone[number])
         assert device.most_under_way == 2 and device.under_way == 0
         tokens = engine.tokenize(["x"])
         tokens.ids[1] = 9999
@@ -361,7 +373,7 @@ def test_no_more_may_wait_than_can_be_computed_in_time(engine: Any, encoder: Any
         queue.encode(["text number"] * 40)  # a full batch: now the rate is known
         gate = Gate(encoder)
         first = queue.submit("one")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         rate = queue._line.tokens_per_s
         assert rate is not None and 0 < rate <= tokens / 0.1
         queue._line.tokens_per_s = tokens / 0.1  # on a busy machine it was slower
@@ -372,9 +384,9 @@ def test_no_more_may_wait_than_can_be_computed_in_time(engine: Any, encoder: Any
         gate.opened.set()
         assert len(accepted) == 4
         for future in (first, *accepted):
-            future.result(20)
+            future.result(120)
         assert queue.stats.rejected == 1
-        assert queue.submit("welcome again").result(20) is not None
+        assert queue.submit("welcome again").result(120) is not None
 
 
 def test_short_texts_alone_do_not_make_the_queue_look_slow(engine: Any, encoder: Any) -> None:
@@ -384,11 +396,11 @@ def test_short_texts_alone_do_not_make_the_queue_look_slow(engine: Any, encoder:
             queue.encode("one")
         gate = Gate(encoder)
         futures = [queue.submit("one")]
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         futures += [queue.submit(TEXTS) for _ in range(5)]  # nothing is known of full batches: tokens alone decide
         gate.opened.set()
         for future in futures:
-            future.result(20)
+            future.result(120)
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0])
@@ -397,20 +409,13 @@ def test_a_waiting_time_that_makes_no_sense(engine: Any, seconds: float) -> None
         EngineQueue(engine, max_waiting_s=seconds)
 
 
-def until(happens: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
 def test_a_task_that_waits_for_room_can_be_cancelled(engine: Any, encoder: Any) -> None:
     gate = Gate(encoder)
 
     async def main() -> None:
         with EngineQueue(engine, max_waiting_tokens=20) as queue:
             first = asyncio.ensure_future(queue.aencode("first"))
-            await asyncio.to_thread(gate.reached.wait, 20)
+            await asyncio.to_thread(gate.reached.wait, 120)
             inside = asyncio.ensure_future(queue.aencode("word " * 15))
             while queue.stats.waiting_requests < 1:
                 await asyncio.sleep(0.002)
@@ -434,7 +439,7 @@ def test_deadlines_are_kept_while_a_batch_is_computed(engine: Any, encoder: Any)
     gate = Gate(encoder)
     queue = EngineQueue(engine, max_waiting_tokens=20)
     first = queue.submit("first")
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(120)
     with pytest.raises(TimeoutError, match=r"not computed within 0\.05 s"):
         queue.encode("late", timeout_s=0.05)
 
@@ -452,7 +457,7 @@ def test_deadlines_are_kept_while_a_batch_is_computed(engine: Any, encoder: Any)
         await waits
 
     asyncio.run(main())
-    assert first.result(20) is not None
+    assert first.result(120) is not None
     queue.close()
     assert queue.stats.timed_out == 4 and queue.stats.waiting_tokens == 0 and queue.stats.without_room == 0
     assert len(encoder.calls) == 2
@@ -463,14 +468,14 @@ def test_room_goes_to_whoever_waited_longest(engine: Any, encoder: Any) -> None:
     done: list[int] = []
     with EngineQueue(engine, max_waiting_tokens=20, batch_tokens=20) as queue:
         first = queue.submit("first")
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         tokens = [engine.tokenize(["word " * 15]) for _ in range(4)]
         futures = [queue.submit_tokens(one) for one in tokens]  # does not block, though there is room for one alone
         for number, future in enumerate(futures):
             future.add_done_callback(lambda _, n=number: done.append(n))
         assert queue.stats.without_room == 3
         gate.opened.set()
-        first.result(20)
+        first.result(120)
     assert done == [0, 1, 2, 3]
 
 
@@ -479,7 +484,7 @@ def test_token_ids_are_the_texts_they_came_from(engine: Any) -> None:
     rows = [tokens.ids[a:b].tolist() for a, b in zip(tokens.starts, tokens.starts[1:], strict=False)]
     with EngineQueue(engine) as queue:
         packed = pack_ids(rows, vocabulary=10**6, max_length=engine.max_length)
-        assert np.array_equal(queue.submit_tokens(packed).result(20), engine.encode(TEXTS))
+        assert np.array_equal(queue.submit_tokens(packed).result(120), engine.encode(TEXTS))
     cases: list[tuple[Any, str]] = [([[]], "0 token ids"), ([[1] * 99], "99"), ([[1, -1]], "-1"), ([["a"]], "a")]
     for bad, words in (*cases, ([[1], [5, 7]], "text 1")):
         with pytest.raises(InputError, match=words):
@@ -517,10 +522,10 @@ def test_who_observes_and_fails_costs_nobody_an_answer(
     gate = Gate(encoder)
     with caplog.at_level("ERROR", "anytorch"), EngineQueue(engine, observe=observe) as queue:
         first = queue.submit(TEXTS[0])
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(120)
         others = [queue.submit(text) for text in TEXTS[1:3]]
         gate.opened.set()
-        assert np.array_equal([one.result(20) for one in (first, *others)], alone)
+        assert np.array_equal([one.result(120) for one in (first, *others)], alone)
         assert queue.stats.failed == 0
     assert seen == [1, 2] and len(encoder.calls) == 2, "a batch was computed again"
     assert caplog.text.count("a mean of nothing") == 1
@@ -534,12 +539,12 @@ def test_what_hangs_on_a_future_is_called_without_the_queues_lock(engine: Any, e
     def others_can_ask(_: Any) -> None:
         other = threading.Thread(target=lambda: queue.stats, daemon=True)
         other.start()
-        other.join(3)
+        other.join(30)
         free.append(not other.is_alive())
 
     queue = EngineQueue(engine)
     first = queue.submit("first")
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(120)
     second = queue.submit("second", timeout_s=0.001 if ending == "timeout" else None)
     (first if ending in ("answer", "failure") else second).add_done_callback(others_can_ask)
     if ending == "timeout":
@@ -554,19 +559,19 @@ def test_what_hangs_on_a_future_is_called_without_the_queues_lock(engine: Any, e
     if ending == "closing":
         closer.start()
         with pytest.raises(CancelledError):
-            second.result(20)
+            second.result(120)
     gate.opened.set()
     if ending == "timeout":
         with pytest.raises(TimeoutError):
-            second.result(20)
+            second.result(120)
     elif ending == "failure":
         with pytest.raises(KeyError, match="poisoned"):
-            first.result(20)
+            first.result(120)
     else:
-        assert first.result(20).shape == (16,)
+        assert first.result(120).shape == (16,)
     if ending != "closing":
         closer.start()
-    closer.join(20)
+    closer.join(120)
     assert free == [True]
     stats = queue.stats
     assert (stats.timed_out, stats.cancelled) == (ending == "timeout", ending == "closing")
@@ -578,11 +583,11 @@ def test_a_queue_that_hangs_says_so(engine: Any, encoder: Any) -> None:
     queue = EngineQueue(engine)
     assert queue.stuck() == ""
     future = queue.submit("x")
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(120)
     until(lambda: queue.stuck(after_s=0.0) != "")
     assert "not come back" in queue.stuck(after_s=0.0) and queue.stuck() == ""
     gate.opened.set()
-    future.result(20)
+    future.result(120)
     queue.close()
     assert queue.stuck(after_s=0.0) == ""
     with pytest.raises(QueueClosed):

@@ -232,14 +232,20 @@ def test_a_layer_too_many_is_refused(checkpoint_folder: Callable[[str], Path], t
         make(opened)
 
 
-def test_heads_and_old_tables_are_left_alone(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_heads_and_old_tables_are_left_alone(
+    checkpoint_folder: Callable[[str], Path], open_model: Open, texts: Texts, tmp_path: Path
+) -> None:
     def add(tensors: dict[str, Any]) -> None:
         for name in list(tensors):
             tensors[f"bert.{name}"] = tensors.pop(name)
         tensors["bert.embeddings.position_ids"] = torch.arange(64)[None]
         tensors["cls.predictions.bias"] = torch.zeros(120)
 
-    make(changed(checkpoint_folder("bert"), tmp_path / "changed", add)).close()
+    with (
+        make(changed(checkpoint_folder("bert"), tmp_path / "changed", add)) as beside,
+        make(open_model("bert")) as alone,
+    ):
+        np.testing.assert_array_equal(beside.run(*texts), alone.run(*texts))
 
 
 def test_weights_that_are_no_numbers_are_refused(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:

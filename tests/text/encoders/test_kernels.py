@@ -1,6 +1,6 @@
 """Our Triton kernels, by Triton's own interpreter on the CPU: what they compute, not how fast.
 
-Triton comes with torch's GPU wheels alone: elsewhere the test is skipped, or fails where ANYTORCH_TEST_REQUIRE names triton.
+Where Triton is not installed the tests are skipped, or fail if ANYTORCH_TEST_REQUIRE names triton, as `make test` does.
 """
 
 from __future__ import annotations

