@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from anytorch.forecast.decoding.sampling import keep
-from anytorch.forecast.inputs.given_times import as_times
-from anytorch.forecast.inputs.series import check_arrays, stamps
+from anytorch.forecast.generation.generate import Verbose
+from anytorch.forecast.inputs import as_times, check_arrays, stamps
 from anytorch.forecast.model import STAMPS, Kronos, KronosTokenizer
 from anytorch.forecast.predictor import KronosPredictor
-from anytorch.forecast.progress import Verbose
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]

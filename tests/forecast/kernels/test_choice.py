@@ -21,8 +21,8 @@ from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.generation import rolled, static
 from anytorch.forecast.generation.rolled import RolledSteps
 from anytorch.forecast.generation.static import StaticSteps
-from anytorch.forecast.inputs.series import read_series
-from anytorch.forecast.kernels import attention, choice, products
+from anytorch.forecast.inputs import read_series
+from anytorch.forecast.kernels import attention, choice, products, row_step
 from anytorch.forecast.kernels.choice import Chooser, Option, Part, decide, told
 from anytorch.forecast.kernels.product_parts import error_of, made_up, part_of, reference, spread
 from anytorch.forecast.kernels.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of

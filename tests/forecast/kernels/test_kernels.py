@@ -47,7 +47,7 @@ import anytorch
 from anytorch.forecast import KronosPredictor
 from anytorch.forecast.generation import generate
 from anytorch.forecast.kernels import choice, product_parts, row_step
-from anytorch.forecast.inputs.series import Series
+from anytorch.forecast.inputs import Series
 from anytorch.forecast.kernels.product_parts import error_of
 from anytorch.forecast.kernels.products import Cut, Products, Work, candidates
 from anytorch.forecast.decoding.sampling import Sampler

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 
 from anytorch.errors import InputError
-from anytorch.forecast.inputs.series import COLUMNS, read_series
+from anytorch.forecast.inputs import COLUMNS, read_series
 
 
 def read(table: Any, x: Any = None, y: Any = None, pred_len: int | None = 5, **options: Any) -> Any:

@@ -1,12 +1,15 @@
-"""What people hand in, as one checked series: pandas, polars or NumPy tables; timestamps of any kind.
+"""What a forecast is asked with, as one checked series: arguments, tables of any kind, timestamps of any kind.
 
-Every refusal names the series, the row and the column. With `checks=False` only what cannot be computed is refused, as in
-the published code.
+Arguments are numbers in their range. Tables are pandas', polars', pyarrow's or NumPy's; timestamps are datetimes, words,
+epochs, or a column of the table. Every refusal names the series, the row and the column. With `checks=False` only what
+cannot be computed is refused, as in the published code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import numbers
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +18,154 @@ import numpy as np
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import InputError
-from anytorch.forecast.candles.check import problems
-from anytorch.forecast.candles.places import listed
+from anytorch.forecast.candles.read import problems
 from anytorch.forecast.candles.rhythm import future_times
-from anytorch.forecast.inputs.arguments import whole_number
-from anytorch.forecast.inputs.given_times import as_times, column_values, history_times
-from anytorch.forecast.inputs.scaling import scale_columns
+from anytorch.forecast.candles.tables import as_pandas, column_values, listed
+from anytorch.forecast.candles.times import parse_times
+from anytorch.forecast.decoding.sampling import Sampler
+from anytorch.forecast.scaling import scale_columns
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
+
+def whole_number(name: str, value: Any, least: int, why: str) -> int:
+    """Any kind of integer (NumPy's, too) from `least` on; `why` ends the message for one below it."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, not a whole number")
+    if found < least:
+        raise InputError(f"{name} is {found}; {why}")
+    return found
+
+
+def real_number(name: str, value: Any) -> float:
+    a_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not a_number:
+        raise InputError(f"{name} is {value!r}, not a number")
+    return value if isinstance(value, (int, float)) else float(value)
+
+
+def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
+    """How ids are drawn. None for `top_k` or `top_p` means that it does not cut."""
+    return Sampler(
+        real_number("T", T),
+        0 if top_k is None else whole_number("top_k", top_k, 0, "it must not be negative; 0 keeps all ids"),
+        1.0 if top_p is None else real_number("top_p", top_p),
+    )
+
+
+def make_seed(seed: Any) -> int | None:
+    return None if seed is None else whole_number("seed", seed, 0, "a seed is a whole number from 0 on")
+
+
+def quantile_levels(levels: Any) -> tuple[float, ...]:
+    if levels is None:
+        return ()
+    listed = levels.tolist() if hasattr(levels, "tolist") else levels  # NumPy's
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise InputError(f"quantiles is {levels!r}, not a list of levels", hint="quantiles=(0.1, 0.5, 0.9)")
+    wanted = tuple(real_number("a quantile", level) for level in listed)
+    for level in wanted:
+        if not 0 <= level <= 1:
+            raise InputError(f"quantile {level:g} is not between 0 and 1")
+    return wanted
+
+
 log = logs.logger(__name__)
+
+TIME_COLUMNS = ("timestamps", "timestamp", "datetime", "date", "time")
+
+
+def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeIndex:
+    """The timestamps given; else the frame's index or the column that is called like one."""
+    import pandas as pd
+
+    if given is not None:
+        return as_times(given, f"{where}, x_timestamp")
+    if isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)):
+        return as_times(frame.index, f"{where}, index")
+    for name in TIME_COLUMNS:
+        found = [column for column in frame.columns if str(column).lower() == name]
+        if len(found) > 1 and len(set(found)) == 1:
+            raise InputError(f"{where} has {len(found)} columns called {found[0]!r}", hint="keep one of them")
+        if found:
+            return as_times(frame[found[0]], f"{where}, column {found[0]!r}")
+    raise InputError(
+        f"{where} has no timestamps: none were given, its index holds none, and no column is called one",
+        hint="pass x_timestamp, or a frame with a DatetimeIndex or a column 'timestamps'",
+    )
+
+
+def as_times(given: Any, where: str) -> pd.DatetimeIndex:
+    import pandas as pd
+
+    if type(given).__module__.startswith("polars"):
+        given = column_values(given)
+    if isinstance(given, Iterator):  # is looked at more than once below
+        given = list(given)
+    if isinstance(getattr(given, "dtype", None), pd.PeriodDtype):
+        given = pd.PeriodIndex(given).to_timestamp()
+    if isinstance(given, pd.DatetimeIndex):
+        times = given
+    elif (numbers := as_numbers(given)) is not None:
+        times = from_numbers(numbers, where)
+    else:
+        times = from_words(given, where)
+    refuse_gaps(times.isna(), where)
+    return times
+
+
+def refuse_gaps(missing: Any, where: str) -> None:
+    rows = np.flatnonzero(missing)
+    if len(rows):
+        raise InputError(f"{where}, row {rows[0]}: there is no timestamp")
+
+
+def as_numbers(given: Any) -> pd.Series | None:
+    """Timestamps as numbers, if that is what they are: a whole column of them, no words and no datetimes."""
+    import pandas as pd
+
+    try:
+        column = pd.Series(given if isinstance(given, (pd.Series, pd.Index, np.ndarray)) else list(given))
+    except (TypeError, ValueError):  # no column at all: the caller says so
+        return None
+    column = column.infer_objects().reset_index(drop=True)
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    return column if numeric and len(column) else None
+
+
+def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
+    """Epochs by their size, as in a file: pandas alone takes every number for nanoseconds, and dates it 1970."""
+    import pandas as pd
+
+    refuse_gaps(numbers.isna(), where)
+    try:
+        times, notes = parse_times(numbers, range(len(numbers)), "timestamps", where)
+    except InputError as exc:
+        raise InputError(
+            f"{where}: numbers such as {numbers.iloc[0]} are no timestamps",
+            hint="give datetimes, or an epoch in seconds, milliseconds, microseconds or nanoseconds",
+        ) from exc
+    for words in notes:
+        if "nanoseconds" not in words:  # what pandas itself would have read
+            log.warning("%s: %s", where, words)
+    return pd.DatetimeIndex(times)
+
+
+def from_words(given: Any, where: str) -> pd.DatetimeIndex:
+    import pandas as pd
+
+    try:
+        return pd.DatetimeIndex(given)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise InputError(
+            f"{where}: these are no timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
+        ) from exc
+
 
 PRICES = ("open", "high", "low", "close")
 COLUMNS = (*PRICES, "volume", "amount")
@@ -41,7 +181,7 @@ class Series:
     where: str  # "series 3" or "the history"
     normal: np.ndarray  # float32 [rows, 6]: z-scored over the whole history, not clipped yet
     mean: np.ndarray  # float32 [6]
-    scale: np.ndarray  # float32 [6]: standard deviation + scaling.SCALE_FLOOR
+    scale: np.ndarray  # float32 [6]: standard deviation + SCALE_FLOOR
     stamp: np.ndarray  # int64 [rows, 5]
     future_stamp: np.ndarray  # int64 [pred_len, 5]
     future: pd.Index
@@ -123,19 +263,8 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
     """A pandas frame with our columns by our names; NumPy's are taken in the order of COLUMNS."""
     import pandas as pd
 
-    if hasattr(table, "collect") and hasattr(table, "collect_schema"):  # polars that was not computed yet
-        table = table.collect()
-    if hasattr(table, "to_pandas") and hasattr(table, "column_names"):  # pyarrow
-        table = table.to_pandas()
-    if isinstance(table, Mapping):
-        try:
-            table = pd.DataFrame(dict(table))
-        except (ValueError, TypeError) as exc:
-            raise InputError(f"{where} is no table: {exc}", hint="give columns of one length by name") from exc
-    if isinstance(table, pd.DataFrame):
-        return in_lower_case(table)
-    if hasattr(table, "to_numpy") and hasattr(table, "columns"):  # polars: column by column, which needs no pyarrow
-        return in_lower_case(pd.DataFrame({name: column_values(table[name]) for name in table.columns}))
+    if (frame := as_pandas(table, where)) is not None:
+        return in_lower_case(frame)
     if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(COLUMNS):
         return pd.DataFrame(table, columns=list(COLUMNS[: table.shape[1]]))
     raise InputError(
