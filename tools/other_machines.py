@@ -153,8 +153,8 @@ def copy_of_the_tree(folder: Path) -> None:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    if (ROOT / ".cache").is_dir():
-        (folder / ".cache").symlink_to((ROOT / ".cache").resolve())
+    if (ROOT / ".cache" / "mesa").is_dir():
+        shutil.copytree(ROOT / ".cache" / "mesa", folder / ".cache" / "mesa")
     if (ROOT.parent / "shared").is_dir() and not (folder.parent / "shared").exists():
         (folder.parent / "shared").symlink_to(ROOT.parent / "shared")
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -187,7 +188,7 @@ def test_bash_completes(typed: list[str], offered: list[str], cli: Callable[...,
     empty.mkdir()  # `config` completes files, too: there are none
     words = " ".join(f"'{word}'" for word in typed)
     typing = f"COMP_WORDS=(anytorch {words}); COMP_CWORD={len(typed)}"
-    code = f'source {script}; {typing}; _shtab_anytorch; echo "${{COMPREPLY[@]}}"'
+    code = f'source {shlex.quote(str(script))}; {typing}; _shtab_anytorch; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", code], check=True, capture_output=True, text=True, cwd=empty)
     assert done.stdout.split() == offered
 
@@ -220,6 +221,7 @@ def test_the_reference_page_is_up_to_date() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="getrusage")
 def test_the_startup_benchmark_checks_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "bench")
     bench = load(REPOSITORY / "bench" / "info_startup.py")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "src"))
     tools = bench.commands()

@@ -68,7 +68,7 @@ def test_leaks_settings_and_missing_devices(tmp_path: Path) -> None:
 
 def test_processes_that_ask_at_once_compile_once(tmp_path: Path, run_python: Any) -> None:
     compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\necho called >> {tmp_path}/calls\nsleep 0.3\ncp "$1" "$3"\n')
+    compiler.write_text(f'#!/bin/sh\necho called >> "{tmp_path}/calls"\nsleep 0.3\ncp "$1" "$3"\n')
     compiler.chmod(0o755)
     (tmp_path / "source.c").write_text("int main(void) { return 0; }\n")
     code = f"""

@@ -202,3 +202,14 @@ def test_a_level_this_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch
         simd.level("sse9")
     with settings.use(simd="avx512"), pytest.raises(UsageError, match="ANYTORCH_SIMD"):
         simd.level()
+
+
+def test_a_compiler_in_a_folder_with_spaces(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "Program Files"
+    folder.mkdir()
+    program = fake_compiler(folder, f'exec {" ".join(compilers.find_compiler().command)} "$@"')
+    monkeypatch.setenv("ANYTORCH_CXX", program)
+    assert compilers.find_compiler().command == (program,)
+    assert native.load("add", [source]).add(2, 3) == 5
+    monkeypatch.setenv("ANYTORCH_CXX", f"'{program}' -O1")
+    assert compilers.find_compiler().command == (program, "-O1")

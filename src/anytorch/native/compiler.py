@@ -41,7 +41,8 @@ def find_compiler() -> Compiler:
     """The compiler the setting `compiler` names, else the first of g++, clang++, c++. Raises CompilerMissing."""
     named = settings.get("compiler")
     if named:
-        command = shlex.split(named)
+        # The path of a program as it is, spaces included; otherwise words, as in a shell ("ccache g++").
+        command = [named] if shutil.which(named) else shlex.split(named)
         program = shutil.which(command[0]) if command else None
         if program is None:
             raise CompilerMissing(
