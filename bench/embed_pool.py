@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from provenance import provenance
 
-from anytorch.text.embed import ArrowEngine, building
-from anytorch.text.embed.place import choose_place
+from anytorch.text.embed import ArrowEngine, encoder_builder
+from anytorch.text.embed.encoder_device import choose_device
 from anytorch.text.embed.pool import Job, PoolEncoder
 from anytorch.text.embed.pool_devices import cpu_jobs
 
@@ -39,18 +39,18 @@ LEAST_COSINE = 0.9995
 def pool_engine(devices: list[str], single: ArrowEngine, quantization: str | None) -> ArrowEngine:
     """An engine whose encoder is a pool, also where the same device is named twice (which `devices=` refuses)."""
     model = {"model": str(single.recipe.folder), "pooling": list(single.pooling)}
-    model |= {"quantization": quantization, "dtype": "auto", "normalize": single._building.normalize}
-    places = [choose_place(device) for device in devices]
+    model |= {"quantization": quantization, "dtype": "auto", "normalize": single._builder.normalize}
+    places = [choose_device(device) for device in devices]
     if all(place.torch_name == "cpu" for place in places):
         jobs = cpu_jobs(len(places), model, None)
     else:
         jobs = [Job(place.id, {**model, "device": place.id, "threads": None}) for place in places]
-    real = building.build_encoder
-    building.build_encoder = lambda *given, **named: (PoolEncoder(jobs), "a pool")  # type: ignore[assignment]
+    real = encoder_builder.build_encoder
+    encoder_builder.build_encoder = lambda *given, **named: (PoolEncoder(jobs), "a pool")  # type: ignore[assignment]
     try:
         return ArrowEngine(single.recipe.folder, devices[0], quantization)
     finally:
-        building.build_encoder = real
+        encoder_builder.build_encoder = real
 
 
 def worst(a: Any, b: Any) -> float:

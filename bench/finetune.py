@@ -44,7 +44,7 @@ from anytorch.forecast.candles.generate import sample_market  # noqa: E402
 from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer  # noqa: E402
 from anytorch.forecast.training import finetune_predictor, finetune_tokenizer  # noqa: E402
 from anytorch.forecast.training.finetune import PREDICTOR_PLAN, PredictorObjective  # noqa: E402
-from anytorch.forecast.training.loop import Plan, Run  # noqa: E402
+from anytorch.forecast.training.loop import Run, TrainingPlan  # noqa: E402
 from anytorch.forecast.training.processes import World  # noqa: E402
 from anytorch.forecast.training.store import RunFolder  # noqa: E402
 from anytorch.forecast.training.windows import Windows, as_series, split_windows  # noqa: E402
@@ -119,7 +119,9 @@ def our_loop(
     shape: str, splits: dict[str, Windows], device: torch.device, batch: int, objective: str, mixed: bool
 ) -> Callable[[int], float]:
     tokenizer, model = (module.to(device) for module in pair(shape))
-    plan: Plan = replace(PREDICTOR_PLAN, lookback=LOOKBACK, horizon=HORIZON, batch_size=batch, mixed_precision=mixed)
+    plan: TrainingPlan = replace(
+        PREDICTOR_PLAN, lookback=LOOKBACK, horizon=HORIZON, batch_size=batch, mixed_precision=mixed
+    )
     run = Run(PredictorObjective(model, tokenizer, objective), splits, plan, World(device), RunFolder("unused"), {})
 
     def steps(count: int) -> float:
@@ -159,7 +161,9 @@ JOB = {"lookback": 30, "horizon": 6, "batch_size": 16, "epochs": 2, "steps_per_e
 
 def first_losses(shape: str, splits: dict[str, Windows], device: torch.device, mixed: bool) -> list[float]:
     tokenizer, model = (module.to(device) for module in pair(shape))
-    plan: Plan = replace(PREDICTOR_PLAN, lookback=LOOKBACK, horizon=HORIZON, batch_size=8, mixed_precision=mixed)
+    plan: TrainingPlan = replace(
+        PREDICTOR_PLAN, lookback=LOOKBACK, horizon=HORIZON, batch_size=8, mixed_precision=mixed
+    )
     run = Run(PredictorObjective(model, tokenizer), splits, plan, World(device), RunFolder("unused"), {})
     return [float(run.take_step()[0]) for _ in range(FIRST_STEPS)]
 

@@ -159,7 +159,7 @@ def made(name: str, horizon: int) -> tuple[Any, Any, Any]:
     import numpy as np
     import torch
 
-    from anytorch.forecast.inputs.series import Series
+    from anytorch.forecast.inputs import Series
     from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
 
     checkpoint = PUBLISHED[f"kronos-{name}"]
@@ -294,7 +294,7 @@ def parts_of(predictor: Any, work: Any) -> dict[str, float]:
     """Seconds of one more forecast by its parts, waiting for the device after each: their sum is more than a forecast."""
     import anytorch
     from anytorch.forecast.decoding.cache import Cache
-    from anytorch.forecast.decoding.tokens import Codec
+    from anytorch.forecast.decoding.decoder import Codec
     from anytorch.forecast.generation.generate import Run
     from anytorch.forecast.generation.rolled import RolledSteps
     from anytorch.forecast.generation.static import StaticSteps

@@ -30,7 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FORECAST_PACKAGES = frozenset({"torch", "numpy", "pandas", "safetensors", "huggingface_hub", "pyarrow", "matplotlib"})
+EXTRAS = {  # what needs an extra, and the packages that the extra brings
+    "embed": ("embeddings", frozenset({"numpy", "tokenizers", "safetensors", "huggingface_hub", "pyarrow"})),
+    "forecast": (
+        "forecasts",
+        frozenset({"torch", "numpy", "pandas", "safetensors", "huggingface_hub", "pyarrow", "matplotlib"}),
+    ),
+}
 
 
 class AnytorchError(Exception):
@@ -84,18 +90,19 @@ class TorchMissing(AnytorchError):
 
 
 class PackageMissing(AnytorchError):
-    """`of_forecasts` makes one from the import that failed."""
+    """`of` makes one from the import that failed."""
 
     @staticmethod
-    def of_forecasts(exc: ModuleNotFoundError) -> PackageMissing | None:
+    def of(extra: str, exc: ModuleNotFoundError) -> PackageMissing | None:
         """None if what is missing is nothing that the extra brings: that import is broken in another way."""
+        what, packages = EXTRAS[extra]
         package = (exc.name or "").partition(".")[0]
-        if package not in FORECAST_PACKAGES:
+        if package not in packages:
             return None
+        advice = "; `anytorch doctor` names the torch for this machine" if "torch" in packages else ""
         return PackageMissing(
-            f"forecasts need {package}, which is not installed",
-            hint="in a clone of anytorch, pip install '.[forecast]', anywhere else, pip install 'anytorch[forecast]'; "
-            "`anytorch doctor` names the torch for this machine",
+            f"{what} need {package}, which is not installed",
+            hint=f"in a clone of anytorch, pip install '.[{extra}]', anywhere else, pip install 'anytorch[{extra}]'{advice}",
         )
 
 

@@ -45,6 +45,15 @@ def test_the_command_line_names_the_extra(missing: tuple[str, ...], arguments: l
     assert "bug" not in told.stderr and "Traceback" not in told.stderr and " need" in told.stderr
 
 
+def test_a_question_about_forecasts_is_no_forecast(tmp_path: Path) -> None:
+    """The command decides which extra is named, and no word behind it."""
+    (tmp_path / "texts.txt").write_text("one\n")
+    arguments = ["embed", str(tmp_path / "texts.txt"), "--search", "forecast"]
+    told = without(ALL, f"from anytorch.cli.main import main; sys.exit(main({arguments!r}))")
+    assert told.returncode == 1 and "embeddings need numpy" in told.stderr and "[embed]'" in told.stderr, told.stderr
+    assert "forecasts" not in told.stderr and "bug" not in told.stderr
+
+
 @pytest.mark.parametrize(
     "call", ["load_predictor", "sample_candles(5)", "read_candles('x.csv')", "Kronos", "finetune_predictor"]
 )

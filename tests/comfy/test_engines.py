@@ -107,7 +107,7 @@ def test_forecast(comfy: Any, tmp_path: Path) -> None:
 def test_a_model_folder_that_changes_is_loaded_again(comfy: Any, tmp_path: Path) -> None:
     import shutil
 
-    from anytorch.forecast.model.tiny import tiny_folder
+    from anytorch.forecast.model.pretrained import tiny_folder
 
     for kind in ("model", "tokenizer"):
         shutil.copytree(tiny_folder(kind), tmp_path / kind)

@@ -31,7 +31,7 @@ YIRAGE = "import yirage as yr\n"
 # The published repositories as huggingface_hub keeps them, with the tiny weights inside: tests have no network.
 KRONOS_HUB = """
 import os, pathlib, shutil
-from anytorch.forecast.model.tiny import tiny_folder
+from anytorch.forecast.model.pretrained import tiny_folder
 os.environ.update(HF_HOME=os.path.abspath("hub"), HF_HUB_OFFLINE="1")
 for name, kind in (("Kronos-Tokenizer-base", "tokenizer"), ("Kronos-small", "model")):
     repository = pathlib.Path("hub", "hub", f"models--NeoQuasar--{name}")
@@ -192,7 +192,7 @@ NEEDS_NPU: dict[str, Sample] = {
     ),
 }
 
-# The shapes of two dictionaries, not programs; tests/devices/documented holds the answers to them.
+# The shapes of two dictionaries, not programs; test_system.py holds the answers to them.
 SHAPES = ("5_10_device_info_keys", "5_11_memory_info_keys")
 
 # (document, block): what it waits for. `test_no_sample_is_forgotten` keeps this complete.

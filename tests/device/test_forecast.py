@@ -12,7 +12,7 @@ import torch
 
 from anytorch.forecast import KronosPredictor
 from anytorch.forecast.decoding.sampling import Sampler
-from anytorch.forecast.inputs.series import Series
+from anytorch.forecast.inputs import Series
 from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
 
 pytestmark = pytest.mark.device

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anytorch.forecast.decoding.sampling import Sampler
-from anytorch.forecast.inputs.series import read_series
+from anytorch.forecast.inputs import read_series
 
 KINDS = ("predict", "predict_batch", "predict_seeded")
 GREEDY = {"T": 1.0, "top_k": 1, "top_p": 1.0}

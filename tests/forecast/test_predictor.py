@@ -13,7 +13,7 @@ import anytorch
 from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, OutOfMemory, UsageError
 from anytorch.forecast import Forecast, KronosPredictor
 from anytorch.forecast.decoding.sampling import Noise, Sampler
-from anytorch.forecast.threads import good_threads, quiet_threads
+from anytorch.forecast.generation.generate import good_threads, quiet_threads
 
 
 def test_device_and_its_warning(golden: Any, cpu_wheel: None) -> None:

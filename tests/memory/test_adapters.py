@@ -229,7 +229,7 @@ def test_a_backward_that_was_broken_off_leaves_the_room_free(models: Any, given:
     thread = threading.Thread(target=lambda: done.append(model(x)))
     thread.start()
     thread.join(timeout=120)
-    assert done and handle.running.room._owner is None
+    assert done and handle.running.scratch._owner is None
     anytorch.memory.unfit(model)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import anytorch
 from anytorch.errors import UsageError
-from anytorch.memory import handle
+from anytorch.memory import fitted_model
 from anytorch.memory.training import TieredOptimizer
 
 WIDTH = 64
@@ -82,9 +82,9 @@ def test_an_interrupted_unfit_leaves_a_fitted_model(tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
         original(parameter, values)
 
-    original = handle.wake
+    original = fitted_model.wake
     with monkeypatch.context() as patch:
-        patch.setattr(handle, "wake", interrupted)
+        patch.setattr(fitted_model, "wake", interrupted)
         with pytest.raises(KeyboardInterrupt):
             anytorch.memory.unfit(model)
     x = torch.ones(2, WIDTH)

@@ -23,10 +23,9 @@ from anytorch.memory import levels
 from anytorch.memory import reader as reader_module
 from anytorch.memory.buffers import HostArena, bytes_of, gather, host_buffer, scatter
 from anytorch.memory.images import from_files, views_of
-from anytorch.memory.reader import Reader, chunks_of
+from anytorch.memory.reader import Reader, checksums_of, chunks_of
 from anytorch.memory.sizes import PAGE, parse_nbytes, words
 from anytorch.memory.spill import PREFIX, Spill, remove_stale
-from anytorch.memory.sums import sums_of
 from anytorch.safetensors_files import locate_tensors
 
 MB = 2**20
@@ -410,15 +409,15 @@ def test_the_host_arena_is_exactly_as_large_as_asked() -> None:
 
 def test_sums_find_every_kind_of_damage() -> None:
     data = torch.randint(0, 256, (3 * MB + 100,), dtype=torch.uint8)
-    good = sums_of(data)
+    good = checksums_of(data)
     assert len(good) == 4
     for position in (0, MB - 1, MB, 3 * MB + 99):
         changed = data.clone()
         changed[position] ^= 1
-        assert sums_of(changed) != good
+        assert checksums_of(changed) != good
     swapped = torch.cat([data[MB : 2 * MB], data[:MB], data[2 * MB :]])
-    assert sums_of(swapped) != good
-    assert sums_of(data[1:]) != good and sums_of(torch.cat([data[:1], data])[1:]) == good
+    assert checksums_of(swapped) != good
+    assert checksums_of(data[1:]) != good and checksums_of(torch.cat([data[:1], data])[1:]) == good
 
 
 def test_sizes() -> None:
@@ -426,7 +425,7 @@ def test_sizes() -> None:
     for wrong in ("much", "-1GB", "", True):
         with pytest.raises(UsageError, match="not a size"):
             parse_nbytes(wrong)
-    assert words(1.5 * 2**30) == "1.5 GB" and words(10) == "10 bytes"
+    assert words(1.5 * 2**30) == "1.5 GiB" and words(10) == "10 bytes"
 
 
 def test_leftovers_of_a_spill_are_gone(tmp_path: Path) -> None:

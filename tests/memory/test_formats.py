@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import anytorch
-from anytorch.memory.formats import pack_block, packing_of, resting_nbytes
+from anytorch.memory.fitting import packed_sizes, resting_sizes
+from anytorch.memory.formats import pack_block, packing_of, resting_nbytes, unpacked_nbytes
 from anytorch.memory.images import packed
-from anytorch.memory.planning import live_nbytes, packed_sizes, resting_sizes
 from anytorch.memory.units import find_units
 from anytorch.quant.tensor import pack, unpack
 
@@ -81,7 +81,9 @@ def test_sizes_are_known_before_anything_is_packed(models: Any) -> None:
             continue
         stored = pack_block(packing, dict(zip(group.paths, group.parameters, strict=True)))
         assert packed(name, stored).nbytes == resting_nbytes(packing)
-    assert live_nbytes(found, "int4") == max(b.nbytes for n, b in packed_sizes(found).items() if n.startswith("layers"))
+    assert unpacked_nbytes(found, "int4") == max(
+        b.nbytes for n, b in packed_sizes(found).items() if n.startswith("layers")
+    )
     assert resting_sizes(found, "int4")["layers.0"].resting < 0.2 * packed_sizes(found)["layers.0"].nbytes
 
 

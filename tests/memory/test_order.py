@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 import anytorch
-from anytorch.memory.order import AGAIN, BACKWARD, FORWARD, TRAINING, Order
+from anytorch.memory.ring import AGAIN, BACKWARD, FORWARD, TRAINING, UseOrder
 from anytorch.memory.training import TieredOptimizer
 from anytorch.memory.types import Speeds
 
 STEPS = ["a", "b", "c"]
 
 
-def ahead(order: Order) -> list[str]:
+def ahead(order: UseOrder) -> list[str]:
     return [step for _, step in order.ahead()]
 
 
 def test_nothing_seen_yet() -> None:
-    order = Order(STEPS)
+    order = UseOrder(STEPS)
     assert ahead(order) == [] and not order.at("a")
     order.follow("b", FORWARD)
     assert order.at("b") and ahead(order) == ["c", "a"]
@@ -29,7 +29,7 @@ def test_nothing_seen_yet() -> None:
 
 
 def test_a_training_loop_is_followed_from_its_second_round_on() -> None:
-    order = Order(STEPS)
+    order = UseOrder(STEPS)
     uses = [(step, TRAINING) for step in STEPS]
     for step in reversed(STEPS):
         uses += [(step, AGAIN), (step, BACKWARD)]
@@ -43,7 +43,7 @@ def test_a_training_loop_is_followed_from_its_second_round_on() -> None:
 
 
 def test_a_branch_taken_now_and_then_never_ends_in_a_loop() -> None:
-    order = Order(STEPS)
+    order = UseOrder(STEPS)
     for step in "abacabbcabcaa":
         order.follow(step, FORWARD)
         assert len(ahead(order)) <= 4 * len(STEPS)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.plan import LEAST_STAGING_NBYTES, make_plan, spread
-from anytorch.memory.types import Block, Budgets, Plan, Speeds, Step
+from anytorch.memory.types import Budgets, Speeds, Step, TierPlan, WeightBlock
 
 MB = 2**20
 
 
-def chain(sizes: list[int], compute_s: float = 0.0) -> tuple[list[Block], list[Step]]:
-    blocks = [Block(f"b{i}", size) for i, size in enumerate(sizes)]
+def chain(sizes: list[int], compute_s: float = 0.0) -> tuple[list[WeightBlock], list[Step]]:
+    blocks = [WeightBlock(f"b{i}", size) for i, size in enumerate(sizes)]
     return blocks, [Step(block.name, (block.name,), compute_s) for block in blocks]
 
 
@@ -76,7 +76,7 @@ def test_a_block_larger_than_the_ring_is_resident() -> None:
 
 
 def test_a_shared_block_counts_once_and_is_preferred() -> None:
-    blocks = [Block("tied", 50), *(Block(f"b{i}", 50) for i in range(6))]
+    blocks = [WeightBlock("tied", 50), *(WeightBlock(f"b{i}", 50) for i in range(6))]
     steps = [Step("embed", ("tied",)), *(Step(f"b{i}", (f"b{i}",)) for i in range(6)), Step("head", ("tied",))]
     plan = make_plan(blocks, steps, Budgets(150, 1000), Speeds(10, 1))
     assert plan.homes["tied"] == "device", "it is used twice per pass"
@@ -152,7 +152,7 @@ def test_plans_keep_every_budget(
     check_plan(plan, device, host, disk)
 
 
-def check_plan(plan: Plan, device: int, host: int | None, disk: int | None) -> None:
+def check_plan(plan: TierPlan, device: int, host: int | None, disk: int | None) -> None:
     assert plan.homes.keys() == plan.blocks.keys()
     assert plan.device_nbytes <= device
     assert plan.host_nbytes <= (host or 0)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import anytorch
-from anytorch.memory.rest import LOADING
+from anytorch.memory.homes import LOADING
 
 MB = 2**20
 PROGRAM = """
@@ -118,6 +118,6 @@ def test_buffers_for_setting_up_are_counted_and_go(
         handle = anytorch.memory.fitted(fitted)
         for level, use in handle.stats()["levels"].items():
             assert use["peak"] <= use["capacity"] and LOADING not in handle.ledger.holders(level)
-        assert handle.rest._load_buffer is None
-        assert handle.spill is None or handle.spill._bounce is None
+        assert handle.block_homes._load_buffer is None
+        assert all(spill._bounce is None for spill in handle.block_homes.spills)
         anytorch.memory.unfit(fitted)

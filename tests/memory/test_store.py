@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from anytorch_compat.stack import VGPULevel, VGPUStack, VGPUStackLinear, create_vgpu_stack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anytorch.errors import BudgetTooSmall, ModelError, OutOfMemory, UsageError
 from anytorch.memory import spill as spill_module
-from anytorch.memory.stack import VGPULevel, VGPUStack, VGPUStackLinear, create_vgpu_stack
-from anytorch.memory.store import Place, TensorStore
+from anytorch.memory.store import StoreLevel, TensorStore
 
 KB = 1024
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
 def test_against_a_dictionary(operations: list[tuple[str, int, int]], capacities: tuple[int, int, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second, third = capacities
-        store = TensorStore([Place(first, CPU), Place(second, CPU), Place(third, None, Path(folder))])
+        store = TensorStore([StoreLevel(first, CPU), StoreLevel(second, CPU), StoreLevel(third, None, Path(folder))])
         expected: dict[str, torch.Tensor] = {}
         try:
             for number, (operation, which, size) in enumerate(operations):

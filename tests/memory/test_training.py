@@ -208,7 +208,7 @@ def test_a_model_of_transformers_checkpoints_without_its_cache(tmp_path: Path, s
 
 
 def test_offloaded_activations_leave_the_device(model: Model, tmp_path: Path) -> None:
-    from anytorch.memory.running import Offloaded, Running
+    from anytorch.memory.running import OffloadedActivation, Running
 
     anytorch.memory.fit(model, "cpu", disk=tmp_path / "disk", **TWO_LEVELS)
     anytorch.memory.activations(model, "offload")
@@ -222,7 +222,7 @@ def test_offloaded_activations_leave_the_device(model: Model, tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Running, "pack", pack)
         loss_of(model, BATCHES[0])
-    moved = [saved for saved in packed if isinstance(saved, Offloaded)]
+    moved = [saved for saved in packed if isinstance(saved, OffloadedActivation)]
     assert len(moved) > 8 and not any(isinstance(saved, torch.Tensor) for saved in packed)
 
 

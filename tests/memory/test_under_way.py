@@ -55,7 +55,7 @@ def fit(folder: Path, factory: Any = torch.optim.SGD, **options: Any) -> tuple[M
         model, "cpu", device_budget=3 * LAYER, host_budget=60 * LAYER, host_reserve=8 * LAYER, disk=folder / "disk"
     )
     optimizer = TieredOptimizer(model, factory, lr=0.1, **options)
-    assert len(optimizer.fitted.rest.host) >= 3
+    assert len(optimizer.fitted.block_homes.host) >= 3
     return plain, model, optimizer
 
 
@@ -152,7 +152,7 @@ def test_resuming_after_a_step_that_failed(tmp_path: Path, monkeypatch: pytest.M
 def test_a_block_has_one_writer_at_a_time(tmp_path: Path) -> None:
     _, _, optimizer = fit(tmp_path)
     mover = optimizer.fitted.mover
-    name = next(iter(optimizer.fitted.rest.host))
+    name = next(iter(optimizer.fitted.block_homes.host))
     mover.begin_change(name)
     second = threading.Event()
     thread = threading.Thread(target=lambda: (mover.begin_change(name), second.set()), daemon=True)
@@ -179,7 +179,7 @@ def test_a_device_that_fails_while_gradients_come_from_it(tmp_path: Path) -> Non
     optimizer.gradients.copied = dict.fromkeys(optimizer.gradients.copied, Event())
     optimizer.step()
     assert within(120, lambda: loss_of(model))  # nobody waits for ever, whatever they ask for
-    assert within(120, lambda: optimizer.fitted.running.resting(next(iter(optimizer.fitted.rest.host))))
+    assert within(120, lambda: optimizer.fitted.running.resting(next(iter(optimizer.fitted.block_homes.host))))
     with pytest.raises(ModelError, match="others are not: the device has an error"):
         optimizer.wait()
     optimizer.close()
@@ -223,7 +223,7 @@ def slowly(*given):
 optimizer._update_at_home = slowly
 model(torch.ones(1, 64)).sum().backward()
 optimizer.step()
-print("blocks", len(optimizer.fitted.rest.host), flush=True)
+print("blocks", len(optimizer.fitted.block_homes.host), flush=True)
 """
 
 
@@ -281,7 +281,7 @@ def test_clipping_counts_no_gradients_of_a_step_that_is_under_way(
     block = next(
         name for name, found in optimizer._trained.blocks.items() if found[0][0].startswith(f"layers.{LAYERS - 1}.")
     )
-    assert block in optimizer.fitted.rest.host
+    assert block in optimizer.fitted.block_homes.host
     go = threading.Event()
     add = optimizer._updates.add
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.waiting import until
 
-from anytorch.serve import measuring
+from anytorch.serve import benchmarks
 
 pytest.importorskip("torch")
 QUICK = {"devices": ["cpu"], "seconds": 0.3, "workloads": ["launch"]}
@@ -18,7 +18,7 @@ QUICK = {"devices": ["cpu"], "seconds": 0.3, "workloads": ["launch"]}
 
 @pytest.fixture
 def runs(built_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(measuring, "folder", lambda: tmp_path / "benchmarks")
+    monkeypatch.setattr(benchmarks, "folder", lambda: tmp_path / "benchmarks")
     return tmp_path / "benchmarks"
 
 
@@ -54,7 +54,7 @@ def test_only_one_at_a_time_and_closing_ends_it(service: Any, runs: Path) -> Non
         second = service.client.post("/v1/benchmark", json=QUICK)
         assert second.status_code == 409 and second.json()["type"].endswith("benchmark-under-way")
     until(
-        lambda: not service.app.guard.under_way and service.state.measuring._reserved_at is None,
+        lambda: not service.app.guard.under_way and service.state.benchmarks._reserved_at is None,
         "it to end without its reader",
         50,  # sooner than it would end by itself
     )
@@ -71,27 +71,27 @@ def test_what_makes_no_sense_is_told_before_it_streams(service: Any, body: dict[
 
 
 def test_a_process_that_dies_is_told(service: Any, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring.sys, "executable", "/bin/false")
+    monkeypatch.setattr(benchmarks.sys, "executable", "/bin/false")
     answer = service.client.post("/v1/benchmark", json=QUICK)
     assert [name for name, _ in events(iter(answer.text.splitlines()))] == ["progress", "failed"]
 
 
 def test_a_reservation_that_nobody_takes_up_lapses(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
-    one = measuring.Measuring()
+    monkeypatch.setattr(benchmarks.time, "monotonic", lambda: now[0])
+    one = benchmarks.BenchmarkRunner()
     one.reserve()
-    with pytest.raises(measuring.Problem):
+    with pytest.raises(benchmarks.Problem):
         one.reserve()
     now[0] = 11.0
     one.reserve()
 
 
 def test_damaged_runs_are_left_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = measuring.keep([], [], 1.0, None, partial=True)
-    again = measuring.keep([], [], 1.0, None, partial=False)
+    kept = benchmarks.keep([], [], 1.0, None, partial=True)
+    again = benchmarks.keep([], [], 1.0, None, partial=False)
     assert kept.run_id != again.run_id
     (runs / "20200101-000000.json").write_text("{")
     (runs / "notes.json").write_text("{}")
-    assert {run.run_id for run in measuring.earlier()} == {kept.run_id, again.run_id}
+    assert {run.run_id for run in benchmarks.earlier()} == {kept.run_id, again.run_id}
     assert "20200101" in caplog.text

@@ -317,7 +317,7 @@ def test_forecasts_at_the_same_time(forecaster: Any) -> None:
 
 def test_a_folder_of_fine_tuning_is_served_with_what_it_says(tmp_path: Path) -> None:
     """Its tokenizer and its window; a folder that says nothing has its tokenizer inside it or beside it, as before."""
-    from anytorch.forecast.model.tiny import tiny_folder
+    from anytorch.forecast.model.pretrained import tiny_folder
     from anytorch.serve.loaders import ForecastModel, Wanted
     from anytorch.serve.options import ServeOptions
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import warnings
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from anytorch.devices.choose import warn_fallback
+from anytorch.errors import DeviceFallbackWarning
 from anytorch.serve import models
 from anytorch.serve.app import create_app
+from anytorch.serve.loaders import told
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 from anytorch.text.embed import ArrowEngine
@@ -215,3 +219,31 @@ def test_a_closed_engine_gives_its_memory_back_at_once() -> None:
         assert gone() is None, "something of the engine's own keeps it"
     finally:
         gc.enable()
+
+
+def test_overlapping_loads_leave_the_warning_filters_alone() -> None:
+    """`warnings.catch_warnings` is the whole process's: blocks that overlap in threads leave its filters changed."""
+    inside, entered = threading.Barrier(2), threading.Event()
+    before = list(warnings.filters)
+    answers: dict[str, tuple[str, str]] = {}
+
+    def load(name: str, first: bool) -> None:
+        def make() -> str:
+            warn_fallback(f"{name} fell back")
+            inside.wait(20)
+            if not first:
+                assert entered.wait(20), "the other one leaves first"
+            return name
+
+        answers[name] = told(make)
+        entered.set()
+
+    threads = [threading.Thread(target=load, args=(name, name == "a")) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == {"a": ("a", "a fell back"), "b": ("b", "b fell back")}
+    assert list(warnings.filters) == before
+    with pytest.warns(DeviceFallbackWarning, match="outside"):
+        warn_fallback("outside")

@@ -14,7 +14,7 @@ import pytest
 
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.folders import list_models, require
-from anytorch.serve.named import first_models
+from anytorch.serve.model_names import first_models
 from anytorch.serve.options import ServeOptions
 from anytorch.text.checkpoints.locate import packaged_model
 

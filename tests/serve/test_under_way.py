@@ -68,7 +68,7 @@ def test_a_request_without_a_body_has_a_deadline_too(serve: Callable[..., Any]) 
     async def never(**_: Any) -> Any:
         await asyncio.Event().wait()
 
-    service.state.looks.survey = never
+    service.state.surveys.survey = never
     answer = service.client.get("/v1/devices?refresh=true", headers={"X-Request-Timeout": "0.1"})
     assert answer.status_code == 504 and "0.1 s" in answer.json()["detail"]
     with socket.create_connection(("127.0.0.1", service.port), timeout=120) as made:

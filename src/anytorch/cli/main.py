@@ -35,6 +35,8 @@ INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: the fault is ours
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader (`| head`) went away
 
+# The extra that a command needs, for when one of its packages is missing.
+EXTRA_OF = {"embed": "embed", "forecast": "forecast", "finetune": "forecast"}
 # Answers whatever the settings file looks like; every other command needs settings it can trust.
 SURVIVES_BAD_SETTINGS = frozenset({"info", "reset", "version", "completion"})
 
@@ -91,7 +93,8 @@ def _run(arguments: list[str], output: Output) -> int:
         output.error(f"{where} cannot be written or read: {exc.strerror}", WHAT_HELPS[exc.errno], kind="OutputError")
         return UNWRITABLE
     except ModuleNotFoundError as exc:
-        missing = PackageMissing.of_forecasts(exc) if {"forecast", "finetune"} & set(arguments) else None
+        extra = EXTRA_OF.get(split(arguments)[1] or "")
+        missing = None if extra is None else PackageMissing.of(extra, exc)
         return _bug(exc, output) if missing is None else _told(missing, output)
     except Exception as exc:  # noqa: BLE001  (the last line of defence: said, never swallowed)
         from anytorch.devices.oom import is_out_of_memory

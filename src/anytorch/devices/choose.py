@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +24,7 @@ from anytorch.devices.ranking import (
     reasons_for,
     why_before,
 )
-from anytorch.devices.registry import registry
+from anytorch.devices.registry import by_torch_type, current_index, registry
 from anytorch.devices.types import Candidate, Facts, Level, Reason, State
 from anytorch.devices.wheels import advise
 from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissing, UsageError
@@ -103,7 +105,7 @@ def resolve(
     """
     if fallback not in ("cpu", "best"):
         raise UsageError(f"fallback={fallback!r}: use 'cpu' or 'best'")
-    text, from_settings = (str(request), "") if request is not None else configured_request()
+    text, from_settings = (words_of(request), "") if request is not None else configured_request()
     strict = bool(settings.get("strict")) if strict is None else strict
     wanted = parse(text, registry())
     # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
@@ -132,14 +134,48 @@ def resolve(
     origin = f" (from {from_settings})" if from_settings else ""
     warning = f"{text!r}{origin} was asked for and cannot be used: {why}. Using {instead.id} ({instead.name}) instead."
     log.info("%s", warning)
-    warnings.warn(DeviceFallbackWarning(warning, [r.code for r in reasons]), stacklevel=callers_level())
+    warn_fallback(warning, [r.code for r in reasons])
     return Resolution(text, instead, True, reasons, warning)
+
+
+def words_of(request: str | torch.device) -> str:
+    """A request as text. torch.device("cuda") is the current card, as in torch; "cuda" is the best one."""
+    text = str(request)
+    index = None if isinstance(request, str) or ":" in text else current_index(by_torch_type(request.type))
+    return text if index is None else f"{text}:{index}"
+
+
+_fallbacks: ContextVar[Callable[[str], None] | None] = ContextVar("fallbacks", default=None)
+
+
+@contextmanager
+def fallbacks_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, in this thread or task, `tell` gets the text of each fallback instead of a DeviceFallbackWarning.
+
+    For services: `warnings.catch_warnings` changes the whole process, and threads whose blocks overlap leave it changed.
+    """
+    token = _fallbacks.set(tell)
+    try:
+        yield
+    finally:
+        _fallbacks.reset(token)
+
+
+def warn_fallback(message: str, reasons: Sequence[str] = ()) -> None:
+    """Issue a DeviceFallbackWarning that points at the user's code, or tell who has asked for it (`fallbacks_to`)."""
+    tell = _fallbacks.get()
+    if tell is not None:
+        tell(message)
+    else:
+        warnings.warn(DeviceFallbackWarning(message, reasons), stacklevel=callers_level())
 
 
 def callers_level() -> int:
     """How many frames up the user's own code is: a warning should point there, not into this package."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anytorch."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("anytorch.", "anytorch_compat.")
+    ):
         level, frame = level + 1, frame.f_back
     return level
 

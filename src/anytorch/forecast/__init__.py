@@ -1,13 +1,12 @@
 """Forecasting candles with Kronos: `KronosPredictor`. Importing this package imports no torch and no pandas.
 
 The way data flows: `checkpoints` finds a model and its tokenizer; `inputs` checks what is asked and makes one series of a
-table; `decoding.tokens` makes ids of it; `generation` runs the steps, each over a `decoding.decoder` (the model made ready)
-with a `decoding.cache`, drawing by `decoding.sampling`, in `kernels` where they measured faster; `results` holds the answer.
+table, scaled by `scaling`; `decoding.decoder` (model and tokenizer made ready) makes ids of it; `generation` runs the steps
+with a `decoding.cache`, drawing by `decoding.sampling`, in `kernels` where they measured faster; `results` makes the answer.
 
 candles      tables of prices: made up, read, checked, mended, drawn
 model        Kronos and its tokenizer as published, and the tiny pair that comes with anytorch
-decoding     one step in plain torch: the model made ready, its cache, the draws
-inputs       arguments, times and columns, checked and scaled
+decoding     one step in plain torch: model and tokenizer made ready, the cache, the draws
 kernels      our Triton kernels beside their launchers, and the choice between them and torch's
 generation   the loop over steps: growing windows, full windows, recorded steps
 training     fine-tuning on one process or under torchrun
@@ -15,21 +14,12 @@ training     fine-tuning on one process or under torchrun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.forecast.predictor import KronosPredictor as KronosPredictor
     from anytorch.forecast.results import Forecast as Forecast
 
-PUBLIC = {"Forecast": "anytorch.forecast.results", "KronosPredictor": "anytorch.forecast.predictor"}
-__all__ = ["Forecast", "KronosPredictor"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(PUBLIC[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"predictor": "KronosPredictor", "results": "Forecast"})

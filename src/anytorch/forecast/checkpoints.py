@@ -6,18 +6,17 @@ import json
 from pathlib import Path
 
 from anytorch.errors import ModelError
-from anytorch.forecast.inputs.arguments import whole_number
+from anytorch.forecast.inputs import whole_number
 from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
-from anytorch.forecast.model.folder import REPOSITORY, check_name, no_such
-from anytorch.forecast.model.published import UNSAID_CONTEXT
-from anytorch.forecast.model.tiny import MAX_CONTEXT, TINY, tiny_folder
+from anytorch.forecast.model.pretrained import REPOSITORY, check_name, no_such, tiny_folder
+from anytorch.forecast.model.published import MAX_CONTEXT, TINY, UNSAID_CONTEXT
 from anytorch.forecast.predictor import KronosPredictor
 from anytorch.forecast.trained_with import TrainedWith, read_trained_with
 from anytorch.values import dataclass
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenCheckpoint:
     """What was asked for, found: what `from_pretrained` takes, and the rows a window may have."""
 
     model: str
@@ -27,7 +26,7 @@ class Choice:
 
 def choose_checkpoint(
     model: str | Path = TINY, tokenizer: str | Path | None = None, max_context: int | None = None
-) -> Choice:
+) -> ChosenCheckpoint:
     """The tokenizer and context that go with a model; what is given counts more than what is known.
 
     Raises InputError for a context that is none; ModelError for a name that is none, where only the caller can know the
@@ -44,9 +43,9 @@ def choose_checkpoint(
         max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
     told: TrainedWith | None = None
     if name in (TINY, str(tiny_folder("model"))):
-        found = Choice(str(tiny_folder("model")), TINY, MAX_CONTEXT)
+        found = ChosenCheckpoint(str(tiny_folder("model")), TINY, MAX_CONTEXT)
     elif published := next((p for p in PUBLISHED.values() if name.lower() in (p.name, p.model.lower())), None):
-        found = Choice(published.model, published.tokenizer, published.max_context)
+        found = ChosenCheckpoint(published.model, published.tokenizer, published.max_context)
     else:
         folder = Path(name).expanduser()
         here = folder.is_dir() and bool(name.strip())
@@ -55,7 +54,7 @@ def choose_checkpoint(
         if here:
             check_is_a_model(folder, name)
         told = read_trained_with(folder)
-        found = Choice(name, "", UNSAID_CONTEXT if told is None else told.max_context)
+        found = ChosenCheckpoint(name, "", UNSAID_CONTEXT if told is None else told.max_context)
     if tokenizer is not None:
         known = str(tokenizer)
     elif told is not None:
@@ -68,7 +67,7 @@ def choose_checkpoint(
         )
     if known == TINY:
         known = str(tiny_folder("tokenizer"))
-    return Choice(found.model, known, found.max_context if max_context is None else max_context)
+    return ChosenCheckpoint(found.model, known, found.max_context if max_context is None else max_context)
 
 
 def check_is_a_model(folder: Path, name: str) -> None:

@@ -19,21 +19,40 @@ from anytorch.devices.oom import is_out_of_memory
 from anytorch.devices.precision import capabilities
 from anytorch.devices.types import Caps
 from anytorch.errors import InputError, OutOfMemory, UsageError
-from anytorch.forecast.chunks import ACCELERATOR_ROWS, ACCELERATOR_WINDOWS, HOST_ROWS, HOST_WINDOWS, Chunk, split
 from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.decoder import Decoder
+from anytorch.forecast.decoding.decoder import Codec, Decoder, check_pair, layer_maker, prepared
 from anytorch.forecast.decoding.sampling import Noise, Sampler
-from anytorch.forecast.decoding.tokens import Codec
-from anytorch.forecast.explain import explained
-from anytorch.forecast.generation.generate import Plan, Prompts, generate
-from anytorch.forecast.generation.paths import Paths, joined, values_of
-from anytorch.forecast.inputs.arguments import make_sampler, make_seed, quantile_levels, real_number, whole_number
-from anytorch.forecast.inputs.series import COLUMNS, PRICES, Series, check_arrays, from_arrays, one_each, read_series
+from anytorch.forecast.generation.generate import (
+    ACCELERATOR_ROWS,
+    ACCELERATOR_WINDOWS,
+    HOST_ROWS,
+    HOST_WINDOWS,
+    Chunk,
+    GenerationPlan,
+    Progress,
+    Prompts,
+    Verbose,
+    generate,
+    quiet_threads,
+    split,
+)
+from anytorch.forecast.inputs import (
+    COLUMNS,
+    PRICES,
+    Series,
+    check_arrays,
+    from_arrays,
+    make_sampler,
+    make_seed,
+    one_each,
+    quantile_levels,
+    read_series,
+    real_number,
+    whole_number,
+)
+from anytorch.forecast.kernels.choice import told
 from anytorch.forecast.model import STAMPS, Kronos, KronosTokenizer
-from anytorch.forecast.pair import check_pair, layer_maker, prepared
-from anytorch.forecast.progress import Progress, Verbose
-from anytorch.forecast.results import Forecast, make_forecast
-from anytorch.forecast.threads import quiet_threads
+from anytorch.forecast.results import Forecast, Paths, joined, make_forecast, values_of
 from anytorch.measured.verdict import Verdict
 
 log = logs.logger(__name__)
@@ -336,7 +355,9 @@ class KronosPredictor:
         keep = self.window(pred_len, rolling)
         values = [torch.from_numpy(np.clip(one.normal, -self.clip, self.clip)) for one in series]
         ids = codec.encode(values, keep, limit_rows)
-        plan = Plan(pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static, self.kernels)
+        plan = GenerationPlan(
+            pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static, self.kernels
+        )
         chunks = self.chunks([len(s1) for s1, _ in ids], plan, on_host)
         found: list[list[Paths]] = [[] for _ in series]
         with Progress(verbose, pred_len * len(chunks)) as progress:
@@ -381,7 +402,7 @@ class KronosPredictor:
             )
         return self.max_context - pred_len
 
-    def chunks(self, lengths: Sequence[int], plan: Plan, on_host: bool) -> list[Chunk]:
+    def chunks(self, lengths: Sequence[int], plan: GenerationPlan, on_host: bool) -> list[Chunk]:
         decoder = self.decoder()
         nbytes = [
             Cache.nbytes(decoder, length, plan.samples, plan.cached_steps(length)) // plan.samples + 1
@@ -432,3 +453,24 @@ def capable(device: torch.device) -> Caps:
 
 def memory_is_host(device: torch.device) -> bool:
     return device.type == "cpu"
+
+
+def explained(facts: dict[str, Any]) -> str:
+    lines = [
+        f"{facts['parameters'] / 1e6:,.1f} million parameters in {facts['dtype']} on {facts['device']} ({facts['why']})",
+        f"windows of {facts['max_context']} rows; steps are "
+        + ("recorded once and replayed" if facts["recorded"] else "computed one after the other"),
+        *part("a step of growing windows", facts["step"], "our kernels"),
+        *part("the products of full windows", facts["windows"], "our kernels where they are faster"),
+    ]
+    return "\n".join(lines)
+
+
+def part(name: str, known: tuple[str | None, Sequence[Verdict]] | None, ours: str) -> list[str]:
+    """`known` is (why torch computes it, what was chosen): "" for our kernels, None while there is no answer."""
+    if known is None:
+        return []
+    why, choices = known
+    if why is None:
+        return [f"{name}: torch's kernels; ours are compiled beside the next forecasts of the same shape"]
+    return [f"{name}: " + (f"torch's kernels ({why})" if why else ours), *(f"  {told(choice)}" for choice in choices)]

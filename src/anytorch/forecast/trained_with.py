@@ -15,10 +15,8 @@ from anytorch._version import __version__
 from anytorch.errors import ModelError
 from anytorch.files import replace_file
 from anytorch.forecast.model import KronosTokenizer
-from anytorch.forecast.model.folder import REPOSITORY
-from anytorch.forecast.model.pretrained import read_json
-from anytorch.forecast.model.published import HUB
-from anytorch.forecast.model.tiny import TINY
+from anytorch.forecast.model.pretrained import REPOSITORY, read_json
+from anytorch.forecast.model.published import HUB, TINY
 from anytorch.values import dataclass
 
 FILE = "anytorch.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, grad_enabled, make
 from anytorch.lite.device import CustomDevice, as_device
 from anytorch.lite.dtypes import Array, DType, Scalar, float32, int64, is_floating, kind
+from anytorch.lite.methods import OpMethods, operand
 from anytorch.lite.moving import carried, on_device
-from anytorch.lite.ops import elementwise, linear, reduce, rows, shape
-from anytorch.lite.ops.reduce import Dim
+from anytorch.lite.ops import elementwise, linear, shape
 
 _host = np.ndarray
 
@@ -44,7 +44,7 @@ def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Callable[[Cust
     return run
 
 
-class CustomTensor(Base):
+class CustomTensor(OpMethods):
     """`CustomTensor([1, 2, 3])`: float32 unless `dtype` says otherwise, on the host unless `device` does.
 
     `data` is the NumPy array itself. With `requires_grad=True`, `backward()` on what is made from it fills `.grad`.
@@ -336,130 +336,6 @@ class CustomTensor(Base):
             return
         self._write(lambda x: shape.with_item(x, index, given))
 
-    # --- ops as methods ----------------------------------------------------------------------------------------------
-
-    def __getitem__(self, index: Any) -> CustomTensor:
-        return shape.getitem(self, index)
-
-    def matmul(self, other: CustomTensor) -> CustomTensor:
-        return linear.matmul(self, other)
-
-    def sum(self, dim: Dim = None, keepdim: bool = False) -> CustomTensor:
-        return reduce.sum_of(self, dim, keepdim)
-
-    def mean(self, dim: Dim = None, keepdim: bool = False) -> CustomTensor:
-        return reduce.mean(self, dim, keepdim)
-
-    def var(self, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> CustomTensor:
-        return reduce.var(self, dim, keepdim, correction)
-
-    def std(self, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> CustomTensor:
-        return elementwise.sqrt(reduce.var(self, dim, keepdim, correction))
-
-    def amax(self, dim: Dim = None, keepdim: bool = False) -> CustomTensor:
-        return reduce.extreme(self, dim, keepdim, "amax")
-
-    def amin(self, dim: Dim = None, keepdim: bool = False) -> CustomTensor:
-        return reduce.extreme(self, dim, keepdim, "amin")
-
-    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The largest number; with `dim`, the pair (values, indices)."""
-        return self.amax() if dim is None else reduce.extreme_along(self, dim, keepdim, largest=True)
-
-    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        return self.amin() if dim is None else reduce.extreme_along(self, dim, keepdim, largest=False)
-
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> CustomTensor:
-        return reduce.arg_extreme(self, dim, keepdim, largest=True)
-
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> CustomTensor:
-        return reduce.arg_extreme(self, dim, keepdim, largest=False)
-
-    def cumsum(self, dim: int) -> CustomTensor:
-        return reduce.cumsum(self, dim)
-
-    def any(self, dim: int | None = None) -> CustomTensor:
-        return reduce.truth(self, dim, np.any)
-
-    def all(self, dim: int | None = None) -> CustomTensor:
-        return reduce.truth(self, dim, np.all)
-
-    def reshape(self, *sizes: Any) -> CustomTensor:
-        return shape.reshape(self, sizes_of(sizes))
-
-    view = reshape
-
-    def permute(self, *dims: Any) -> CustomTensor:
-        return shape.permute(self, sizes_of(dims))
-
-    def transpose(self, a: int, b: int) -> CustomTensor:
-        return shape.swap(self, a, b)
-
-    def expand(self, *sizes: Any) -> CustomTensor:
-        return shape.expand(self, sizes_of(sizes))
-
-    def squeeze(self, dim: int | None = None) -> CustomTensor:
-        return shape.squeeze(self, dim)
-
-    def unsqueeze(self, dim: int) -> CustomTensor:
-        return shape.unsqueeze(self, dim)
-
-    def flatten(self, start: int = 0, end: int = -1) -> CustomTensor:
-        return shape.flatten(self, start, end)
-
-    def split(self, size: int, dim: int = 0) -> tuple[CustomTensor, ...]:
-        return shape.split(self, size, dim)
-
-    def contiguous(self) -> CustomTensor:
-        return shape.contiguous(self)
-
-    def clone(self) -> CustomTensor:
-        return shape.clone(self)
-
-    def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> CustomTensor:
-        return elementwise.clamp(self, min, max)
-
-    def softmax(self, dim: int = -1) -> CustomTensor:
-        return rows.softmax(self, dim)
-
-    def log_softmax(self, dim: int = -1) -> CustomTensor:
-        return rows.log_softmax(self, dim)
-
-    def masked_fill(self, mask: CustomTensor, value: Scalar) -> CustomTensor:
-        return elementwise.where(mask, value, self)
-
-    def abs(self) -> CustomTensor:
-        return elementwise.absolute(self)
-
-    __abs__ = abs
-
-    def exp(self) -> CustomTensor:
-        return elementwise.exp(self)
-
-    def log(self) -> CustomTensor:
-        return elementwise.log(self)
-
-    def sqrt(self) -> CustomTensor:
-        return elementwise.sqrt(self)
-
-    def sin(self) -> CustomTensor:
-        return elementwise.sin(self)
-
-    def cos(self) -> CustomTensor:
-        return elementwise.cos(self)
-
-    def tanh(self) -> CustomTensor:
-        return elementwise.tanh(self)
-
-    def sigmoid(self) -> CustomTensor:
-        return elementwise.sigmoid(self)
-
-    def relu(self) -> CustomTensor:
-        return elementwise.relu(self)
-
-    def pow(self, exponent: Any) -> CustomTensor:
-        return elementwise.power(self, operand(self, exponent))
-
 
 class Result(CustomTensor):
     """What an op makes. Its numbers are there already: with no `__init__` to call, `Result()` costs half as much."""
@@ -473,17 +349,6 @@ class Result(CustomTensor):
 
 
 CustomTensor._result = Result
-
-
-def operand(beside: CustomTensor, value: Any) -> CustomTensor | Scalar:
-    """The other side of an operator: tensors and numbers as they are, arrays as tensors."""
-    out: CustomTensor | Scalar = make(beside, value) if isinstance(value, np.ndarray) else value
-    return out
-
-
-def sizes_of(given: tuple[Any, ...]) -> Sequence[int]:
-    """`reshape(2, 3)` and `reshape((2, 3))` mean the same."""
-    return given[0] if len(given) == 1 and isinstance(given[0], (tuple, list, range)) else given
 
 
 def clone_of(x: CustomTensor) -> CustomTensor:

@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anytorch.errors import UsageError
-from anytorch.memory.attached import ACTIVATIONS as RECORD
+from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.fitting import fitted
-from anytorch.memory.handle import HANDLE
+from anytorch.memory.module_patches import ACTIVATIONS as RECORD
 
 WAYS = ("keep", "checkpoint", "offload")
 

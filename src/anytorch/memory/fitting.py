@@ -1,22 +1,29 @@
-"""Making a model run within memory budgets, and undoing it: `fit`, `fitted`, `unfit`."""
+"""Making a model run within memory budgets, and undoing it: `fit`, `fitted`, `unfit`.
+
+`fit` reads from top to bottom: the levels of this machine (`create_tiers`), units and plan of the model (`plan_for`), and
+`Fitted.place`, which brings every block to its home. `load` (`loading`) goes the same way from a checkpoint's files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from anytorch.errors import UsageError
-from anytorch.memory.handle import HANDLE, Fitted
-from anytorch.memory.levels import Size, create_tiers
-from anytorch.memory.placement import place
-from anytorch.memory.planning import plan_for
-from anytorch.memory.sizes import parse_nbytes
-from anytorch.memory.types import Speeds
+from anytorch.errors import BudgetTooSmall, UsageError
+from anytorch.memory.fitted_model import HANDLE, Fitted
+from anytorch.memory.formats import packing_of, resting_nbytes, unpacked_nbytes
+from anytorch.memory.levels import Size, create_tiers, speeds_of
+from anytorch.memory.plan import DiskTooSmall, least_device_nbytes, make_plan
+from anytorch.memory.sizes import parse_nbytes, words
+from anytorch.memory.spill import Spill
+from anytorch.memory.types import Budgets, Speeds, Step, TierPlan, Tiers, WeightBlock
+from anytorch.memory.units import Found, find_units
 
+LEAVES = "leaves"
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -84,7 +91,7 @@ def fit(
         training=training,
     )
     handle = Fitted(model, tiers, found, plan, verify=verify, rest_format=rest_format)
-    place(handle)
+    handle.place({name: group.image() for name, group in found.groups.items()})
     return model
 
 
@@ -100,3 +107,95 @@ def unfit(model: Model, device: str | torch.device | None = None) -> Model:
     """Bring every weight back: to the device it was on before, or to `device`. Needs the memory for all of them."""
     fitted(model).unfit(device)
     return model
+
+
+# --- units and plan ---------------------------------------------------------------------------------------------------
+
+
+def plan_for(
+    model: nn.Module,
+    tiers: Tiers,
+    *,
+    blocks: Sequence[str] | str | None = None,
+    resident: Sequence[str] = (),
+    reserve: int = 0,
+    host_reserve: int = 0,
+    compute_s: float = 0.0,
+    on_disk: bool = False,
+    sizes: Callable[[Found], dict[str, WeightBlock]] | None = None,
+    rest_format: str | None = None,
+    training: bool = False,
+    codes: bool = True,
+) -> tuple[Found, TierPlan]:
+    """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own.
+
+    Raises BudgetTooSmall; UsageError where the disk has no room because its folder cannot be written at all.
+    """
+    if isinstance(blocks, str) and blocks != LEAVES:
+        blocks = (blocks,)
+    for finest in (True,) if blocks == LEAVES else (False, True):
+        blocks = None if isinstance(blocks, str) else blocks
+        found = find_units(model, blocks=blocks, resident=resident, finest=finest, codes=codes)
+        try:
+            chosen, kept = (sizes or packed_sizes)(found), reserve
+            if rest_format is not None:
+                whole = sum(block.nbytes for block in chosen.values()) + found.extras_nbytes(model) + reserve
+                if whole > tiers.device.capacity:
+                    chosen, kept = resting_sizes(found, rest_format), reserve + unpacked_nbytes(found, rest_format)
+            return found, _plan(model, found, tiers, (kept, host_reserve), compute_s, on_disk, chosen, training)
+        except BudgetTooSmall as exc:
+            if finest or blocks is not None:
+                disk = tiers.find("disk")
+                if isinstance(exc, DiskTooSmall) and disk is not None:
+                    # A read-only file system says that nothing is free, which no budget mends: its own reason comes first.
+                    Spill(disk.place).close()
+                raise
+    raise AssertionError("unreachable")
+
+
+def packed_sizes(found: Found) -> dict[str, WeightBlock]:
+    return {name: WeightBlock(name, group.image().nbytes) for name, group in found.groups.items()}
+
+
+def resting_sizes(found: Found, rest_format: str) -> dict[str, WeightBlock]:
+    sizes = {}
+    for name, block in packed_sizes(found).items():
+        packing = packing_of(found, name, rest_format)
+        sizes[name] = WeightBlock(name, block.nbytes, resting_nbytes(packing)) if packing else block
+    return sizes
+
+
+def _plan(
+    model: nn.Module,
+    found: Found,
+    tiers: Tiers,
+    reserved: tuple[int, int],  # on the device, in host memory
+    compute_s: float,
+    on_disk: bool,
+    blocks: Mapping[str, WeightBlock],
+    training: bool,
+) -> TierPlan:
+    extras = found.extras_nbytes(model)
+    kept = extras + reserved[0]
+    if not found.units:
+        raise UsageError("this model has no parameters that could be moved", hint="use model.to(device)")
+    host, disk = tiers.find("host"), tiers.find("disk")
+    budgets = Budgets(
+        max(0, tiers.device.capacity - kept),
+        max(0, host.capacity - reserved[1]) if host else None,
+        disk.capacity if disk else None,
+    )
+    total = sum(block.nbytes for block in blocks.values())
+    steps = [
+        Step(unit.name, unit.blocks, compute_s * sum(blocks[b].nbytes for b in unit.blocks) / max(1, total))
+        for unit in found.units
+    ]
+    try:
+        return make_plan(list(blocks.values()), steps, budgets, speeds_of(tiers), on_disk=on_disk, training=training)
+    except BudgetTooSmall as exc:
+        least = least_device_nbytes(blocks, steps)
+        if not kept or budgets.device >= least:
+            raise
+        message = f"{exc.message} (besides {words(kept)} kept for buffers and activations)"
+        hint = f"the smallest device budget that works is {least + kept} bytes ({words(least + kept)})"
+        raise BudgetTooSmall(message, hint=hint) from exc

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from anytorch.memory.images import Image, packed
+from anytorch.memory.images import Image
 from anytorch.memory.sizes import ALIGNMENT, PAGE, round_up
 from anytorch.memory.units import Found
 from anytorch.quant.formats import Format, parse
@@ -39,12 +39,18 @@ def packing_of(found: Found, name: str, format: str) -> Packing | None:
     chosen = parse(format)
     weights = {
         path: (tuple(parameter.shape), parameter.dtype)
-        for path, parameter in zip(group.paths, group.parameters, strict=True)
+        for path, parameter in group.tensors().items()
         if packable(found, parameter)
     }
     if not weights:
         return None
-    return Packing(chosen, packed(name, dict(zip(group.paths, group.parameters, strict=True))), weights)
+    return Packing(chosen, group.image(), weights)
+
+
+def unpacked_nbytes(found: Found, format: str) -> int:
+    """Device memory that the packed blocks of one unit are unpacked to: the largest unit's."""
+    packings = {name: packing_of(found, name, format) for name in found.groups}
+    return max(sum(p.live.nbytes for name in unit.blocks if (p := packings[name])) for unit in found.units)
 
 
 def packable(found: Found, parameter: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ class View:
 class Piece:
     """A run of bytes of a file and where in the image it belongs.
 
-    `sums`: checksums of its MiB-long parts (files we wrote ourselves), or None.
+    `checksums`: of its MiB-long parts (files we wrote ourselves), or None.
     `direct`: file offset and image offset agree modulo the page size, so that it can be read in place past the page cache.
     """
 
@@ -39,7 +39,7 @@ class Piece:
     file_offset: int
     nbytes: int
     image_offset: int
-    sums: tuple[int, ...] | None = None
+    checksums: tuple[int, ...] | None = None
     direct: bool = True
 
 

@@ -13,14 +13,13 @@ from torch import nn
 
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
-from anytorch.memory.handle import Fitted
+from anytorch.memory.fitted_model import Fitted
+from anytorch.memory.fitting import plan_for
 from anytorch.memory.images import Image, from_files
 from anytorch.memory.levels import Size, create_tiers
 from anytorch.memory.parked import placeholder
-from anytorch.memory.placement import place_from
-from anytorch.memory.planning import plan_for
 from anytorch.memory.sizes import parse_nbytes
-from anytorch.memory.types import Block, Plan, Speeds, Tiers
+from anytorch.memory.types import Speeds, TierPlan, Tiers, WeightBlock
 from anytorch.memory.units import Found, all_slots
 from anytorch.safetensors_files import StoredTensor, locate_tensors, mapped_tensor, torch_dtype
 
@@ -51,8 +50,8 @@ def load(
     of `fit`. Raises ModelError, which names the file or the tensor that is missing.
     """
     model, checkpoint = build(source, weights)
-    place = disk if disk or rest_format is not None else _folder(checkpoint)
-    tiers = create_tiers(device, device_budget=device_budget, host_budget=host_budget, disk=place, speeds=speeds)
+    level = disk if disk or rest_format is not None else _folder(checkpoint)
+    tiers = create_tiers(device, device_budget=device_budget, host_budget=host_budget, disk=level, speeds=speeds)
     handle = prepare(
         model,
         checkpoint,
@@ -63,7 +62,7 @@ def load(
         compute_s=compute_s,
         rest_format=rest_format,
     )
-    place_from(handle, handle.images)
+    handle.place(handle.images, from_files=True)
     return model
 
 
@@ -73,7 +72,7 @@ def preview(
     *,
     weights: str | Path | None = None,
     compute_s: float = 0.0,
-) -> Plan:
+) -> TierPlan:
     """The plan `load` would follow. Reads headers alone."""
     model, checkpoint = build(source, weights)
     return prepare(model, checkpoint, tiers, compute_s=compute_s).plan
@@ -112,8 +111,8 @@ def prepare(
     def images(found: Found) -> dict[str, Image]:
         return {name: image_of(found, name, by_id, tiers.shared) for name in found.groups}
 
-    def sizes(found: Found) -> dict[str, Block]:
-        return {name: Block(name, image.nbytes) for name, image in images(found).items()}
+    def sizes(found: Found) -> dict[str, WeightBlock]:
+        return {name: WeightBlock(name, image.nbytes) for name, image in images(found).items()}
 
     found, plan = plan_for(
         model,
@@ -127,7 +126,7 @@ def prepare(
         rest_format=rest_format,
         codes=False,
     )
-    for parameter in found.rest:
+    for parameter in found.staying:
         parameter.data = mapped_tensor(by_id[id(parameter)]).to(tiers.device.place, copy=True)
     handle = Fitted(model, tiers, found, plan, rest_format=rest_format)
     handle.images = images(found)
@@ -136,9 +135,7 @@ def prepare(
 
 def image_of(found: Found, name: str, by_id: Mapping[int, StoredTensor], in_place: bool) -> Image:
     group = found.groups[name]
-    renamed = [
-        replace(by_id[id(parameter)], name=path) for path, parameter in zip(group.paths, group.parameters, strict=True)
-    ]
+    renamed = [replace(by_id[id(parameter)], name=path) for path, parameter in group.tensors().items()]
     return from_files(name, renamed, in_place=in_place)
 
 

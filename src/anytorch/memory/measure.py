@@ -18,7 +18,7 @@ from anytorch.memory.buffers import host_buffer
 from anytorch.memory.images import Piece, from_files
 from anytorch.memory.reader import Reader
 from anytorch.memory.spill import Spill
-from anytorch.memory.streams import Copies
+from anytorch.memory.transfers import Copies
 
 log = logs.logger(__name__)
 MIB = 2**20

@@ -22,12 +22,11 @@ import torch
 
 from anytorch import logs
 from anytorch.errors import BudgetTooSmall, UsageError
+from anytorch.memory.homes import device_buffer
 from anytorch.memory.images import Image
 from anytorch.memory.ledger import Ledger
-from anytorch.memory.order import FORWARD, Order
 from anytorch.memory.reader import finish
-from anytorch.memory.rest import device_buffer
-from anytorch.memory.ring import Region, RingSpace
+from anytorch.memory.ring import FORWARD, Region, RingSpace, UseOrder
 from anytorch.memory.sizes import words
 from anytorch.memory.transfers import Transfers, UnderWay, do
 from anytorch.memory.types import Home, Step
@@ -91,7 +90,7 @@ class Mover:
             for step in steps
         ]
         self._steps = {step.name: step for step in moving if step.blocks}
-        self._order = Order(list(self._steps))
+        self._order = UseOrder(list(self._steps))
         self._held: dict[str, RingBlock] = {}
         self._leaving: set[RingBlock] = set()  # given up, while a thread still writes into them
         self._space = RingSpace(ring_nbytes)

@@ -44,52 +44,37 @@ def described(
         return func(*args, **(kwargs or {}))
 
 
-def shown(tensor: torch.Tensor, what: str) -> str:
-    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level just now"
+class _Away:
+    """What a parameter or buffer is while its values are elsewhere: made by changing its class, and undone the same way."""
 
-
-class Parked(nn.Parameter):
-    """Made by changing a Parameter's class, and undone the same way: it stays the same object."""
+    GONE = False  # for good: its fitted model was closed
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return described(func, args, kwargs)
+        return described(func, args, kwargs, gone=cls.GONE)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
-        return shown(self, "Parameter")
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        assert isinstance(self, torch.Tensor)
+        what = "Parameter" if isinstance(self, nn.Parameter) else "Buffer"
+        return f"{what} of shape {tuple(self.shape)}, {self.dtype}: its values are on another memory level just now"
 
 
-class ParkedBuffer(torch.Tensor):
-    """The same for a buffer: the codes of a packed layer."""
+class Parked(_Away, nn.Parameter):
+    """It stays the same object."""
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return described(func, args, kwargs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
-        return shown(self, "Buffer")
+class ParkedBuffer(_Away, torch.Tensor):
+    """The codes of a packed layer."""
 
 
 class Gone(Parked):
-    """A parked Parameter whose values are nowhere any more: its fitted model was closed."""
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return described(func, args, kwargs, gone=True)
+    GONE = True
 
 
 class GoneBuffer(ParkedBuffer):
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return described(func, args, kwargs, gone=True)
+    GONE = True
 
 
 PARKED = (Parked, ParkedBuffer)

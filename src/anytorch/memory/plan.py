@@ -11,13 +11,14 @@ Resident blocks are spread evenly over the pass, so that the links can work whil
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from anytorch.errors import BudgetTooSmall, UsageError
-from anytorch.memory.simulate import predict, seconds
 from anytorch.memory.sizes import round_up, words
-from anytorch.memory.types import Block, Budgets, Home, Plan, Speeds, Step
+from anytorch.memory.types import Budgets, Event, Home, Prediction, Speeds, Step, TierPlan, WeightBlock
 
 MIB = 2**20
 STAGING_NBYTES = 128 * MIB  # eight reads of 16 MiB in flight: enough for the fastest disks, little beside any model
@@ -30,7 +31,7 @@ class DiskTooSmall(BudgetTooSmall):
 
 
 def make_plan(
-    blocks: Sequence[Block],
+    blocks: Sequence[WeightBlock],
     steps: Sequence[Step],
     budgets: Budgets,
     speeds: Speeds | None = None,
@@ -38,7 +39,7 @@ def make_plan(
     on_disk: bool = False,
     home: Mapping[str, Home] | None = None,
     training: bool = False,
-) -> Plan:
+) -> TierPlan:
     """The fastest plan within the budgets. `on_disk`: the blocks lie in a checkpoint already, so a disk home costs nothing.
 
     `home` fixes the home of some blocks. `training`: the first blocks stay on the device rather than some all along the
@@ -59,7 +60,7 @@ def make_plan(
         )
     if not any(place != "device" for place in fixed.values()) and sum(b.nbytes for b in blocks) <= budgets.device:
         return finish(by_name, steps, budgets, speeds, dict.fromkeys(by_name, "device"), 0, 0)
-    best: Plan | None = None
+    best: TierPlan | None = None
     least_cost: tuple[float, int, int] = (0.0, 0, 0)
     failure: BudgetTooSmall | None = None
     for ring in ring_sizes(by_name, steps, budgets.device):
@@ -81,7 +82,7 @@ def make_plan(
     return best
 
 
-def check(blocks: Mapping[str, Block], steps: Sequence[Step]) -> None:
+def check(blocks: Mapping[str, WeightBlock], steps: Sequence[Step]) -> None:
     if not steps:
         raise UsageError("a plan needs at least one step")
     for step in steps:
@@ -93,12 +94,12 @@ def check(blocks: Mapping[str, Block], steps: Sequence[Step]) -> None:
         raise UsageError(f"no step uses {', '.join(sorted(unused)[:5])}")
 
 
-def least_device_nbytes(blocks: Mapping[str, Block], steps: Sequence[Step]) -> int:
+def least_device_nbytes(blocks: Mapping[str, WeightBlock], steps: Sequence[Step]) -> int:
     """What must be on the device at once, whatever the plan: the largest step."""
     return max(sum(blocks[name].resting for name in step.blocks) for step in steps)
 
 
-def ring_sizes(blocks: Mapping[str, Block], steps: Sequence[Step], device: int) -> list[int]:
+def ring_sizes(blocks: Mapping[str, WeightBlock], steps: Sequence[Step], device: int) -> list[int]:
     """Every ring worth trying: the largest sum of 1, 2, … consecutive steps, with the biggest blocks in it or resident."""
     sizes: set[int] = set()
     tops = sorted({block.resting for block in blocks.values()}, reverse=True)
@@ -114,7 +115,7 @@ def ring_sizes(blocks: Mapping[str, Block], steps: Sequence[Step], device: int) 
 
 
 def with_ring(
-    blocks: Mapping[str, Block],
+    blocks: Mapping[str, WeightBlock],
     steps: Sequence[Step],
     budgets: Budgets,
     speeds: Speeds,
@@ -122,7 +123,7 @@ def with_ring(
     fixed: Mapping[str, Home],
     on_disk: bool,
     training: bool = False,
-) -> Plan | None:
+) -> TierPlan | None:
     """The plan for one size of ring, or None if a step cannot pass through it."""
     order = first_uses(steps)
     homes: dict[str, Home] = dict(fixed)
@@ -149,7 +150,7 @@ def with_ring(
 
 
 def settle(
-    blocks: Mapping[str, Block],
+    blocks: Mapping[str, WeightBlock],
     streamed: Sequence[str],
     homes: dict[str, Home],
     budgets: Budgets,
@@ -231,7 +232,7 @@ def first_uses(steps: Sequence[Step]) -> list[str]:
     return list(dict.fromkeys(name for step in steps for name in step.blocks))
 
 
-def cost_of(plan: Plan) -> tuple[float, int, int]:
+def cost_of(plan: TierPlan) -> tuple[float, int, int]:
     """What the planner minimises: the time of a pass, then bytes streamed, then device memory.
 
     Where nobody knows how long the steps compute, two guesses are added up: a tenth of the time their blocks travel (then
@@ -245,7 +246,7 @@ def cost_of(plan: Plan) -> tuple[float, int, int]:
     return float(f"{pass_s:.4g}"), streamed, plan.device_nbytes
 
 
-def rehearse(plan: Plan, share: float) -> float:
+def rehearse(plan: TierPlan, share: float) -> float:
     """The time of a pass whose steps compute for `share` of the time that their blocks travel."""
     slowest = (plan.speeds.disk_gb_per_s if plan.prediction.from_disk_nbytes else plan.speeds.host_gb_per_s) or 1.0
     steps = [
@@ -257,13 +258,139 @@ def rehearse(plan: Plan, share: float) -> float:
 
 
 def finish(
-    blocks: Mapping[str, Block],
+    blocks: Mapping[str, WeightBlock],
     steps: Sequence[Step],
     budgets: Budgets,
     speeds: Speeds,
     homes: Mapping[str, Home],
     ring: int,
     staging: int,
-) -> Plan:
+) -> TierPlan:
     prediction = predict(blocks, steps, homes, ring, speeds, shared=budgets.host is None)
-    return Plan(dict(blocks), tuple(steps), budgets, speeds, dict(homes), ring, staging, prediction)
+    return TierPlan(dict(blocks), tuple(steps), budgets, speeds, dict(homes), ring, staging, prediction)
+
+
+PASSES = 3  # the first fills the ring, the last is the steady state
+
+
+def predict(
+    blocks: Mapping[str, WeightBlock],
+    steps: Sequence[Step],
+    homes: Mapping[str, Home],
+    ring: int,
+    speeds: Speeds,
+    *,
+    shared: bool,
+) -> Prediction:
+    """Where `speeds` are unknown a link takes no time, and the prediction says only what it knows.
+
+    `shared`: the device reads host memory itself, so a disk read lands in the ring and there is no link to cross.
+    """
+    disk_s = {name: seconds(block.resting, speeds.disk_gb_per_s) for name, block in blocks.items()}
+    link_s = {name: 0.0 if shared else seconds(block.resting, speeds.host_gb_per_s) for name, block in blocks.items()}
+    disk_free = link_free = compute_free = 0.0
+    # In the ring, oldest first: (block, when its space can be reused). Its bytes count from the fetch to that moment.
+    inside: deque[tuple[str, float]] = deque()
+    used = 0
+    events: list[Event] = []
+    begun: list[tuple[str, float]] = []
+    starts: list[float] = []
+    pass_start = 0.0
+    for number in range(PASSES):
+        pass_start = compute_free
+        for step in steps:
+            arrived = 0.0
+            needed = [name for name in step.blocks if homes[name] != "device"]
+            for name in needed:
+                if any(held == name for held, _ in inside):
+                    continue  # used by the step before and not overwritten yet
+                free_at = 0.0
+                while used + blocks[name].resting > ring and inside:
+                    gone, when = inside.popleft()
+                    used -= blocks[gone].resting
+                    free_at = max(free_at, when)
+                if homes[name] == "disk":
+                    begin = max(disk_free, free_at)
+                    disk_free = begin + disk_s[name]
+                    link_begin = max(link_free, begin)
+                    link_free = max(link_begin + link_s[name], disk_free)
+                    end = link_free
+                    events.append(Event("disk", name, begin, disk_free, blocks[name].resting))
+                    if link_s[name]:
+                        events.append(Event("link", name, link_begin, link_begin + link_s[name], blocks[name].resting))
+                else:
+                    begin = max(link_free, free_at)
+                    end = link_free = begin + link_s[name]
+                    events.append(Event("link", name, begin, end, blocks[name].resting))
+                if number == PASSES - 1:
+                    begun.append((name, begin))
+                arrived = max(arrived, end)
+                inside.append((name, end))
+                used += blocks[name].resting
+            begin = max(compute_free, arrived)
+            compute_free = begin + step.compute_s
+            if number == PASSES - 1:
+                starts.append(begin)
+            events.append(Event("compute", step.name, begin, compute_free))
+            inside = deque((name, compute_free if name in needed else when) for name, when in inside)
+    # The last pass alone, with time counted from its beginning.
+    timeline = tuple(
+        Event(event.kind, event.name, event.start_s - pass_start, event.end_s - pass_start, event.nbytes)
+        for event in events
+        if event.end_s > pass_start or (event.start_s >= pass_start and event.kind == "compute")
+    )
+    pass_s = compute_free - pass_start
+    busy = {
+        kind: sum(
+            min(event.end_s, compute_free) - max(event.start_s, pass_start)
+            for event in events
+            if event.kind == kind and event.end_s > pass_start
+        )
+        for kind in ("disk", "link", "compute")
+    }
+    moved = {home: streamed_per_pass(blocks, steps, homes, home, ring) for home in ("host", "disk")}
+    return Prediction(
+        pass_s=pass_s,
+        limit=limit_of(busy),
+        from_host_nbytes=moved["host"],
+        from_disk_nbytes=moved["disk"],
+        busy_s=busy,
+        timeline=timeline,
+        schedule=schedule_of(begun, starts),
+    )
+
+
+def seconds(nbytes: int, gb_per_s: float | None) -> float:
+    return nbytes / (gb_per_s * 1e9) if gb_per_s else 0.0
+
+
+def limit_of(busy: Mapping[str, float]) -> Literal["computing", "host link", "disk", "nothing"]:
+    longest = max(busy, key=lambda kind: busy[kind])
+    if busy[longest] <= 0:
+        return "nothing"
+    names: dict[str, Literal["computing", "host link", "disk"]] = {
+        "disk": "disk",
+        "link": "host link",
+        "compute": "computing",
+    }
+    return names[longest]
+
+
+def streamed_per_pass(
+    blocks: Mapping[str, WeightBlock], steps: Sequence[Step], homes: Mapping[str, Home], home: str, ring: int
+) -> int:
+    """Bytes that leave a home per pass; a block that the ring still holds from the step before is not fetched again."""
+    total = 0
+    for position, step in enumerate(steps):
+        before = steps[position - 1].blocks if len(steps) > 1 else ()
+        total += sum(blocks[n].resting for n in step.blocks if homes[n] == home and n not in before)
+    return total
+
+
+def schedule_of(begun: Sequence[tuple[str, float]], starts: Sequence[float]) -> tuple[tuple[str, ...], ...]:
+    """For every step, the blocks whose fetch begins no later than it does and later than the step before."""
+    out: list[list[str]] = [[] for _ in starts]
+    for name, begin in begun:
+        at = next((index for index, start in enumerate(starts) if begin <= start), len(starts) - 1)
+        out[at].append(name)
+    return tuple(tuple(names) for names in out)

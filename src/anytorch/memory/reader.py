@@ -2,6 +2,10 @@
 
 Direct reads (O_DIRECT) go past the page cache: no second copy in RAM, no page faults, and a budget that means something.
 Where the file system refuses them, reads are buffered and the cache is told to forget what was read.
+
+What we wrote ourselves is checked: one 64-bit sum per MiB, at the speed of memory. A sum of 64-bit words finds every flipped
+bit, every zeroed or stale page and every cut-off file; one per MiB also finds parts that changed places. It is no defence
+against somebody who means harm.
 """
 
 from __future__ import annotations
@@ -19,11 +23,37 @@ from anytorch.errors import ModelError
 from anytorch.memory.buffers import bytes_of, host_buffer
 from anytorch.memory.images import Piece, from_files, views_of
 from anytorch.memory.sizes import PAGE, round_up
-from anytorch.memory.sums import PART, sums_of
 from anytorch.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     import torch
+
+PART = 2**20
+WORD = 8
+MASK = 2**64 - 1
+
+
+def checksums_of(buffer: torch.Tensor) -> tuple[int, ...]:
+    """Of a contiguous uint8 tensor on the CPU, part by part; a last, shorter part counts as filled up with zeros."""
+    import torch
+
+    whole = buffer.numel() // PART * PART
+    found: list[int] = []
+    if whole:
+        words = buffer[:whole]
+        if words.storage_offset() % WORD or words.data_ptr() % WORD:
+            words = words.clone()
+        found += words.view(torch.int64).view(-1, PART // WORD).sum(1).tolist()
+    if whole < buffer.numel():
+        tail = torch.zeros(-(-(buffer.numel() - whole) // WORD) * WORD, dtype=torch.uint8)
+        tail[: buffer.numel() - whole].copy_(buffer[whole:])
+        found.append(int(tail.view(torch.int64).sum()))
+    return tuple(value & MASK for value in found)
+
+
+def digits(sums: tuple[int, ...]) -> str:
+    return "".join(f"{value:016x}" for value in sums)
+
 
 log = logs.logger(__name__)
 THREADS = 4  # 4 x 8 MiB in flight reached the disk's rate on every disk we measured
@@ -186,11 +216,11 @@ class Reader:
     def check(self, chunk: Chunk, wanted: torch.Tensor) -> None:
         """Compare with the checksums of a file we wrote ourselves. Raises ModelError."""
         piece = chunk.piece
-        if piece.sums is None or not self.verify:
+        if piece.checksums is None or not self.verify:
             return
         first = (chunk.file_offset - piece.file_offset) // PART
-        found = sums_of(wanted)
-        if piece.sums[first : first + len(found)] != found:
+        found = checksums_of(wanted)
+        if piece.checksums[first : first + len(found)] != found:
             raise ModelError(
                 f"{piece.path} is damaged between bytes {chunk.file_offset} and {chunk.file_offset + chunk.nbytes}: "
                 "its checksum is not the one it was written with",

@@ -13,8 +13,8 @@ from anytorch import logs
 from anytorch.devices.memory import cleanup, memory
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory
+from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.fitting import fit, fitted, unfit
-from anytorch.memory.handle import HANDLE
 from anytorch.memory.levels import Size
 from anytorch.memory.sizes import words
 

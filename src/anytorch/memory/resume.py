@@ -23,10 +23,9 @@ import torch
 
 from anytorch.errors import ModelError
 from anytorch.memory.reader import Reader
-from anytorch.memory.rewriting import write_back
 from anytorch.memory.saving import write_shard
-from anytorch.memory.states import OF
 from anytorch.memory.training import TieredOptimizer
+from anytorch.memory.training_tensors import OF
 from anytorch.safetensors_files import file_in, locate_tensors, read_header
 
 FORMAT = 1
@@ -156,8 +155,8 @@ def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> N
             for path, parameter in zip(group.paths, group.parameters, strict=True):
                 parameter.data.copy_(values[path])
         else:
-            write_back(fit, name, values)
-    for parameter in fit.found.rest:
+            fit.write_back(name, values)
+    for parameter in fit.found.staying:
         path = fit.found.slots[id(parameter)][0].path
         parameter.data.copy_(reader.read_tensors([located[path]])[path])
     for path, buffer in fit.model.named_buffers():

@@ -1,7 +1,7 @@
 """A fitted model at work: weights are there while their module runs, parked otherwise, and fetched again for backward.
 
-A model with packed blocks has one room that they are unpacked to. Whoever runs a unit, forward or backward, takes the room
-before anything else, so such a model computes one unit at a time, whatever the number of threads.
+A model with packed blocks has one scratch memory that they are unpacked to. Whoever runs a unit, forward or backward, takes
+it before anything else, so such a model computes one unit at a time, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,29 +17,62 @@ from torch import nn
 
 from anytorch.errors import UsageError
 from anytorch.memory.formats import Packing
+from anytorch.memory.homes import BlockHomes
 from anytorch.memory.images import views_of
 from anytorch.memory.mover import Mover
-from anytorch.memory.order import AGAIN, BACKWARD, FORWARD, TRAINING
 from anytorch.memory.parked import PARKED, park, wake
-from anytorch.memory.rest import Rest
-from anytorch.memory.room import Room
-from anytorch.memory.saved import Offloaded, Reference
+from anytorch.memory.ring import AGAIN, BACKWARD, FORWARD, TRAINING
 from anytorch.memory.units import Found, Unit
+from anytorch.memory.unpack_scratch import UnpackScratch
+
+
+@dataclass(frozen=True)
+class SavedReference:
+    """What autograd saves of a tensor in the ring or the scratch: what it takes to make it again when it was overwritten."""
+
+    step: str
+    block: str | None  # None: in the scratch memory, where a step's blocks have their places
+    offset: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OffloadedActivation:
+    """A saved activation in host memory (pinned, where it is not the device's own), and the device it belongs on."""
+
+    values: torch.Tensor
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> OffloadedActivation:
+        away = tensor.device.type != "cpu"
+        values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=away)
+        return OffloadedActivation(values.copy_(tensor), tensor.device)
+
+    def back(self) -> torch.Tensor:
+        return self.values.to(self.device, non_blocking=True)
 
 
 class Running:
     def __init__(
-        self, mover: Mover, rest: Rest, found: Found, packings: Mapping[str, Packing], live: torch.Tensor | None
+        self,
+        mover: Mover,
+        block_homes: BlockHomes,
+        found: Found,
+        packings: Mapping[str, Packing],
+        live: torch.Tensor | None,
     ) -> None:
         """`live`: the device memory that packed blocks are unpacked to, where there are some."""
         self.mover = mover
-        self.rest = rest
+        self.block_homes = block_homes
         self.found = found
         self.packings = packings
-        self.images = rest.images
-        self.homes = rest.homes
-        self.device = rest.device
-        self.room = Room(live, packings, found.units, mover.copies) if live is not None else None
+        self.images = block_homes.images
+        self.homes = block_homes.homes
+        self.device = block_homes.device
+        self.scratch = UnpackScratch(live, packings, found.units, mover.copies) if live is not None else None
         self.units = tuple(u for u in found.units if any(self.homes[b] != "device" for b in u.blocks))
         self._units = {unit.name: unit for unit in self.units}
         self._lock = threading.RLock()
@@ -59,8 +93,8 @@ class Running:
 
     def enter(self, unit: Unit) -> None:
         """Before a unit's forward: its weights are on the device and its Parameters show them."""
-        if self.room is not None:
-            self.room.take()
+        if self.scratch is not None:
+            self.scratch.take()
         entered: list[str] = []
         try:
             if in_backward() and self._held_step() != unit.name:
@@ -74,8 +108,8 @@ class Running:
                 self.mover.release(unit.name)
                 raise
         except BaseException:
-            if self.room is not None:
-                self.room.give_back()
+            if self.scratch is not None:
+                self.scratch.give_back()
             raise
 
     def _way(self, unit: Unit) -> str:
@@ -90,8 +124,8 @@ class Running:
         """After it, however it ended."""
         self._park([name for name in unit.blocks if self.homes[name] != "device"])
         self.mover.release(unit.name)
-        if self.room is not None:
-            self.room.give_back()
+        if self.scratch is not None:
+            self.scratch.give_back()
 
     def _wake(self, unit: Unit, buffers: Mapping[str, torch.Tensor], entered: list[str]) -> None:
         self._refuse_nesting(unit)
@@ -121,16 +155,16 @@ class Running:
                         layer._bound.clear()
 
     def _unpacked(self, unit: Unit, name: str, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """A packed block's tensors in the room, which the calling thread has taken."""
-        assert self.room is not None
-        if not self.room.has(unit.name, name, buffer):
-            self.room.unpack(unit.name, name, self.images[name], buffer)
-        views = self.room.views(unit.name, name)
+        """A packed block's tensors in the scratch memory, which the calling thread has taken."""
+        assert self.scratch is not None
+        if not self.scratch.has(unit.name, name, buffer):
+            self.scratch.unpack(unit.name, name, self.images[name], buffer)
+        views = self.scratch.views(unit.name, name)
         return [views[path] for path in self.found.groups[name].paths]
 
     def _refuse_nesting(self, unit: Unit) -> None:
-        """Only one thread has the room: a packed block that is awake belongs to a forward around this one."""
-        if self.room is None or self.room.step == unit.name or self.packings.keys().isdisjoint(unit.blocks):
+        """Only one thread has the scratch memory: a packed block that is awake belongs to a forward around this one."""
+        if self.scratch is None or self.scratch.step == unit.name or self.packings.keys().isdisjoint(unit.blocks):
             return
         outer = next((name for name in self.packings if self._awake.get(name)), None)
         if outer is not None:
@@ -156,41 +190,41 @@ class Running:
 
     # --- backward --------------------------------------------------------------------------------------------------
 
-    def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | Reference | Offloaded:
-        """autograd saves a tensor: one in the ring or the room will be overwritten, and is remembered by its place there."""
+    def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | SavedReference | OffloadedActivation:
+        """autograd saves a tensor: one in the ring or the scratch will be overwritten, so its place there is remembered."""
         if isinstance(tensor, PARKED):
             tensor = tensor.data
         place = self._place(tensor)
         if place is None:
             # An operation's own output, kept as it is, would keep its graph and with it the model alive for ever.
-            return Offloaded.of(tensor) if self.offload else tensor.detach()
-        return Reference(unit.name, *place, tensor.dtype, tuple(tensor.shape), tensor.stride())
+            return OffloadedActivation.of(tensor) if self.offload else tensor.detach()
+        return SavedReference(unit.name, *place, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
     def _place(self, tensor: torch.Tensor) -> tuple[str | None, int] | None:
-        offset = self.room.offset(tensor) if self.room is not None else None
+        offset = self.scratch.offset(tensor) if self.scratch is not None else None
         return self.mover.ring_offset(tensor) if offset is None else (None, offset)
 
-    def unpack(self, saved: torch.Tensor | Reference | Offloaded) -> torch.Tensor:
+    def unpack(self, saved: torch.Tensor | SavedReference | OffloadedActivation) -> torch.Tensor:
         """backward needs it: the block is fetched again and held until backward needs another step's."""
-        if isinstance(saved, Offloaded):
+        if isinstance(saved, OffloadedActivation):
             return saved.back()
-        if not isinstance(saved, Reference):
+        if not isinstance(saved, SavedReference):
             return saved
-        if self.room is not None:
-            self.room.take()  # until the tensor is found; then backward holds it, as it does the ring's blocks
+        if self.scratch is not None:
+            self.scratch.take()  # until the tensor is found; then backward holds it, as it does the ring's blocks
         try:
             if self._held_step() != saved.step:
                 self._let_go()
                 self._begin_backward(saved.step)
             return self._found_again(saved)
         finally:
-            if self.room is not None:
-                self.room.give_back()
+            if self.scratch is not None:
+                self.scratch.give_back()
 
     def _begin_backward(self, step: str) -> None:
         self.mover.acquire(step, BACKWARD)
-        if self.room is not None:
-            self.room.take()
+        if self.scratch is not None:
+            self.scratch.take()
         with self._lock:
             self._backwards = number = self._backwards + 1
             self._holding[threading.get_ident()] = (step, number)
@@ -199,15 +233,15 @@ class Running:
         weakref.finalize(ending, self._finish_own, number).atexit = False
         torch.autograd.Variable._execution_engine.queue_callback(ending)
 
-    def _found_again(self, saved: Reference) -> torch.Tensor:
+    def _found_again(self, saved: SavedReference) -> torch.Tensor:
         if saved.block is None:
-            assert self.room is not None
+            assert self.scratch is not None
             unit = self._units[saved.step]
             self._refuse_nesting(unit)
             for name in unit.blocks:
                 if name in self.packings:
                     self._unpacked(unit, name, self.mover.held(name))
-            buffer = self.room.memory
+            buffer = self.scratch.memory
         else:
             buffer = self.mover.held(saved.block)
         whole = buffer[saved.offset :]
@@ -242,13 +276,13 @@ class Running:
             self._let_go(thread)
 
     def _let_go(self, thread: int | None = None) -> None:
-        """Nothing of the ring is held any more for a thread's backward (the calling thread's own), nor the room."""
+        """Nothing of the ring or the scratch is held any more for a thread's backward (the calling thread's own)."""
         with self._lock:
             step, _ = self._holding.pop(threading.get_ident() if thread is None else thread, (None, 0))
         if step is not None:
             self.mover.release(step)
-            if self.room is not None:
-                self.room.give_back()
+            if self.scratch is not None:
+                self.scratch.give_back()
 
     def finish(self) -> None:
         """All backwards are over, or were given up."""
@@ -256,18 +290,18 @@ class Running:
             self._let_go(thread)
 
     def close(self) -> None:
-        """Let go of the ring and the room: a graph that nobody went through may keep this object for long."""
+        """Let go of the ring and the scratch memory: a graph that nobody went through may keep this object for long."""
         self.finish()
         self._views.clear()
-        if self.room is not None:
-            self.room.close()
+        if self.scratch is not None:
+            self.scratch.close()
 
     # --- at rest ---------------------------------------------------------------------------------------------------
 
     def resting(self, name: str) -> dict[str, torch.Tensor]:
         """A block's tensors as they rest, when nobody changes them."""
         self.mover.wait_unchanged(name)
-        return self.rest.tensors(name)
+        return self.block_homes.tensors(name)
 
     def parked_slots(self) -> dict[nn.Module, dict[str, str]]:
         """Owner → parameter name → block, for every parameter that does not rest on the device."""

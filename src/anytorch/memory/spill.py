@@ -21,9 +21,8 @@ from anytorch import logs
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.memory.buffers import bytes_of, host_buffer
 from anytorch.memory.images import dtype_name
-from anytorch.memory.reader import O_DIRECT
+from anytorch.memory.reader import O_DIRECT, PART, checksums_of, digits
 from anytorch.memory.sizes import ALIGNMENT, PAGE, round_up, words
-from anytorch.memory.sums import PART, digits, sums_of
 from anytorch.safetensors_files import CHECKSUMS, CODES, StoredTensor, header_bytes, read_header
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Spill:
         total = sum(nbytes for *_, nbytes in layout)
         bounce = self._bounce_for(total)
         # The checksums are in the header, so the bytes are gone through twice: once for them, once to write.
-        sums = tuple(value for part in _parts(layout, tensors, bounce) for value in sums_of(part))
+        sums = tuple(value for part in _parts(layout, tensors, bounce) for value in checksums_of(part))
         header = header_bytes(layout, {CHECKSUMS: digits(sums)} if sums else None, align=PAGE)
         fd = open_for_writing(path)
         try:

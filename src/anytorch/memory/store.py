@@ -31,7 +31,7 @@ NAME = "tensor"  # of the one tensor in a file
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLevel:
     """One level: a torch device with a budget, or a folder."""
 
     capacity: int
@@ -62,7 +62,7 @@ class StoreStats:
 class TensorStore:
     """`put`, `get`, `remove`, `hold`; safe to use from several threads."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[StoreLevel]) -> None:
         if not places:
             raise UsageError("a store needs at least one level")
         self.places = tuple(places)

@@ -23,14 +23,20 @@ from torch import nn
 
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
-from anytorch.memory.block_step import BlockStep, Factory, Options, tried
+from anytorch.memory.block_updates import (
+    WORKING,
+    BlockStep,
+    Factory,
+    Options,
+    Updates,
+    options_of,
+    reserve_working_memory,
+    trained_of,
+    tried,
+)
 from anytorch.memory.fitting import fitted
 from anytorch.memory.fused import DTYPES, decoupled, kind_of, proved
-from anytorch.memory.gradients import Gradients
-from anytorch.memory.shelf import memory_level
-from anytorch.memory.states import States
-from anytorch.memory.trained import WORKING, options_of, reserve_working_memory, trained_of
-from anytorch.memory.updating import Updates
+from anytorch.memory.training_tensors import Gradients, OptimizerStates
 
 log = logs.logger(__name__)
 Overlap = Literal["forward", "backward"] | None
@@ -80,7 +86,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._running = running
         self._trained = trained_of(self.fitted, self.param_groups)
         self.gradients = Gradients(self.fitted, self._trained.blocks)
-        self.states = States(self.fitted)
+        self.states = OptimizerStates(self.fitted)
         self.overlap = overlap
         kind = kind_of(factory)
         if kind is not None and defaults.get("fused"):
@@ -164,7 +170,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         if self._updates.failed():
             self._updates.wait()
         with torch.no_grad():
-            self.gradients.shelve_rest()
+            self.gradients.keep_rest()
             if self.clip_norm is not None:
                 self.gradients.arrive()
             gathered = self._gathered()
@@ -191,7 +197,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         waiting = list(gathered)
         options = self._options()
         if self.overlap is not None:
-            for block in [block for block in waiting if block in self.fitted.rest.host]:
+            for block in [block for block in waiting if block in self.fitted.block_homes.host]:
                 self._queue(block, scale, options)
                 waiting.remove(block)
         if waiting:
@@ -209,7 +215,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         if self._accumulating:
             return
         for block in self._trained.alone.get(step, ()):
-            if self.gradients.is_whole(block) and block in self.fitted.rest.host:
+            if self.gradients.is_whole(block) and block in self.fitted.block_homes.host:
                 self._queue(block, None, self._options())
                 self._early.add(block)
 
@@ -337,7 +343,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._handles.clear()
         self.gradients.clear()
         self.states.clear()
-        self.fitted.ledger.release(memory_level(self.fitted), WORKING)
+        self.fitted.ledger.release(self.fitted.memory_level, WORKING)
 
 
 def is_like(value: Any, parameter: nn.Parameter) -> bool:

@@ -7,19 +7,90 @@ in host RAM they read into the target itself.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from anytorch import logs
 from anytorch.memory.buffers import bytes_of, gather, host_buffer
 from anytorch.memory.images import Image
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.reader import Chunk, Reader, chunks_of
-from anytorch.memory.streams import Copies
+from anytorch.memory.types import Tiers
+
+log = logs.logger(__name__)
+
+
+class Copies:
+    """A copy stream of one device.
+
+    `asynchronous`: copies are queued and events order them. Otherwise (the CPU, a device without streams) a copy has
+    happened when it returns, and events are None.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: Any = None
+        self._entering = threading.Lock()
+        if device.type != "cpu":
+            try:
+                self.stream = torch.Stream(device=device)
+                self.event()
+            except (RuntimeError, NotImplementedError, AttributeError) as exc:
+                log.info("%s has no streams, copies wait for each other: %s", device, str(exc).splitlines()[0])
+                self.stream = None
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.stream is not None
+
+    def event(self) -> Any:
+        return torch.Event(device=self.device) if self.stream is not None else None
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Operations inside are queued on the copy stream. Any thread may do so, one at a time: a torch.Stream remembers
+        in itself which stream it replaced."""
+        if self.stream is None:
+            yield
+        else:
+            with self._entering, self.stream:
+                yield
+
+    def copied(self) -> Any:
+        """An event for everything queued on the copy stream so far."""
+        event = self.event()
+        if event is not None:
+            event.record(self.stream)
+        return event
+
+    def computed(self) -> Any:
+        """An event for everything queued on the current stream of the calling thread."""
+        event = self.event()
+        if event is not None:
+            event.record(torch.accelerator.current_stream(self.device))
+        return event
+
+    def copy_after(self, event: Any) -> None:
+        """Later copies wait for the event; the host does not."""
+        if event is not None:
+            self.stream.wait_event(event)
+
+    def compute_after(self, event: Any) -> None:
+        """Later work on the current stream waits for the event; the host does not."""
+        if event is not None:
+            torch.accelerator.current_stream(self.device).wait_event(event)
+
+    def synchronize(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize()
+
 
 MIB = 2**20
 STAGING_CHUNKS = 8
@@ -56,23 +127,23 @@ class Transfers:
         self,
         device: torch.device,
         host: Mapping[str, list[torch.Tensor]],
+        tiers: Tiers,
         *,
         staging_nbytes: int,
         ledger: Ledger,
         reader: Reader,
-        shared: bool,
-        pinned: bool,
     ) -> None:
         self.device = device
         self.copies = Copies(device)
         self.reader = reader
         self._host = host
         self._ledger = ledger
-        self._shared = shared
+        self._shared = tiers.shared
         self._staging: queue.SimpleQueue[tuple[torch.Tensor, memoryview, list[Any]]] = queue.SimpleQueue()
         self._staging_chunk = 0
-        if staging_nbytes and not shared:
-            self._make_staging(staging_nbytes, pinned)
+        level = tiers.find("host")
+        if staging_nbytes and not tiers.shared:
+            self._make_staging(staging_nbytes, level is not None and level.pinned)
 
     def _make_staging(self, nbytes: int, pinned: bool) -> None:
         self._ledger.reserve("host", "staging", nbytes)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from anytorch.memory.explain import explain
-from anytorch.memory.picture import draw
+from anytorch.memory.plan_report import draw, explain
 
 Home = Literal["device", "host", "disk"]
 HOMES: tuple[Home, ...] = ("device", "host", "disk")
@@ -49,7 +48,7 @@ class Tiers:
 
 
 @dataclass(frozen=True)
-class Block:
+class WeightBlock:
     name: str
     nbytes: int  # of its image on the device
     rest_nbytes: int = -1  # of what rests on a slower level, when that is quantized; -1: the same
@@ -114,10 +113,10 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TierPlan:
     """Where every block rests, and how much memory brings the others up. Made by `plan.make_plan`; moves nothing itself."""
 
-    blocks: Mapping[str, Block]
+    blocks: Mapping[str, WeightBlock]
     steps: tuple[Step, ...]
     budgets: Budgets
     speeds: Speeds

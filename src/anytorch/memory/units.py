@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from anytorch.errors import UsageError
+from anytorch.memory.images import Image, packed
 from anytorch.quant.linear import QuantLinear
 from anytorch.quant.tensor import PARTS
 
@@ -50,22 +51,31 @@ class Group:
     parameters: list[torch.Tensor]  # and the codes of packed layers, which are buffers
     paths: list[str]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.parameters)
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters by path."""
+        return dict(zip(self.paths, self.parameters, strict=True))
+
+    def image(self) -> Image:
+        """The block as one run of bytes in memory."""
+        return packed(self.name, self.tensors())
 
 
 @dataclass(frozen=True)
 class Found:
     units: tuple[Unit, ...]
     groups: dict[str, Group]
-    rest: tuple[nn.Parameter, ...]  # parameters that stay on the device
+    staying: tuple[nn.Parameter, ...]  # parameters that stay on the device
     slots: dict[int, tuple[Slot, ...]]  # by the parameter's id
 
     @cached_property
     def moving(self) -> frozenset[int]:
         """The ids of everything that is in a block."""
         return frozenset(id(parameter) for group in self.groups.values() for parameter in group.parameters)
+
+    def extras_nbytes(self, model: nn.Module) -> int:
+        """What stays on the device whatever the plan: buffers, and parameters that nothing moves."""
+        tensors = {id(t): t for t in (*self.staying, *model.buffers()) if id(t) not in self.moving}
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     @cached_property
     def packed_layers(self) -> dict[str, tuple[QuantLinear, ...]]:
@@ -111,8 +121,8 @@ def find_units(
         for name in names:
             needed[name][group_name] = None
     units = tuple(Unit(name, module, tuple(needed[name])) for name, module in modules.items() if needed[name])
-    rest = tuple(p for p in model.parameters() if id(p) not in users)
-    return Found(units, groups, rest, slots)
+    staying = tuple(p for p in model.parameters() if id(p) not in users)
+    return Found(units, groups, staying, slots)
 
 
 def weights_of(module: nn.Module) -> Iterator[torch.Tensor]:

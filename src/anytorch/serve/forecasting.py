@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -39,7 +39,8 @@ class Terms:
 
 
 class Predictor(Protocol):
-    def predict_batch(self, df_list: Sequence[Any], **options: Any) -> list[Any]: ...
+    @property
+    def predict_batch(self) -> Callable[..., list[Any]]: ...
 
 
 class Answer(Future[Any]):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
-from anytorch.errors import DeviceFallbackWarning, ModelError
+from anytorch.devices.choose import fallbacks_to
+from anytorch.errors import ModelError
 from anytorch.serve.forecasting import ForecastQueue
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.schemas import ModelInfo
@@ -18,6 +18,7 @@ from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.queue import EngineQueue
 from anytorch.text.embed.queue_worker import BatchReport
 
+T = TypeVar("T")
 CPU_THREAD_TOKENS = 1024  # of a batch, for each thread
 
 
@@ -48,18 +49,12 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
-def caught(make: Callable[[], Any]) -> tuple[Any, str]:
-    """What `make` gives, and the DeviceFallbackWarning it issued: a service tells it to its clients."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+def told(make: Callable[[], T]) -> tuple[T, str]:
+    """What `make` gives, and the last device fallback on the way there: a service tells it to its clients."""
+    said: list[str] = []
+    with fallbacks_to(said.append):
         made = make()
-    told = ""
-    for one in said:
-        if issubclass(one.category, DeviceFallbackWarning):
-            told = str(one.message)
-        else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return made, told
+    return made, said[-1] if said else ""
 
 
 def batch_tokens(engine: ArrowEngine) -> int | None:
@@ -83,7 +78,7 @@ class EmbeddingModel:
     """An ArrowEngine behind its queue."""
 
     def __init__(self, wanted: Wanted, options: ServeOptions, observe: Callable[[BatchReport], None] | None) -> None:
-        self.engine, warning = caught(
+        self.engine, warning = told(
             lambda: ArrowEngine(wanted.source, wanted.device, quantization=wanted.quantization, threads=options.threads)
         )
         self.queue = EngineQueue(
@@ -129,7 +124,7 @@ class ForecastModel:
         source, tokenizer = wanted.source, None
         if isinstance(source, Path) and read_trained_with(source) is None:
             tokenizer = tokenizer_of(source)
-        self.predictor, _ = caught(
+        self.predictor, _ = told(
             lambda: load_predictor(
                 "tiny" if source is None else source, tokenizer, device=wanted.asked, quantization=wanted.quantization
             )
@@ -176,7 +171,7 @@ class TextModel:
         source = wanted.source
         if source is None:
             raise ModelError("there is no embedded text model", hint="name a folder with --text-model")
-        self.generator, _ = caught(lambda: TextGenerator(source, device=wanted.asked, quantization=wanted.quantization))
+        self.generator, _ = told(lambda: TextGenerator(source, device=wanted.asked, quantization=wanted.quantization))
         self.generator.warmup()
         self.info = ModelInfo(
             id=wanted.id,

@@ -1,13 +1,15 @@
-"""The devices and the doctor's findings as the page shows them."""
+"""The devices and the doctor's findings as the page shows them, and the last survey they are told from."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from anytorch import logs
-from anytorch.devices.choose import Survey, resolve, survey
+from anytorch.devices.choose import Survey, fallbacks_to, resolve, survey
 from anytorch.devices.doctor import DIAGNOSES
 from anytorch.devices.ranking import choice_words, parse
 from anytorch.devices.registry import registry
@@ -18,12 +20,75 @@ from anytorch.serve import schemas
 
 log = logs.logger(__name__)
 
+T = TypeVar("T")
+FRESH_S = 30.0
+PATIENCE_S = 1.0  # then files alone are told, and the trial goes on
 PAGED = frozenset(diagnosis.code for diagnosis in DIAGNOSES)
 
 
 def look(*, tried: bool, refresh: bool = False) -> Survey:
     """One look at everything. `tried`: the devices are used in a child process, which may take seconds the first time."""
     return survey("always" if tried else "never", refresh=refresh)
+
+
+class SurveyCache:
+    """The last survey of the machine. Trying devices may take seconds: a thread does it, one at a time, and answers need not
+    wait for it."""
+
+    def __init__(self) -> None:
+        self._tried: tuple[float, Survey] | None = None
+        self._under_way: asyncio.Future[Survey] | None = None
+
+    async def survey(self, *, refresh: bool = False, fresh_s: float = FRESH_S) -> tuple[Survey, bool]:
+        """The devices, and whether they were tried. `refresh` waits for a trial that begins now."""
+        if self._tried is not None and not refresh and time.monotonic() - self._tried[0] <= fresh_s:
+            return self._tried[1], True
+        task = self._under_way
+        if task is None:
+            task = self._under_way = asyncio.ensure_future(self._try(refresh))
+        done, _ = await asyncio.wait({task}, timeout=None if refresh else PATIENCE_S)
+        if done:
+            return task.result(), True
+        if self._tried is not None:
+            return self._tried[1], True
+        return await asyncio.to_thread(look, tried=False), False
+
+    async def _try(self, refresh: bool) -> Survey:
+        try:
+            found = await in_background(lambda: look(tried=True, refresh=refresh))
+            self._tried = (time.monotonic(), found)
+            return found
+        finally:
+            self._under_way = None
+
+
+async def in_background(work: Callable[[], T]) -> T:
+    """As asyncio.to_thread, in a thread that nobody waits for at the end: who stops the service has no use for it."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def finish(value: T | None, exc: BaseException | None) -> None:
+        if answer.done():
+            return
+        if exc is not None:
+            answer.set_exception(exc)
+        else:
+            answer.set_result(cast("T", value))
+
+    def run() -> None:
+        value: T | None = None
+        failed: BaseException | None = None
+        try:
+            value = work()
+        except Exception as exc:  # noqa: BLE001  (raised again where it is awaited)
+            failed = exc
+        try:
+            loop.call_soon_threadsafe(finish, value, failed)
+        except RuntimeError:  # the loop has ended: nobody waits any more
+            return
+
+    threading.Thread(target=run, name="anytorch-survey", daemon=True).start()
+    return await answer
 
 
 def devices_of(found: Survey, activity: Activity, tried: bool = True) -> schemas.Devices:
@@ -34,7 +99,7 @@ def devices_of(found: Survey, activity: Activity, tried: bool = True) -> schemas
     for backend in registry().backends.values():
         if backend.name not in present:
             listed.append(absent(backend.name, backend.title, found.reasons))
-    return schemas.Devices(devices=listed, choice=schemas.Choice(device=chosen, why=why), tried=tried)
+    return schemas.Devices(devices=listed, choice=schemas.ChosenDevice(device=chosen, why=why), tried=tried)
 
 
 def choice_of(found: Survey, tried: bool) -> tuple[str | None, str]:
@@ -42,8 +107,7 @@ def choice_of(found: Survey, tried: bool) -> tuple[str | None, str]:
     if not tried:
         return None, "the devices are being tried"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the text is in the answer
+        with fallbacks_to(lambda message: None):  # the text is in the answer
             resolution = resolve()
     except AnytorchError as exc:
         return None, exc.message

@@ -22,7 +22,7 @@ from anytorch import logs
 from anytorch.errors import AnytorchError
 from anytorch.serve.folders import Found, list_models
 from anytorch.serve.loaders import Model, Wanted
-from anytorch.serve.named import first_models, wanted_by
+from anytorch.serve.model_names import first_models, wanted_by
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, retry_after
 from anytorch.serve.schemas import ModelInfo

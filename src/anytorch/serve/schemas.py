@@ -156,14 +156,14 @@ class Device(Answer):
     reasons: list[Reason] = []
 
 
-class Choice(Answer):
+class ChosenDevice(Answer):
     device: str | None
     why: str
 
 
 class Devices(Answer):
     devices: list[Device]
-    choice: Choice
+    choice: ChosenDevice
     tried: bool = True  # False: only what files tell so far; they are being tried, so ask again in a moment
 
 

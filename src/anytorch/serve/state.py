@@ -12,10 +12,10 @@ from anytorch import logs
 from anytorch.devices.memory import memory
 from anytorch.errors import AnytorchError
 from anytorch.probe.activity import Activity
+from anytorch.serve.benchmarks import BenchmarkRunner
 from anytorch.serve.limits import Guard
 from anytorch.serve.loaders import EmbeddingModel, ForecastModel, Model, TextModel, Wanted
-from anytorch.serve.looks import Looks
-from anytorch.serve.measuring import Measuring
+from anytorch.serve.machine import SurveyCache
 from anytorch.serve.metrics import Look, Metrics
 from anytorch.serve.models import JOBS, Registry, Slot
 from anytorch.serve.options import ServeOptions
@@ -44,9 +44,9 @@ class State:
         self.created = int(time.time())
         self.draining = False
         self.guard: Guard  # set by the app
-        self.looks = Looks()
+        self.surveys = SurveyCache()
         self.activity = Activity()
-        self.measuring = Measuring()
+        self.benchmarks = BenchmarkRunner()
         self._tasks: set[asyncio.Future[Any]] = set()
         self._refreshing: asyncio.Future[None] | None = None
         self._following: asyncio.Future[None] | None = None

@@ -25,7 +25,7 @@ from anytorch import logs
 from anytorch.child_process import python_command
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.keys import read_keys
-from anytorch.serve.named import first_models
+from anytorch.serve.model_names import first_models
 from anytorch.serve.options import ServeOptions, to_json
 from anytorch.serve.run_folder import make_run_folder, sweep_run_folders
 from anytorch.serve.start import Told, first_answer

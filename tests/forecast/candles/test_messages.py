@@ -15,9 +15,8 @@ import pyarrow as pa
 import pytest
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles import check
 from anytorch.forecast.candles.generate import sample_candles
-from anytorch.forecast.candles.read import newest_parts, read_candles, read_many
+from anytorch.forecast.candles.read import gaps, newest_parts, read_candles, read_many
 
 
 @pytest.fixture
@@ -278,4 +277,4 @@ def test_two_huge_gaps_in_a_short_file_are_both_found() -> None:
     frame = sample_candles(60, freq="1h", seed=2, session="always")
     later = pd.Series(pd.to_timedelta([0] * 20 + [100] * 20 + [300] * 20, unit="D"))
     frame["timestamps"] += later
-    assert check.gaps(frame["timestamps"]) == [20, 40]
+    assert gaps(frame["timestamps"]) == [20, 40]

@@ -15,7 +15,7 @@ from anytorch.forecast.decoding import uniform
 
 @pytest.fixture(scope="module")
 def library(missing: Callable[[str, str], NoReturn]) -> Any:
-    source = uniform.Source()
+    source = uniform.UniformLibrary()
     source.builder.join()
     if source.library is None:
         missing("compiler", "the native library could not be built")
@@ -59,14 +59,14 @@ def test_without_a_compiler_torch_draws(monkeypatch: pytest.MonkeyPatch) -> None
         raise CompilerMissing("no C++ compiler")
 
     monkeypatch.setattr(native, "load", missing)
-    uniform.source.cache_clear()
+    uniform.library_for.cache_clear()
     ours, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
     found, wanted = torch.empty(2, 100, dtype=torch.float64)
     for _ in range(2):
         uniform.fill(found, ours)
         wanted.uniform_(generator=theirs)
         assert torch.equal(found, wanted)
-        (kept,) = [uniform.source(uniform.settings.cache_folder())]
+        (kept,) = [uniform.library_for(uniform.settings.cache_folder())]
         kept.builder.join()
         assert kept.library is None
-    uniform.source.cache_clear()
+    uniform.library_for.cache_clear()

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from anytorch.errors import InputError
-from anytorch.forecast import chunks
 from anytorch.forecast import predictor as predictor_module
-from anytorch.forecast.chunks import Chunk, split
-from anytorch.forecast.decoding import replayed, sampling
+from anytorch.forecast.decoding import decoder as decoder_module
+from anytorch.forecast.decoding import sampling
 from anytorch.forecast.decoding.sampling import Noise, Sampler, exponential, exponential_from_uniform
 from anytorch.forecast.generation import rolled, static
-from anytorch.forecast.generation.paths import decode_windows
-from anytorch.forecast.inputs.series import read_series
+from anytorch.forecast.generation.generate import ACCELERATOR_ROWS, HOST_ROWS, Chunk, split
+from anytorch.forecast.inputs import read_series
+from anytorch.forecast.results import decode_windows
 
 SAMPLER = Sampler(0.9, 0, 0.9)
 
@@ -205,7 +205,7 @@ def test_recording_leaves_no_trace(minutes: Any, predictor: Any, samples: int, m
     made = predictor("a", max_context=64)
     histories = [[series_of(minutes, slice(start, start + 36), 40)] for start in (0, 9, 21)]
     wanted = [made.paths(one, SAMPLER, samples, seed=9 + place) for place, one in enumerate(histories)]
-    for module in (static, rolled, replayed):
+    for module in (static, rolled, decoder_module):
         monkeypatch.setattr(module, "Recorder", FakeRecorder)
     made = predictor("a", max_context=64)
     made.static = "recorded"
@@ -299,7 +299,7 @@ def test_chunks() -> None:
     assert split([5], 5, 2, [1], 100) == [Chunk((0,), 0, 2), Chunk((0,), 2, 4), Chunk((0,), 4, 5)]
     assert split([5], 3, 64, [60], 100) == [Chunk((0,), 0, 1), Chunk((0,), 1, 2), Chunk((0,), 2, 3)]
     assert split([5], 1, 64, [1000], 100) == [Chunk((0,), 0, 1)]
-    assert chunks.HOST_ROWS < chunks.ACCELERATOR_ROWS
+    assert HOST_ROWS < ACCELERATOR_ROWS
 
 
 def test_changed_weights_are_noticed(minutes: Any, golden: Any) -> None:

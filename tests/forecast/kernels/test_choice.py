@@ -21,9 +21,8 @@ from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.generation import rolled, static
 from anytorch.forecast.generation.rolled import RolledSteps
 from anytorch.forecast.generation.static import StaticSteps
-from anytorch.forecast.inputs.series import read_series
-from anytorch.forecast.kernels import attention, choice, products
-from anytorch.forecast.kernels import row_step as kernel_step
+from anytorch.forecast.inputs import read_series
+from anytorch.forecast.kernels import attention, choice, products, row_step
 from anytorch.forecast.kernels.choice import Chooser, Option, Part, decide, told
 from anytorch.forecast.kernels.product_parts import error_of, made_up, part_of, reference, spread
 from anytorch.forecast.kernels.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
@@ -436,7 +435,7 @@ def test_full_windows_use_what_measured_best(
     monkeypatch.setattr(Windows, "attend", attend)
     monkeypatch.setattr(Windows, "compile", lambda self, cut, qkv: None)
     monkeypatch.setattr(rolled, "why_not", lambda decoder, rows: "")
-    monkeypatch.setattr(kernel_step, "find_spec", lambda name: None)
+    monkeypatch.setattr(row_step, "find_spec", lambda name: None)
     made = predictor("b", max_context=40)
     several = [series_of(minutes, slice(0, 20), 44)]
     wanted = ids_of(made.paths(several, SAMPLER, 3, seed=5))

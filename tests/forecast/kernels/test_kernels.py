@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from anytorch.forecast.decoding.decoder import Decoder
-from anytorch.forecast.kernels import choice
-from anytorch.forecast.kernels import row_step as kernel_step
+from anytorch.forecast.kernels import choice, row_step
 from anytorch.forecast.kernels.products import Product
 from anytorch.forecast.kernels.row_step import Tiles, power_of_two, query_table, why_not
 from anytorch.forecast.model import PUBLISHED, Kronos
@@ -47,9 +46,8 @@ except Exception as exc:  # the interpreter of Triton 3.6 cannot loop to a loade
 import anytorch
 from anytorch.forecast import KronosPredictor
 from anytorch.forecast.generation import generate
-from anytorch.forecast.kernels import choice, product_parts
-from anytorch.forecast.kernels import row_step as kernel_step
-from anytorch.forecast.inputs.series import Series
+from anytorch.forecast.kernels import choice, product_parts, row_step
+from anytorch.forecast.inputs import Series
 from anytorch.forecast.kernels.product_parts import error_of
 from anytorch.forecast.kernels.products import Cut, Products, Work, candidates
 from anytorch.forecast.decoding.sampling import Sampler
@@ -121,7 +119,7 @@ for tiles, sampler, rolling, lengths, samples in (
         *(Sampler(0.8, 5, 0.9), "evict", [40, 33], 2),
     ),
 ):
-    kernel_step.Tiles.of = classmethod(lambda cls, rows: cls(**tiles))
+    row_step.Tiles.of = classmethod(lambda cls, rows: cls(**tiles))
     with anytorch.use(measure_kernels=False):
         found.append(compared([series(length, seed) for seed, length in enumerate(lengths)], sampler, samples, rolling))
 answer(found=found, unusable="")
@@ -129,7 +127,7 @@ answer(found=found, unusable="")
 
 PRODUCTS = """
 # Every kind of product, cut in every way that is tried.
-built_in = kernel_step.Tiles.of
+built_in = row_step.Tiles.of
 errors = []
 for rows in (5, 20, 70):
     x, inner, weight = torch.randn(rows, 64), torch.randn(rows, 96), torch.randn(96, 64) / 8
@@ -275,13 +273,13 @@ def small(**changes: Any) -> Kronos:
 
 
 def test_where_the_kernels_are_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_step, "find_spec", lambda name: object())
+    monkeypatch.setattr(row_step, "find_spec", lambda name: object())
     assert why_not(Decoder(small()), 20) == ""
     assert "100 rows" in why_not(Decoder(small()), 100)
     assert "bfloat16" in why_not(Decoder(small().to(torch.bfloat16)), 1)
     assert "not fused" in why_not(Decoder(small(), tables=False), 1)
     assert "a width of 48" in why_not(Decoder(small(d_model=48, n_heads=4)), 1)
-    monkeypatch.setattr(kernel_step, "find_spec", lambda name: None)
+    monkeypatch.setattr(row_step, "find_spec", lambda name: None)
     assert "not installed" in why_not(Decoder(small()), 20)
 
 

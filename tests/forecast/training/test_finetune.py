@@ -14,7 +14,7 @@ import torch
 
 from anytorch.errors import AnytorchError, InputError, UsageError
 from anytorch.forecast.model import Kronos, KronosTokenizer
-from anytorch.forecast.training import Plan, finetune_predictor, finetune_tokenizer, loop
+from anytorch.forecast.training import TrainingPlan, finetune_predictor, finetune_tokenizer, loop
 from anytorch.forecast.training.finetune import PredictorObjective, TokenizerObjective, as_generated, merged, with_lora
 from anytorch.forecast.training.loop import learning_rate, order_of
 from anytorch.forecast.training.processes import World, number, own_device
@@ -228,7 +228,7 @@ def test_lora_starts_from_the_model_and_merges_into_it(model: Kronos) -> None:
     s1, s2, stamps = random_tokens(6)
     before = model.decode_s1(s1, s2, stamps)[0]
     names = list(model.state_dict())
-    with_lora(model, Plan(lora_rank=2))
+    with_lora(model, TrainingPlan(lora_rank=2))
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
     assert 0 < trained < sum(value.numel() for value in model.parameters()) / 2
     torch.testing.assert_close(model.decode_s1(s1, s2, stamps)[0], before, atol=0, rtol=0)
@@ -298,9 +298,9 @@ def test_mistakes(market: Any, shape: dict[str, Any], tokenizer: Any, model_conf
     with pytest.raises(UsageError, match="resume='always': use True, False or"):
         finetune_predictor(market, output=tmp_path, model=model_config, tokenizer=tokenizer, resume="always")
     with pytest.raises(UsageError, match="epochs=0"):
-        Plan(epochs=0)
+        TrainingPlan(epochs=0)
     with pytest.raises(UsageError, match="learning_rate"):
-        Plan(learning_rate=0)
+        TrainingPlan(learning_rate=0)
 
 
 def test_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.forecast.model import KronosTokenizer
-from anytorch.forecast.training import Plan, finetune_tokenizer
+from anytorch.forecast.training import TrainingPlan, finetune_tokenizer
 from anytorch.forecast.training.interrupt import Interrupt
 from anytorch.forecast.training.loop import Run, fingerprint
 from anytorch.forecast.training.plan import wrong
@@ -299,15 +299,15 @@ def test_whose_state_it_is_is_told_without_reading_its_numbers(tmp_path: Path, m
 def test_what_a_plan_may_say(name: str, value: Any, said: str) -> None:
     assert wrong(name, value).startswith(said)
     with pytest.raises(UsageError) as caught:
-        Plan(**{name: value})
+        TrainingPlan(**{name: value})
     assert caught.value.message.startswith(f"{name}={value!r}: {said}")
-    assert all(not wrong(field, getattr(Plan(), field)) for field in Plan.__dataclass_fields__)
+    assert all(not wrong(field, getattr(TrainingPlan(), field)) for field in TrainingPlan.__dataclass_fields__)
 
 
 def test_numbers_of_numpy_make_the_same_plan() -> None:
-    given = Plan(batch_size=np.int64(32), clip=np.float32(5), clip_norm=3, betas=[np.float64(0.9), 0.95])
-    assert repr(given) == repr(Plan(batch_size=32)) and hash(given) == hash(Plan(batch_size=32))
-    assert json.dumps(asdict(given)) == json.dumps(asdict(Plan(batch_size=32)))
+    given = TrainingPlan(batch_size=np.int64(32), clip=np.float32(5), clip_norm=3, betas=[np.float64(0.9), 0.95])
+    assert repr(given) == repr(TrainingPlan(batch_size=32)) and hash(given) == hash(TrainingPlan(batch_size=32))
+    assert json.dumps(asdict(given)) == json.dumps(asdict(TrainingPlan(batch_size=32)))
 
 
 def test_numbers_of_numpy_make_the_same_fingerprint(tmp_path: Path) -> None:
@@ -315,6 +315,6 @@ def test_numbers_of_numpy_make_the_same_fingerprint(tmp_path: Path) -> None:
     alone: Any = SimpleNamespace(size=1)
     what = {"config": {"d_model": np.int64(32), "dropout": np.float32(0.5), "causal": np.True_}, "folder": tmp_path}
     same = {"config": {"d_model": 32, "dropout": 0.5, "causal": True}, "folder": str(tmp_path)}
-    assert fingerprint(Plan(), alone, windows, what) == fingerprint(Plan(), alone, windows, same)
+    assert fingerprint(TrainingPlan(), alone, windows, what) == fingerprint(TrainingPlan(), alone, windows, same)
     RunFolder(tmp_path).write_summary(what)
     assert json.loads((tmp_path / "summary.json").read_text()) == same

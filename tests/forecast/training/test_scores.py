@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.columns import FIELDS
 from anytorch.forecast.candles.generate import sample_market
+from anytorch.forecast.candles.tables import FIELDS
 from anytorch.forecast.training.scores import baseline, compare, crps, origins, quantile_loss
 from anytorch.forecast.training.windows import as_series, as_values, split_windows
 

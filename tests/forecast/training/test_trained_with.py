@@ -15,9 +15,9 @@ from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.forecast.candles.generate import sample_candles
 from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
 from anytorch.forecast.model import Kronos, KronosTokenizer
-from anytorch.forecast.model.tiny import tiny_folder
+from anytorch.forecast.model.pretrained import tiny_folder
 from anytorch.forecast.trained_with import FILE, TrainedWith, read_trained_with
-from anytorch.forecast.training import Plan, finetune_predictor
+from anytorch.forecast.training import TrainingPlan, finetune_predictor
 from anytorch.forecast.training.finetune import chosen
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_meant_so(tmp_path: Path, text: str, said: str) ->
 
 
 def test_how_many_rows_a_window_may_have(tmp_path: Path, tokenizer: KronosTokenizer, model_config: Any) -> None:
-    short, long = Plan(lookback=90, horizon=10), Plan(lookback=500, horizon=100)
+    short, long = TrainingPlan(lookback=90, horizon=10), TrainingPlan(lookback=500, horizon=100)
     context = {"tiny": 128, str(tiny_folder("model")): 128, "kronos-mini": 2048, "kronos-small": 512}
     for name, rows in context.items():
         assert chosen(name, None, None, short)[2] == rows

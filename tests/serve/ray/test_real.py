@@ -1,4 +1,4 @@
-"""On a real cluster of this machine: a file is encoded, interrupted and gone on with; the service answers from a replica."""
+"""On a real cluster of this machine: a file is encoded, interrupted and resumed; the service answers from a replica."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from anytorch.errors import OutOfMemory
-from anytorch.text.embed import building
+from anytorch.text.embed import encoder_builder
 from anytorch.text.embed.engine import ArrowEngine
 
 WIDTH = 16
@@ -73,7 +73,7 @@ def fake_engine(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
     def make(*encoders: FakeEncoder, **options: Any) -> ArrowEngine:
         left = list(encoders) or [FakeEncoder()]
-        monkeypatch.setattr(building, "build_encoder", lambda *given, **named: (left.pop(0), "a test's"))
+        monkeypatch.setattr(encoder_builder, "build_encoder", lambda *given, **named: (left.pop(0), "a test's"))
         made.append(ArrowEngine(options.pop("model_path", model_folder), options.pop("device", "cpu"), **options))
         return made[-1]
 

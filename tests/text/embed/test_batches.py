@@ -16,11 +16,11 @@ from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured import store
 from anytorch.measured.verdict import Question
 from anytorch.text.embed.budget import GAIN, SAMPLES, Budget, Work
+from anytorch.text.embed.fair_lock import FairLock
 from anytorch.text.embed.protocol import Encoder, batches
 from anytorch.text.embed.runner import Job, Runner, pack
 from anytorch.text.embed.sharing import share_batch
 from anytorch.text.embed.tokens import Tokens
-from anytorch.text.embed.turns import Turns
 from anytorch.text.embed.windows import FIRST_TEXTS, MOST_CHARACTERS, chunks, windows
 
 WORK = Work(100, 1)
@@ -225,6 +225,19 @@ def test_half_empty_batches_and_given_budgets_are_not_measured() -> None:
     assert given_one.tokens == 1000 and given_one.describe()["source"] == "given"
 
 
+def test_what_memory_did_not_allow_once_is_not_remembered() -> None:
+    """Another program may have held the memory; the next process finds out for itself."""
+    k, other = (Question("tokens per batch", name, "cpu", {"model": name}) for name in ("k", "other"))
+    budget = Budget(1024, asked=k)
+    drive(budget, lambda tokens: min(tokens, 8192))
+    budget.lower(256)
+    assert budget.tokens == 256 and budget.settled and "memory ran out" in budget.describe()["source"]
+    assert Budget(1024, asked=k).tokens == 8192
+    never_measured = Budget(1024, asked=other, search=False)
+    never_measured.lower(256)
+    assert Budget(1024, asked=other, search=False).tokens == 1024
+
+
 def test_a_damaged_store_is_not_the_end() -> None:
     k = Question("tokens per batch", "k", "cpu", {"model": "k"})
     drive(Budget(1024, asked=k), lambda tokens: 1.0)
@@ -329,7 +342,7 @@ def test_one_text_that_does_not_fit() -> None:
         run_all(Runner(Plain(100), Budget(500, fixed=True), WORK), tokens)
     assert "allow_quantize" in caught.value.hint
     large, small = Plain(100), Plain()
-    runner = Runner(large, Budget(500, fixed=True), WORK, smaller=lambda: small)
+    runner = Runner(large, Budget(500, fixed=True), WORK, replace=lambda old: (small, True))
     assert run_all(runner, tokens)[:, 1].tolist() == [5, 200, 5]
     assert large.closed == 1 and small.calls and runner.encoder is small
 
@@ -345,7 +358,7 @@ def test_a_smaller_encoder_takes_over_what_the_closed_one_had_under_way() -> Non
             return super().run(ids, starts)
 
     large, small = Closing(100), Closing()
-    runner = Runner(large, Budget(250, fixed=True), WORK, smaller=lambda: small)
+    runner = Runner(large, Budget(250, fixed=True), WORK, replace=lambda old: (small, True))
     lengths = [200, *[40] * 60]
     assert run_all(runner, make_tokens(lengths))[:, 1].tolist() == lengths
     assert large.closed == 1 and runner.encoder is small and small.most_under_way > 1
@@ -428,7 +441,7 @@ def test_closed() -> None:
 
 
 def test_turns_go_to_whoever_waited_longest() -> None:
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
     with turns:
         threads = []
         for number in range(8):
@@ -442,7 +455,7 @@ def test_turns_go_to_whoever_waited_longest() -> None:
     assert order == list(range(8)) and not turns._held
 
 
-def _enter(turns: Turns, order: list[int], number: int) -> None:
+def _enter(turns: FairLock, order: list[int], number: int) -> None:
     with turns:
         order.append(number)
 

@@ -15,7 +15,7 @@ import pytest
 
 from anytorch.cli.main import main
 from anytorch.errors import InputError, OutputError, UsageError
-from anytorch.text.embed import building
+from anytorch.text.embed import encoder_builder
 from anytorch.text.embed import engine as engine_module
 from anytorch.text.embed.files_read import Source
 from anytorch.text.embed.outputs import replacing, write_vectors
@@ -33,7 +33,7 @@ def embed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, make_encoder: Any, model_folder: Path
 ) -> Callable[..., Answer]:
     """`embed("file", "--option")` with a stand-in encoder behind it."""
-    monkeypatch.setattr(building, "build_encoder", lambda *given, **named: (make_encoder(), "a test's"))
+    monkeypatch.setattr(encoder_builder, "build_encoder", lambda *given, **named: (make_encoder(), "a test's"))
 
     def call(*arguments: object) -> Answer:
         capsys.readouterr()
@@ -95,6 +95,36 @@ def test_search_in_texts_and_in_vectors(embed: Callable[..., Answer], texts: Pat
     assert done.status == 2 and "of 16 dimensions; the model's have 3" in done.err
 
 
+@pytest.fixture
+def prompted(copied_model: Path) -> Path:
+    """A model that has a prompt for each side of a search."""
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}}
+    (copied_model / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    return copied_model
+
+
+def test_stored_and_fresh_vectors_of_texts_are_the_same(
+    embed: Callable[..., Answer], texts: Path, tmp_path: Path, prompted: Path
+) -> None:
+    """A file's vectors are searched as passages: they are written with that prompt."""
+    embed(texts, "--model", prompted, "--output", tmp_path / "out.parquet")
+    question = ("--model", prompted, "--search", "When is my money back?", "--json")
+    fresh, stored = (json.loads(embed(source, *question).out)["hits"] for source in (texts, tmp_path / "out.parquet"))
+    assert stored == fresh
+    plain = json.loads(embed(texts, "--model", prompted, "--json", "--prompt", "").out)["vectors"]
+    assert not np.allclose(plain, json.loads(embed(texts, "--model", prompted, "--json").out)["vectors"])
+
+
+def test_vectors_of_another_model_or_prompt_are_not_searched(
+    embed: Callable[..., Answer], texts: Path, tmp_path: Path, prompted: Path
+) -> None:
+    embed(texts, "--model", prompted, "--output", tmp_path / "out.parquet")
+    done = embed(tmp_path / "out.parquet", "--search", "x")
+    assert done.status == 2 and "cannot be compared" in done.err and "model was" in done.err and "--model" in done.err
+    done = embed(tmp_path / "out.parquet", "--search", "x", "--model", prompted, "--prompt", "title: ")
+    assert done.status == 2 and "prompt was 'passage: ' and is 'title: '" in done.err
+
+
 def test_standard_input(embed: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def give(data: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
@@ -115,7 +145,7 @@ def test_standard_input(embed: Callable[..., Answer], monkeypatch: pytest.Monkey
         (["missing.txt"], "there is no such file"),
         (["texts.txt", "--output", "out.xls"], "must end in .parquet"),
         (["texts.txt", "--output", "no/folder/out.npy"], "there is no folder"),
-        (["texts.txt", "--output", "out.npy", "--search", "x"], "two questions"),
+        (["texts.txt", "--output", "out.npy", "--search", "x"], "cannot be combined"),
         (["texts.txt", "--quantization", "int9"], "is not one of int8, int4, int2, fp4"),
         (["texts.txt", "--model", "./nothing"], "there is no such folder"),
         (["texts.txt", "--device", "gpux"], "unknown device 'gpux'"),

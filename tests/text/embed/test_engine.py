@@ -6,6 +6,7 @@ import json
 import sqlite3
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +17,10 @@ import pytest
 
 import anytorch
 from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, OutOfMemory, UsageError
-from anytorch.text.embed import building, place
+from anytorch.text.embed import encoder_builder, encoder_device
+from anytorch.text.embed.encoder_device import EncoderDevice, choose_device
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.place import Place, choose_place
+from anytorch.text.embed.prompts import MOST_TOLD
 
 TEXTS = [f"sentence {n} " + "and more words " * (n % 11) for n in range(300)]
 
@@ -361,17 +363,27 @@ def test_an_unknown_prompts_name_is_warned_about_once(
     settings = {"prompts": {"query": "query: ", "document": "passage: "}}
     (copied_model / "config_sentence_transformers.json").write_text(json.dumps(settings))
     engine = fake_engine(model_path=copied_model)
-    with pytest.warns(UserWarning, match=r"prompt='qurey' is no name .*\(query, document\)"):
+    with pytest.warns(UserWarning, match=r"unknown prompt name 'qurey'; known: query, document\."):
         found = engine.encode(["x"], prompt="qurey")
     assert np.array_equal(engine.encode(["x"], prompt="qurey"), found), "not warned again"
     assert np.array_equal(found, engine.encode(["qureyx"], prompt=""))
     engine.encode(["x"], prompt="Find: ")  # a text: no warning
-    with pytest.warns(UserWarning, match="it has none"):
+    with pytest.warns(UserWarning, match="known: none"):
         fake_engine().encode("x", prompt="title")
 
 
+def test_odd_prompts_are_not_kept_for_ever(copied_model: Path, fake_engine: Callable[..., ArrowEngine]) -> None:
+    """A client of a service may send another word with every request."""
+    engine = fake_engine(model_path=copied_model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(3 * MOST_TOLD):
+            engine.prompt_text(f"word{number}")
+    assert len(said) == MOST_TOLD == len(engine._prompts._told)
+
+
 def test_device_and_devices_are_one_question() -> None:
-    with pytest.raises(UsageError, match=r"device='cpu' and devices=.*two answers"):
+    with pytest.raises(UsageError, match=r"device='cpu' and devices=.*cannot be combined"):
         ArrowEngine(device="cpu", devices=["cpu", "cpu"])
 
 
@@ -406,6 +418,57 @@ def test_quantizing_only_if_allowed(fake_engine: Callable[..., Any], make_encode
     assert engine.quantization == "int8" and "quantization: int8" in engine.explain()
 
 
+def test_the_old_encoder_goes_before_the_smaller_one_comes(
+    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models do not fit where memory ran out with one; and what was not built is not what the weights are in."""
+    large, small = make_encoder(most_tokens=100), make_encoder(quantization="int8")
+    engine = fake_engine(large, allow_quantize=True)
+    seen: list[tuple[bool, str | None]] = []
+
+    def build(*given: Any, quantization: str | None, **named: Any) -> tuple[Any, str]:
+        seen.append((large.closed, engine.quantization))
+        return small, "a test's"
+
+    monkeypatch.setattr(encoder_builder, "build_encoder", build)
+    with pytest.warns(DeviceFallbackWarning, match="int8"):
+        engine.encode(["word " * 200])
+    assert seen == [(True, None)] and engine.quantization == "int8"
+
+
+def test_where_no_smaller_encoder_fits_the_engine_goes_on(
+    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine(make_encoder(most_tokens=100), allow_quantize=True)
+    short = engine.encode(["word"])
+
+    def build(*given: Any, quantization: str | None, **named: Any) -> tuple[Any, str]:
+        if quantization is not None:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+        return make_encoder(most_tokens=100), "as before"
+
+    monkeypatch.setattr(encoder_builder, "build_encoder", build)
+    with pytest.warns(DeviceFallbackWarning), pytest.raises(OutOfMemory, match="a single text of 202 tokens"):
+        engine.encode(["word " * 200])
+    assert engine.quantization is None and "no smaller encoder fits" in engine.explain()
+    assert np.array_equal(engine.encode(["word"]), short)
+
+
+def test_nothing_is_left_when_not_even_the_old_one_fits_again(
+    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine(make_encoder(most_tokens=100), allow_quantize=True)
+
+    def build(*given: Any, **named: Any) -> tuple[Any, str]:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+
+    monkeypatch.setattr(encoder_builder, "build_encoder", build)
+    with pytest.warns(DeviceFallbackWarning), pytest.raises(OutOfMemory, match="the model does not fit"):
+        engine.encode(["word " * 200])
+    with pytest.raises(UsageError, match="closed"):
+        engine.encode(["word"])
+
+
 def test_a_model_too_large_to_load(model_folder: Path, monkeypatch: pytest.MonkeyPatch, make_encoder: Any) -> None:
     asked: list[str | None] = []
 
@@ -415,7 +478,7 @@ def test_a_model_too_large_to_load(model_folder: Path, monkeypatch: pytest.Monke
             raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
         return make_encoder(quantization=quantization), "a test's"
 
-    monkeypatch.setattr(building, "build_encoder", build)
+    monkeypatch.setattr(encoder_builder, "build_encoder", build)
     with pytest.raises(OutOfMemory, match="does not fit into the memory of cpu"):
         ArrowEngine(model_folder, "cpu")
     with pytest.warns(DeviceFallbackWarning, match="int"):
@@ -427,14 +490,13 @@ def test_a_model_too_large_to_load(model_folder: Path, monkeypatch: pytest.Monke
 
 
 def test_auto_needs_no_torch_where_files_show_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "accelerator_seen", lambda: False)
-    monkeypatch.setattr(place, "resolve", lambda *given, **named: pytest.fail("nothing needs resolving"))
-    assert (
-        choose_place("auto") == choose_place(None) == Place("cpu", "cpu", "files show no accelerator on this machine")
-    )
-    assert choose_place("cpu").why == "'cpu' was asked for"
+    monkeypatch.setattr(encoder_device, "accelerator_seen", lambda: False)
+    monkeypatch.setattr(encoder_device, "resolve", lambda *given, **named: pytest.fail("nothing needs resolving"))
+    cpu = EncoderDevice("cpu", "cpu", "files show no accelerator on this machine")
+    assert choose_device("auto") == choose_device(None) == cpu
+    assert choose_device("cpu").why == "'cpu' was asked for"
     with anytorch.use(backend="cpu"):
-        assert choose_place("auto").why == "'cpu' was asked for (by code)"
+        assert choose_device("auto").why == "'cpu' was asked for (by code)"
 
 
 def test_a_forced_device_falls_back_with_a_warning(cpu_wheel: None, fake_engine: Callable[..., Any]) -> None:
@@ -447,7 +509,8 @@ def test_a_forced_device_falls_back_with_a_warning(cpu_wheel: None, fake_engine:
 
 
 def test_a_device_that_is_there_gets_torch(monkeypatch: pytest.MonkeyPatch, fake_engine: Callable[..., Any]) -> None:
-    monkeypatch.setattr(building, "choose_place", lambda request: Place("cuda:0", "cuda:0", "a test says so"))
+    there = EncoderDevice("cuda:0", "cuda:0", "a test says so")
+    monkeypatch.setattr(encoder_builder, "choose_device", lambda request: there)
     engine = fake_engine(device="auto")
     assert engine.device == "cuda:0" and not engine.on_cpu and engine.batch_tokens > 10_000
     on_cpu = fake_engine(device="cpu")
@@ -495,7 +558,7 @@ def test_explain_and_describe(engine: ArrowEngine) -> None:
 def test_the_batch_size_is_measured_and_remembered(
     fake_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "CPU_TOKENS", 512)
+    monkeypatch.setattr(encoder_builder, "CPU_TOKENS", 512)
     engine = fake_engine()
     for _ in range(20):
         engine.encode(TEXTS * 5)
@@ -527,7 +590,7 @@ def test_a_device_may_normalise_and_write_the_rows(
         asked.append(normalize)
         return Device(), "a test's"
 
-    monkeypatch.setattr(building, "build_encoder", build)
+    monkeypatch.setattr(encoder_builder, "build_encoder", build)
     with ArrowEngine(model_folder, "cpu") as engine:
         assert engine.head.does_nothing and engine.head.normalizes and asked == [True]
         np.testing.assert_allclose(engine.encode(TEXTS), wanted.encode(TEXTS), atol=1e-6)

@@ -239,7 +239,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from anytorch.text.embed import building, engine as engine_module, files, files_journal, files_write
+from anytorch.text.embed import encoder_builder, engine as engine_module, files, files_journal, files_write
 
 class Fake:
     width, padded = 16, False
@@ -251,7 +251,7 @@ class Fake:
     def close(self):
         pass
 
-building.build_encoder = lambda *given, **named: (Fake(), "a test's")
+encoder_builder.build_encoder = lambda *given, **named: (Fake(), "a test's")
 
 def die(*given, **named):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -364,7 +364,7 @@ def test_not_with_other_settings(tmp_path: Path, fake_engine: Make, monkeypatch:
     engine = fake_engine()
     source, target = interrupted(tmp_path, engine, monkeypatch)
     options = {"engine": engine, "column": "text", "chunk_rows": 13}
-    with pytest.raises(UsageError, match="cannot be gone on with: dim was None and is 8") as caught:
+    with pytest.raises(UsageError, match="cannot be resumed: dim was None and is 8") as caught:
         encode_file(source, target, **options, dim=8)
     assert "resume=False" in caught.value.hint
     with pytest.raises(UsageError, match="chunk_rows was 13 and is 14"):

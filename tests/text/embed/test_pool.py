@@ -108,7 +108,7 @@ def all_at_work(pool: PoolEncoder) -> list[int]:
 
 
 def test_batches_of_all_sizes_come_back_to_whoever_sent_them(make_pool: Callable[..., PoolEncoder]) -> None:
-    pool = make_pool({"wait_s": 0.05}, {})
+    pool = make_pool({"wait_s": 0.5}, {})
     before = all_at_work(pool)
     texts = [[[number, k] * (1 + number % 7) for k in range(1 + number % 5)] for number in range(40)]
     pending = [pool.submit(*batch(*some)) for some in texts]
@@ -162,13 +162,34 @@ def test_a_killed_workers_batches_are_computed_by_the_others(make_pool: Callable
     for number, task in enumerate(pending):
         np.testing.assert_array_equal(task.result(), expected([number]))
     until(lambda: pool.process_ids[0] not in (None, victim), "it to be started once more")
-    again = pool.process_ids[0]
-    assert again is not None
-    until(lambda: pool.describe()["workers"][0]["alive"])
-    os.kill(again, signal.SIGKILL)
-    until(lambda: not pool.describe()["workers"][0]["alive"])
+    assert "status -9" in pool.describe()["pool_notes"][0]
+
+
+def kill_first(pool: PoolEncoder) -> None:
+    until(lambda: pool.describe()["workers"][0]["alive"] and pool.process_ids[0] is not None)
+    victim = pool.process_ids[0]
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: pool.process_ids[0] != victim)
+
+
+def test_a_worker_that_dies_twice_without_finishing_anything_is_given_up(make_pool: Callable[..., PoolEncoder]) -> None:
+    pool = make_pool({}, {})
+    kill_first(pool)
+    kill_first(pool)
+    until(lambda: not pool.describe()["workers"][0]["alive"] and pool.process_ids[0] is None)
     np.testing.assert_array_equal(pool.submit(*batch([5])).result(), expected([5]))
-    assert pool.process_ids[0] is None and "status -9" in pool.describe()["pool_notes"][0]
+    assert pool.describe()["workers"][0]["starts"] == 2
+
+
+def test_a_worker_that_works_between_its_deaths_is_started_each_time(make_pool: Callable[..., PoolEncoder]) -> None:
+    """A pool of a service lives for months: what happened last week is no reason to do without a device."""
+    pool = make_pool({})
+    for number in range(3):
+        np.testing.assert_array_equal(pool.submit(*batch([number])).result(), expected([number]))
+        kill_first(pool)
+    np.testing.assert_array_equal(pool.submit(*batch([7])).result(), expected([7]))
+    assert pool.describe()["workers"][0]["starts"] == 4
 
 
 def test_all_workers_killed_at_once(make_pool: Callable[..., PoolEncoder]) -> None:

@@ -21,10 +21,10 @@ from anytorch.measured import store
 from anytorch.measured.verdict import Question, Trial, Verdict
 from anytorch.text.embed import engine as engine_module
 from anytorch.text.embed import pool_devices, pool_layout
+from anytorch.text.embed.encoder_device import EncoderDevice
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.place import Place
 from anytorch.text.embed.pool import Job, PoolEncoder
-from anytorch.text.embed.pool_devices import choose_places, cpu_jobs
+from anytorch.text.embed.pool_devices import choose_devices, cpu_jobs
 
 # What a worker of these tests computes: the sum of a text's tokens, and its length.
 FAKES = """
@@ -60,40 +60,40 @@ def fake_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def as_place(name: str | None) -> Place:
+def as_device(name: str | None) -> EncoderDevice:
     if name == "broken":
-        return Place("cpu", "cpu", "fell back", True)
-    return Place(str(name), str(name), "a test's")
+        return EncoderDevice("cpu", "cpu", "fell back", True)
+    return EncoderDevice(str(name), str(name), "a test's")
 
 
 # --- which devices -----------------------------------------------------------------------------------------------------
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_devices, "choose_place", as_place)
-    assert [place.id for place in choose_places(["cuda:0", "cuda:1"])] == ["cuda:0", "cuda:1"]
-    assert [place.id for place in choose_places("cuda:0, cuda:1")] == ["cuda:0", "cuda:1"]
-    assert [place.id for place in choose_places(["cpu", "cpu", "cpu"])] == ["cpu"] * 3
-    assert [place.id for place in choose_places(["broken", "cuda:1"])] == ["cuda:1"], "left out"
-    only = choose_places(["broken", "broken"])
+    monkeypatch.setattr(pool_devices, "choose_device", as_device)
+    assert [place.id for place in choose_devices(["cuda:0", "cuda:1"])] == ["cuda:0", "cuda:1"]
+    assert [place.id for place in choose_devices("cuda:0, cuda:1")] == ["cuda:0", "cuda:1"]
+    assert [place.id for place in choose_devices(["cpu", "cpu", "cpu"])] == ["cpu"] * 3
+    assert [place.id for place in choose_devices(["broken", "cuda:1"])] == ["cuda:1"], "left out"
+    only = choose_devices(["broken", "broken"])
     assert [place.id for place in only] == ["cpu"] and only[0].fell_back
     with pytest.raises(UsageError, match="cuda:0 is named twice"):
-        choose_places(["cuda:0", "cuda:0"])
+        choose_devices(["cuda:0", "cuda:0"])
     with pytest.raises(UsageError, match="names no device"):
-        choose_places([])
+        choose_devices([])
 
 
 def test_devices_that_are_not_there(cpu_wheel: None) -> None:
     with pytest.raises(UnknownDevice):
-        choose_places(["cdua:0"])
+        choose_devices(["cdua:0"])
     with pytest.warns(DeviceFallbackWarning, match="'cuda:0' was asked for"):
-        assert [place.id for place in choose_places(["cuda:0", "cpu", "cpu"])] == ["cpu", "cpu"]
+        assert [place.id for place in choose_devices(["cuda:0", "cpu", "cpu"])] == ["cpu", "cpu"]
 
 
 def test_strictly(cpu_wheel: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYTORCH_STRICT", "1")
     with pytest.raises(DeviceUnavailable):
-        choose_places(["cuda:0", "cpu"])
+        choose_devices(["cuda:0", "cpu"])
 
 
 def test_all_devices_are_those_of_the_best_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +111,9 @@ def test_all_devices_are_those_of_the_best_kind(monkeypatch: pytest.MonkeyPatch)
         candidate("cpu"),
     ]
     monkeypatch.setattr(pool_devices, "survey", lambda tried: SimpleNamespace(devices=found))
-    assert [place.id for place in choose_places("all")] == ["cuda:0", "cuda:2"]
+    assert [place.id for place in choose_devices("all")] == ["cuda:0", "cuda:2"]
     found[:] = [candidate("webgpu:0", software=True), candidate("cpu")]
-    assert [place.id for place in choose_places("all")] == ["cpu"], "a software adapter is no device to wait for"
+    assert [place.id for place in choose_devices("all")] == ["cpu"], "a software adapter is no device to wait for"
 
 
 # --- the CPU's processes -----------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_one_device_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(pool_devices, "build_encoder", lambda *given, **named: ("an encoder", "here"))
     recipe: Any = SimpleNamespace(folder="model")
     options: dict[str, Any] = {"quantization": None, "dtype": "auto", "threads": None}
-    made = pool_devices.build_encoders(["cpu"], [as_place("cpu")], recipe, ("mean",), **options)
+    made = pool_devices.build_encoders(["cpu"], [as_device("cpu")], recipe, ("mean",), **options)
     assert made == ("an encoder", "here")
 
 

@@ -20,7 +20,7 @@ from anytorch.errors import InputError, OutOfMemory, QueueClosed, QueueFull, Usa
 from anytorch.text.embed import queue_worker
 from anytorch.text.embed.queue import EngineQueue
 from anytorch.text.embed.queue_worker import BatchReport
-from anytorch.text.embed.token_ids import pack_ids
+from anytorch.text.embed.tokens import pack_ids
 
 TEXTS = [f"text number {n} " + "word " * (n % 7) for n in range(40)]
 

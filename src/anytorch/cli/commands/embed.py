@@ -37,7 +37,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="LIST", help="several at once: all, or cuda:0,cuda:1")
     parser.add_argument("--quantization", metavar="KIND", help="int8, int4, int2 or fp4")
     parser.add_argument("--dtype", default="auto", metavar="DTYPE", help="auto, float32, float16, bfloat16")
-    parser.add_argument("--prompt", metavar="PROMPT", help="the name of one of the model's prompts, or a text")
+    parser.add_argument(
+        "--prompt", default="passage", metavar="PROMPT",
+        help="the name of one of the model's prompts, or a text (default: passage, if the model has such a prompt)",
+    )  # fmt: skip
     parser.add_argument("--dim", type=int, metavar="N", help="only the first N dimensions (Matryoshka)")
     parser.add_argument(
         "--precision", default="float32", metavar="KIND", help="float32, float16, int8, binary, ubinary"
@@ -66,7 +69,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
     if options.search is not None and options.output:
         raise UsageError(
-            "--search and --output are two questions", hint="write the vectors first, then search that file"
+            "--search and --output cannot be combined", hint="write the vectors first, then search that file"
         )
     target = new_file(options.output, "--output") if options.output else None
     endings = (".parquet", ".pq", *ENDINGS)
@@ -124,7 +127,7 @@ def what_was_kept(target: Path, *, from_stdin: bool) -> str:
     from anytorch.text.embed.files_journal import finished_rows
 
     if target.suffix.lower() not in (".parquet", ".pq"):
-        return f"{target} has not been written: only a Parquet file can be gone on with"
+        return f"{target} has not been written: only a Parquet file can be resumed"
     rows = finished_rows(target)
     if not rows:
         return f"no part of {target} was finished yet; the same command starts afresh"
@@ -258,10 +261,8 @@ def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> 
 
     if VECTORS not in source.columns:
         texts = list(texts_of(source))
-        vectors = engine.encode(
-            texts, prompt=options.prompt or "passage", dim=options.dim, progress=decorated(sys.stderr)
-        )
-        return texts, vectors
+        return texts, engine.encode(texts, prompt=options.prompt, dim=options.dim, progress=decorated(sys.stderr))
+    check_made_alike(engine, source, options.prompt)
     kept: list[str] = []
     parts = []
     for chunk in source.chunks(8192):
@@ -275,6 +276,26 @@ def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> 
             hint="name the model (and --dim) they were made with",
         )
     return kept, vectors
+
+
+def check_made_alike(engine: ArrowEngine, source: Source, prompt: str) -> None:
+    """Raise UsageError for stored vectors of another model or prompt. Files that do not say how they were made pass."""
+    from anytorch.errors import UsageError
+    from anytorch.text.embed.files_journal import differences, engine_identity
+    from anytorch.text.embed.files_write import read_facts
+
+    identity = (read_facts(source.path) or {}).get("identity")
+    if identity is None:
+        return
+    now = engine_identity(engine)
+    compared = ("model", "pooling", "steps")
+    before = {**{name: identity["engine"].get(name) for name in compared}, "prompt": identity["prompt"]}
+    found = differences(before, {**{name: now[name] for name in compared}, "prompt": engine.prompt_text(prompt)})
+    if found:
+        raise UsageError(
+            f"{source.path}: its vectors cannot be compared with the question's: {'; '.join(found)}",
+            hint="name the --model and the --prompt they were made with, or write them again",
+        )
 
 
 def short(text: str) -> str:

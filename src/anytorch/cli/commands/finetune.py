@@ -222,8 +222,7 @@ def start(source: str, options: argparse.Namespace) -> Any:
     """The weights to start from; or, from scratch, the arguments of a new one."""
     if not options.from_scratch:
         return source
-    from anytorch.forecast.model.folder import CONFIG, find_folder
-    from anytorch.forecast.model.pretrained import read_json
+    from anytorch.forecast.model.pretrained import CONFIG, find_folder, read_json
 
     return read_json(find_folder(source, "tokenizer" if options.kind == "tokenizer" else "model") / CONFIG)
 
@@ -233,9 +232,9 @@ def silent(words: str) -> None:
 
 
 def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
-    from anytorch.forecast.candles.columns import parse_given
     from anytorch.forecast.candles.generate import sample_market
     from anytorch.forecast.candles.read import read_many
+    from anytorch.forecast.candles.tables import parse_given
     from anytorch.forecast.training.windows import as_series
 
     if options.sample:

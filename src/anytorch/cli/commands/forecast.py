@@ -163,9 +163,9 @@ def forecast(
 def read(options: argparse.Namespace, output: Output) -> list[Any]:
     """The series to forecast; what was guessed about them goes to standard error."""
     from anytorch.errors import UsageError
-    from anytorch.forecast.candles.columns import parse_given
     from anytorch.forecast.candles.generate import sample_candles
     from anytorch.forecast.candles.read import newest_parts, read_many
+    from anytorch.forecast.candles.tables import parse_given
 
     if options.sample:
         (made,) = read_many([sample_candles(SAMPLE_ROWS, seed=options.seed)])
@@ -194,7 +194,7 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
 
 def histories(one: Any, options: argparse.Namespace, context: int) -> tuple[Any, Any]:
     """What the model sees, and what really came after it (None unless it is held back)."""
-    from anytorch.forecast.candles.check import require_rows
+    from anytorch.forecast.candles.read import require_rows
 
     held = options.horizon if options.holdout else 0
     require_rows(len(one), held + 2, one.where, "a forecast that is compared with the last rows" if held else "it")

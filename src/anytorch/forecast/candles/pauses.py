@@ -14,6 +14,10 @@
 EVIDENCE is the negative decimal logarithm of the chance that so few bars are in one place by accident (Chernoff's bound),
 with the share of missing bars seen elsewhere, but at least MISSING. With 10 % missing, each bar that could have been in the
 pause and was not counts 1: eight hours of hourly bars together, or a break of four five-minute bars on two days.
+
+When an exchange changes its clocks, all of its bars in UTC move by an hour, and no bar is missing or new. With a time zone
+(`--timezone`) that does not show. Without one the past is moved to where the last days are: the weekends and lunch breaks
+of before are still evidence, which they would not be if only the days since the change were kept.
 """
 
 from __future__ import annotations
@@ -22,11 +26,57 @@ from collections.abc import Iterable
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from anytorch.forecast.candles.rhythm_words import DAY, WEEK, WEEKDAYS, Pause
 from anytorch.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np
+
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+DAY = 86_400 * 10**9  # all sums are in nanoseconds of the clock on the wall
+WEEK = 7 * DAY
+# After a bar at the first moment the next one is at the second: since midnight, or since Monday.
+Pause = tuple[int, int]
+HOUR = DAY // 24
+LAST, AGREE = 5, 3  # of so many last dates so many must have the same hours: one day may open and close an hour late
+
+
+def whole_days(moments: np.ndarray) -> np.ndarray:
+    """Midnight of each daily bar's date, each once.
+
+    Where clocks changed around midnight (London's days in UTC begin at 00:00 and then at 23:00), the dates are those that
+    the bars would have with the last one's clock time.
+    """
+    import numpy as np
+
+    moved = (moments - moments[-1] + DAY // 2) % DAY - DAY // 2
+    return np.unique(np.where(abs(moved) == HOUR, moments - moved, moments) // DAY * DAY)
+
+
+def in_hours_of_today(moments: np.ndarray) -> np.ndarray:
+    """The same bars, those before the last change of clocks moved to the hours after it.
+
+    A change is seen where the first and the last bar of the dates before lie elsewhere by the same time, on most of them.
+    """
+    import numpy as np
+
+    dates = moments // DAY
+    begins = np.flatnonzero(np.diff(dates, prepend=dates[0] - 1))
+    first, last = moments[begins] % DAY, moments[np.append(begins[1:], len(moments)) - 1] % DAY
+    hours, counts = np.unique(np.stack([first, last], axis=1)[-LAST:], axis=0, return_counts=True)
+    if counts.max() < AGREE:
+        return moments
+    today = hours[counts.argmax()]
+    moved = np.where(first - today[0] == last - today[1], first - today[0], 0)
+    if not moved.any():
+        return moments
+    change = int(np.flatnonzero(moved)[-1]) + 1  # the dates before this one have other hours
+    shift = moved[change - 1]
+    new = (first[change:] == today[0]) & (last[change:] == today[1])
+    if change < AGREE or (moved[:change] == shift).sum() <= change / 2 or new.sum() < AGREE:
+        return moments
+    before = dates < dates[begins[change]]
+    return np.unique(np.where(before, moments - shift, moments))
+
 
 MONDAY = 4 * DAY  # of 1970's first week: that year began on a Thursday
 

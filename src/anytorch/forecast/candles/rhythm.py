@@ -4,7 +4,7 @@ The hour and the weekday are input to the model: a bar at a wrong time is a wron
 difference; bars of whole months (on the same, the first or the last day) are counted in months. The pauses of a market are
 found by `pauses.py`, which says on what evidence; where there is too little, the next bar is simply one step later. Only the
 last RECENT dates that have bars count for them (RECENT_DAYS for daily bars), because markets change their hours. Files in
-UTC change theirs with the exchange's summer time: `clock_changes.py` reads what came before in the hours of today.
+UTC change theirs with the exchange's summer time: `in_hours_of_today` moves what came before.
 
 For bars of a day or more, pauses are those of whole days: their clock time may move, and no weekday is lost by that. Bars of
 two to six days may keep to weekdays (Mon, Wed, Fri), and bars of weeks do: a holiday moves one of them, not those after it.
@@ -12,26 +12,96 @@ two to six days may keep to weekdays (Mon, Wed, Fri), and bars of weeks do: a ho
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from anytorch.counts import counted
 from anytorch.errors import InputError
-from anytorch.forecast.candles.clock_changes import in_hours_of_today, whole_days
 from anytorch.forecast.candles.pauses import (
+    DAY,
+    WEEK,
+    WEEKDAYS,
+    Pause,
     every_day,
+    in_hours_of_today,
     joined,
     pauses_between_weekdays,
     pauses_of_the_day,
     pauses_of_the_week,
     usual_weekday,
     weekend_to_assume,
+    whole_days,
 )
-from anytorch.forecast.candles.rhythm_words import DAY, WEEK, WEEKDAYS, Pause, spoken
 from anytorch.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd  # type: ignore[import-untyped]
+
+MOST = 3  # stretches that are listed
+
+
+def duration(step: Any) -> str:
+    """ "5 minutes", "1 day"."""
+    seconds = step.total_seconds()
+    for unit, size in (("week", 604800), ("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        if seconds >= size and seconds % size == 0:
+            return counted(int(seconds // size), unit)
+    return f"{seconds:g} seconds"
+
+
+def spoken(step: Any, share: float, pauses: tuple[Pause, ...]) -> str:
+    # 99.95 % is not "100 %": somebody looks for the bar that is missing.
+    nearly = 0.995 <= share < 1.0
+    words = f"{duration(step)} ({f'{min(share, 0.999):.1%}' if nearly else f'{share:.0%}'} of the steps)"
+    if not pauses:
+        return words
+    return f"{words}, {_hours(_open(pauses), daily=step.total_seconds() >= 86400)}"
+
+
+def _open(pauses: tuple[Pause, ...]) -> list[Pause]:
+    """The stretches between the pauses: first and last bar, since Monday."""
+    ends = [*pauses, (pauses[0][0] + WEEK, 0)]
+    found = [(before[1], after[0]) for before, after in pairwise(ends)]
+    return sorted((first % WEEK, last - first // WEEK * WEEK) for first, last in found)
+
+
+def _hours(stretches: list[Pause], *, daily: bool) -> str:
+    if daily:
+        days = sorted({place // DAY % 7 for first, last in stretches for place in range(first, last + 1, DAY)})
+        return _days(days)
+    if any(last - first >= DAY for first, last in stretches):
+        told = [f"{_moment(first)} to {_moment(last)}" for first, last in stretches[:MOST]]
+        return "; ".join(told) + ("; …" if len(stretches) > MOST else "")
+    by_day: dict[int, list[str]] = {}
+    for first, last in stretches:
+        by_day.setdefault(first // DAY, []).append(f"{_clock(first)} to {_clock(last)}")
+    alike: dict[str, list[int]] = {}
+    for day, hours in by_day.items():
+        more = " and …" if len(hours) > MOST else ""
+        alike.setdefault(" and ".join(hours[:MOST]) + more, []).append(day)
+    return "; ".join(
+        hours if len(days) == 7 else f"{hours}, {_days(days)}" for hours, days in list(alike.items())[:MOST]
+    ) + ("; …" if len(alike) > MOST else "")
+
+
+def _clock(place: int) -> str:
+    minutes, rest = divmod(place % DAY // 10**9, 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}" + (f":{rest:02d}" if rest else "")
+
+
+def _moment(place: int) -> str:
+    return f"{WEEKDAYS[place // DAY % 7]} {_clock(place)}"
+
+
+def _days(days: list[int]) -> str:
+    """ "Mon to Fri", "Sun to Thu", "Mon, Wed"; of one run around the week its ends."""
+    for shift in range(7):
+        turned = sorted((day - shift) % 7 for day in days)
+        if len(days) > 2 and turned == list(range(len(days))):
+            return f"{WEEKDAYS[shift]} to {WEEKDAYS[(shift + len(days) - 1) % 7]}"
+    return ", ".join(WEEKDAYS[day] for day in days)
+
 
 RECENT = 35  # dates with bars
 RECENT_DAYS = 100  # for daily bars: each week says one thing about a weekday, and eight must agree

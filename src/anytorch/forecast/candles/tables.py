@@ -1,16 +1,219 @@
-"""From bytes to a table of text, and from text to numbers. What a file does not say is guessed and told."""
+"""A table of candles as it is given: where its rows are from, which column is which, and its text as numbers.
+
+From bytes to a table of text, from names to the columns we know, and from text to numbers. What a file does not say is
+guessed and told.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anytorch.errors import InputError, PackageMissing
-from anytorch.forecast.candles.places import Source, refused
+from anytorch.values import dataclass
+
+MOST_NAMES, LONGEST_NAME = 12, 40  # of a list of columns in a message
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`name` as a message begins; `unit` is what its rows are called; `in_memory`: the caller's own table, not a file."""
+
+    name: str
+    unit: str = "line"
+    in_memory: bool = False
+
+    @classmethod
+    def of(cls, where: Origin | str) -> Origin:
+        return where if isinstance(where, cls) else cls(str(where))
+
+    def at(self, place: int, column: str = "") -> str:
+        return f"{self.name}, {self.unit} {place}" + (f", column {column!r}" if column else "")
+
+    def instrument(self, name: str) -> Origin:
+        return Origin(f"{self.name}, {name}", self.unit, self.in_memory)
+
+    @property
+    def mend(self) -> str:
+        if self.in_memory:
+            return "mend the table, or let it be mended with repair=True, which says what it changes"
+        return "mend the file, or let it be mended with --repair (repair=True), which says what it changes"
+
+    def name_columns(self, fields: Sequence[str]) -> str:
+        if self.in_memory:
+            named = ", ".join(f"{field!r}: NAME" for field in fields)
+            return f"rename its columns, or say which is which: read_candles(…, columns={{{named}}})"
+        return f"name them: --columns {','.join(f'{field}=NAME' for field in fields)}"
+
+    @property
+    def zone_option(self) -> str:
+        return "timezone=" if self.in_memory else "--timezone"
+
+
+def refused(where: Origin | str, place: int, column: str, words: str, hint: str = "") -> InputError:
+    """The error for one cell."""
+    return InputError(f"{Origin.of(where).at(place, column)}: {words}", hint=hint)
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names in quotes, cut short: a file that is no table can have thousands of columns."""
+    every = [str(name) for name in names]
+    shown = [repr(name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…") for name in every[:MOST_NAMES]]
+    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
+    return (", ".join(shown) or "none") + more
+
+
+PRICES = ("open", "high", "low", "close")
+FIELDS = (*PRICES, "volume", "amount")
+ALL = ("timestamps", "date", "time", *FIELDS, "symbol")
+
+# In order of preference; compared without case, spaces and punctuation ("1. open", "Open_Time"). The Chinese names are
+# those of akshare and of most exchanges' downloads.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "timestamps": (
+        *("timestamps", "timestamp", "datetime", "opentime", "datetimeutc", "timestamputc", "ts", "t", "unix", "epoch"),
+        *("unixtime", "unixtimestamp", "timestampms", "candlebegintime", "begin", "日期时间", "index", "unnamed0"),
+    ),
+    "date": ("date", "tradedate", "tradingday", "day", "dt", "日期", "交易日期"),
+    "time": ("time", "tradetime", "timeofday", "时间"),
+    "open": ("open", "o", "openprice", "1open", "first", "openbid", "bidopen", "开盘", "开盘价"),
+    "high": ("high", "h", "highprice", "2high", "max", "highbid", "bidhigh", "最高", "最高价"),
+    "low": ("low", "l", "lowprice", "3low", "min", "lowbid", "bidlow", "最低", "最低价"),
+    "close": (
+        "close",
+        "c",
+        "closeprice",
+        "4close",
+        "last",
+        "settle",
+        "price",
+        "closebid",
+        "bidclose",
+        "收盘",
+        "收盘价",
+    ),
+    "volume": (
+        *("volume", "vol", "v", "5volume", "6volume", "tradevolume", "basevolume", "volumebase", "qty", "quantity"),
+        *("shares", "tickvolume", "成交量"),
+    ),
+    "amount": (
+        *("amount", "amt", "turnover", "quotevolume", "quoteassetvolume", "dollarvolume", "value", "notional"),
+        "成交额",
+    ),
+    "symbol": (
+        *("symbol", "ticker", "sym", "instrument", "instrumentid", "code", "asset", "isin", "stock", "stockcode"),
+        *("tscode", "股票代码", "代码"),
+    ),
+}
+WITHOUT_HEADER = ("timestamps", *FIELDS)
+KLINE_FIELDS = 12  # Binance's files have no header: …, volume, close time, quote volume, …
+KLINE_AMOUNT = 7
+
+
+@dataclass(frozen=True)
+class Columns:
+    """`of` maps our names to the file's; `ignored` are the file's others; `notes` say what was not plain."""
+
+    of: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def plain(name: object) -> str:
+    return re.sub(r"[\W_]+", "", str(name).strip().lower())
+
+
+def guess_columns(
+    names: Sequence[str], *, given: Mapping[str, str] | None = None, where: Origin | str = "the table"
+) -> Columns:
+    """Find the columns by name. `given` names some or all of them and is never overruled.
+
+    >>> guess_columns(["Date", "Open", "High", "Low", "Close", "Vol."]).of["volume"]
+    'Vol.'
+    """
+    source = Origin.of(where)
+    found = dict(_checked(given or {}, names, source))
+    taken = set(found.values())
+    by_plain: dict[str, str] = {}
+    for name in names:
+        if name not in taken:
+            by_plain.setdefault(plain(name), name)
+    notes = []
+    for field, synonyms in SYNONYMS.items():
+        if field in found:
+            continue
+        matching = [by_plain[word] for word in synonyms if word in by_plain and by_plain[word] not in found.values()]
+        if matching:
+            found[field] = matching[0]
+            if len(matching) > 1 and field not in ("timestamps", "date", "time"):
+                others = ", ".join(map(repr, matching[1:]))
+                notes.append(f"{field} is taken from {matching[0]!r}, not from {others}")
+    if "timestamps" in found:  # one column says it all; a date beside it is the same thing again
+        found = {field: name for field, name in found.items() if field not in ("date", "time")}
+    elif "time" in found and "date" not in found:
+        found["timestamps"] = found.pop("time")
+    elif "date" in found and "time" not in found:
+        found["timestamps"] = found.pop("date")
+    absent = [field for field in PRICES if field not in found]
+    if "timestamps" not in found and "date" not in found:
+        absent.insert(0, "timestamps")
+    if absent:
+        raise InputError(
+            f"{source.name} has no column for {', '.join(absent)}; its columns are {listed(names)}",
+            hint=source.name_columns(absent),
+        )
+    ignored = tuple(name for name in names if name not in found.values())
+    return Columns(found, ignored, tuple(notes))
+
+
+def columns_without_header(count: int, where: Origin | str) -> Columns:
+    """The usual order, for a file whose first line is already a candle."""
+    if count < 5:
+        raise InputError(
+            f"{Origin.of(where).name} has no header line and {count} columns; a candle needs a time and four prices",
+            hint="add a header line: timestamps,open,high,low,close,volume,amount",
+        )
+    of = {field: str(place) for place, field in enumerate(WITHOUT_HEADER) if place < count}
+    ignored = [str(place) for place in range(len(WITHOUT_HEADER), count)]
+    notes = ["there is no header line; the order is taken to be " + ", ".join(of)]
+    if count == KLINE_FIELDS:
+        of["amount"] = str(KLINE_AMOUNT)
+        ignored = [str(place) for place in range(len(of) - 1, count) if place != KLINE_AMOUNT]
+        notes = ["there is no header line; 12 columns are taken to be Binance's klines"]
+    return Columns(of, tuple(ignored), tuple(notes))
+
+
+def parse_given(text: str) -> dict[str, str]:
+    """ "open=Eröffnung,close=Schluss" → {"open": "Eröffnung", …}."""
+    pairs = {}
+    for part in text.split(","):
+        field, equals, name = part.partition("=")
+        if not equals or not field.strip() or not name.strip():
+            raise InputError(f"columns: {part!r} is not FIELD=NAME", hint=f"fields: {', '.join(ALL)}")
+        pairs[field.strip()] = name.strip()
+    return pairs
+
+
+def _checked(given: Mapping[str, str], names: Sequence[str], source: Origin) -> Mapping[str, str]:
+    import difflib
+
+    for field, name in given.items():
+        if field not in ALL:
+            raise InputError(f"columns: unknown field {field!r}", hint=f"fields: {', '.join(ALL)}")
+        if name not in names:
+            near = difflib.get_close_matches(name, list(names), n=1)
+            raise InputError(
+                f"{source.name} has no column {name!r} (for {field}); its columns are {listed(names)}",
+                hint=f"did you mean {near[0]!r}?"
+                if near
+                else f"spell it as the {'table' if source.in_memory else 'file'} does",
+            )
+    return given
+
 
 GZIP = b"\x1f\x8b"
 SEPARATORS = (",", ";", "\t", "|")
@@ -29,12 +232,12 @@ def require_pandas() -> Any:
     return pandas
 
 
-def read_table(source: Any, name: str | None = None) -> tuple[Source, Any, list[int], list[str]]:
+def read_table(source: Any, name: str | None = None) -> tuple[Origin, Any, list[int], list[str]]:
     """Where it is from (`name` if that is given), the table as it stands there, each row's line, and what was guessed."""
     pandas = require_pandas()
-    table = _in_memory(source)
+    table = as_pandas(source, "the dictionary")
     if table is not None:
-        where = Source(name or "the table", "row", in_memory=True)
+        where = Origin(name or "the table", "row", in_memory=True)
         return where, _without_index(table), list(range(len(table))), []
     said, body = _bytes_of(source)
     said = name or said
@@ -51,12 +254,12 @@ def read_table(source: Any, name: str | None = None) -> tuple[Source, Any, list[
             raise PackageMissing(f"reading {kind} needs pyarrow", hint="pip install 'anytorch[forecast]'") from exc
         except (OSError, ValueError) as exc:  # pyarrow's errors are both
             raise _damaged(said, f"{kind} file", str(exc)) from exc
-        return Source(said, "row"), _without_index(table), list(range(1, len(table) + 1)), []
+        return Origin(said, "row"), _without_index(table), list(range(1, len(table) + 1)), []
     if isinstance(source, (str, Path)) and kind_of(said) in ("parquet", "feather"):
         raise InputError(
             f"{said} is no {kind_of(said).capitalize()} file: it does not begin like one", hint="write it again"
         )
-    return (Source(said), *_text_table(body, said))
+    return (Origin(said), *_text_table(body, said))
 
 
 def kind_of(name: str) -> str:
@@ -67,19 +270,32 @@ def kind_of(name: str) -> str:
     return "parquet" if lower.endswith((".parquet", ".pq")) else "feather" if lower.endswith(".feather") else ""
 
 
-def _in_memory(source: Any) -> Any:
-    """A pandas table from what is one, or None: pandas, polars (lazy too), pyarrow, a dictionary of columns."""
+def as_pandas(source: Any, where: str) -> Any:
+    """A pandas table from what is one, or None: pandas, polars (lazy too), pyarrow, a dictionary of columns.
+
+    Raises InputError for a dictionary whose columns do not fit together; `where` is what the message calls it.
+    """
     pandas = require_pandas()
     if hasattr(source, "collect") and hasattr(source, "collect_schema"):  # polars that was not computed yet
         source = source.collect()
-    if hasattr(source, "to_pandas"):  # polars, pyarrow
+    if hasattr(source, "to_pandas") and hasattr(source, "column_names"):  # pyarrow
         source = source.to_pandas()
+    elif hasattr(source, "to_numpy") and hasattr(source, "columns") and not isinstance(source, pandas.DataFrame):
+        # polars: column by column, which needs no pyarrow
+        source = pandas.DataFrame({name: column_values(source[name]) for name in source.columns})
     if isinstance(source, Mapping):
         try:
             source = pandas.DataFrame(dict(source))
         except (ValueError, TypeError) as exc:
-            raise InputError(f"the dictionary is no table: {exc}", hint="give columns of one length by name") from exc
+            raise InputError(f"{where} is no table: {exc}", hint="give columns of one length by name") from exc
     return source if isinstance(source, pandas.DataFrame) else None
+
+
+def column_values(column: Any) -> Any:
+    """A polars column for pandas, with its time zone."""
+    zone = getattr(column.dtype, "time_zone", None)
+    values = column.to_numpy()
+    return require_pandas().DatetimeIndex(values).tz_localize("UTC").tz_convert(zone) if zone else values
 
 
 def _bytes_of(source: Any) -> tuple[str, bytes]:
@@ -218,7 +434,7 @@ def _numeric(text: str) -> bool:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Source | str) -> tuple[Any, list[str]]:
+def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Origin | str) -> tuple[Any, list[str]]:
     """A column as numbers. Missing ones become NaN (`check` names them); words raise InputError with their line."""
     import numpy as np
 
@@ -240,7 +456,7 @@ def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Source 
         numbers = pandas.to_numeric(change(text.where(~missing)), errors="coerce").astype(float)
         if not (numbers.isna() & ~missing).any() and _plausible(words, text):
             return numbers.reset_index(drop=True), [f"column {column!r} is read with {words}"]
-    source = Source.of(where)
+    source = Origin.of(where)
     option = "columns=" if source.in_memory else "--columns"
     raise refused(
         source,

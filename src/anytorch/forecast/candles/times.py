@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.places import Source, refused
+from anytorch.forecast.candles.tables import Origin, refused
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -28,7 +28,7 @@ OTHER_FORMATS = tuple(
 
 
 def parse_times(
-    values: Any, lines: Sequence[int], column: str, where: Source | str, *, zoned: bool = False
+    values: Any, lines: Sequence[int], column: str, where: Origin | str, *, zoned: bool = False
 ) -> tuple[pd.Series, list[str]]:
     """A column as datetimes, and what had to be guessed. Raises InputError with the first line that is no time.
 
@@ -37,7 +37,7 @@ def parse_times(
     import numpy as np
     import pandas as pd
 
-    source = Source.of(where)
+    source = Origin.of(where)
     values = pd.Series(values).reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(values):
         if values.hasnans:
@@ -79,7 +79,7 @@ def parse_times(
 
 
 def _from_numbers(
-    numbers: Any, values: Any, lines: Sequence[int], column: str, where: Source | str, zoned: bool
+    numbers: Any, values: Any, lines: Sequence[int], column: str, where: Origin | str, zoned: bool
 ) -> tuple[pd.Series, list[str]]:
     import numpy as np
     import pandas as pd
@@ -108,7 +108,7 @@ def _from_numbers(
     )
 
 
-def _other_formats(text: Any, lines: Sequence[int], column: str, where: Source | str) -> tuple[Any, str]:
+def _other_formats(text: Any, lines: Sequence[int], column: str, where: Origin | str) -> tuple[Any, str]:
     """The written-out formats. Where 03/04 could be either, the order that makes time run forwards wins."""
     import numpy as np
     import pandas as pd
@@ -166,13 +166,13 @@ def _words(layout: str) -> str:
     return layout
 
 
-def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str, where: Source | str) -> Any:
+def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str, where: Origin | str) -> Any:
     """The times in this zone: converted where they have one, else taken to be what its clocks show."""
     import numpy as np
 
     if timezone is None:
         return times
-    source = Source.of(where)
+    source = Origin.of(where)
     if not timezone.strip():
         raise InputError(f"timezone {timezone!r} names no zone", hint="write a name such as Europe/Berlin or UTC")
     try:

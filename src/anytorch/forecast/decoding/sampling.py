@@ -8,9 +8,12 @@ the same seed gives the same paths everywhere, and on the CPU bit for bit those 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -166,3 +169,40 @@ def exponential_from_uniform() -> bool:
     wanted = torch.empty(1000).exponential_(generator=first)
     found = exponential(torch.empty(1000, dtype=torch.float64).uniform_(generator=second))
     return torch.equal(found, wanted) and torch.equal(first.get_state(), second.get_state())
+
+
+WAITING = 3  # blocks that are made ahead
+
+
+class Ahead:
+    """Blocks of draws, `counts` steps each: `take()` → two tensors [steps, rows, ids] on the device.
+
+    One thread makes them, one after the other, so that the order of the draws is that of the iterator.
+    """
+
+    def __init__(self, draws: Draws, counts: Sequence[int], device: torch.device, pinned: bool) -> None:
+        self.draws, self.device, self.pinned = draws, device, pinned
+        self.counts = deque(counts)
+        self.pool = ThreadPoolExecutor(1, "anytorch-draws")
+        self.waiting: deque[Future[Tensor]] = deque()
+        for _ in range(WAITING):
+            self._order()
+
+    def _order(self) -> None:
+        if self.counts:
+            # From pinned memory the copy does not wait for what the device is doing.
+            self.waiting.append(self.pool.submit(self.draws.block, self.counts.popleft(), self.pinned))
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        block = self.waiting.popleft().result()
+        self._order()
+        first, second = self.draws.parts(block.to(self.device, non_blocking=True))
+        return exponential(first), exponential(second)
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)

@@ -28,7 +28,7 @@ SIZE, LEFT, NEXT, FIRST_WORD = 5056, 8, 16, 24
 
 def fill(numbers: Tensor, generator: torch.Generator) -> None:
     """What `numbers.uniform_(generator=generator)` does to contiguous float64 on the host."""
-    library = source(settings.cache_folder()).library
+    library = library_for(settings.cache_folder()).library
     if library is None:
         numbers.uniform_(generator=generator)
     else:
@@ -51,7 +51,7 @@ def fill_by(library: Any, numbers: Tensor, generator: torch.Generator) -> None:
     generator.set_state(state)
 
 
-class Source:
+class UniformLibrary:
     """The library, once it is compiled and has drawn what torch draws."""
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class Source:
 
 
 @lru_cache(maxsize=2)
-def source(cache: Path) -> Source:
-    return Source()
+def library_for(cache: Path) -> UniformLibrary:
+    return UniformLibrary()
 
 
 def draws_the_same(library: Any) -> bool:

@@ -4,32 +4,150 @@ While a window grows, the cache answers. Once it is full, the published loop dro
 others anew, and every hidden state changes with it, so nothing of the cache may be used (`rolling="exact"`). What can be
 used: at step i such a window is the last max_context - i rows of history, which all samples of a series share, and i
 rows of their own. The shared rows are computed once per series, and only the own rows once per sample.
+
+Around the loop: in which portions series and samples are computed (`split`), on how many CPU threads (`quiet_threads`), and
+how their progress is shown (`Progress`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from types import TracebackType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from anytorch.forecast.decoding.ahead import Ahead
+from anytorch.devices.tune import trusted_setting
+from anytorch.errors import UsageError
 from anytorch.forecast.decoding.cache import Cache
 from anytorch.forecast.decoding.decoder import Decoder
-from anytorch.forecast.decoding.sampling import Draws, Sampler, exponential
+from anytorch.forecast.decoding.sampling import Ahead, Draws, Sampler, exponential
 from anytorch.forecast.generation.rolled import RolledSteps, plan_rolled
 from anytorch.forecast.generation.static import FEWEST_STEPS, Shape, StaticSteps, blocks
 from anytorch.forecast.model.fused import per_sample, through_window
+from anytorch.probe import snapshot
+
+# Rows whose temporary values exist at once. On a host 1024 rows already saturate the matrix products, and more would
+# cost more memory than the published loop; an accelerator is busy only with many more.
+HOST_ROWS, ACCELERATOR_ROWS = 1024, 32768
+HOST_WINDOWS, ACCELERATOR_WINDOWS = 64, 4096  # series × samples
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some series (their places) with some of their samples (`first` … `last` - 1)."""
+
+    series: tuple[int, ...]
+    first: int
+    last: int
+
+
+def split(lengths: Sequence[int], samples: int, most_windows: int, nbytes: Sequence[int], budget: int) -> list[Chunk]:
+    """Series sorted by length, longest first, in chunks of at most `most_windows` windows and `budget` bytes.
+
+    `nbytes` says what one window of each series takes. A chunk always has at least one window.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    chunks: list[Chunk] = []
+    waiting: list[int] = []
+    used = 0
+    for place in order:
+        whole = nbytes[place] * samples
+        if samples > most_windows or whole > budget:  # too much by itself: a few samples at a time
+            at_once = max(1, min(most_windows, budget // max(1, nbytes[place])))
+            chunks += [Chunk((place,), first, min(first + at_once, samples)) for first in range(0, samples, at_once)]
+            continue
+        if waiting and ((len(waiting) + 1) * samples > most_windows or used + whole > budget):
+            chunks.append(Chunk(tuple(waiting), 0, samples))
+            waiting, used = [], 0
+        waiting.append(place)
+        used += whole
+    if waiting:
+        chunks.append(Chunk(tuple(waiting), 0, samples))
+    return chunks
+
+
+def good_threads(stored: int | None, usable: int, load: float | None, current: int) -> int:
+    """What `anytorch optimize` measured or a person set; else the cores that are idle, at least one. Pure."""
+    if stored is not None:
+        return stored
+    if load is None:  # this system does not tell
+        return min(current, usable)
+    return max(1, min(current, usable, round(usable - load)))
+
+
+# torch's OpenMP threads wait by spinning. A step of generation is dozens of small products with a barrier after each; where
+# another job holds a core, the others spin for its time slice: two threads then burned eleven times the CPU time of one and
+# took longer. So no more threads are used than there are cores with nothing to do.
+@contextmanager
+def quiet_threads(wanted: int | Literal["auto"] | None) -> Iterator[None]:
+    """Set torch's threads for a forecast, and put them back."""
+    if wanted not in (None, "auto") and not (isinstance(wanted, int) and wanted >= 1):
+        raise UsageError(f"threads is {wanted!r}; use a number from 1, 'auto', or None")
+    before = torch.get_num_threads()
+    if wanted == "auto":
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        wanted = good_threads(trusted_setting("threads").value, snapshot().cpu.good_threads, load, before)
+    if wanted is None or wanted == before:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+Verbose = bool | Callable[[int, int], None]
+
+
+class Progress:
+    """A progress bar at a terminal, or a caller's own function; nothing anywhere else.
+
+    `with Progress(verbose, total) as bar: bar.at(3)`. A function is called with the steps done and all there are; what it
+    raises ends the forecast.
+    """
+
+    def __init__(self, wanted: Verbose, total: int) -> None:
+        self.total = total
+        self.told = wanted if callable(wanted) else None
+        self.wanted = wanted is True and sys.stderr is not None and sys.stderr.isatty()
+        self.bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.wanted:
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(console=Console(stderr=True), transient=True)
+            self.task = self.bar.add_task("forecasting", total=self.total)
+            self.bar.start()
+        return self
+
+    def at(self, done: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done)
+        if self.told is not None:
+            self.told(done, self.total)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
 
 Tick = Callable[[int], None]  # told how many steps are done
 
 
 @dataclass(frozen=True)
-class Plan:
+class GenerationPlan:
     """What every chunk of a forecast has in common."""
 
     pred_len: int
@@ -58,7 +176,9 @@ class Prompts:
     future: Tensor  # [series, pred_len, width]
 
 
-def generate(decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None, tick: Tick) -> tuple[Tensor, Tensor]:
+def generate(
+    decoder: Decoder, prompts: Prompts, plan: GenerationPlan, draws: Draws | None, tick: Tick
+) -> tuple[Tensor, Tensor]:
     """Ids of s1 and s2, each int64 [series × samples, pred_len]. `draws` is None for the greedy choice."""
     run = Run(decoder, prompts, plan, draws)
     with run.ahead or nullcontext():
@@ -90,7 +210,7 @@ def begin(
 class Run:
     """One chunk on its way through the steps."""
 
-    def __init__(self, decoder: Decoder, prompts: Prompts, plan: Plan, draws: Draws | None) -> None:
+    def __init__(self, decoder: Decoder, prompts: Prompts, plan: GenerationPlan, draws: Draws | None) -> None:
         self.decoder, self.prompts, self.plan, self.draws = decoder, prompts, plan, draws
         self.mark = object()  # which forecast this is, for what outlives it
         rows = len(prompts.lengths) * plan.samples

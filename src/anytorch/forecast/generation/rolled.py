@@ -18,13 +18,11 @@ from torch import Tensor
 
 from anytorch import logs
 from anytorch.forecast.decoding.cache import hidden
-from anytorch.forecast.decoding.decoder import Decoder
-from anytorch.forecast.decoding.replayed import Replayed
+from anytorch.forecast.decoding.decoder import Decoder, Replayed
 from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.kernels.choice import Chooser
-from anytorch.forecast.kernels.chosen_block import ChosenBlock
 from anytorch.forecast.kernels.product_parts import take
-from anytorch.forecast.kernels.products import Layer, Products, power_of_two
+from anytorch.forecast.kernels.products import ChosenBlock, Layer, Products, power_of_two
 from anytorch.forecast.kernels.row_step import SAME_VALUES, why_not
 from anytorch.forecast.kernels.window_attention import WindowCut, Windows, part_of
 from anytorch.forecast.model.fused import (

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from anytorch import logs
 from anytorch.devices.oom import is_out_of_memory
-from anytorch.forecast.decoding.ahead import Ahead
 from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.replayed import Replayed
-from anytorch.forecast.decoding.sampling import Sampler
+from anytorch.forecast.decoding.decoder import Replayed
+from anytorch.forecast.decoding.sampling import Ahead, Sampler
 from anytorch.forecast.kernels.choice import Chooser
 from anytorch.forecast.kernels.row_step import SAME_VALUES, KernelStep, why_not
 from anytorch.forecast.model.fused import per_sample

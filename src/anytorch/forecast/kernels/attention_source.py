@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from anytorch.forecast.kernels.softmax_source import online_softmax
+
 
 @triton.jit
 def attend(
@@ -74,12 +76,8 @@ def attend(
         value = tl.load(values + at_key, mask=ok[:, None] & column_ok[None, :], other=0.0)
         score = tl.sum(q[:, None, :] * key[None, :, :], 2)
         score = tl.where(ok[None, :], score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 1)
+        weight, fade, most, total = online_softmax(score, most, total, 1)
         mixed = mixed * fade[:, None] + tl.sum(weight[:, :, None] * value[None, :, :], 1)
-        most = higher
     share = (at + SPLITS - 1) // SPLITS
     end = tl.minimum(at, (split + 1) * share)
     for start in tl.range(split * share, end, BLOCK):
@@ -91,12 +89,8 @@ def attend(
         value = tl.load(own_values + at_key, mask=inside, other=0.0)
         score = tl.sum(q[:, None, :] * key, 2)
         score = tl.where(ok[None, :], score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 1)
+        weight, fade, most, total = online_softmax(score, most, total, 1)
         mixed = mixed * fade[:, None] + tl.sum(weight[:, :, None] * value, 1)
-        most = higher
     target = out + row[:, None] * width + head * HEAD + column[None, :]
     if SPLITS == 1:
         tl.store(target, mixed / total[:, None], mask=new_ok)
@@ -219,12 +213,8 @@ def attend_prompt(
         value = tl.load(values + at_key, mask=ok[:, None] & column_ok[None, :], other=0.0)
         score = tl.dot(q, tl.trans(key), input_precision=PRECISION)
         score = tl.where(ok[None, :], score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 1)
+        weight, fade, most, total = online_softmax(score, most, total, 1)
         mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision=PRECISION)
-        most = higher
     state = first_state + sample
     tl.store(part + state[:, None] * TILE + column[None, :], mixed)
     tl.store(part_most + state, most)
@@ -257,12 +247,8 @@ def attend_own(
         key = tl.load(own_keys + at_key, mask=ok[:, None] & column_ok[None, :], other=0.0)
         value = tl.load(own_values + at_key, mask=ok[:, None] & column_ok[None, :], other=0.0)
         score = tl.where(ok, tl.sum(key * q[None, :], 1), float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 0))
-        weight = tl.exp(score - higher)
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 0)
+        weight, fade, most, total = online_softmax(score, most, total, 0)
         mixed = mixed * fade + tl.sum(weight[:, None] * value, 0)
-        most = higher
     tl.store(part + state * TILE + column, mixed)
     tl.store(part_most + state, most)
     tl.store(part_sum + state, total)

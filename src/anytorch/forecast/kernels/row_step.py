@@ -218,10 +218,10 @@ class KernelStep:
         self.second_id()()
         self.counters += 1
 
-    def first_id(self) -> Launch:
+    def first_id(self) -> KernelLaunch:
         decoder, cache, logits = self.decoder, self.cache, self.logits[0]
         noise = logits if self.noise is None else self.noise[0]
-        return Launch(
+        return KernelLaunch(
             self.kernels.first_id,
             (self.rows,),
             (
@@ -231,10 +231,10 @@ class KernelStep:
             {**self.row_of(0), "EPSILON": EPS},
         )
 
-    def second_id(self) -> Launch:
+    def second_id(self) -> KernelLaunch:
         cache, logits = self.cache, self.logits[1]
         noise = logits if self.noise is None else self.noise[1]
-        return Launch(
+        return KernelLaunch(
             self.kernels.second_id,
             (self.rows,),
             (
@@ -248,13 +248,13 @@ class KernelStep:
         width = self.decoder.width
         return {"WIDTH": width, "TILE": power_of_two(width), "SIZE": self.decoder.sizes[part], **self.filter}
 
-    def ask(self) -> tuple[Launch, Launch]:
+    def ask(self) -> tuple[KernelLaunch, KernelLaunch]:
         """The second attention: the chosen s1 asks the context of the whole window."""
         cache, heads, width = self.cache, self.decoder.cross.heads, self.decoder.width
         block = 8
         blocks = -(-self.longest // block) + -(-cache.capacity // block)
         columns = 16  # few columns and many rows at a time: the rows come one after the other
-        scores = Launch(
+        scores = KernelLaunch(
             self.kernels.context_scores,
             (self.rows, blocks),
             (
@@ -263,7 +263,7 @@ class KernelStep:
             ),
             {"HEADS": heads, "WIDTH": width, "EVICT": cache.evict, "BLOCK": block, "BLOCK_K": 256},
         )
-        mix = Launch(
+        mix = KernelLaunch(
             self.kernels.context_mix,
             (self.rows, -(-width // columns)),
             (
@@ -276,7 +276,7 @@ class KernelStep:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """A kernel with all it is given: to be run, or compiled only."""
 
     kernel: Any

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from anytorch.forecast.kernels.softmax_source import online_softmax
+
 
 @triton.jit
 def choose(
@@ -156,12 +158,8 @@ def context_mix(
         value = tl.load(
             begin + j[:, None] * WIDTH + column[None, :], mask=(j < longest)[:, None] & column_ok[None, :], other=0.0
         )
-        higher = tl.maximum(most, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 1)
+        weight, fade, most, total = online_softmax(score, most, total, 1)
         mixed = mixed * fade[:, None] + tl.sum(weight[:, :, None] * value[None, :, :], 1)
-        most = higher
     begin = own_context + row * capacity * WIDTH
     for start in tl.range(0, at + 1, BLOCK):
         j = start + tl.arange(0, BLOCK)
@@ -169,11 +167,7 @@ def context_mix(
         value = tl.load(
             begin + j[:, None] * WIDTH + column[None, :], mask=(j <= at)[:, None] & column_ok[None, :], other=0.0
         )
-        higher = tl.maximum(most, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 1)
+        weight, fade, most, total = online_softmax(score, most, total, 1)
         mixed = mixed * fade[:, None] + tl.sum(weight[:, :, None] * value[None, :, :], 1)
-        most = higher
     target = out + (row * HEADS + heads[:, None]) * WIDTH + column[None, :]
     tl.store(target, mixed / total[:, None], mask=column_ok[None, :])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from anytorch.forecast.kernels.softmax_source import online_softmax
+
 
 @triton.jit
 def attend_window(
@@ -51,12 +53,8 @@ def attend_window(
         value = tl.load(values + at, mask=ok, other=0.0)
         score = tl.dot(q, tl.trans(key), input_precision=PRECISION)
         score = tl.where((j < before)[None, :], score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 1)
+        weight, fade, most, total = online_softmax(score, most, total, 1)
         mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision=PRECISION)
-        most = higher
     for start in tl.range(0, tl.minimum((block + 1) * BLOCK_M, own_rows), BLOCK_N, num_stages=STAGES):
         j = start + tl.arange(0, BLOCK_N)
         ok = (j < own_rows)[:, None] & column_ok[None, :]
@@ -67,11 +65,7 @@ def attend_window(
         value = tl.load(theirs + width + column[None, :], mask=ok, other=0.0)
         score = tl.dot(q, tl.trans(key), input_precision=PRECISION)
         score = tl.where((j[None, :] <= m[:, None]) & (j < own_rows)[None, :], score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
-        weight = tl.exp(score - higher[:, None])
-        fade = tl.exp(most - higher)
-        total = total * fade + tl.sum(weight, 1)
+        weight, fade, most, total = online_softmax(score, most, total, 1)
         mixed = tl.dot(weight, value, mixed * fade[:, None], input_precision=PRECISION)
-        most = higher
     target = out + (row * own_rows + m)[:, None] * width + head * HEAD + column[None, :]
     tl.store(target, mixed / total[:, None], mask=m_ok)

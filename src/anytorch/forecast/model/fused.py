@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anytorch.forecast.model.layers import EPS, Block, inverse_frequencies, rotary_tables
+from anytorch.forecast.model.layers import EPS, TransformerBlock, inverse_frequencies, rotary_tables
 
 Apply = Callable[[Tensor], Tensor]
 Make = Callable[[Tensor, "Tensor | None"], Apply]
@@ -105,7 +105,7 @@ class FusedBlock:
     down: Apply  # w2
 
     @classmethod
-    def of(cls, block: Block, join_layers: Join | None = None) -> FusedBlock:
+    def of(cls, block: TransformerBlock, join_layers: Join | None = None) -> FusedBlock:
         """`join_layers` says how the linear layers are computed: `fused(make)`, perhaps quantized, or `side_by_side`."""
         attention, ffn, join_layers = block.self_attn, block.ffn, join_layers or fused(plain)
         return cls(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anytorch.errors import InputError, UsageError
-from anytorch.forecast.model.layers import Block, CrossAttention, RMSNorm, initialise_linear, refuse_mask
+from anytorch.forecast.model.layers import CrossAttention, RMSNorm, TransformerBlock, initialise_linear, refuse_mask
 from anytorch.forecast.model.pretrained import Pretrained, check_shape
 
 DEPENDENCY_HEADS = 4  # whatever n_heads is: so are the published checkpoints
@@ -185,7 +185,8 @@ class Kronos(Pretrained):
         self.time_emb = TimeEmbedding(d_model, learn_te)
         self.token_drop = nn.Dropout(token_dropout_p)
         self.transformer = nn.ModuleList(
-            Block(d_model, n_heads, ff_dim, ffn_dropout_p, attn_dropout_p, resid_dropout_p) for _ in range(n_layers)
+            TransformerBlock(d_model, n_heads, ff_dim, ffn_dropout_p, attn_dropout_p, resid_dropout_p)
+            for _ in range(n_layers)
         )
         self.norm = RMSNorm(d_model)
         self.dep_layer = DependencyLayer(d_model)

@@ -1,4 +1,9 @@
-"""What is published: names, configurations and context lengths. (config.json does not say the context length.)"""
+"""The checkpoints that are known by name: configurations and context lengths, which config.json does not say.
+
+"tiny" comes with anytorch: half a million weights, trained on generated candles alone. It makes `anytorch forecast --sample`
+work at once and offline, and is a start for experiments. It has never seen a real price. `examples/train_tiny.py` makes it
+again.
+"""
 
 from __future__ import annotations
 
@@ -88,6 +93,8 @@ PUBLISHED = {
     )
 }
 
+TINY = "tiny"  # the name to ask for it by
+MAX_CONTEXT = 128  # rows: the windows it was trained on
 UNSAID_CONTEXT = 512  # of a model whose folder does not say: config.json has no such key
 
 # Short names for repositories.

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from anytorch.forecast.training.finetune import finetune_predictor, finetune_tokenizer
 from anytorch.forecast.training.loop import Outcome
-from anytorch.forecast.training.plan import Plan
+from anytorch.forecast.training.plan import TrainingPlan
 
-__all__ = ["Outcome", "Plan", "finetune_predictor", "finetune_tokenizer"]
+__all__ = ["Outcome", "TrainingPlan", "finetune_predictor", "finetune_tokenizer"]

@@ -26,17 +26,17 @@ from torch import Tensor, nn
 from anytorch import logs
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import InputError, UsageError
-from anytorch.forecast.candles.columns import FIELDS
+from anytorch.forecast.candles.tables import FIELDS
 from anytorch.forecast.checkpoints import choose_checkpoint
-from anytorch.forecast.inputs.arguments import whole_number
-from anytorch.forecast.inputs.scaling import DROWNED, drowning
+from anytorch.forecast.inputs import whole_number
 from anytorch.forecast.model import Kronos, KronosTokenizer
 from anytorch.forecast.model.pretrained import Pretrained, arguments_of, check_config
-from anytorch.forecast.model.quantiser import binary_entropy
-from anytorch.forecast.model.tiny import TINY
+from anytorch.forecast.model.published import TINY
+from anytorch.forecast.model.tokenizer import binary_entropy
+from anytorch.forecast.scaling import DROWNED, drowning
 from anytorch.forecast.trained_with import forget_trained_with, write_trained_with
 from anytorch.forecast.training.loop import Outcome, Progress, Run
-from anytorch.forecast.training.plan import Plan
+from anytorch.forecast.training.plan import TrainingPlan
 from anytorch.forecast.training.processes import World, world
 from anytorch.forecast.training.store import RunFolder
 from anytorch.forecast.training.windows import Windows, as_series, split_windows
@@ -44,8 +44,8 @@ from anytorch.quant.lora import add_lora, merge_lora
 
 P = TypeVar("P", bound=Pretrained)
 log = logs.logger(__name__)
-TOKENIZER_PLAN = Plan(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=2.0)
-PREDICTOR_PLAN = Plan(learning_rate=4e-5, betas=(0.9, 0.95), clip_norm=3.0)
+TOKENIZER_PLAN = TrainingPlan(learning_rate=2e-4, betas=(0.9, 0.999), clip_norm=2.0)
+PREDICTOR_PLAN = TrainingPlan(learning_rate=4e-5, betas=(0.9, 0.95), clip_norm=3.0)
 ADAPTED = ("q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3")  # what gets an adapter: blocks, not heads
 OBJECTIVES = ("generation", "published")
 SAMPLED_WINDOWS = 256  # are looked at to tell how large the data is
@@ -187,7 +187,7 @@ def finetune_tokenizer(
     *,
     output: str | Path,
     tokenizer: str | Path | KronosTokenizer | Mapping[str, Any],
-    plan: Plan | None = None,
+    plan: TrainingPlan | None = None,
     device: str | torch.device | None = "auto",
     resume: bool | Literal["same"] = True,
     repair: bool = False,
@@ -198,7 +198,7 @@ def finetune_tokenizer(
 
     `data`: paths, tables, or a dictionary of tables by name. `tokenizer`: a folder, a hub name, a module, or a
     dictionary of constructor arguments for a new one. A module is copied: yours stays as it is. `changes` are fields of
-    `Plan`. With `resume`, a run that was killed in the same `output` goes on where it was, and one with another plan
+    `TrainingPlan`. With `resume`, a run that was killed in the same `output` goes on where it was, and one with another plan
     there is an error; "same" forgets that one and begins anew.
     """
     plan = replace(TOKENIZER_PLAN if plan is None else plan, **checked(changes))
@@ -217,7 +217,7 @@ def finetune_predictor(
     model: str | Path | Kronos | Mapping[str, Any],
     tokenizer: str | Path | KronosTokenizer | Mapping[str, Any] | None = None,
     max_context: int | None = None,
-    plan: Plan | None = None,
+    plan: TrainingPlan | None = None,
     objective: str = "generation",
     device: str | torch.device | None = "auto",
     resume: bool | Literal["same"] = True,
@@ -250,7 +250,7 @@ def finetune_predictor(
         return _train(data, goal, plan, processes, output, what, resume, repair, progress)
 
 
-def chosen(model: Any, tokenizer: Any, max_context: int | None, plan: Plan) -> tuple[Any, Any, int]:
+def chosen(model: Any, tokenizer: Any, max_context: int | None, plan: TrainingPlan) -> tuple[Any, Any, int]:
     """The two to start from, and the rows that a window of the trained model may have."""
     if tokenizer is None and not isinstance(model, NAMED):
         raise UsageError(
@@ -274,7 +274,7 @@ def chosen(model: Any, tokenizer: Any, max_context: int | None, plan: Plan) -> t
 def _train(
     data: Any,
     objective: nn.Module,
-    plan: Plan,
+    plan: TrainingPlan,
     processes: World,
     output: str | Path,
     what: dict[str, Any],
@@ -341,7 +341,7 @@ def start_from(cls: type[P], source: Any, seed: int) -> P:
     return cls.from_pretrained(source)
 
 
-def with_lora(module: nn.Module, plan: Plan) -> None:
+def with_lora(module: nn.Module, plan: TrainingPlan) -> None:
     if plan.lora_rank:
         torch.manual_seed(plan.seed)  # the same first weights in every process, and after a kill
         add_lora(module, plan.lora_rank, only=ADAPTED)
@@ -368,7 +368,7 @@ def summed(module: nn.Module) -> str:
 def checked(changes: dict[str, Any]) -> dict[str, Any]:
     import difflib
 
-    known = list(Plan.__dataclass_fields__)
+    known = list(TrainingPlan.__dataclass_fields__)
     for name in changes:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

@@ -30,12 +30,11 @@ from anytorch.devices.repeat import prepare_to_repeat, repeatable
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError
-from anytorch.forecast.training.curve import draw_curve
 from anytorch.forecast.training.interrupt import Interrupt
-from anytorch.forecast.training.plan import Plan
+from anytorch.forecast.training.plan import TrainingPlan
 from anytorch.forecast.training.processes import World
 from anytorch.forecast.training.recorded import RecordedStep
-from anytorch.forecast.training.store import RunFolder, plain, writing
+from anytorch.forecast.training.store import RunFolder, draw_curve, plain, writing
 from anytorch.forecast.training.windows import Windows
 from anytorch.recorded.staging import can_stage
 
@@ -100,7 +99,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-def fingerprint(plan: Plan, world: World, train: Windows, what: dict[str, Any]) -> str:
+def fingerprint(plan: TrainingPlan, world: World, train: Windows, what: dict[str, Any]) -> str:
     """Equal for runs that can go on from each other's state: the plan, the data, the model."""
     plan_now = {**asdict(plan), "batch_size": plan.batch_size * world.size}
     data = hashlib.sha256(np.ascontiguousarray(train.values).tobytes() + train.starts.tobytes()).hexdigest()
@@ -115,7 +114,7 @@ class Run:
         self,
         objective: nn.Module,
         splits: dict[str, Windows],
-        plan: Plan,
+        plan: TrainingPlan,
         world: World,
         folder: RunFolder,
         what: dict[str, Any],

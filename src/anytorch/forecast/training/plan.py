@@ -32,7 +32,7 @@ SEEDS = 2**63
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How to train. `batch_size` is per process and per piece of an accumulated step."""
 
     lookback: int = 90

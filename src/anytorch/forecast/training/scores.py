@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.columns import FIELDS
 from anytorch.forecast.candles.read import CandleSeries
+from anytorch.forecast.candles.tables import FIELDS
 from anytorch.forecast.training.windows import Windows, as_values, split_windows
 from anytorch.values import dataclass
 

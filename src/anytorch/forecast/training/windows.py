@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.columns import FIELDS, PRICES
 from anytorch.forecast.candles.read import CandleSeries, read_candles, read_many
+from anytorch.forecast.candles.tables import FIELDS, PRICES
 from anytorch.values import dataclass
 
 EPS = 1e-5  # added to the deviation, as published

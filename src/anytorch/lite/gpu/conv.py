@@ -9,7 +9,7 @@ from anytorch.gpu.wgsl import pool as wgsl_pool
 from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
 from anytorch.lite.gpu.kernels import F32, threads
-from anytorch.lite.gpu.launch import Launch
+from anytorch.lite.gpu.launch import ArrayLaunch
 from anytorch.lite.gpu.memory import Layout, new
 from anytorch.lite.gpu.products import TILED, added, product_grid, splits_of
 from anytorch.lite.ops.windows import Windows
@@ -87,7 +87,7 @@ def multiply(
         )
         buffers = 3 + (bias is not None)
         parameters = ((), f"{buffers}I", (*numbers, *geometry))
-        launch = Launch((spec, schedule), render_convolution, buffers, 1 << (buffers - 1), parameters, launched)
+        launch = ArrayLaunch((spec, schedule), render_convolution, buffers, 1 << (buffers - 1), parameters, launched)
         known = plans[key] = (launch, splits)
     launch, splits = known
     shift = None if bias is None else bias.dense().layout

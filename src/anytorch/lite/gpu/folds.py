@@ -14,7 +14,7 @@ from anytorch.gpu.wgsl import scan as wgsl_scan
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
 from anytorch.gpu.wgsl.softmax import RowRule
 from anytorch.lite.gpu.kernels import F32, I32, copied
-from anytorch.lite.gpu.launch import Launch
+from anytorch.lite.gpu.launch import ArrayLaunch
 from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 PART, MOST_PARTS, FEW_ROWS = 4096, 256, 64  # few long rows are cut into parts, whose states a second launch folds
@@ -74,9 +74,9 @@ class TooManyAxes(Exception):
     """More than the parameters of a launch hold."""
 
 
-def stage(kernel: wgsl_reduce.Reduce, parameters: Any, workers: int) -> Launch:
+def stage(kernel: wgsl_reduce.Reduce, parameters: Any, workers: int) -> ArrayLaunch:
     groups = grid(workers if kernel.group else -(-workers // kernel.threads))
-    return Launch(kernel, wgsl_reduce.render, kernel.buffers, kernel.writable, parameters, groups)
+    return ArrayLaunch(kernel, wgsl_reduce.render, kernel.buffers, kernel.writable, parameters, groups)
 
 
 def folded(name: str, x: Layout, over: Sequence[int], places: bool = False) -> tuple[Layout, ...]:
@@ -159,7 +159,7 @@ def by_rows(
         )
         groups = grid(rows if group else -(-rows // kernel.threads))
         parameters = ((rows, length, inner), f"{len(inputs)}I{len(scalars)}f", ())
-        launch = plans[key] = Launch(kernel, wgsl_rows.render, kernel.buffers, kernel.writable, parameters, groups)
+        launch = plans[key] = ArrayLaunch(kernel, wgsl_rows.render, kernel.buffers, kernel.writable, parameters, groups)
     launch((*given, out, *per_row), *[layout.offset for layout in given], *scalars)
     return out, *per_row
 
@@ -174,7 +174,7 @@ def running(name: str, x: Layout, dim: int) -> Layout:
     kernel = wgsl_scan.Scan(wgsl_scan.SCANS[name], F32, (F32,), "f32", group)
     groups = grid(rows if group else -(-rows // wgsl_scan.THREADS))
     parameters = ((rows, length, inner, 1, length), "I", ())
-    Launch(kernel, wgsl_scan.render, kernel.buffers, kernel.writable, parameters, groups)((x, out), x.offset)
+    ArrayLaunch(kernel, wgsl_scan.render, kernel.buffers, kernel.writable, parameters, groups)((x, out), x.offset)
     return out
 
 

@@ -11,7 +11,7 @@ from anytorch.gpu.wgsl import indexing as wgsl
 from anytorch.lite.dtypes import Array
 from anytorch.lite.gpu.folds import size_of
 from anytorch.lite.gpu.kernels import F32, I32
-from anytorch.lite.gpu.launch import Launch
+from anytorch.lite.gpu.launch import ArrayLaunch
 from anytorch.lite.gpu.memory import Layout, new, write
 
 
@@ -51,6 +51,6 @@ def launch(
     x, y = grid(-(-rows * width // wgsl.WORKGROUP))
     geometry = (rows, width, *(step for each in steps for step in each), *indexed)
     parameters = ((rows * width, x * wgsl.WORKGROUP), f"{len(walked) + 1}I", geometry)
-    prepared = Launch(kernel, render, kernel.buffers, kernel.writable, parameters, (x, y))
+    prepared = ArrayLaunch(kernel, render, kernel.buffers, kernel.writable, parameters, (x, y))
     bound = (*walked, where) if isinstance(kernel, wgsl.Scatter) else (*walked, where, out)
     prepared(bound, *(layout.offset for layout in walked), 0)

@@ -17,7 +17,7 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import per_element as wgsl_per_element
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
-from anytorch.lite.gpu.launch import Launch
+from anytorch.lite.gpu.launch import ArrayLaunch
 from anytorch.lite.gpu.memory import Layout, Memory, dense_strides
 
 F32, I32 = "float32", "int32"
@@ -46,7 +46,7 @@ class Elements:
         self.shape, self.strides = shape, dense_strides(shape)
         size = int(np.prod(shape, dtype=int))
         self.nbytes = 4 * size
-        self.launch: Launch | None = None
+        self.launch: ArrayLaunch | None = None
         if not size:
             return
         written = self.strides if out is None else out.strides
@@ -81,7 +81,7 @@ class Elements:
         x, y = grid(-(-size // (WORKGROUP * kernel.per_thread)))
         changing = f"{scalars}f{len(inputs) + 1}I"
         parameters = ((size, x * WORKGROUP), changing, geometry)
-        self.launch = Launch(kernel, render, len(inputs) + 1, kernel.writable, parameters, (x, y))
+        self.launch = ArrayLaunch(kernel, render, len(inputs) + 1, kernel.writable, parameters, (x, y))
 
 
 def elementwise(
@@ -173,6 +173,6 @@ def threads(
         changing = f"{len(inputs) + len(outputs)}I{''.join(kinds)}"
         parameters = ((count, x * wgsl_per_element.WORKGROUP), changing, ())
         buffers = len(inputs) + len(outputs)
-        launch = plans[key] = Launch(kernel, wgsl_per_element.render, buffers, kernel.writable, parameters, (x, y))
+        launch = plans[key] = ArrayLaunch(kernel, wgsl_per_element.render, buffers, kernel.writable, parameters, (x, y))
     layouts = [*inputs.values(), *outputs.values()]
     launch(layouts, *[layout.offset for layout in layouts], *numbers.values())

@@ -11,7 +11,7 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.lite.gpu.memory import Layout
 
 
-class Launch:
+class ArrayLaunch:
     """A program with its parameters: `head` and `tail` never change; what lies between is packed at every call."""
 
     __slots__ = ("head", "pack", "program", "runtime", "tail", "x", "y")

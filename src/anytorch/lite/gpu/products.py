@@ -8,7 +8,7 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.matmul import Matrices, Schedule, matrices, render
 from anytorch.lite.gpu.folds import folded
 from anytorch.lite.gpu.kernels import F32
-from anytorch.lite.gpu.launch import Launch
+from anytorch.lite.gpu.launch import ArrayLaunch
 from anytorch.lite.gpu.memory import Layout, dense_strides, new
 
 # Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
@@ -60,7 +60,7 @@ def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n:
         spec = matrices_of(steps[0], steps[1], m, n, k, schedule, aligned, splits > 1)
         numbers, groups = product_grid(schedule, batch, m, n, k, splits)
         rest = (0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
-        launch = Launch((spec, schedule), render_product, 3, 0b100, ((1.0, 0.0), "2I", rest), groups)
+        launch = ArrayLaunch((spec, schedule), render_product, 3, 0b100, ((1.0, 0.0), "2I", rest), groups)
         known = plans[key] = (launch, splits)
     launch, splits = known
     out = new(shape if splits == 1 else (batch, splits, m, n))

@@ -5,7 +5,7 @@
       part-000017.parquet …     written under another name, synced, then renamed by the worker that made them
       lock                      held by the driver
 
-A journal of format 1 (parts in order, of `encode_file`) is gone on with; the other way round it is refused there.
+A journal of format 1 (parts in order, of `encode_file`) is resumed; the other way round it is refused there.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from anytorch.serve import measuring, schemas
+from anytorch.serve import benchmarks, schemas
 from anytorch.serve.answers import EVENT_STREAM, event, event_stream, problems
 from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
@@ -27,11 +27,11 @@ async def benchmark(asked: schemas.BenchmarkRequest, request: Request) -> Respon
     {device, test, message}, at the end `done` {run_id, rows} or `failed` {message}. Closing the connection ends it.
     """
     service: State = request.app.state.service
-    await asyncio.to_thread(measuring.check, asked)
-    service.measuring.reserve()
+    await asyncio.to_thread(benchmarks.check, asked)
+    service.benchmarks.reserve()
 
     async def events() -> AsyncIterator[bytes]:
-        async for name, data in service.measuring.run(asked):
+        async for name, data in service.benchmarks.run(asked):
             yield event(data, name)
 
     return event_stream(events())
@@ -40,4 +40,4 @@ async def benchmark(asked: schemas.BenchmarkRequest, request: Request) -> Respon
 @router.get("/v1/benchmark/runs", responses=problems(401))
 async def runs() -> schemas.BenchmarkRuns:
     """Earlier runs, newest first."""
-    return schemas.BenchmarkRuns(runs=await asyncio.to_thread(measuring.earlier))
+    return schemas.BenchmarkRuns(runs=await asyncio.to_thread(benchmarks.earlier))

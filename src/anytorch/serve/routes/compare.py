@@ -15,7 +15,7 @@ from anytorch.serve.problems import Problem
 from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
 from anytorch.text.embed.compare import nearest, prepared, scores
-from anytorch.text.embed.plane import on_plane
+from anytorch.text.embed.projection import project_to_plane
 from anytorch.text.embed.tokens import Tokens
 
 router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
@@ -43,7 +43,7 @@ async def similarity(asked: schemas.SimilarityRequest, request: Request) -> Resp
             other = ready if right is None else prepared(right, kind, "float32")
             document: dict[str, Any] = {"similarity": scores(ready, other, kind)}
             if asked.map:
-                document["map"] = on_plane(left)
+                document["map"] = project_to_plane(left)
             return document
 
         document = await asyncio.to_thread(compute)

@@ -20,7 +20,7 @@ router = APIRouter(tags=["devices"])
 async def devices(request: Request, refresh: bool = False) -> schemas.Devices:
     """Every device, tried for real in a child process; for each one that is missing or broken, why, and how to mend it."""
     service: State = request.app.state.service
-    found, tried = await service.looks.survey(refresh=refresh)
+    found, tried = await service.surveys.survey(refresh=refresh)
     return await asyncio.to_thread(machine.devices_of, found, service.activity, tried)
 
 
@@ -28,7 +28,7 @@ async def devices(request: Request, refresh: bool = False) -> schemas.Devices:
 async def live(request: Request) -> schemas.LiveDevices:
     """Memory and utilisation, cheap enough to ask every second."""
     service: State = request.app.state.service
-    found, _ = await service.looks.survey(fresh_s=3600)
+    found, _ = await service.surveys.survey(fresh_s=3600)
     return await asyncio.to_thread(machine.live, found, service.activity)
 
 
@@ -36,7 +36,7 @@ async def live(request: Request) -> schemas.LiveDevices:
 async def doctor(request: Request, refresh: bool = False) -> schemas.Findings:
     """What is wrong on this machine, worst first, each with its fix."""
     service: State = request.app.state.service
-    found, tried = await service.looks.survey(refresh=refresh)
+    found, tried = await service.surveys.survey(refresh=refresh)
     return schemas.Findings(findings=[machine.reason_of(reason) for reason in found.reasons], tried=tried)
 
 

@@ -22,8 +22,7 @@ from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 from anytorch.serve.reading import parse_json
-from anytorch.text.embed.token_ids import pack_ids
-from anytorch.text.embed.tokens import Tokens
+from anytorch.text.embed.tokens import Tokens, pack_ids
 
 PATH = "/v1/embeddings"
 ON_LOOP_CHARACTERS = 4_000  # more than that is tokenized in a thread: others must not wait for it

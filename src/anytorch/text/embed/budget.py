@@ -91,7 +91,10 @@ class Budget:
                 remember(Verdict(self.asked, tuple(trials), name, why))
 
     def lower(self, tokens: int) -> None:
-        """So many tokens fitted into memory where the budget did not. It holds for this process: another has other room."""
+        """So many tokens fitted into memory where the budget did not.
+
+        Not remembered: who else uses the memory now may be gone when the next process starts.
+        """
         self.limit = tokens
         self.tokens = min(self.tokens, self.limit)
         self._rates = {size: rates for size, rates in self._rates.items() if size <= self.limit}

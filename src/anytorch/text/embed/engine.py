@@ -13,8 +13,9 @@ from anytorch.errors import InputError, UsageError
 from anytorch.text.checkpoints.locate import find_model
 from anytorch.text.embed.bar import Progress, shown
 from anytorch.text.embed.budget import Work
-from anytorch.text.embed.building import Building, check_length, check_tokens
 from anytorch.text.embed.compare import Hit, listed, nearest, prepared, scores, vectors_of
+from anytorch.text.embed.encoder_builder import EncoderBuilder, check_length, check_tokens
+from anytorch.text.embed.encoder_device import check_options, check_threads
 from anytorch.text.embed.explain import explained
 from anytorch.text.embed.head import (
     Head,
@@ -26,14 +27,13 @@ from anytorch.text.embed.head import (
     only_normalizes,
     out_shape,
 )
-from anytorch.text.embed.parts import Parts
-from anytorch.text.embed.place import Place, check_options, check_threads
 from anytorch.text.embed.prompts import Prompts
 from anytorch.text.embed.protocol import AsyncEncoder
 from anytorch.text.embed.recipe import Recipe, chosen_pooling, read_recipe
 from anytorch.text.embed.runner import Job, Runner
 from anytorch.text.embed.stats import Counting, EncodeStats
 from anytorch.text.embed.tokens import TextTokenizer, Tokens, check_iterable
+from anytorch.text.embed.vector_stream import VectorStream
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -84,8 +84,8 @@ class ArrowEngine:
         check_tokens(batch_tokens)
         if devices is not None and device is not None and str(device) != "auto":
             raise UsageError(
-                f"device={str(device)!r} and devices={devices!r} name two answers to one question",
-                hint="use devices= for several, or device= for one",
+                f"device={str(device)!r} and devices={devices!r} cannot be combined",
+                hint="pass device= or devices=, not both",
             )
         check_threads(threads)
         self.recipe: Recipe = read_recipe(find_model(model_path))
@@ -97,40 +97,36 @@ class ArrowEngine:
         self._queue_lock = threading.Lock()
         self._tokenizer = TextTokenizer(self.recipe, self.max_length)
         self._prompts = Prompts(self.recipe)
-        self._building = Building(
+        self._builder = EncoderBuilder(
             self.recipe, self.pooling, device=None if device is None else str(device), devices=devices,
             quantization=quantization, dtype=dtype, threads=threads, allow_quantize=allow_quantize,
             normalize=only_normalizes(self.recipe, normalize),
         )  # fmt: skip
-        encoder = self._building.build()
+        encoder = self._builder.build()
         if not self.on_cpu:
             self._tokenizer.hurry()  # an accelerator is faster than the Rust tokenizer with all cores
         done = bool(getattr(encoder, "normalize", False))
         self.head = Head(self.recipe, encoder.width, normalize=normalize, normalized_already=done)
-        budget = self._building.budget(encoder, batch_tokens)
-        self._runner = Runner(encoder, budget, Work.of(self.recipe.spec), smaller=self._building.build_smaller)
-        self._building.note = self._runner.notes.append
-        self._parts = Parts(self._runner, self.head, on_cpu=self.on_cpu)
+        budget = self._builder.budget(encoder, batch_tokens)
+        self._runner = Runner(encoder, budget, Work.of(self.recipe.spec), replace=self._builder.build_smaller)
+        self._builder.note = self._runner.notes.append
+        self._stream = VectorStream(self._runner, self.head, on_cpu=self.on_cpu)
 
     # --- facts -----------------------------------------------------------------------------------------------------
 
     @property
     def on_cpu(self) -> bool:
-        return self._building.on_cpu
+        return self._builder.on_cpu
 
     @property
     def quantization(self) -> str | None:
         """What the weights are in: as asked for, or fewer bits where memory ran out and that was allowed."""
-        return self._building.quantization
-
-    @property
-    def place(self) -> Place:
-        return self._building.place
+        return self._builder.quantization
 
     @property
     def device(self) -> str:
         """The device that is used, by the name to ask for it: "cpu", "cuda:0"."""
-        return self.place.id
+        return self._builder.device.id
 
     @property
     def dim(self) -> int:
@@ -162,11 +158,11 @@ class ArrowEngine:
             "pooling": "+".join(self.pooling),
             "steps": list(self.head.kinds),
             "max_length": self.max_length,
-            "device": self.place.id,
-            "device_why": "; ".join(dict.fromkeys(place.why for place in self._building.places)),
+            "device": self.device,
+            "device_why": "; ".join(dict.fromkeys(one.why for one in self._builder.devices)),
             "tokenizer": self._tokenizer.kind,
             "encoder": self._runner.encoder.describe(),
-            "encoder_why": self._building.why,
+            "encoder_why": self._builder.why,
             "quantization": self.quantization,
             "batch": self._runner.budget.describe(),
             "notes": list(self._runner.notes),
@@ -352,7 +348,7 @@ class ArrowEngine:
         if queue is not None:
             queue.close()
         self._runner.close()
-        self._parts.close()
+        self._stream.close()
 
     def __enter__(self) -> ArrowEngine:
         return self
@@ -387,7 +383,7 @@ class ArrowEngine:
         def tokenize(some: list[str], first: int) -> Tokens:
             return self.tokenize(some, prompt=prompt, first=first)
 
-        return self._parts(
+        return self._stream(
             texts, tokenize, self._counted, parallel=self._tokenizer.parallel, dim=dim, precision=precision, report=report,
             known=known, into=into,
         )  # fmt: skip

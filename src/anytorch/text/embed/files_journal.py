@@ -146,7 +146,7 @@ class RunFolder:
         changed = differences(before, self.identity)
         if changed:
             raise UsageError(
-                f"{self.target} has an unfinished run that cannot be gone on with: {'; '.join(changed)}",
+                f"{self.target} has an unfinished run that cannot be resumed: {'; '.join(changed)}",
                 hint="resume=False (on the command line --no-resume) starts afresh and drops what is finished",
             )
 

@@ -3,7 +3,8 @@
 To the engine a pool is an encoder that can be given batches ahead (`protocol.AsyncEncoder`). Each worker is a fresh
 interpreter (so a program needs no `if __name__ == "__main__"` guard) with a thread here that takes the next batch from
 the queue when its worker is free: faster devices take more. A worker that dies gives its batches back to the queue and is
-started once more; a batch that fails is tried on another worker before its error is raised.
+started once more, and again as long as it finishes batches in between; a batch that fails is tried on another worker before
+its error is raised.
 """
 
 from __future__ import annotations
@@ -340,7 +341,7 @@ def _end(processes: Sequence[Process], blocks: Blocks) -> None:
 class Worker:
     """A device's process and the thread that feeds it."""
 
-    STARTS = 2  # the first, and once more
+    STARTS = 2  # without a finished batch in between: the first, and once more
 
     def __init__(self, pool: PoolEncoder, place: int, job: Job) -> None:
         self._pool = weakref.proxy(pool)  # the thread must not keep a forgotten pool alive
@@ -351,13 +352,14 @@ class Worker:
         self.failure: AnytorchError | None = None
         self.alive = False
         self.starts = self.finished = 0
+        self._fruitless = 0  # starts since a batch was finished
         self._said = pool.folder / f"{place}.stderr"
         self._given: deque[Task] = deque()
         self.thread = threading.Thread(target=self._run, name=f"anytorch-pool-{place}", daemon=True)
 
     @property
     def may_restart(self) -> bool:
-        return self.starts < self.STARTS and self.failure is None and not self.process.ending
+        return self._fruitless < self.STARTS and self.failure is None and not self.process.ending
 
     def end(self) -> None:
         self.process.end()
@@ -366,6 +368,7 @@ class Worker:
         try:
             while self.may_restart and not self._pool.closed:
                 self.starts += 1
+                self._fruitless += 1
                 try:
                     popen = self._start()
                     if popen is not None:
@@ -435,6 +438,7 @@ class Worker:
             assert told["task"] == task.number, "a worker answers in the order it was asked"
             if "error" not in told:
                 self.finished += 1
+                self._fruitless = 1  # this start's
                 self._pool.finish(task)
                 continue
             error = told["error"]

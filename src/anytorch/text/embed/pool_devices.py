@@ -11,7 +11,7 @@ from anytorch.devices.choose import survey
 from anytorch.devices.types import State
 from anytorch.errors import UsageError
 from anytorch.probe import snapshot
-from anytorch.text.embed.place import CPU, Place, build_encoder, choose_place
+from anytorch.text.embed.encoder_device import CPU, EncoderDevice, build_encoder, choose_device
 from anytorch.text.embed.pool import Job, PoolEncoder
 from anytorch.text.embed.pool_layout import best_processes
 from anytorch.text.embed.protocol import Encoder
@@ -22,50 +22,50 @@ log = logs.logger(__name__)
 ALL = "all"
 
 
-def choose_places(devices: Sequence[str] | str) -> list[Place]:
-    """The places that `devices` names, in order. "all": every usable device of the best kind, or the CPU.
+def choose_devices(devices: Sequence[str] | str) -> list[EncoderDevice]:
+    """The devices that `devices` names, in order. "all": every usable device of the best kind, or the CPU.
 
     A device that cannot be used is left out with a DeviceFallbackWarning (with strict settings it raises); "cpu" may be
     named several times, for as many processes. Raises UsageError for an empty list, and a device named twice.
     """
     if _means_all(devices):
-        return _all_places()
+        return _all_devices()
     if isinstance(devices, str):
         devices = [part.strip() for part in devices.split(",")]
-    names = [str(device) for device in devices]
+    names = [str(name) for name in devices]
     if not names:
         raise UsageError("devices=[] names no device", hint='use "all", or a list such as ["cuda:0", "cuda:1"]')
-    places: list[Place] = []
+    found: list[EncoderDevice] = []
     for name in names:
-        place = choose_place(name)
-        if place.fell_back:
-            continue  # choose_place has warned, or raised
-        if place.torch_name != CPU and any(place.id == other.id for other in places):
+        device = choose_device(name)
+        if device.fell_back:
+            continue  # choose_device has warned, or raised
+        if device.torch_name != CPU and any(device.id == other.id for other in found):
             raise UsageError(
-                f"devices={names!r}: {place.id} is named twice", hint="only the CPU may be, for more processes"
+                f"devices={names!r}: {device.id} is named twice", hint="only the CPU may be, for more processes"
             )
-        places.append(place)
-    if not places:
-        places = [Place(CPU, CPU, f"none of {', '.join(names)} can be used", True)]
-    return places
+        found.append(device)
+    if not found:
+        found = [EncoderDevice(CPU, CPU, f"none of {', '.join(names)} can be used", True)]
+    return found
 
 
 def _means_all(devices: Sequence[str] | str) -> bool:
     return isinstance(devices, str) and devices.strip().lower() == ALL
 
 
-def _all_places() -> list[Place]:
+def _all_devices() -> list[EncoderDevice]:
     usable = [c for c in survey("needed").devices if c.state is State.USABLE and not c.software and c.backend != CPU]
     # The same card can be seen through two back ends: only the best one's devices are taken.
     best = [c for c in usable if c.backend == usable[0].backend]
     if not best:
-        return [Place(CPU, CPU, "no other device can be used here")]
-    return [Place(c.id, c.torch_name, "all devices of the best kind were asked for") for c in best]
+        return [EncoderDevice(CPU, CPU, "no other device can be used here")]
+    return [EncoderDevice(c.id, c.torch_name, "all devices of the best kind were asked for") for c in best]
 
 
 def build_encoders(
-    devices: Sequence[str] | str,
-    places: Sequence[Place],
+    asked: Sequence[str] | str,
+    devices: Sequence[EncoderDevice],
     recipe: Recipe,
     pooling: tuple[str, ...],
     *,
@@ -74,27 +74,27 @@ def build_encoders(
     threads: int | None,
     normalize: bool = False,
 ) -> tuple[Encoder, str]:
-    """One encoder for all places, and why it is of its kind. A single place needs no other process."""
+    """One encoder for all of them, and why it is of its kind. A single device needs no other process."""
     options: dict[str, Any] = {"quantization": quantization, "dtype": dtype, "normalize": normalize}
     model: dict[str, Any] = {"model": str(recipe.folder), "pooling": list(pooling), **options}
-    if len(places) == 1 and places[0].torch_name == CPU and _means_all(devices):
+    if len(devices) == 1 and devices[0].torch_name == CPU and _means_all(asked):
         count, why = best_processes(
             lambda count: cpu_jobs(count, model, threads),
             spec=repr((recipe.spec, pooling, quantization, dtype, threads)),
         )
         if count > 1:
             return PoolEncoder(cpu_jobs(count, model, threads)), why
-        encoder, kind = build_encoder(places[0], recipe, pooling, threads=threads, **options)
+        encoder, kind = build_encoder(devices[0], recipe, pooling, threads=threads, **options)
         return encoder, f"{kind}; {why}"
-    if len(places) == 1:
-        return build_encoder(places[0], recipe, pooling, threads=threads, **options)
-    on_cpu = sum(1 for place in places if place.torch_name == CPU)
+    if len(devices) == 1:
+        return build_encoder(devices[0], recipe, pooling, threads=threads, **options)
+    on_cpu = sum(1 for device in devices if device.torch_name == CPU)
     cpus = iter(cpu_jobs(on_cpu, model, threads) if on_cpu else [])
     jobs = [
-        next(cpus) if place.torch_name == CPU else Job(place.id, {**model, "device": place.id, "threads": threads})
-        for place in places
+        next(cpus) if device.torch_name == CPU else Job(device.id, {**model, "device": device.id, "threads": threads})
+        for device in devices
     ]
-    if on_cpu and on_cpu < len(places):
+    if on_cpu and on_cpu < len(devices):
         log.warning("devices names the CPU beside others: it takes cores from the work for them")
     return PoolEncoder(jobs), f"{len(jobs)} processes, one for each device named, that work off one queue"
 

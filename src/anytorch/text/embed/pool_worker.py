@@ -19,7 +19,7 @@ from typing import IO, Any
 from anytorch import logs
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import AnytorchError
-from anytorch.text.embed.place import build_encoder, choose_place
+from anytorch.text.embed.encoder_device import build_encoder, choose_device
 from anytorch.text.embed.pool_blocks import Block
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import read_recipe
@@ -41,7 +41,7 @@ def build(
 ) -> Encoder:
     """The encoder of this worker. Another function of this shape can be named instead (`factory`)."""
     encoder, why = build_encoder(
-        choose_place(device),
+        choose_device(device),
         read_recipe(Path(model)),
         tuple(pooling),
         quantization=quantization,

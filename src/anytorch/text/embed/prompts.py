@@ -12,6 +12,7 @@ from anytorch.text.embed.recipe import Recipe
 # What a model's prompts are called for the two sides of a search.
 NAMES = {"query": ("query",), "passage": ("passage", "document", "corpus")}
 NAMES["document"] = NAMES["passage"]
+MOST_TOLD = 32  # odd prompts that are warned about; clients of a service may send any number of them
 
 
 class Prompts:
@@ -20,7 +21,7 @@ class Prompts:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._lock = threading.Lock()
-        self._odd: set[str] = set()  # that were warned about
+        self._told: set[str] = set()  # odd prompts that were warned about
 
     def text(self, prompt: str | None) -> str:
         """A name of one of the model's prompts, its default, or the text itself."""
@@ -44,15 +45,18 @@ class Prompts:
         return text
 
     def _warn(self, prompt: str) -> None:
-        """Said once for each: a word alone is more often a name with a typing error than a text."""
+        """Said once for each: a word alone is more often a name with a typing error than a text.
+
+        Python keeps each text that was warned about, too: after MOST_TOLD of them no more is said or kept.
+        """
         with self._lock:
-            if prompt in self._odd:
+            if prompt in self._told or len(self._told) >= MOST_TOLD:
                 return
-            self._odd.add(prompt)
-        known = ", ".join(self._recipe.prompts) or "it has none"
+            self._told.add(prompt)
+        known = ", ".join(self._recipe.prompts) or "none"
         warnings.warn(
-            f"prompt={prompt!r} is no name of one of this model's prompts ({known}): it is put before every text as it "
-            "is. If that is meant, end it with a space or a colon",
+            f"unknown prompt name {prompt!r}; known: {known}. It is put before every text as it is: if that is meant, end "
+            "it with a space or a colon",
             stacklevel=callers_level(),
         )
 

@@ -88,7 +88,7 @@ class EngineQueue:
         output: str = "numpy",
         timeout_s: float | None = None,
     ) -> Future[Any]:
-        """As `submit`, for texts that are tokens already (`ArrowEngine.tokenize`, `token_ids.pack_ids`).
+        """As `submit`, for texts that are tokens already (`ArrowEngine.tokenize`, `tokens.pack_ids`).
 
         Never blocks, so that an event loop may call it: where there is no room, the request waits outside.
         """

@@ -16,15 +16,16 @@ from anytorch.devices.oom import fit_batch, is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.recorded.moves import gather_by_index, gather_texts
 from anytorch.text.embed.budget import Budget, Work
+from anytorch.text.embed.fair_lock import FairLock
 from anytorch.text.embed.protocol import AsyncEncoder, Encoder, batches
 from anytorch.text.embed.tokens import Tokens
-from anytorch.text.embed.turns import Turns
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     Store = Callable[[npt.NDArray[np.intp], "npt.NDArray[np.float32] | None"], None]
+    Replace = Callable[[Encoder], tuple[Encoder, bool]]
 
 log = logs.logger(__name__)
 
@@ -45,18 +46,20 @@ class Job:
 class Runner:
     """One encoder and the batches it is given. Thread-safe: batches of concurrent callers take turns.
 
-    `smaller()` is asked for an encoder that needs less memory when one text alone does not fit; None: there is none.
+    `replace(encoder)` is asked for one that needs less memory when one text alone does not fit: it gives the encoder to go
+    on with, and whether that one is smaller. It may close the old one first.
     """
 
     def __init__(
-        self, encoder: Encoder, budget: Budget, work: Work, *, smaller: Callable[[], Encoder | None] = lambda: None
+        self, encoder: Encoder, budget: Budget, work: Work, *, replace: Replace = lambda encoder: (encoder, False)
     ) -> None:
         self.encoder = encoder
         self.budget = budget
         self.notes: list[str] = []  # what was done about memory, for explain()
         self._work = work
-        self._smaller = smaller
-        self._lock = Turns()
+        self._replace = replace
+        self._replaced: Encoder | None = None  # closed, or about to be; None: the one in use is as it was
+        self._lock = FairLock()
         self._counting = threading.Lock()
         self._closed = False
 
@@ -100,7 +103,8 @@ class Runner:
         with self._lock:
             self._closed = True
             self.encoder.close()
-            self._smaller = lambda: None  # a method of the engine: kept, the two would hold each other and the weights
+            # A method of the engine: kept, the two would hold each other and the weights.
+            self._replace = lambda encoder: (encoder, False)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -197,22 +201,23 @@ class Runner:
             return encoder.submit(ids, starts) if into is None else encoder.submit(ids, starts, into, places)
         except Exception as exc:
             # Another thread may have put a smaller encoder in its place, and closed this one: `_fetched` asks that one.
-            if not is_out_of_memory(exc) and (encoder is self.encoder or self._closed):
+            if not is_out_of_memory(exc) and (self._in_use(encoder) or self._closed):
                 raise
             return None  # tried again, smaller, when its turn comes and the others have left
 
     def _fetched(self, batch: _UnderWay) -> npt.NDArray[np.float32] | None:
         """The batch's rows; None when they are where they belong already."""
-        if batch.encoder is self.encoder and batch.pending is not None:
+        if self._in_use(batch.encoder) and batch.pending is not None:
             try:
                 pooled: npt.NDArray[np.float32] = batch.pending.result()
             except Exception as exc:
-                if not is_out_of_memory(exc) and batch.encoder is self.encoder:
+                if not is_out_of_memory(exc) and self._in_use(batch.encoder):
                     raise
                 exc.__traceback__ = None
             else:
                 return None if batch.direct else pooled
         with self._lock:
+            self._check_open()
             if batch.encoder is not self.encoder:  # it was closed for a smaller one with this batch under way
                 return self._timed(batch.ids, batch.starts)
             return self._smaller_batches(batch.ids, batch.starts)
@@ -245,16 +250,24 @@ class Runner:
 
     def _smaller_encoder(self, ids: Any, starts: Any, exc: OutOfMemory) -> npt.NDArray[np.float32]:
         longest = int((starts[1:] - starts[:-1]).max())
-        replacement = self._smaller()
-        if replacement is None:
+        old = self._replaced = self.encoder  # a thread that still sends to it is told so, and waits for the lock
+        try:
+            self.encoder, smaller = self._replace(old)
+        except BaseException:
+            self._closed = True  # nothing is left to compute with
+            raise
+        self._replaced = None if self.encoder is old else old
+        if self.encoder is not old:
+            old.close()  # twice is no error
+        if not smaller:
             raise OutOfMemory(
                 f"a single text of {longest} tokens does not fit into the device's memory: {exc.message}",
                 hint="set max_length, use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
             ) from exc
-        # First the new one, then the end of the old: a thread that still sends to that is told so, and comes back.
-        old, self.encoder = self.encoder, replacement
-        old.close()
         return self._timed(ids, starts)
+
+    def _in_use(self, encoder: Encoder) -> bool:
+        return encoder is self.encoder and encoder is not self._replaced
 
 
 @dataclass(frozen=True)

@@ -274,3 +274,34 @@ def _word_pieces(folder: Path) -> Any:
         special_tokens=[(names["cls"], found["cls"]), (names["sep"], found["sep"])],
     )
     return tokenizer
+
+
+def pack_ids(rows: Sequence[Sequence[int]], *, vocabulary: int, max_length: int) -> Tokens:
+    """Token ids of one text per row, as the model's own tokenizer gives them (its special tokens included).
+
+    Raises InputError for an id the model does not have, an empty row, and one longer than `max_length`: cutting it would
+    lose the token that ends a text.
+
+    >>> pack_ids([[101, 102]], vocabulary=30522, max_length=256).starts.tolist()
+    [0, 2]
+    """
+    import numpy as np
+
+    lengths = [len(row) for row in rows]
+    for number, length in enumerate(lengths):
+        if not 1 <= length <= max_length:
+            raise InputError(
+                f"text {number} has {length} token ids; the model takes 1 to {max_length}",
+                hint="cut the ids into pieces, each with the special tokens the tokenizer adds",
+            )
+    starts = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    flat = [number for row in rows for number in row]
+    for place, number in enumerate(flat):
+        if type(number) is not int or not 0 <= number < vocabulary:
+            text = int(np.searchsorted(starts, place, side="right")) - 1
+            raise InputError(
+                f"text {text} has the token id {str(number)[:40]}, and the model's go from 0 to {vocabulary - 1}",
+                hint="ids are those of the model's own tokenizer; texts can be sent as they are",
+            )
+    return Tokens(np.array(flat, np.int32), starts, 0)

@@ -1,0 +1,377 @@
+"""What a forecast is asked with, as one checked series: arguments, tables of any kind, timestamps of any kind.
+
+Arguments are numbers in their range. Tables are pandas', polars', pyarrow's or NumPy's; timestamps are datetimes, words,
+epochs, or a column of the table. Every refusal names the series, the row and the column. With `checks=False` only what
+cannot be computed is refused, as in the published code.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anytorch import logs
+from anytorch.counts import counted
+from anytorch.errors import InputError
+from anytorch.forecast.candles.read import problems
+from anytorch.forecast.candles.rhythm import future_times
+from anytorch.forecast.candles.tables import as_pandas, column_values, listed
+from anytorch.forecast.candles.times import parse_times
+from anytorch.forecast.decoding.sampling import Sampler
+from anytorch.forecast.scaling import scale_columns
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+
+def whole_number(name: str, value: Any, least: int, why: str) -> int:
+    """Any kind of integer (NumPy's, too) from `least` on; `why` ends the message for one below it."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, not a whole number")
+    if found < least:
+        raise InputError(f"{name} is {found}; {why}")
+    return found
+
+
+def real_number(name: str, value: Any) -> float:
+    a_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not a_number:
+        raise InputError(f"{name} is {value!r}, not a number")
+    return value if isinstance(value, (int, float)) else float(value)
+
+
+def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
+    """How ids are drawn. None for `top_k` or `top_p` means that it does not cut."""
+    return Sampler(
+        real_number("T", T),
+        0 if top_k is None else whole_number("top_k", top_k, 0, "it must not be negative; 0 keeps all ids"),
+        1.0 if top_p is None else real_number("top_p", top_p),
+    )
+
+
+def make_seed(seed: Any) -> int | None:
+    return None if seed is None else whole_number("seed", seed, 0, "a seed is a whole number from 0 on")
+
+
+def quantile_levels(levels: Any) -> tuple[float, ...]:
+    if levels is None:
+        return ()
+    listed = levels.tolist() if hasattr(levels, "tolist") else levels  # NumPy's
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise InputError(f"quantiles is {levels!r}, not a list of levels", hint="quantiles=(0.1, 0.5, 0.9)")
+    wanted = tuple(real_number("a quantile", level) for level in listed)
+    for level in wanted:
+        if not 0 <= level <= 1:
+            raise InputError(f"quantile {level:g} is not between 0 and 1")
+    return wanted
+
+
+log = logs.logger(__name__)
+
+TIME_COLUMNS = ("timestamps", "timestamp", "datetime", "date", "time")
+
+
+def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeIndex:
+    """The timestamps given; else the frame's index or the column that is called like one."""
+    import pandas as pd
+
+    if given is not None:
+        return as_times(given, f"{where}, x_timestamp")
+    if isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)):
+        return as_times(frame.index, f"{where}, index")
+    for name in TIME_COLUMNS:
+        found = [column for column in frame.columns if str(column).lower() == name]
+        if len(found) > 1 and len(set(found)) == 1:
+            raise InputError(f"{where} has {len(found)} columns called {found[0]!r}", hint="keep one of them")
+        if found:
+            return as_times(frame[found[0]], f"{where}, column {found[0]!r}")
+    raise InputError(
+        f"{where} has no timestamps: none were given, its index holds none, and no column is called one",
+        hint="pass x_timestamp, or a frame with a DatetimeIndex or a column 'timestamps'",
+    )
+
+
+def as_times(given: Any, where: str) -> pd.DatetimeIndex:
+    import pandas as pd
+
+    if type(given).__module__.startswith("polars"):
+        given = column_values(given)
+    if isinstance(given, Iterator):  # is looked at more than once below
+        given = list(given)
+    if isinstance(getattr(given, "dtype", None), pd.PeriodDtype):
+        given = pd.PeriodIndex(given).to_timestamp()
+    if isinstance(given, pd.DatetimeIndex):
+        times = given
+    elif (numbers := as_numbers(given)) is not None:
+        times = from_numbers(numbers, where)
+    else:
+        times = from_words(given, where)
+    refuse_gaps(times.isna(), where)
+    return times
+
+
+def refuse_gaps(missing: Any, where: str) -> None:
+    rows = np.flatnonzero(missing)
+    if len(rows):
+        raise InputError(f"{where}, row {rows[0]}: there is no timestamp")
+
+
+def as_numbers(given: Any) -> pd.Series | None:
+    """Timestamps as numbers, if that is what they are: a whole column of them, no words and no datetimes."""
+    import pandas as pd
+
+    try:
+        column = pd.Series(given if isinstance(given, (pd.Series, pd.Index, np.ndarray)) else list(given))
+    except (TypeError, ValueError):  # no column at all: the caller says so
+        return None
+    column = column.infer_objects().reset_index(drop=True)
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    return column if numeric and len(column) else None
+
+
+def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
+    """Epochs by their size, as in a file: pandas alone takes every number for nanoseconds, and dates it 1970."""
+    import pandas as pd
+
+    refuse_gaps(numbers.isna(), where)
+    try:
+        times, notes = parse_times(numbers, range(len(numbers)), "timestamps", where)
+    except InputError as exc:
+        raise InputError(
+            f"{where}: numbers such as {numbers.iloc[0]} are no timestamps",
+            hint="give datetimes, or an epoch in seconds, milliseconds, microseconds or nanoseconds",
+        ) from exc
+    for words in notes:
+        if "nanoseconds" not in words:  # what pandas itself would have read
+            log.warning("%s: %s", where, words)
+    return pd.DatetimeIndex(times)
+
+
+def from_words(given: Any, where: str) -> pd.DatetimeIndex:
+    import pandas as pd
+
+    try:
+        return pd.DatetimeIndex(given)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise InputError(
+            f"{where}: these are no timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
+        ) from exc
+
+
+PRICES = ("open", "high", "low", "close")
+COLUMNS = (*PRICES, "volume", "amount")
+SHORTEST = 2  # rows: with one, the scale would be made up
+REFUSED = ("unsorted", "duplicate", "price", "negative", "upside-down")
+STAMP_FIELDS = ("minute", "hour", "day_of_week", "day", "month")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series, ready for the model."""
+
+    where: str  # "series 3" or "the history"
+    normal: np.ndarray  # float32 [rows, 6]: z-scored over the whole history, not clipped yet
+    mean: np.ndarray  # float32 [6]
+    scale: np.ndarray  # float32 [6]: standard deviation + SCALE_FLOOR
+    stamp: np.ndarray  # int64 [rows, 5]
+    future_stamp: np.ndarray  # int64 [pred_len, 5]
+    future: pd.Index
+    warnings: tuple[str, ...] = ()  # why its forecast may be wrong
+
+    def restored(self, normal: np.ndarray) -> np.ndarray:
+        """Normalised values […, 6] on the scale of the data."""
+        restored: np.ndarray = normal * self.scale + self.mean
+        return restored
+
+
+def read_series(
+    table: Any,
+    x_timestamp: Any,
+    y_timestamp: Any,
+    pred_len: int | None,
+    *,
+    where: str,
+    checks: bool,
+    rescale: bool = False,
+) -> Series:
+    """Check one history and the times to forecast. Raises InputError."""
+    import pandas as pd
+
+    if pred_len is not None:
+        pred_len = whole_number("pred_len", pred_len, 1, "forecast at least one step")
+    frame = as_frame(table, where)
+    times = history_times(frame, x_timestamp, where)
+    if len(times) != len(frame):
+        raise InputError(f"{where} has {len(frame)} rows and {len(times)} timestamps")
+    if len(frame) < SHORTEST:
+        raise InputError(
+            f"{where} has {counted(len(frame), 'row')}; at least {SHORTEST} are needed", hint="give more history"
+        )
+    values = with_volume(frame, where)
+    refuse_missing(values, times, where)
+    if checks:
+        refuse_problems(values, times, where)
+    future = as_times(y_timestamp, f"{where}, y_timestamp") if y_timestamp is not None else None
+    if future is None:
+        if pred_len is None:
+            raise InputError(f"{where}: neither pred_len nor y_timestamp says how far to forecast")
+        future = future_times(times, pred_len)
+    elif pred_len is not None and len(future) != pred_len:
+        raise InputError(
+            f"{where}: pred_len is {pred_len} and y_timestamp has {len(future)} entries",
+            hint="give one timestamp per step, or none: they are then continued in the rhythm of the history",
+        )
+    if len(future) == 0:
+        raise InputError(f"{where}: pred_len is 0; forecast at least one step")
+    refuse_mixed_zones(times, future, where)
+    if checks and not future[0] > times[-1]:
+        raise InputError(
+            f"{where}: the first time to forecast, {future[0]}, is not after the last row of the history, {times[-1]}",
+            hint="the history must end where the forecast begins",
+        )
+    if checks:
+        refuse_backwards(future, where)
+    found = scale_columns(values.to_numpy(dtype=np.float64), COLUMNS, rescale=rescale, where=where)
+    for words in found.warnings:
+        log.warning("%s", words)
+    index = future
+    if isinstance(y_timestamp, pd.Series) and not pd.api.types.is_numeric_dtype(y_timestamp):
+        index = pd.Index(y_timestamp)
+    return Series(where, found.normal, found.mean, found.scale, stamps(times), stamps(future), index, found.warnings)
+
+
+def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
+    steps = np.flatnonzero(np.diff(future.asi8) <= 0)
+    if len(steps):
+        entry = int(steps[0]) + 1
+        raise InputError(
+            f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
+            hint="the times to forecast must run forwards; pass checks=False if they are meant to be so",
+        )
+
+
+def as_frame(table: Any, where: str) -> pd.DataFrame:
+    """A pandas frame with our columns by our names; NumPy's are taken in the order of COLUMNS."""
+    import pandas as pd
+
+    if (frame := as_pandas(table, where)) is not None:
+        return in_lower_case(frame)
+    if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(COLUMNS):
+        return pd.DataFrame(table, columns=list(COLUMNS[: table.shape[1]]))
+    raise InputError(
+        f"{where} is a {type(table).__name__}" + (f" of shape {table.shape}" if isinstance(table, np.ndarray) else ""),
+        hint="give a pandas or polars DataFrame with open, high, low, close (volume, amount), or an array with those "
+        "columns in that order",
+    )
+
+
+def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
+    """`Open`, `Volume`, … by our names, where only one column can be meant and ours is not there."""
+    names = list(frame.columns)
+    ours = {name: [other for other in names if str(other).lower() == name] for name in COLUMNS if name not in names}
+    renamed = {found[0]: name for name, found in ours.items() if len(found) == 1}
+    return frame.rename(columns=renamed) if renamed else frame
+
+
+def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The six columns as numbers. No volume: both are 0; volume without amount: volume times the mean price."""
+    import pandas as pd
+
+    missing = [name for name in PRICES if name not in frame.columns]
+    if missing:
+        there = listed(frame.columns)
+        raise InputError(f"{where} lacks the column(s) {', '.join(missing)}; it has {there}")
+    values = {}
+    for name in COLUMNS:
+        if name not in frame.columns:
+            continue
+        if (found := list(frame.columns).count(name)) > 1:
+            raise InputError(f"{where} has {found} columns called {name!r}", hint="keep one of them")
+        column = pd.to_numeric(frame[name], errors="coerce")
+        words = np.flatnonzero((column.isna() & frame[name].notna()).to_numpy())
+        if len(words):
+            value = frame[name].iloc[words[0]]
+            raise InputError(f"{where}, row {words[0]}, column {name!r}: {value!r} is not a number")
+        values[name] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    if "volume" not in values:
+        values["volume"] = values["amount"] = np.zeros(len(frame))
+    elif "amount" not in values:
+        values["amount"] = values["volume"] * np.mean([values[name] for name in PRICES], axis=0)
+    return pd.DataFrame({name: values[name] for name in COLUMNS})
+
+
+def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
+    rows, columns = np.nonzero(~np.isfinite(values.to_numpy()))
+    if len(rows):
+        more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        raise InputError(
+            f"{where}, row {rows[0]} ({times[rows[0]]}), column {COLUMNS[columns[0]]!r}: "
+            f"{values.iat[rows[0], columns[0]]} is not a number{more}",
+            hint="fill or drop such rows first; `anytorch forecast --repair` does it for a file",
+        )
+
+
+def refuse_problems(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
+    """The kinds in REFUSED raise; huge gaps and constant prices can be forecast, and are logged."""
+    import pandas as pd
+
+    for problem in problems(values.assign(timestamps=pd.Series(times)), range(len(times))):
+        text = f"{where}, row {problem.line} ({times[problem.line]}), column {problem.column!r}: {problem.text}"
+        text += f" (and {problem.count - 1} more)" if problem.count > 1 else ""
+        if problem.kind in REFUSED:
+            raise InputError(text, hint="mend it, or pass checks=False if the data is meant to be so")
+        log.warning("%s", text)
+
+
+def refuse_mixed_zones(times: pd.DatetimeIndex, future: pd.DatetimeIndex, where: str) -> None:
+    if (times.tz is None) != (future.tz is None) or (times.tz is not None and str(times.tz) != str(future.tz)):
+        raise InputError(
+            f"{where}: the history's time zone is {times.tz or 'not given'}, that of y_timestamp {future.tz or 'not given'}",
+            hint="the model sees hours and weekdays: give both in one zone (tz_convert, tz_localize)",
+        )
+
+
+def stamps(times: pd.DatetimeIndex) -> np.ndarray:
+    """int64 [rows, 5] in the order of STAMP_FIELDS, by the clock on the wall of the series' own time zone."""
+    return np.stack([np.asarray(getattr(times, name), dtype=np.int64) for name in STAMP_FIELDS], axis=1)
+
+
+def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
+    """What the published `generate` takes: [series, rows, 6] and stamps [series, rows or pred_len, 5]. Raises InputError."""
+    shape = tuple(np.shape(x))
+    if len(shape) != 3 or shape[2] != len(COLUMNS) or shape[1] < 1:
+        raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(COLUMNS)}]")
+    for name, stamp, rows in (("x_stamp", x_stamp, shape[1]), ("y_stamp", y_stamp, pred_len)):
+        if (found := tuple(np.shape(stamp))) != (shape[0], rows, len(STAMP_FIELDS)):
+            raise InputError(f"{name} has the shape {list(found)}, not [{shape[0]}, {rows}, {len(STAMP_FIELDS)}]")
+
+
+def from_arrays(x: np.ndarray, x_stamp: np.ndarray, y_stamp: np.ndarray) -> list[Series]:
+    """Series that are normalised already, and stay so."""
+    import pandas as pd
+
+    zero, one, nothing = np.zeros(len(COLUMNS), np.float32), np.ones(len(COLUMNS), np.float32), pd.Index([])
+    return [
+        Series(f"series {place}", values, zero, one, before, after, nothing)
+        for place, (values, before, after) in enumerate(zip(x, x_stamp, y_stamp, strict=True))
+    ]
+
+
+def one_each(given: Sequence[Any] | None, count: int, name: str) -> Sequence[Any]:
+    """A list with one entry per series, or None for each."""
+    if given is None:
+        return [None] * count
+    if not isinstance(given, (list, tuple)):
+        raise InputError(f"{name} is a {type(given).__name__}, not a list or a tuple with one entry per series")
+    if len(given) != count:
+        raise InputError(f"{name} has {len(given)} entries for {count} series")
+    return given

@@ -1,1 +1,0 @@
-"""What a forecast is asked with: arguments, tables and times in, one checked and scaled series out."""

@@ -1,0 +1,280 @@
+"""The optimizer's step for blocks that are not on the device: what is trained, one block's step, and when it is done.
+
+A block is updated on the CPU where it rests, by our own loop or by torch's optimizer. One thread does so beside what else
+the program does, of what is ready what is needed first. A block that waits for its update or is being updated cannot be
+fetched to the device (`Mover.begin_change`), so nobody ever computes with half of one: who needs the block waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from anytorch.errors import BudgetTooSmall, ModelError, UsageError
+from anytorch.memory.buffers import parts_of
+from anytorch.memory.fused import MOMENTS, Update, can_do, kind_of
+from anytorch.memory.fused import step as step_natively
+from anytorch.memory.mover import Mover
+from anytorch.memory.sizes import words
+from anytorch.memory.training_tensors import OF, OptimizerStates, Tensors
+
+if TYPE_CHECKING:
+    from anytorch.memory.fitted_model import Fitted
+
+WORKING = "optimizer step"  # in the ledger
+Groups = Sequence[Mapping[str, Any]]  # an optimizer's param_groups
+
+
+@dataclass(frozen=True)
+class TrainedBlocks:
+    blocks: Mapping[str, Sequence[tuple[str, torch.Tensor]]]  # the trained parameters of each block, by path
+    places: Mapping[int, tuple[str, str]]  # a parameter's id → its block and path
+    groups: Mapping[tuple[str, str], int]  # block and path → the parameter's group
+    alone: Mapping[str, Sequence[str]]  # step → the blocks that no other step uses
+
+    def is_resident(self, parameter: torch.Tensor) -> bool:
+        return parameter.requires_grad and id(parameter) not in self.places
+
+    def dtypes(self) -> set[torch.dtype]:
+        return {parameter.dtype for found in self.blocks.values() for _, parameter in found}
+
+
+def trained_of(fitted: Fitted, param_groups: Groups) -> TrainedBlocks:
+    """Raises UsageError where a trained weight rests in few bits."""
+    wanted = {id(p) for group in param_groups for p in group["params"] if p.requires_grad}
+    blocks = {
+        name: found
+        for name, group in fitted.found.groups.items()
+        if fitted.plan.homes[name] != "device"
+        and (found := [(path, p) for path, p in group.tensors().items() if id(p) in wanted])
+    }
+    refuse_packed(fitted, blocks)
+    places = {id(p): (name, path) for name, found in blocks.items() for path, p in found}
+    groups = {
+        places[id(p)]: index for index, group in enumerate(param_groups) for p in group["params"] if id(p) in places
+    }
+    uses = Counter(name for unit in fitted.found.units for name in unit.blocks)
+    alone = {unit.name: [name for name in unit.blocks if uses[name] == 1] for unit in fitted.found.units}
+    return TrainedBlocks(blocks, places, groups, alone)
+
+
+def refuse_packed(fitted: Fitted, blocks: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> None:
+    """A file of codes is not written again, and a step's small changes would be lost in them."""
+    for name, found in blocks.items():
+        packing = fitted.packings.get(name)
+        for path, _ in found:
+            if packing and (path in packing.weights or fitted.plan.homes[name] == "disk"):
+                raise UsageError(
+                    f"{path} is in a block that rests as {fitted.rest_format}, and cannot be trained there",
+                    hint="fit the model without rest_format, freeze it (requires_grad_(False)), or keep what is "
+                    "trained on the device with resident=[…]",
+                )
+
+
+def reserve_working_memory(fitted: Fitted, trained: TrainedBlocks, moments: int) -> None:
+    """A step holds one block's weights, gradients and states at once, as far as they do not rest in memory."""
+    largest = max((sum(p.nbytes for _, p in found) for found in trained.blocks.values()), default=0)
+    ledger, level = fitted.ledger, fitted.memory_level
+    needed = (2 + moments) * largest
+    try:
+        ledger.reserve(level, WORKING, needed)
+    except BudgetTooSmall as exc:
+        keyword = "host_reserve" if level == "host" else "reserve"
+        raise BudgetTooSmall(
+            f"a step of the optimizer needs {words(needed)} at level {level} for its largest block, and "
+            f"{words(ledger.free(level))} are free",
+            hint=f"anytorch.memory.fit(model, …, {keyword}={needed}) keeps that much free",
+        ) from exc
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+Factory = Callable[..., torch.optim.Optimizer]
+Options = Sequence[Mapping[str, Any]]  # of every parameter group
+
+
+class BlockStep:
+    """`groups`: the parameter group of every (block, path) that is trained."""
+
+    def __init__(
+        self, fitted: Fitted, factory: Factory, groups: Mapping[tuple[str, str], int], states: OptimizerStates
+    ) -> None:
+        self._fitted = fitted
+        self._factory = factory
+        self._groups = groups
+        self._states = states
+        self._kind = kind_of(factory)
+
+    def __call__(self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Options) -> None:
+        """Update a block's weights at home and its states. `scale` is what clipping multiplies gradients by."""
+        with torch.no_grad():
+            if not self._natively(block, gradients, scale, options):
+                self._by_torch(block, gradients, scale, options)
+
+    def _natively(self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Options) -> bool:
+        """By our own loop, where it gives the bits of torch's. False, with nothing changed, where it does not."""
+        host = self._fitted.block_homes.host
+        if self._kind is None or block not in host:
+            return False
+        states, pieces = self._states.take(block), host[block]
+        views = {view.name: view for view in self._fitted.images[block].views}
+        updates = []
+        for path, gradient in gradients.items():
+            state = {key: states[name] for key in (*MOMENTS, "step") if (name := f"{path}{OF}{key}") in states}
+            view = views[path]
+            dtype: torch.dtype = getattr(torch, view.dtype)
+            weight = [part.view(dtype) for part in parts_of(pieces, view.offset, view.nbytes)]
+            update = Update(weight, gradient, state, options[self._groups[block, path]])
+            if not can_do(self._kind, update):
+                return False
+            updates.append(update)
+        step_natively(self._kind, updates, None if scale is None else float(scale), torch.get_num_threads())
+        self._states.put(block, states)
+        return True
+
+    def _by_torch(self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Options) -> None:
+        resting = self._fitted.block_homes.tensors(block)
+        home = self._fitted.block_homes.host.get(block, [])
+        # Weights that lie in host memory in one piece are updated where they are; others in a copy that is written back.
+        weights = {path: t if lies_in(t := resting[path], home) else t.clone() for path in gradients}
+        shadows = {path: nn.Parameter(weight) for path, weight in weights.items()}
+        for path, shadow in shadows.items():
+            shadow.grad = gradients[path] if scale is None else gradients[path] * scale
+        optimizer = self._optimizer(block, shadows, options)
+        self._states.lend(block, optimizer, shadows)
+        optimizer.step()
+        self._states.take_back(block, optimizer, shadows)
+        copies = {path: shadow.detach() for path, shadow in shadows.items() if not lies_in(shadow, home)}
+        if copies:
+            self._fitted.write_back(block, copies)
+
+    def _optimizer(self, block: str, shadows: Mapping[str, nn.Parameter], options: Options) -> torch.optim.Optimizer:
+        """Over one block's weights on the CPU, with the options of the groups they belong to."""
+        members: dict[int, list[nn.Parameter]] = {}
+        for path, shadow in shadows.items():
+            members.setdefault(self._groups[block, path], []).append(shadow)
+        return self._factory([{**options[index], "params": mine} for index, mine in sorted(members.items())])
+
+
+def lies_in(tensor: torch.Tensor, pieces: list[torch.Tensor]) -> bool:
+    address = tensor.data_ptr()
+    return any(piece.data_ptr() <= address < piece.data_ptr() + piece.numel() for piece in pieces)
+
+
+def tried(factory: Factory, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """An optimizer's defaults, and how many tensors it keeps for each parameter: seen by letting it take one step."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    optimizer = factory([parameter], **options)
+    optimizer.step()
+    kept = optimizer.state[parameter].values()
+    return optimizer.defaults, sum(isinstance(value, torch.Tensor) and value.dim() > 0 for value in kept)
+
+
+THREAD_NAME = "anytorch-optimizer"
+POLL_S = 0.0003
+
+
+@dataclass(frozen=True)
+class Work:
+    do: Callable[[], None]
+    ready: Callable[[], bool]  # are its gradients there? The device sends them in its own time
+
+
+class Updates:
+    """`add` queues the update of a block, `wait` returns when all are done. A thread exists only while there is work."""
+
+    def __init__(self, mover: Mover, order: Sequence[str]) -> None:
+        self._mover = mover
+        self._rank = {name: rank for rank, name in enumerate(order)}
+        self._waiting: dict[str, Work] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def add(self, name: str, do: Callable[[], None], ready: Callable[[], bool]) -> None:
+        """Queue a block's update; the block cannot be fetched from now on until it is done.
+
+        Raises RuntimeError, with the block as it was, where the system gives no thread.
+        """
+        self._mover.begin_change(name)
+        try:
+            with self._changed:
+                if self._thread is None:
+                    # No daemon: a program that ends after its last step waits for it. A thread that the interpreter ends
+                    # in the middle of torch's code takes the process down with it.
+                    thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
+                    thread.start()  # begins when `_changed` is free, so it finds what is added next
+                    self._thread = thread
+                self._waiting[name] = Work(do, ready)
+        except BaseException:
+            self._mover.end_change(name)
+            raise
+
+    def __contains__(self, name: str) -> bool:
+        with self._changed:
+            return name in self._waiting
+
+    def names(self) -> set[str]:
+        """Blocks that wait for their update or are being updated."""
+        with self._changed:
+            return set(self._waiting)
+
+    def wait(self) -> None:
+        """Return when every update is done. Raises ModelError if one failed: the weights are then not to be trusted."""
+        with self._changed:
+            while self._thread is not None:
+                self._changed.wait()
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise ModelError(
+                f"a step of the optimizer failed, so some weights are updated and others are not: {failure}",
+                hint="go back to the last checkpoint (anytorch.memory.resume_training)",
+            ) from failure
+
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                name = self._next()
+                if name is None:
+                    self._changed.wait(POLL_S)
+                    continue
+                work = self._waiting[name]
+            try:
+                if self._failure is None:
+                    work.do()
+            except BaseException as exc:  # noqa: BLE001  (raised by `wait`, in the thread that asked for the step)
+                self._failure = exc
+            finally:
+                with self._changed:
+                    del self._waiting[name]
+                self._mover.end_change(name)
+
+    def _next(self) -> str | None:
+        ready = [name for name, work in self._waiting.items() if self._is_ready(work)]
+        return min(ready, key=self._rank.__getitem__, default=None)
+
+    def _is_ready(self, work: Work) -> bool:
+        """After a failure all are, to be left out: a device with an error may never send what they wait for."""
+        if self._failure is None:
+            try:
+                return work.ready()
+            except BaseException as exc:  # noqa: BLE001  (an error of the device; raised by `wait`)
+                self._failure = exc
+        return True

@@ -1,0 +1,261 @@
+"""The homes of blocks: where each rests (on the device, in host memory, on disk), how it gets there, and how it is read.
+
+Storing a block anew makes the new version complete before the old one goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+
+from anytorch.errors import BudgetTooSmall, ModelError
+from anytorch.memory.buffers import HostArena, bytes_of, host_buffer, parts_of, scatter
+from anytorch.memory.formats import Packing, pack_block, whole_tensors
+from anytorch.memory.images import Image, View, from_files, packed
+from anytorch.memory.ledger import Ledger
+from anytorch.memory.reader import CHUNK, Chunk, Reader, checksums_of, chunks_of, finish
+from anytorch.memory.spill import Spill
+from anytorch.memory.types import Home, Tiers
+from anytorch.memory.units import Group
+from anytorch.safetensors_files import map_file
+
+MIB = 2**20
+LOAD_CHUNK = 16 * MIB
+LOADING = "set-up"  # in the ledger
+
+
+class BlockHomes:
+    """`images` says what a block's bytes are and which files hold them, `host` where they lie in host memory, in pieces.
+
+    `images` is shared with the mover: a block that is written anew gets a new one there.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        tiers: Tiers,
+        groups: Mapping[str, Group],
+        images: dict[str, Image],
+        homes: Mapping[str, Home],
+        packings: Mapping[str, Packing],
+        *,
+        ledger: Ledger,
+        reader: Reader,
+    ) -> None:
+        self.device = device
+        self.images = images
+        self.homes = homes
+        self.host: dict[str, list[torch.Tensor]] = {}
+        self._groups = groups
+        self._packings = packings
+        self._ledger = ledger
+        self._reader = reader
+        self._tiers = tiers
+        self.spills: list[Spill] = []  # at most one, made for the first block that is written to disk
+        self._resident: list[str] = []
+        self._host_arena: HostArena | None = None
+        self._load_buffer: torch.Tensor | None = None
+
+    # --- setting up ------------------------------------------------------------------------------------------------
+
+    def add_resident(self, name: str) -> torch.Tensor:
+        """Room on the device for a block that stays; the caller fills it, and its weights keep it."""
+        buffer = device_buffer(self._ledger, f"block {name}", self.images[name].nbytes, self.device)
+        self._resident.append(name)
+        return buffer
+
+    def make_host(self, nbytes: int) -> None:
+        """The host memory for all blocks that live there, at once."""
+        self._ledger.reserve("host", "blocks", nbytes)
+        host = self._tiers.find("host")
+        self._host_arena = HostArena(nbytes, pinned=host is not None and host.pinned)
+
+    def add_host(self, name: str) -> list[torch.Tensor]:
+        assert self._host_arena is not None
+        self.host[name] = self._host_arena.take(self.images[name].nbytes)
+        return self.host[name]
+
+    def load(self, name: str, target: torch.Tensor) -> None:
+        """Read an image from its files into device memory, and wait for it: for what becomes resident."""
+        if self._tiers.shared:
+            self._reader.read(self.images[name].pieces, target)
+            return
+        for chunk, wanted in self.chunks(name):
+            target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)
+
+    def load_host(self, name: str) -> None:
+        """Read an image from its files into the host memory of its own."""
+        pieces = self.add_host(name)
+        for chunk, wanted in self.chunks(name):
+            scatter(wanted, pieces, chunk.image_offset)
+
+    def chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
+        """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
+        buffer = self._load_buffer if self._load_buffer is not None else self._make_load_buffer()
+        view = bytes_of(buffer)
+        for piece in self.images[name].pieces:
+            for chunk in chunks_of(piece, buffer.numel()):
+                parts = range(0, chunk.read_nbytes, CHUNK)
+                finish([self._reader.submit(partial(self._reader.read_part, part, chunk, view)) for part in parts])
+                wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
+                self._reader.check(chunk, wanted)
+                yield chunk, wanted
+
+    def load_through(self, ring: torch.Tensor) -> None:
+        """Set up through memory that nobody uses yet, if it is the host's and large enough for a read."""
+        if ring.device.type == "cpu" and ring.numel() >= MIB:
+            self._load_buffer = ring[: min(LOAD_CHUNK, ring.numel() // MIB * MIB)]
+
+    def _make_load_buffer(self) -> torch.Tensor:
+        """As large as the budget has room for beside what is still to come, and at least for one read."""
+        level = "host" if "host" in self._ledger.levels() else "device"
+        coming = [name for name, home in self.homes.items() if home == level == "device" and name not in self._resident]
+        free = max(0, self._ledger.free(level) - sum(self.images[name].nbytes for name in coming))
+        size = max(MIB, min(LOAD_CHUNK, free // MIB * MIB))
+        self._ledger.reserve(level, LOADING, min(size, free))
+        self._load_buffer = host_buffer(size)
+        return self._load_buffer
+
+    def loaded(self) -> None:
+        """Setting up is over: its buffers go."""
+        self._load_buffer = None
+        for spill in self.spills:
+            spill.let_go()
+        for level in self._ledger.levels():
+            self._ledger.release(level, LOADING)
+
+    # --- storing ---------------------------------------------------------------------------------------------------
+
+    def store(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Store a block (of a packed one, its codes) at its home below the device for the first time."""
+        if self.homes[name] == "disk":
+            self._write(name, tensors)
+            return
+        self.images[name] = packed(name, tensors)
+        self.add_host(name)
+        self._scatter(name, tensors)
+
+    def rewrite(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """New values take the place of a block's old ones at its home; parameters that are not named keep theirs.
+
+        The caller sees to it that nobody fetches the block meanwhile (`Mover.begin_change`) or that the ring is emptied
+        afterwards.
+        """
+        packing = self._packings.get(name)
+        if packing is not None or name not in self.host:
+            weights = {path: weights.get(path, tensor) for path, tensor in self.tensors(name).items()}
+        if packing is not None:
+            weights = pack_block(packing, {path: tensor.detach().cpu() for path, tensor in weights.items()})
+        if name in self.host:
+            self._scatter(name, weights)
+        else:
+            self._write(name, weights)
+
+    def _scatter(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        for view in self.images[name].views:
+            if view.name in tensors:
+                flat = tensors[view.name].detach().cpu().contiguous().view(-1).view(torch.uint8)
+                scatter(flat, self.host[name], view.offset)
+
+    def _write(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        holder, nbytes = f"block {name}", sum(tensor.nbytes for tensor in tensors.values())
+        spill = self.open_spill()
+        self._ledger.reserve("disk", f"new {holder}", nbytes)
+        try:
+            stored = spill.write({path: tensor.detach().cpu() for path, tensor in tensors.items()})
+        except BaseException:
+            self._ledger.release("disk", f"new {holder}")
+            raise
+        # From here on the new file is the truth; the old one goes if it is ours, never if it is the checkpoint's.
+        before = {piece.path for piece in self.images[name].pieces}
+        self.images[name] = from_files(name, stored.values(), in_place=self._tiers.shared)
+        for path in before:
+            if path.startswith(str(spill.folder)):
+                self.remove_file(path)
+        self._ledger.release("disk", holder)
+        self._ledger.release("disk", f"new {holder}")
+        self._ledger.reserve("disk", holder, nbytes)
+
+    def open_spill(self) -> Spill:
+        """The folder of our own files. Raises BudgetTooSmall where there is no disk level."""
+        disk = self._tiers.find("disk")
+        if disk is None:
+            raise BudgetTooSmall(
+                "training needs more memory than the budgets have, and there is no disk level",
+                hint="raise host_budget, or leave disk= at its default",
+            )
+        if not self.spills:
+            self.spills.append(Spill(disk.place))
+        return self.spills[0]
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file of our own. An open one would keep its space on the disk, so it is closed, too."""
+        self._reader.forget(path)
+        self.open_spill().remove(path)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """A block's tensors as they rest, by path: the parameters, host memory, or the file mapped into memory.
+
+        Of a packed block, the weights its codes stand for. Does not wait for a change of the block to end.
+        """
+        if name in self._packings and self.homes[name] != "device":
+            return whole_tensors(self._packings[name], self._stored(name))
+        return self._stored(name)
+
+    def _stored(self, name: str) -> dict[str, torch.Tensor]:
+        group, image = self._groups[name], self.images[name]
+        if self.homes[name] == "device":
+            return dict(zip(group.paths, group.parameters, strict=True))
+        if name in self.host:
+            return {view.name: _from_pieces(self.host[name], view) for view in image.views}
+        mapped = {piece.path: map_file(piece.path) for piece in image.pieces}
+        found: dict[str, torch.Tensor] = {}
+        for piece in image.pieces:
+            data = mapped[piece.path][piece.file_offset : piece.file_offset + piece.nbytes]
+            if piece.checksums is not None and self._reader.verify and checksums_of(data) != piece.checksums:
+                raise ModelError(f"{piece.path} is damaged: its checksum is not the one it was written with")
+            for view in image.views:
+                begin = view.offset - piece.image_offset
+                if begin >= 0 and begin + view.nbytes <= piece.nbytes:
+                    found[view.name] = _typed(data[begin : begin + view.nbytes], view)
+        return found
+
+    def close(self) -> None:
+        """Give the host memory back. The device's belongs to the weights in it; the budget is freed of both."""
+        for name in self._resident:
+            self._ledger.release("device", f"block {name}")
+        self._resident.clear()
+        if "host" in self._ledger.levels():
+            self._ledger.release("host", "blocks")
+        self.host.clear()
+        self._groups = {}
+        self._host_arena = None
+        self.loaded()
+
+
+def device_buffer(ledger: Ledger, holder: str, nbytes: int, device: torch.device) -> torch.Tensor:
+    """Reserve, then allocate. Where the device computes in host RAM, memory that disks like."""
+    ledger.reserve("device", holder, nbytes)
+    try:
+        if device.type == "cpu":
+            return host_buffer(nbytes, lasting=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    except BaseException:
+        ledger.release("device", holder)
+        raise
+
+
+def _typed(data: torch.Tensor, view: View) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, view.dtype)
+    if data.storage_offset() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).view(view.shape)
+
+
+def _from_pieces(pieces: list[torch.Tensor], view: View) -> torch.Tensor:
+    parts = parts_of(pieces, view.offset, view.nbytes)
+    return _typed(parts[0] if len(parts) == 1 else torch.cat(parts), view)

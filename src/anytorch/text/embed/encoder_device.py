@@ -1,0 +1,168 @@
+"""Where an encoder computes, and why: a device for the request, then our own C++ or torch on it.
+
+On a machine whose files show no accelerator nothing imports torch: the CPU path starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from anytorch import logs, settings
+from anytorch.devices.choose import configured_request, resolve, survey
+from anytorch.devices.ranking import parse
+from anytorch.devices.registry import BUILT_IN, registry
+from anytorch.devices.types import State
+from anytorch.errors import NativeUnavailable, TorchMissing, UsageError
+from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.embed.examples import example_tokens
+from anytorch.text.embed.protocol import Encoder
+from anytorch.text.embed.recipe import Recipe
+from anytorch.values import dataclass
+
+log = logs.logger(__name__)
+
+CPU = "cpu"
+QUANTIZATIONS = ("int8", "int4", "int2", "fp4")
+FEW_BITS = ("int4", "int2", "fp4")  # what these lose depends on the inputs: examples are looked at
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class EncoderDevice:
+    """A device for an encoder. `torch_name` is torch's name for it; "cpu" needs no torch."""
+
+    id: str  # "cuda:0", "cpu"
+    torch_name: str
+    why: str
+    fell_back: bool = False
+
+
+def choose_device(request: str | None) -> EncoderDevice:
+    """The device a request means. "auto" and None: the configured one, else the best.
+
+    A named device that cannot be used falls back with a DeviceFallbackWarning, as `anytorch.resolve` has it.
+    """
+    text = "auto" if request is None else str(request)
+    from_settings = ""
+    if parse(text, registry()).automatic:
+        text, from_settings = configured_request()
+    wanted = parse(text, registry())
+    origin = f"{text!r} was asked for" + (f" (by {from_settings})" if from_settings else "")
+    if wanted.backend == CPU:
+        return EncoderDevice(CPU, CPU, origin)
+    if wanted.automatic and not accelerator_seen():
+        return EncoderDevice(CPU, CPU, "files show no accelerator on this machine")
+    resolution = resolve(None if from_settings else text)
+    chosen = resolution.chosen
+    if resolution.fell_back:
+        why = resolution.warning
+    elif wanted.automatic:
+        why = f"the best device here is {chosen.id} ({chosen.name})"
+    else:
+        why = origin
+    return EncoderDevice(chosen.id, chosen.torch_name, why, resolution.fell_back)
+
+
+def accelerator_seen() -> bool:
+    """Could something faster than the CPU be here? From files alone; a plug-in's devices only it can see."""
+    if set(registry().backends) - set(BUILT_IN):
+        return True
+    found = survey("never")
+    if found.facts.hardware.torch is None:
+        return False  # nothing could drive it
+    return any(c.backend != CPU and not c.software and c.state is not State.UNUSABLE for c in found.devices)
+
+
+def check_options(quantization: str | None, dtype: str) -> None:
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        import difflib  # only for bad input
+
+        near = difflib.get_close_matches(str(quantization), QUANTIZATIONS, n=1)
+        raise UsageError(
+            f"quantization={quantization!r} is not one of {', '.join(QUANTIZATIONS)}",
+            hint=f"did you mean {near[0]!r}?" if near else "leave it out for none",
+        )
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+
+
+def check_threads(threads: int | None) -> None:
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise UsageError(f"threads={threads!r}: use a whole number above 0", hint="leave it out for all cores")
+
+
+def build_encoder(
+    on: EncoderDevice,
+    recipe: Recipe,
+    pooling: tuple[str, ...],
+    *,
+    quantization: str | None,
+    dtype: str,
+    threads: int | None,
+    normalize: bool = False,
+) -> tuple[Encoder, str]:
+    """The encoder on a device, and why it is of its kind. `normalize`: it may do that as well, if it says so itself."""
+    checkpoint = Checkpoint(recipe.encoder)
+    if on.torch_name != CPU:
+        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, normalize)
+        return encoder, "torch computes on this device"
+    reason = ""
+    if dtype in ("float16", "bfloat16"):
+        reason = f"dtype={dtype!r} was asked for, and our own CPU encoder computes in float32"
+    elif len(pooling) > 1:
+        reason = "the model joins several poolings"
+    if not reason:
+        try:
+            return _packed(recipe, checkpoint, pooling[0], quantization, threads), (
+                "our own C++ encoder over packed tokens; torch is not imported"
+            )
+        except NativeUnavailable as exc:
+            reason = f"our own C++ encoder cannot be used: {exc.message}"
+        except _NotPacked as exc:
+            reason = str(exc)
+    try:
+        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, False)
+        return encoder, f"torch on the CPU, because {reason}"
+    except TorchMissing as exc:
+        raise TorchMissing(f"{reason}; and {exc.message}", hint=exc.hint) from exc
+
+
+class _NotPacked(Exception):
+    """Our CPU encoder has no such format."""
+
+
+def _packed(
+    recipe: Recipe, checkpoint: Checkpoint, pooling: str, quantization: str | None, threads: int | None
+) -> Encoder:
+    from anytorch.text.embed.packed import Packed, can_quantize
+
+    if not can_quantize(quantization):
+        raise _NotPacked(f"our own CPU encoder does not have {quantization}")
+    return Packed(recipe, checkpoint, pooling, quantization, threads or settings.get("threads"))
+
+
+def _torch(
+    on: EncoderDevice,
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    pooling: tuple[str, ...],
+    quantization: str | None,
+    dtype: str,
+    normalize: bool,
+) -> Encoder:
+    device = resolve(on.id, strict=True).device  # TorchMissing with the command that installs it
+    from anytorch.text.encoders.encoder import TorchEncoder
+
+    build: Callable[..., Any] = TorchEncoder
+    encoder: Encoder = build(
+        recipe.spec,
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        pooling=pooling,
+        quantization=quantization,
+        normalize=normalize,
+        calibration=example_tokens(recipe) if quantization in FEW_BITS else None,
+    )
+    return encoder
