@@ -15,7 +15,6 @@ SOURCES = [path for part in ("webgpu", "gpu") for path in (Path(anytorch.__file_
 # Dictionaries that are filled once, when the device is registered, or that something else bounds.
 FILLED_ONCE = {
     "kernels.py:RULES",  # a rule per op
-    "tuning.py:_known",  # what the disk holds of an adapter: a choice per class of shapes
 }
 
 
