@@ -103,18 +103,25 @@ $(STAMPS)/dev: $(STAMPS)/venv compat/pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --editable ./compat
 	@touch $@
 
-# A C compiler builds the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium opens the web page.
-DEBIAN := gcc g++ libvulkan1 mesa-vulkan-drivers chromium nodejs
+# A C++ compiler builds our kernels and the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium
+# opens the web page, Node runs its tests. What is there already, from wherever, is not installed.
 $(STAMPS)/debian:
 	@mkdir -p $(STAMPS)
-	@if command -v dpkg-query >/dev/null && dpkg-query -W -f '$${Status}\n' $(DEBIAN) 2>/dev/null | grep -c 'install ok installed' | grep -qx $(words $(DEBIAN)); then \
-	   touch $@; \
-	 elif command -v apt-get >/dev/null; then \
-	   echo "anytorch: installing Debian packages: $(DEBIAN)" >&2; \
-	   SUDO=$$([ "$$(id -u)" = 0 ] || command -v sudo || echo ""); \
-	   $$SUDO apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null && touch $@; \
+	@need=""; has() { command -v "$$1" >/dev/null 2>&1; }; \
+	 has gcc && has g++ || need="$$need gcc g++"; \
+	 has chromium || has google-chrome || need="$$need chromium"; \
+	 has node || need="$$need nodejs"; \
+	 if has dpkg-query; then for package in libvulkan1 mesa-vulkan-drivers; do \
+	   dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'install ok installed' || need="$$need $$package"; done; fi; \
+	 if [ -z "$$need" ]; then touch $@; \
+	 elif ! has apt-get; then \
+	   echo "anytorch: this is not Debian; the tests need a C++ compiler, the Vulkan loader, lavapipe, Chromium and Node. Install them, or set ANYTORCH_TEST_REQUIRE=cpu" >&2; touch $@; \
+	 elif [ "$$(id -u)" != 0 ] && ! has sudo; then \
+	   echo "anytorch: Debian packages are missing and only root can install them. Ask for: apt-get install$$need" >&2; exit 1; \
 	 else \
-	   echo "anytorch: this is no Debian; the tests need a C++ compiler, the Vulkan loader and lavapipe. Install them, or set ANYTORCH_TEST_REQUIRE=cpu" >&2; touch $@; \
+	   echo "anytorch: installing Debian packages:$$need" >&2; \
+	   SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	   $$SUDO apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends $$need >/dev/null && touch $@; \
 	 fi
 
 $(STAMPS)/mesa: tools/software-vulkan.sh $(STAMPS)/debian

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +93,29 @@ def test_a_device_with_events_is_timed_by_its_own_clock() -> None:
 
     seconds = stopwatch._by_events(FakeEvent, lambda: waits.append(1))
     assert seconds(run, 4) == pytest.approx(0.25) and len(waits) == 2
+
+
+def test_a_device_is_timed_while_it_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events recorded on the first card would say nothing about the second."""
+    current = [0]
+
+    @contextmanager
+    def scope(device: Any) -> Iterator[None]:
+        current[0] = device.index
+        yield
+        current[0] = 0
+
+    class Event(FakeEvent):
+        def record(self) -> None:
+            assert current == [1]
+            super().record()
+
+    module = SimpleNamespace(Event=Event, device=scope)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(stopwatch, "synchronize", lambda device: None)
+    watch = stopwatch.stopwatch_of(torch.device("cuda", 1))
+    assert watch.seconds(lambda: setattr(FakeEvent, "now", FakeEvent.now + 0.5), 2) == pytest.approx(0.5)
+    assert current == [0]
 
 
 def test_the_cpu_is_timed_by_the_wall_clock_and_a_lack_of_memory_passes() -> None:

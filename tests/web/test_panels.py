@@ -296,7 +296,8 @@ def test_graphs(visit: Open, ask: Callable[[str], bytes]) -> None:
     expect(card.locator("tr").nth(1)).to_contain_text("cpp dot")
     expect(card.locator("tr").nth(1).locator(".badge")).to_have_text("chosen")
     expect(card).to_contain_text("3.06×")
-    expect(card).to_contain_text("Refused, not exact enough: torch int8pack")
+    expect(card).to_contain_text("Refused, not exact enough: torch cast")
+    expect(card).to_contain_text("Not timed: torch int8pack")
 
 
 def test_graphs_with_pictures_and_without_any(visit: Open) -> None:

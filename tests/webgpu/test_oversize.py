@@ -167,6 +167,30 @@ def test_a_small_view_of_a_large_buffer(webgpu: Any) -> None:
     agrees(torch, lambda x: x[3990:].softmax(-1), whole)
 
 
+def test_an_op_in_place_changes_the_tensor_itself(webgpu: Any) -> None:
+    """A small view of a buffer that is too large: a copy that could be bound must not be changed in its stead."""
+    torch = webgpu
+    index, values = torch.tensor([3, 1]), torch.randn(2, 64)
+    changes: list[Callable[..., Any]] = [
+        lambda x, i, v: x.index_put_((i,), v, accumulate=True),
+        lambda x, i, v: x.index_fill_(0, i, 2.5),
+        lambda x, i, v: x.index_add_(0, i, v),
+        lambda x, i, v: x.put_(i, v[0, :2]),
+    ]
+    for change in changes:
+        whole = torch.randn(4000, 64)
+        there = whole.to("webgpu")
+        change(whole[3990:], index, values)
+        change(there[3990:], index.to("webgpu"), values.to("webgpu"))
+        torch.testing.assert_close(there.cpu(), whole)
+
+
+@pytest.mark.native
+def test_a_matrix_times_a_vector(webgpu: Any) -> None:
+    torch = webgpu
+    agrees(torch, lambda d, a, x: torch.addmv(d, a, x), torch.randn(2000), torch.randn(2000, 64), torch.randn(64))
+
+
 def test_one_row_beyond_the_limit_says_so(webgpu: Any) -> None:
     from anytorch.gpu.native import BindingTooLarge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anytorch import settings
 from anytorch.devices.locate import locate
@@ -15,6 +15,7 @@ from anytorch.measured.stopwatch import Run, Stopwatch, by_wall
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 COMPILING = 10  # times the setting: a kernel of Triton takes a second or more to compile
 
 
@@ -22,9 +23,24 @@ def stopwatch_of(device: torch.device) -> Stopwatch:
     """The stopwatch for `device`; a lack of its memory is a passing accident."""
     import torch
 
-    wait = (lambda: None) if device.type == "cpu" else partial(synchronize, device)
-    event = None if device.type == "cpu" else getattr(torch.get_device_module(device), "Event", None)
-    return Stopwatch(_by_events(event, wait) if callable(event) else by_wall(wait), is_out_of_memory)
+    if device.type == "cpu":
+        return Stopwatch(is_passing=is_out_of_memory)
+    wait = partial(synchronize, device)
+    event = getattr(torch.get_device_module(device), "Event", None)
+    seconds = _by_events(event, wait) if callable(event) else by_wall(wait)
+    return Stopwatch(lambda run, count: on_device(device, partial(seconds, run, count)), is_out_of_memory)
+
+
+def on_device(device: torch.device, task: Callable[[], T]) -> T:
+    """What `task` returns, called with `device` as the current one: events and kernels belong to that, and a thread begins
+    on the first device, whichever its maker was using."""
+    import torch
+
+    scope = getattr(torch.get_device_module(device), "device", None)
+    if device.index is None or not callable(scope):
+        return task()
+    with scope(device):
+        return task()
 
 
 def budget_of(device: torch.device) -> float:

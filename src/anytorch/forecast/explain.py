@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anytorch.forecast.kernels.choice import Choice
+from anytorch.forecast.kernels.choice import told
+from anytorch.measured.verdict import Verdict
 
 
 def explained(facts: dict[str, Any]) -> str:
@@ -19,11 +20,11 @@ def explained(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def part(name: str, known: tuple[str | None, Sequence[Choice]] | None, ours: str) -> list[str]:
+def part(name: str, known: tuple[str | None, Sequence[Verdict]] | None, ours: str) -> list[str]:
     """`known` is (why torch computes it, what was chosen): "" for our kernels, None while there is no answer."""
     if known is None:
         return []
     why, choices = known
     if why is None:
         return [f"{name}: torch's kernels; ours are compiled beside the next forecasts of the same shape"]
-    return [f"{name}: " + (f"torch's kernels ({why})" if why else ours), *(f"  {choice}" for choice in choices)]
+    return [f"{name}: " + (f"torch's kernels ({why})" if why else ours), *(f"  {told(choice)}" for choice in choices)]

@@ -29,12 +29,12 @@ from anytorch.forecast.generation.generate import Plan, Prompts, generate
 from anytorch.forecast.generation.paths import Paths, joined, values_of
 from anytorch.forecast.inputs.arguments import make_sampler, make_seed, quantile_levels, real_number, whole_number
 from anytorch.forecast.inputs.series import COLUMNS, PRICES, Series, check_arrays, from_arrays, one_each, read_series
-from anytorch.forecast.kernels.choice import Choice
 from anytorch.forecast.model import STAMPS, Kronos, KronosTokenizer
 from anytorch.forecast.pair import check_pair, layer_maker, prepared
 from anytorch.forecast.progress import Progress, Verbose
 from anytorch.forecast.results import Forecast, make_forecast
 from anytorch.forecast.threads import quiet_threads
+from anytorch.measured.verdict import Verdict
 
 log = logs.logger(__name__)
 Rolling = Literal["exact", "evict", "trim"]
@@ -198,7 +198,7 @@ class KronosPredictor:
     def explain(self) -> str:
         """Where and how forecasts are computed, in words; after two forecasts of a shape also what was measured for it."""
 
-        def known(steps: Any) -> tuple[str | None, list[Choice]] | None:
+        def known(steps: Any) -> tuple[str | None, list[Verdict]] | None:
             if steps is None:
                 return None
             return steps.no_kernels if steps.tried_kernels else None, list(steps.choices.values())

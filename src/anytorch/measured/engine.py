@@ -16,7 +16,7 @@ from typing import Any
 from anytorch import logs, settings
 from anytorch.errors import WrongAnswer
 from anytorch.measured.stopwatch import Run, Stopwatch, count_interruptions
-from anytorch.measured.verdict import NO_MEMORY, NO_TIME, Question, Trial, Verdict, fastest
+from anytorch.measured.verdict import NO_MEMORY, NO_TIME, WRONG, Question, Trial, Verdict, fastest
 
 log = logs.logger(__name__)
 
@@ -172,7 +172,7 @@ class _Contest:
                 one.timed = one.ready.run if one.ready.timed is None else one.ready.timed()
                 self._sample(one)
         except WrongAnswer as exc:
-            one.refused = f"wrong: {exc.message}"
+            one.refused = f"{WRONG}{exc.message}"
         except Exception as exc:  # noqa: BLE001  (a library, a compiler or a driver may raise anything; the reason is kept)
             if self.stopwatch.is_passing(exc):
                 one.refused, one.passing = NO_MEMORY, True

@@ -14,6 +14,7 @@ from anytorch._version import __version__
 from anytorch.measured.machine import machine_key
 
 FORMAT = 1  # of the stored verdicts; part of every key
+WRONG = "wrong: "  # how the reason begins where an answer was not right
 NO_TIME = "no time was left to measure it"
 NO_MEMORY = "not enough memory for it"
 
@@ -57,6 +58,11 @@ class Trial:
     refused: str = ""  # why it was not timed
     passing: bool = False  # … which may be different another day
     facts: Mapping[str, Any] = field(default_factory=dict)  # what a decision needs besides the time
+
+    @property
+    def wrong(self) -> bool:
+        """Was its answer not right?"""
+        return self.refused.startswith(WRONG)
 
     @property
     def busy(self) -> bool:

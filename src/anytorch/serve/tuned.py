@@ -21,10 +21,7 @@ def graph_of(found: Verdict) -> schemas.Graph:
         kind=question.kind,
         candidates=[
             schemas.Candidate(
-                name=one.name,
-                seconds=one.seconds,
-                correct=not one.refused,
-                chosen=one.name == found.chosen,
+                name=one.name, seconds=one.seconds, correct=not one.wrong, chosen=one.name == found.chosen
             )
             for one in found.trials
         ],

@@ -11,6 +11,11 @@ from anytorch.gpu.launch import Kernel, Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.webgpu.tensors import NAME, contiguous_strides, sized_tensor, storage_nbytes
 
+
+class NoKernel(Exception):
+    """Raised by a kernel that cannot compute these arguments: the op runs on the CPU (`kernels.registered`)."""
+
+
 META = torch.device("meta")
 Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
 

@@ -16,6 +16,7 @@ import torch
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.runtime import open_runtime
+from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.tensors import is_ours, storage_nbytes
 
 Windows = tuple[tuple[int, int], ...]
@@ -72,19 +73,23 @@ Rule = Callable[[Sequence[Any]], "Split | None"]
 def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """The kernel of `op`, on halves of arguments that the adapter cannot bind.
 
-    Where that is no help (no rule, or one slice alone is too large), `otherwise` is called with the op and its arguments, or
-    BindingTooLarge is raised.
+    Where that is no help (no rule, or one slice alone is too large), or the kernel says so (NoKernel), `otherwise` is called
+    with the op and its arguments; without one the error is the caller's. An op that writes to its arguments is not halved:
+    it would write to copies of them.
     """
+    writes = op._schema.is_mutable
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return kernel(*args, **kwargs)
-        except BindingTooLarge:
             try:
-                return _halved(op, kernel, args, kwargs)
+                return kernel(*args, **kwargs)
             except BindingTooLarge:
-                if otherwise is None:
+                if writes:
                     raise
+                return _halved(op, kernel, args, kwargs)
+        except (BindingTooLarge, NoKernel):
+            if otherwise is None:
+                raise
         return otherwise(op, *args, **kwargs)
 
     return call
@@ -251,7 +256,14 @@ def _product(a: int, added: int | None = None) -> Rule:
     return rule
 
 
+def _matrix_times_vector(args: Sequence[Any]) -> Split | None:
+    """The rows of the matrix, and of what is added if it has as many."""
+    added, matrix = args[:2]
+    return Split(0, (1, 0) if added.dim() and added.shape[0] > 1 else (1,), 0) if matrix.shape[0] > 1 else None
+
+
 RULES: dict[str, Rule] = {
+    "addmv": _matrix_times_vector,
     "mm": _product(0),
     "bmm": _product(0),
     "addmm": _product(1, 0),

@@ -202,8 +202,8 @@ def _make_plan(
     shared: int,
     call: Callable[[], Any] | None,
 ) -> Plan | str:
-    made = call() if call is not None else out  # a copy or a fill: the target says it all
-    made = made if out is None else out
+    inferred: Any = call() if call is not None else None  # raises torch's own errors
+    made: torch.Tensor = inferred if out is None else out
     size, stride, dtype = made.size(), made.stride(), made.dtype
     if out is not None and any(length > 1 and not step for length, step in zip(size, stride, strict=True)):
         raise RuntimeError(  # torch's own words

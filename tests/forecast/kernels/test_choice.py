@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,20 +16,23 @@ import torch
 from torch import Tensor
 
 import anytorch
+from anytorch.devices.oom import is_out_of_memory
 from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.generation import rolled, static
 from anytorch.forecast.generation.rolled import RolledSteps
 from anytorch.forecast.generation.static import StaticSteps
 from anytorch.forecast.inputs.series import read_series
-from anytorch.forecast.kernels import attention, choice, compiling, products
+from anytorch.forecast.kernels import attention, choice, products
 from anytorch.forecast.kernels import row_step as kernel_step
-from anytorch.forecast.kernels.choice import Budget, Chooser, Option, Part, Timed, decide
-from anytorch.forecast.kernels.compiling import Compiling
+from anytorch.forecast.kernels.choice import Chooser, Option, Part, decide, told
 from anytorch.forecast.kernels.product_parts import error_of, made_up, part_of, reference, spread
 from anytorch.forecast.kernels.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
 from anytorch.forecast.kernels.row_step import Tiles
 from anytorch.forecast.kernels.window_attention import WindowCut, Windows
 from anytorch.forecast.model.fused import attend_masked, turn, window_mask
+from anytorch.measured import store
+from anytorch.measured.stopwatch import Stopwatch
+from anytorch.measured.verdict import Trial, Verdict
 
 CPU = torch.device("cpu")
 SAMPLER = Sampler(1.0, 0, 0.9)
@@ -122,31 +123,30 @@ def test_measuring_leaves_the_forecast_alone() -> None:
 
 
 def test_the_fastest_is_taken_if_it_is_worth_it() -> None:
-    assert decide([Timed("built in", 10.0), Timed("torch", 9.8), Timed("cut", 9.9)]) == "built in"
-    assert decide([Timed("built in", 10.0), Timed("torch", 6.0), Timed("cut", 5.0)]) == "cut"
-    assert decide([Timed("built in", refused="wrong"), Timed("torch", 60.0)]) == "torch"
-    assert decide([Timed("built in"), Timed("torch")]) == "built in"
+    assert decide([Trial("built in", 10.0), Trial("torch", 9.8), Trial("cut", 9.9)])[0] == "built in"
+    assert decide([Trial("built in", 10.0), Trial("torch", 6.0), Trial("cut", 5.0)])[0] == "cut"
+    assert decide([Trial("built in", refused="wrong"), Trial("torch", 60.0)])[0] == "torch"
+    assert decide([Trial("built in"), Trial("torch")])[0] == "built in"
 
 
 class FakeStopwatch:
-    """Takes as long as it is told, by the options' names."""
+    """Takes as long as it is told, by the options' names; with `step`, every look at the clock takes so many seconds."""
 
-    took: ClassVar[dict[str, float]] = {}
-    timed: ClassVar[list[str]] = []
+    def __init__(self) -> None:
+        self.took: dict[str, float] = {}
+        self.timed: list[str] = []
+        self.counts: list[int] = []
+        self.step = 0.0
+        self.clock = 0.0
 
-    def __init__(self, device: torch.device, record: bool) -> None:
-        self.names: dict[Any, str] = {}
+    def seconds(self, run: Any, count: int) -> float:
+        self.timed.append(run.name)
+        self.counts.append(count)
+        return self.took[run.name] * 1e-6
 
-    def prepared(self, name: str, run: Callable[[], Tensor]) -> Callable[[], object]:
-        self.names[run] = name
-        return run
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        self.timed.append(self.names[work])
-        return self.took[self.names[work]] * 1e-6
-
-    def clear(self) -> None:
-        self.names.clear()
+    def now(self) -> float:
+        self.clock += self.step
+        return self.clock
 
 
 @pytest.fixture(autouse=True)
@@ -156,28 +156,32 @@ def measuring() -> Iterator[None]:
 
 
 @pytest.fixture
-def stopwatch(monkeypatch: pytest.MonkeyPatch) -> type[FakeStopwatch]:
-    monkeypatch.setattr(choice, "Stopwatch", FakeStopwatch)
-    monkeypatch.setattr(FakeStopwatch, "took", {})
-    monkeypatch.setattr(FakeStopwatch, "timed", [])
-    return FakeStopwatch
+def stopwatch(monkeypatch: pytest.MonkeyPatch) -> FakeStopwatch:
+    fake = FakeStopwatch()
+    watch = Stopwatch(fake.seconds, is_out_of_memory, fake.now)
+    monkeypatch.setattr(choice, "stopwatch_of", lambda device: watch)
+    return fake
+
+
+@dataclass
+class Answering:
+    """An option's work: the error it answers with, or raises."""
+
+    name: str
+    answer: Any
+
+    def __call__(self) -> Tensor:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return torch.tensor(float(self.answer))
 
 
 def part(answers: dict[str, Any], name: str = "a part") -> Part:
     """Options by name; an answer is the error, or an exception."""
-
-    def option(text: str, answer: Any) -> Option:
-        def run() -> Tensor:
-            if isinstance(answer, Exception):
-                raise answer
-            return torch.tensor(float(answer))
-
-        return Option(text, run)
-
-    return Part(name, [option(*one) for one in answers.items()], float, 1)
+    return Part(name, [Option(text, Answering(text, answer)) for text, answer in answers.items()], float, 1)
 
 
-def chosen(parts: Sequence[Part], chooser: Chooser | None = None) -> dict[str, choice.Choice]:
+def chosen(parts: Sequence[Part], chooser: Chooser | None = None) -> dict[str, Verdict]:
     """What a later forecast finds, when everything is compiled."""
     chooser = chooser or Chooser(CPU, False)
     found = chooser.choose(parts)
@@ -190,70 +194,77 @@ def chosen(parts: Sequence[Part], chooser: Chooser | None = None) -> dict[str, c
     return found
 
 
-def test_only_what_is_right_is_timed(stopwatch: type[FakeStopwatch]) -> None:
+def test_only_what_is_right_is_timed(stopwatch: FakeStopwatch) -> None:
     stopwatch.took = {"built in": 95.0, "torch": 55.0, "better": 40.0}
     answers: dict[str, Any] = {"built in": 2e-7, "torch": 1.9e-7, "tf32": 3e-4, "nonsense": math.nan, "better": 2e-7}
     answers["broken"] = RuntimeError("out of registers\nand a long story")
     found = chosen([part(answers)])["a part"]
-    assert found.way == "better" and found.source == "measured"
+    assert found.chosen == "better" and not found.remembered
     assert set(stopwatch.timed) == {"built in", "torch", "better"}
-    refused = {one.name: one.refused for one in found.timed if one.refused}
+    refused = {one.name: one.refused for one in found.trials if one.refused}
     assert refused["broken"] == "RuntimeError: out of registers" and "0.0003" in refused["tf32"]
     assert "nonsense" in refused
-    assert str(found) == "a part: better, 40.0 µs (measured; built in 95.0 µs; torch 55.0 µs)"
+    assert told(found) == "a part: better, 40.0 µs (measured; built in 95.0 µs; torch 55.0 µs)"
 
 
-def test_a_choice_is_remembered(stopwatch: type[FakeStopwatch]) -> None:
+def test_times_are_of_one_launch_and_samples_of_about_a_millisecond(stopwatch: FakeStopwatch) -> None:
+    stopwatch.took = {"built in": 600.0, "torch": 900.0}  # of a run of sixty launches
+    found = chosen([replace(part({"built in": 0, "torch": 0}), launches=60)])["a part"]
+    assert found.seconds("built in") == pytest.approx(10e-6) and found.seconds("torch") == pytest.approx(15e-6)
+    assert max(stopwatch.counts) <= 2
+
+
+def test_a_choice_is_remembered(stopwatch: FakeStopwatch) -> None:
     stopwatch.took = {"built in": 95.0, "torch": 55.0}
     answers = {"built in": 0, "torch": 0}
-    assert chosen([part(answers)])["a part"].way == "torch"
+    assert chosen([part(answers)])["a part"].chosen == "torch"
     stopwatch.timed.clear()
-    stopwatch.took = {"built in": 1.0, "torch": 55.0}  # today the machine is in another mood: the digits stay the same
+    stopwatch.took = {"built in": 40.0, "torch": 55.0}  # today the machine is in another mood: the digits stay the same
     again = chosen([part(answers), part(answers, "another part")])
-    assert (again["a part"].way, again["a part"].source) == ("torch", "remembered")
-    assert again["another part"].way == "built in" and len(stopwatch.timed) == 2 * choice.ROUNDS
+    assert (again["a part"].chosen, again["a part"].remembered) == ("torch", True)
+    assert again["another part"].chosen == "built in" and len(stopwatch.timed) == 2 * choice.ROUNDS
     gone = chosen([part({"built in": 0})])["a part"]  # without the way that is remembered
-    assert (gone.way, gone.source) == ("built in", "measured")
+    assert (gone.chosen, gone.remembered) == ("built in", False)
 
 
-def test_the_key_names_what_a_choice_depends_on() -> None:
-    key = choice.key_of(CPU, "20x832->2496 norm")
-    assert torch.__version__ in key and "triton" in key and "20x832->2496 norm" in key and "cpu" in key.lower()
+def test_the_question_names_what_a_choice_depends_on() -> None:
+    asked = choice.question(CPU, "20x832->2496 norm")
+    assert asked.facts["torch"] == torch.__version__ and asked.facts["triton"] and asked.facts["machine"]
+    assert asked.title == asked.facts["part"] == "20x832->2496 norm" and "cpu" in asked.device.lower()
+    assert asked.key != choice.question(CPU, "5x832->2496 norm").key
 
 
-def test_a_cache_that_cannot_be_read_is_measured_again(
-    stopwatch: type[FakeStopwatch], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_cannot_be_read_is_measured_again(stopwatch: FakeStopwatch) -> None:
     stopwatch.took = {"built in": 2.0, "torch": 1.0}
     answers = {"built in": 0, "torch": 0}
-    store = choice.Store(choice.STORE)
-    for content in (b"{", b'{"format": 1, "entries": {}}'):
-        store.path.parent.mkdir(parents=True, exist_ok=True)
-        store.path.write_bytes(content)
-        assert chosen([part(answers)])["a part"].way == "torch"
-    store.put(choice.key_of(CPU, "a part"), {"way": "torch"})
-    assert chosen([part(answers)])["a part"].source == "measured"
+    for content in (b"{", b'{"format": 1}'):
+        assert chosen([part(answers)])["a part"].chosen == "torch"
+        (path,) = store.folder().iterdir()
+        path.write_bytes(content)
+        store.forget()
+        assert chosen([part(answers)])["a part"].remembered is False
 
 
-def test_nothing_is_measured_where_it_is_turned_off(stopwatch: type[FakeStopwatch]) -> None:
+def test_nothing_is_measured_where_it_is_turned_off(stopwatch: FakeStopwatch) -> None:
     with anytorch.use(measure_kernels=False):
         assert chosen([part({"built in": 0, "torch": 0})]) == {}
     assert not stopwatch.timed
 
 
-def test_time_that_runs_out_leaves_what_is_built_in(stopwatch: type[FakeStopwatch]) -> None:
-    seconds = iter(range(1000))
+def test_time_that_runs_out_leaves_what_is_built_in(stopwatch: FakeStopwatch) -> None:
     chooser = Chooser(CPU, False)
-    chooser.measuring = Budget(6.5, lambda: float(next(seconds)))  # every look at the clock takes a second
+    chooser.left_s, stopwatch.step = 9.5, 1.0  # every look at the clock takes a second
     stopwatch.took = {"built in": 3.0, "torch": 2.0, "late": 1.0}
     answers = {"built in": 0, "torch": 0, "late": 0}
     found = chosen([part(answers, "first"), part(answers, "second")], chooser)
-    assert found["first"].way == "late"
-    assert found["second"].way == "built in", "with no time left nothing is known"
-    assert all("no time" in one.refused for one in found["second"].timed)
+    assert found["first"].chosen == "late"
+    assert found["second"].chosen == "built in", "with no time left nothing else is known"
+    assert all("no time" in one.refused for one in found["second"].trials[1:])
+    store.forget()
+    assert [one.question.title for one in store.verdicts()] == ["first"], "the next process finds out"
 
 
-def test_compiling_is_in_nobodys_way(stopwatch: type[FakeStopwatch]) -> None:
+def test_compiling_is_in_nobodys_way(stopwatch: FakeStopwatch) -> None:
     """A forecast that comes meanwhile is told what is known; one that comes later measures."""
     stopwatch.took = {"built in": 3.0, "torch": 2.5, "slowly made": 1.0}
     ended = threading.Event()
@@ -265,44 +276,33 @@ def test_compiling_is_in_nobodys_way(stopwatch: type[FakeStopwatch]) -> None:
         assert chooser.choose(parts) is None and not chooser.ready
     assert not stopwatch.timed
     ended.set()
-    assert chosen(parts, chooser)["a part"].way == "slowly made"
+    assert chosen(parts, chooser)["a part"].chosen == "slowly made"
 
 
-def test_what_is_not_compiled_in_time_is_not_tried(
-    stopwatch: type[FakeStopwatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_compiled_in_time_is_not_tried(stopwatch: FakeStopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
     stopwatch.took = {"built in": 3.0, "torch": 2.5, "late": 1.0}
     monkeypatch.setattr(choice, "COMPILE_S", 0.0)
     one = part({"built in": 0, "torch": 0, "late": 0})
     ready: dict[str, Any] = {"late": lambda: None}
     options = [replace(option, ready=ready.get(option.name)) for option in one.options]
     found = chosen([replace(one, options=options)])["a part"]
-    assert found.way == "torch"
-    assert [one.refused for one in found.timed] == ["", "", "no time was left to compile it"]
-
-
-def test_python_changes_threads_quickly_while_it_compiles() -> None:
-    before = sys.getswitchinterval()
-    found: list[float] = []
-    tasks = {("part", str(number)): lambda: found.append(sys.getswitchinterval()) for number in range(5)}
-    Compiling(CPU, tasks, 60.0).wait()
-    assert len(found) == 5 and max(found) == pytest.approx(compiling.TURN)
-    assert sys.getswitchinterval() == before
+    assert found.chosen == "torch"
+    assert [one.refused for one in found.trials] == ["", "", "no time was left to compile it"]
 
 
 def test_what_there_was_no_time_for_is_not_remembered(
-    stopwatch: type[FakeStopwatch], monkeypatch: pytest.MonkeyPatch
+    stopwatch: FakeStopwatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is used for now; the next process finds out."""
     stopwatch.took = {"built in": 3.0, "ours": 1.0}
     one = part({"built in": 0, "ours": 0})
     parts = [replace(one, options=[one.options[0], replace(one.options[1], ready=lambda: None)])]
     monkeypatch.setattr(choice, "COMPILE_S", 0.0)
-    assert chosen(parts)["a part"].way == "built in"
+    assert chosen(parts)["a part"].chosen == "built in"
     monkeypatch.setattr(choice, "COMPILE_S", 60.0)
     again = chosen(parts)["a part"]
-    assert (again.way, again.source) == ("ours", "measured")
-    assert chosen(parts)["a part"].source == "remembered"
+    assert (again.chosen, again.remembered) == ("ours", False)
+    assert chosen(parts)["a part"].remembered
 
 
 def test_windows_are_measured_where_they_were_compiled() -> None:
@@ -315,49 +315,7 @@ def test_windows_are_measured_where_they_were_compiled() -> None:
     assert RolledSteps._may_try(steps, (513, 16)) and not RolledSteps._may_try(steps, (529, 7))
 
 
-def test_what_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forecast of another shape has come: what was to be compiled holds the memory of the last one."""
-    begun, ended = threading.Event(), threading.Event()
-    kept = torch.zeros(1)
-    alive = weakref.ref(kept)
-
-    def first() -> None:
-        begun.set()
-        ended.wait(120)
-
-    tasks: dict[Any, Any] = {("part", "first"): first, ("part", "second"): partial(torch.clone, kept)}
-    monkeypatch.setattr(compiling, "COMPILERS", 1)
-    work = Compiling(CPU, tasks, 60.0)
-    begun.wait(120)
-    del kept, tasks
-    assert alive() is not None
-    work.cancel()
-    assert alive() is None and work.under_way
-    ended.set()
-    work.wait()
-    assert work.done == {("part", "first")}
-
-
-def test_a_process_that_ends_waits_for_what_is_at_hand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, ended, done = threading.Event(), threading.Event(), []
-
-    def first() -> None:
-        begun.set()
-        ended.wait(120)
-        done.append("first")
-
-    tasks = {("part", "first"): first} | {("part", str(n)): (lambda n=n: done.append(str(n))) for n in range(3)}
-    monkeypatch.setattr(compiling, "COMPILERS", 1)
-    work = Compiling(CPU, tasks, 60.0)
-    begun.wait(120)
-    assert work.under_way
-    work.cancel()
-    ended.set()
-    work.stop()
-    assert done == ["first"] and work.done == {("part", "first")} and not work.under_way
-
-
-def test_only_what_will_be_used_is_compiled(stopwatch: type[FakeStopwatch]) -> None:
+def test_only_what_will_be_used_is_compiled(stopwatch: FakeStopwatch) -> None:
     """All of it where it is going to be measured; else what is remembered or built in, and what the step needs besides."""
     stopwatch.took = {"built in": 3.0, "torch": 2.5, "ours": 1.0}
     compiled: list[str] = []
@@ -385,7 +343,7 @@ def test_parts_take_turns_in_being_compiled() -> None:
     assert choice.in_turns([]) == []
 
 
-def test_compiling_ahead_may_fail(stopwatch: type[FakeStopwatch]) -> None:
+def test_compiling_ahead_may_fail(stopwatch: FakeStopwatch) -> None:
     stopwatch.took = {"built in": 3.0, "torch": 2.0}
     compiled: list[str] = []
 
@@ -395,7 +353,7 @@ def test_compiling_ahead_may_fail(stopwatch: type[FakeStopwatch]) -> None:
 
     one = part({"built in": 0, "torch": 0})
     found = chosen([replace(one, options=[replace(o, ready=fails) for o in one.options])])
-    assert found["a part"].way == "torch" and compiled == ["tried", "tried"]
+    assert found["a part"].chosen == "torch" and compiled == ["tried", "tried"]
 
 
 def test_a_real_measurement_on_the_cpu() -> None:
@@ -406,8 +364,8 @@ def test_a_real_measurement_on_the_cpu() -> None:
     assert one.launches == 8 and None in ways.values()
     kept = [option for option in one.options if option.name == "torch"]
     (found,) = chosen([replace(one, options=kept)]).values()
-    assert found.way == "torch" and found.timed[0].us is not None and found.timed[0].us > 0
-    assert found.timed[0].error is not None and found.timed[0].error < 1e-6
+    assert found.chosen == "torch" and found.trials[0].seconds is not None and found.trials[0].seconds > 0
+    assert found.trials[0].error is not None and found.trials[0].error < 1e-6
 
 
 # --- full windows -----------------------------------------------------------------------------------------------------
@@ -437,7 +395,7 @@ def attended(windows: Windows, layer: int, qkv: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kernel", ["right", "wrong at once", "wrong later", "raises", "slow"])
 def test_full_windows_use_what_measured_best(
-    kernel: str, minutes: Any, predictor: Any, stopwatch: type[FakeStopwatch], monkeypatch: pytest.MonkeyPatch
+    kernel: str, minutes: Any, predictor: Any, stopwatch: FakeStopwatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our kernel is played by torch's product; the ids are those of the plain loop whatever it does."""
     calls: list[str] = []
@@ -462,11 +420,17 @@ def test_full_windows_use_what_measured_best(
         found = attended(self, layer, qkv)
         return found + 0.1 if kernel == "wrong at once" or (kernel == "wrong later" and checked) else found
 
-    def seconds(self: FakeStopwatch, work: Any) -> float:
-        checked.append("timed: all answers have been checked")
-        return 1.0 if (self.names[work] == "torch") == (kernel != "slow") else 0.5
+    def taken(*given: Any, **more: Any) -> Any:
+        found = take(*given, **more)
+        checked.extend(found or ())  # from now on it is used
+        return found
 
-    monkeypatch.setattr(stopwatch, "seconds", seconds)
+    take = rolled.take
+    stopwatch.took = {"torch": 1e6, "ours": 2e6 if kernel == "slow" else 5e5}
+    monkeypatch.setattr(rolled, "take", taken)
+    monkeypatch.setattr(
+        Chooser, "_replayed", lambda self, option: Answering("torch" if option.name == "torch" else "ours", 0)
+    )
     monkeypatch.setattr(Products, "compute", compute)
     monkeypatch.setattr(Products, "compile", lambda self, work, way: None)
     monkeypatch.setattr(Windows, "attend", attend)

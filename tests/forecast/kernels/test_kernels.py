@@ -99,7 +99,7 @@ def compared(histories, sampler, samples, rolling):
             paths = predictor.paths(histories, sampler, samples, rolling=rolling, seed=3)
         ids.append([[path.s1.tolist(), path.s2.tolist()] for path in paths])
     kept = decoder.kept
-    return [kept.kernel_step is not None, kept.no_kernels, ids[0] == ids[1], sorted(c.way for c in kept.choices.values())]
+    return [kept.kernel_step is not None, kept.no_kernels, ids[0] == ids[1], sorted(c.chosen for c in kept.choices.values())]
 
 """
 
@@ -172,8 +172,8 @@ HORIZON = 8
 chosen = compared([series(37, 0)], Sampler(1.0, 0, 0.9), 2, "exact")
 full = decoder.kept_rolled
 every = [*decoder.kept.choices.values(), *full.choices.values()]
-refused = [one.name + one.refused for part in every for one in part.timed if one.refused]
-answer(chosen=chosen, full=[full.no_kernels, [c.way for c in full.choices.values()]], refused=refused, unusable="")
+refused = [one.name + one.refused for part in every for one in part.trials if one.refused]
+answer(chosen=chosen, full=[full.no_kernels, [c.chosen for c in full.choices.values()]], refused=refused, unusable="")
 """
 
 

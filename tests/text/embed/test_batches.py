@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytorch.errors import OutOfMemory, UsageError
+from anytorch.measured import store
+from anytorch.measured.verdict import Question
 from anytorch.text.embed.budget import GAIN, SAMPLES, Budget, Work
 from anytorch.text.embed.protocol import Encoder, batches
 from anytorch.text.embed.runner import Job, Runner, pack
@@ -183,11 +185,28 @@ def drive(budget: Budget, rate: Callable[[int], float]) -> list[int]:
 
 
 def test_the_budget_climbs_while_it_pays() -> None:
-    budget = Budget(1024, key="k")
+    k, other = (Question("tokens per batch", name, "cpu", {"model": name}) for name in ("k", "other"))
+    budget = Budget(1024, asked=k)
     tried = drive(budget, lambda tokens: min(tokens, 8192))
     assert tried == [1024, 2048, 4096, 8192, 16384] and budget.tokens == 8192
-    assert Budget(1024, key="k").tokens == 8192 and Budget(1024, key="k").settled, "remembered"
-    assert Budget(1024, key="other").tokens == 1024
+    again = Budget(1024, asked=k)
+    assert again.tokens == 8192 and again.settled and again.source == "remembered"
+    assert Budget(1024, asked=other).tokens == 1024
+    (verdict,) = store.verdicts()
+    assert verdict.chosen == "8192" and [int(one.name) for one in verdict.trials] == tried
+
+
+def test_one_lack_of_memory_does_not_lower_the_stored_batch() -> None:
+    """Another process held the memory: the next one finds more."""
+    k = Question("tokens per batch", "k", "cpu", {"model": "k"})
+    drive(Budget(1024, asked=k), lambda tokens: min(tokens, 8192))
+    unlucky = Budget(1024, asked=k)
+    unlucky.lower(512)
+    assert unlucky.tokens == 512 and "memory ran out" in unlucky.source
+    assert Budget(1024, asked=k).tokens == 8192
+    fresh = Budget(1024, asked=Question("tokens per batch", "new", "cpu", {"model": "new"}))
+    fresh.lower(512)
+    assert len(list(store.verdicts())) == 1
 
 
 def test_the_budget_goes_down_where_small_is_as_fast() -> None:
@@ -206,12 +225,16 @@ def test_half_empty_batches_and_given_budgets_are_not_measured() -> None:
     assert given_one.tokens == 1000 and given_one.describe()["source"] == "given"
 
 
-def test_a_damaged_cache_is_not_the_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "embed-batches.json").write_text("{")
-    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
-    budget = Budget(1024, key="k")
+def test_a_damaged_store_is_not_the_end() -> None:
+    k = Question("tokens per batch", "k", "cpu", {"model": "k"})
+    drive(Budget(1024, asked=k), lambda tokens: 1.0)
+    (path,) = store.folder().iterdir()
+    path.write_text("{")
+    store.forget()
+    budget = Budget(1024, asked=k)
+    assert not budget.settled
     drive(budget, lambda tokens: 1.0)
-    assert budget.settled and (tmp_path / "embed-batches.json").read_text() == "{"
+    assert budget.settled and Budget(1024, asked=k).settled
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

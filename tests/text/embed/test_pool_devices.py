@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from tests.waiting import until
 
-from anytorch.cache import Store
 from anytorch.devices.types import Candidate, State
 from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, UnknownDevice, UsageError
+from anytorch.measured import store
+from anytorch.measured.verdict import Question, Trial, Verdict
 from anytorch.text.embed import engine as engine_module
 from anytorch.text.embed import pool_devices, pool_layout
 from anytorch.text.embed.engine import ArrowEngine
@@ -130,9 +131,9 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_processes_must_be_worth_it() -> None:
-    assert pool_layout.choose({1: 100.0, 2: 104.0}) == 1
-    assert pool_layout.choose({1: 100.0, 2: 120.0, 4: 121.0}) == 2
-    assert pool_layout.choose({1: 100.0, 2: 90.0, 4: 150.0}) == 4
+    for rates, wanted in (([100, 104], "1"), ([100, 120, 121], "2"), ([100, 90, 150], "4")):
+        trials = [Trial(str(2**place), 1 / rate) for place, rate in enumerate(rates)]
+        assert pool_layout.fastest(trials, noise=pool_layout.GAIN)[0] == wanted
     assert pool_layout.candidates(1) == [1] and pool_layout.candidates(3) == [1, 2]
 
 
@@ -142,29 +143,30 @@ def test_the_measurement_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     if cpu.usable < 2:
         assert pool_layout.best_processes(lambda count: [], spec="x")[0] == 1
         return
-    asked: list[list[int]] = []
+    asked: list[str] = []
 
-    def measure(jobs: Any, counts: list[int]) -> dict[int, float]:
-        asked.append(counts)
-        return {1: 1.0, 2: 2.0}
+    def compared(jobs: Any, counts: list[int], question: Question, budget_s: float) -> Verdict:
+        asked.append(question.facts["spec"])
+        return Verdict(question, (Trial("1", 1.0), Trial("2", 0.5)), "2", "why", budget_s)
 
-    monkeypatch.setattr(pool_layout, "measure", measure)
-    assert pool_layout.best_processes(lambda count: [], spec="x") == (
-        2,
-        "measured on this CPU, processes and their speed: 1: 1.00, 2: 2.00",
-    )
-    assert pool_layout.best_processes(lambda count: [], spec="x")[0] == 2
-    assert len(asked) == 1 and list(Store("embed-processes").entries().values()) == [2]
+    monkeypatch.setattr(pool_layout, "compared", compared)
+    for _ in range(2):
+        assert pool_layout.best_processes(lambda count: [], spec="x") == (
+            2,
+            "measured on this CPU, processes and their speed: 1: 1.00, 2: 2.00",
+        )
+    assert asked == ["x"] and [found.chosen for found in store.verdicts()] == ["2"]
     pool_layout.best_processes(lambda count: [], spec="another model")
-    assert len(asked) == 2
+    assert asked == ["x", "another model"]
 
 
 def test_measuring_with_real_processes(fake_workers: None) -> None:
     def jobs(count: int) -> list[Job]:
         return [Job("fake", {"device": "fake"}, factory="device_fakes:Encoder") for _ in range(count)]
 
-    rates = pool_layout.measure(jobs, [1, 2])
-    assert set(rates) == {1, 2} and all(rate > 0 for rate in rates.values())
+    found = pool_layout.compared(jobs, [1, 2], Question("processes", "fake", "cpu"), 60.0)
+    assert [one.name for one in found.trials] == ["1", "2"]
+    assert all(one.seconds and one.error == 0 for one in found.trials), found.explain()
 
 
 # --- the engine --------------------------------------------------------------------------------------------------------

@@ -105,9 +105,8 @@ def test_same_as_transformers(family: str, level: str, tmp_path: Path) -> None:
         for encoder.pooling in POOLINGS:
             found = encoder.run(ids, starts)
             wanted = np.stack([pooled(one, encoder.pooling) for one in expected])
-            larger = (
-                max(LENGTHS) ** 0.5 if encoder.pooling == "mean_sqrt_length" else 1
-            )  # than a mean, and so is its error
+            # Larger than a mean by the root of the length, and so is its error.
+            larger = max(LENGTHS) ** 0.5 if encoder.pooling == "mean_sqrt_length" else 1
             assert np.abs(found - wanted).max() < 2e-5 * larger, encoder.pooling
 
 

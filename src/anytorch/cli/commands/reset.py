@@ -18,10 +18,6 @@ STORES = (  # every Store of this package; a test compares the list with the sou
     "batches",
     "tiers",
     "bandwidth",
-    "encoders",
-    "embed-batches",
-    "embed-processes",
-    "forecast-kernels",
 )
 
 

@@ -21,7 +21,7 @@ from anytorch.forecast.decoding.cache import hidden
 from anytorch.forecast.decoding.decoder import Decoder
 from anytorch.forecast.decoding.replayed import Replayed
 from anytorch.forecast.decoding.sampling import Sampler
-from anytorch.forecast.kernels.choice import Choice, Chooser
+from anytorch.forecast.kernels.choice import Chooser
 from anytorch.forecast.kernels.chosen_block import ChosenBlock
 from anytorch.forecast.kernels.product_parts import take
 from anytorch.forecast.kernels.products import Layer, Products, power_of_two
@@ -37,6 +37,7 @@ from anytorch.forecast.model.fused import (
     per_sample,
     window_mask,
 )
+from anytorch.measured.verdict import Verdict
 from anytorch.recorded.graphs import Recorder
 
 log = logs.logger(__name__)
@@ -119,7 +120,7 @@ class RolledSteps:
         self.preparing = Replayed(device, record)
         self.blocks: Sequence[FusedBlock | ChosenBlock] = decoder.blocks
         self.cut: WindowCut | None = None  # of our attention; None: torch's
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, Verdict] = {}
         self.no_kernels = why_not(decoder, 1) if shape.kernels else "not asked for"
         self.tried_kernels = bool(self.no_kernels)
         self.chooser: Chooser | None = None
@@ -201,7 +202,7 @@ class RolledSteps:
             if found is None:
                 return  # they are being compiled
             self.choices = found
-            self._use(blocks, cuts[found[attending.name].way] if attending.name in found else None)
+            self._use(blocks, cuts[found[attending.name].chosen] if attending.name in found else None)
             if self.cut is None and not any(products.chosen.values()):
                 self.no_kernels = "torch's are the fastest here"
             else:

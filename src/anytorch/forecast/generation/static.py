@@ -21,9 +21,10 @@ from anytorch.forecast.decoding.ahead import Ahead
 from anytorch.forecast.decoding.cache import Cache
 from anytorch.forecast.decoding.replayed import Replayed
 from anytorch.forecast.decoding.sampling import Sampler
-from anytorch.forecast.kernels.choice import Choice, Chooser
+from anytorch.forecast.kernels.choice import Chooser
 from anytorch.forecast.kernels.row_step import SAME_VALUES, KernelStep, why_not
 from anytorch.forecast.model.fused import per_sample
+from anytorch.measured.verdict import Verdict
 from anytorch.recorded.graphs import Recorder
 from anytorch.recorded.staging import can_stage
 
@@ -77,7 +78,7 @@ class StaticSteps:
         self.runs = 0
 
     @property
-    def choices(self) -> dict[str, Choice]:
+    def choices(self) -> dict[str, Verdict]:
         """What was measured or remembered for our kernels."""
         return {} if self.kernel_step is None else self.kernel_step.choices
 

@@ -12,40 +12,29 @@ measuring itself, less than a second, is in a forecast's way.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from anytorch import logs, settings
-from anytorch._version import __version__
-from anytorch.cache import Store
-from anytorch.devices.memory import synchronize
-from anytorch.devices.oom import is_out_of_memory
-from anytorch.errors import CacheError
-from anytorch.forecast.kernels.compiling import Compiling, Key, Task
+from anytorch import settings
+from anytorch.devices.stopwatch import on_device, stopwatch_of
+from anytorch.measured.compiling import Compiling, Key, Task
+from anytorch.measured.engine import Candidate, Ready, measure
+from anytorch.measured.store import recall, remember
+from anytorch.measured.verdict import Question, Trial, Verdict, fastest
 from anytorch.recorded.graphs import Recorder
 
-log = logs.logger(__name__)
-
-MEASURE_S = 0.3  # for all parts of one shape, without compiling
+MEASURE_S = 1.5  # for all parts of one shape, without compiling
 COMPILE_S = 120.0  # what is not begun by then is not tried
-ROUNDS, REPLAYS = 3, 3
+ROUNDS, SAMPLE_S = 3, 1e-3
 # Of the answer's size. Sums of 2048 float32 products in any order stay below 1e-6; products rounded to TF32 are at 3e-4.
 MOST_ERROR = 5e-6
-WORTH = 0.97  # another way than the built-in one must take less than this share of its time
-STORE = "forecast-kernels"
-# Why a way was not timed, where it may be timed another day: such a choice is used, and not remembered.
-NOT_COMPILED, NOT_MEASURED, NO_MEMORY = (
-    "no time was left to compile it",
-    "no time was left to measure it",
-    "not enough memory",
-)
+NOISE = 0.03  # another way than the built-in one must gain more than this share
+NOT_COMPILED = "no time was left to compile it"
 NOTHING: Mapping[Key, Task] = {}
 
 
@@ -68,79 +57,13 @@ class Part:
     launches: int  # per `run`
 
 
-@dataclass(frozen=True)
-class Timed:
-    name: str
-    us: float | None = None  # microseconds per launch; None: not usable, wrong, or not tried
-    error: float | None = None
-    refused: str = ""
-
-
-@dataclass(frozen=True)
-class Choice:
-    part: str
-    way: str
-    source: Literal["measured", "remembered"]
-    timed: tuple[Timed, ...]
-
-    def __str__(self) -> str:
-        """With what the built-in way and torch's took; `timed` has the others."""
-        took = {one.name: f"{one.us:.1f} µs" for one in self.timed if one.us is not None}
-        known = dict.fromkeys((self.timed[0].name, "torch")) if self.timed else {}
-        others = "".join(f"; {name} {took[name]}" for name in known if name in took and name != self.way)
-        return f"{self.part}: {self.way}, {took.get(self.way, 'not timed')} ({self.source}{others})"
-
-
-class Budget:
-    """Seconds that may be spent."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.left, self.clock = seconds, clock
-
-    @contextmanager
-    def spend(self) -> Iterator[None]:
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.left -= self.clock() - start
-
-
-class Stopwatch:
-    """Times work on a device as replays of a recording, so that starting kernels does not decide."""
-
-    def __init__(self, device: torch.device, record: bool) -> None:
-        self.device = device
-        self.recorder = Recorder(device) if record else None
-
-    def prepared(self, name: str, run: Callable[[], Tensor]) -> Callable[[], object]:
-        if self.recorder is None or self.recorder.failed:
-            return run
-        self.recorder.record(name, run)
-        recording = self.recorder.recordings.get(name)
-        return run if recording is None else recording.replay
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Of one call, on the device."""
-        synchronize(self.device)
-        start = time.perf_counter()
-        for _ in range(REPLAYS):
-            work()
-        synchronize(self.device)
-        return (time.perf_counter() - start) / REPLAYS
-
-    def clear(self) -> None:
-        if self.recorder is not None:
-            self.recorder.clear()
-
-
 class Chooser:
     """Chooses for the parts of one shape, within one budget, when their kernels are compiled."""
 
     def __init__(self, device: torch.device, record: bool) -> None:
         self.device = device
-        self.stopwatch = Stopwatch(device, record)
-        self.measuring = Budget(MEASURE_S)
+        self.recorder = Recorder(device) if record else None
+        self.left_s = MEASURE_S
         self.compiling: Compiling | None = None
 
     @property
@@ -148,29 +71,28 @@ class Chooser:
         """Is everything compiled that was asked for?"""
         return self.compiling is not None and not self.compiling.under_way
 
-    def choose(self, parts: Sequence[Part], *, also: Mapping[Key, Task] = NOTHING) -> dict[str, Choice] | None:
+    def choose(self, parts: Sequence[Part], *, also: Mapping[Key, Task] = NOTHING) -> dict[str, Verdict] | None:
         """Part → what computes it, remembered or measured now; a part that keeps its built-in way may be missing.
 
         None while kernels are being compiled: ask again when it is `ready`. `also` are compiled with them.
         """
-        measure = bool(settings.get("measure_kernels"))
-        known = {part.name: recall(self.device, part) if measure else None for part in parts}
+        may_measure = bool(settings.get("measure_kernels"))
+        known = {part.name: self._recall(part) if may_measure else None for part in parts}
         if self.compiling is None:
-            tasks = self._tasks(parts, known, measure)
-            self.compiling = Compiling(self.device, {**tasks, **also}, COMPILE_S)
+            tasks = self._tasks(parts, known, may_measure)
+            self.compiling = Compiling({**tasks, **also}, COMPILE_S, partial(on_device, self.device))
         if not self.ready:
             return None
         self.compiling.wait()
-        found: dict[str, Choice] = {}
+        found: dict[str, Verdict] = {}
         for part in parts:
-            remembered = known[part.name]
-            if remembered is not None:
-                found[part.name] = remembered
-            elif measure:
-                found[part.name] = choice = self._measure(part, self.compiling.done)
-                if not any(one.refused in (NOT_COMPILED, NOT_MEASURED, NO_MEMORY) for one in choice.timed):
-                    keep(self.device, choice)
-                log.info("%s: %s", self.device, choice)
+            verdict = known[part.name]
+            if verdict is None and may_measure:
+                verdict = self._measure(part, self.compiling.done)
+                if not verdict.passing and not verdict.cut_short:  # else it is used, and found out another day
+                    remember(verdict)
+            if verdict is not None:
+                found[part.name] = verdict
         return found
 
     def stop(self) -> None:
@@ -178,68 +100,69 @@ class Chooser:
         if self.compiling is not None:
             self.compiling.cancel()
 
-    def _tasks(self, parts: Sequence[Part], known: Mapping[str, Choice | None], measure: bool) -> dict[Key, Task]:
+    def _tasks(self, parts: Sequence[Part], known: Mapping[str, Verdict | None], may_measure: bool) -> dict[Key, Task]:
         """What has to be compiled: all that is going to be measured; else the way that is remembered or built in."""
         tasks: dict[Key, Task] = {}
         for part, option in in_turns(parts):
             remembered = known[part.name]
-            only = remembered.way if remembered is not None else "" if measure else part.options[0].name
+            only = remembered.chosen if remembered is not None else "" if may_measure else part.options[0].name
             if option.ready is not None and only in ("", option.name):
                 tasks[part.name, option.name] = option.ready
         return tasks
 
-    def _measure(self, part: Part, compiled: set[Key]) -> Choice:
-        tried = [
-            self._try(part, option)
-            # The built-in way is tried in any case: it is what is left.
-            if place == 0 or option.ready is None or (part.name, option.name) in compiled
-            else Timed(option.name, refused=NOT_COMPILED)
-            for place, option in enumerate(part.options)
-        ]
-        ready = [
-            (place, option)
-            for place, (one, option) in enumerate(zip(tried, part.options, strict=True))
-            if not one.refused
-        ]
-        with self.measuring.spend():
-            seconds = self._time([option for _, option in ready])
-        for (place, _), took in zip(ready, seconds, strict=True):
-            if took is None:
-                tried[place] = Timed(tried[place].name, refused=NOT_MEASURED)
-            else:
-                tried[place] = Timed(tried[place].name, round(took * 1e6 / part.launches, 2), tried[place].error)
-        return Choice(part.name, decide(tried), "measured", tuple(tried))
+    def _recall(self, part: Part) -> Verdict | None:
+        return recall(question(self.device, part.name), names=[option.name for option in part.options])
 
-    def _try(self, part: Part, option: Option) -> Timed:
-        """Run it once: is it right?"""
+    def _measure(self, part: Part, compiled: set[Key]) -> Verdict:
+        watch = stopwatch_of(self.device)
+        began = watch.now()
         try:
-            error = part.error(option.run())
-        except Exception as exc:  # noqa: BLE001  (a compiler or a driver may raise anything; the reason is kept and shown)
-            if is_out_of_memory(exc):
-                return Timed(option.name, refused=NO_MEMORY)
-            first = (str(exc).splitlines() or [""])[0][:200]
-            return Timed(option.name, refused=f"{type(exc).__name__}: {first}")
-        if not error <= MOST_ERROR:  # not-a-number fails, too
-            return Timed(option.name, error=error, refused=f"off by {error:.2g} of the answer's size")
-        return Timed(option.name, error=error)
+            return measure(
+                question(self.device, part.name),
+                [self._candidate(part, place, compiled) for place in range(len(part.options))],
+                part.error,
+                most_error=MOST_ERROR,
+                stopwatch=replace(watch, seconds=lambda run, count: watch.seconds(run, count) / part.launches),
+                budget_s=self.left_s,
+                rounds=ROUNDS,
+                sample_s=SAMPLE_S / part.launches,
+                decide=decide,
+                quiet=True,
+            )
+        finally:
+            self.left_s = max(0.0, self.left_s - (watch.now() - began))
+            if self.recorder is not None:
+                self.recorder.clear()
 
-    def _time(self, options: Sequence[Option]) -> list[float | None]:
-        """The best of each, in turns, so that a busy moment hits all of them; None for what there was no time for."""
-        best: list[float | None] = [None] * len(options)
-        start, clock = self.measuring.clock(), self.measuring.clock
-        work: list[Callable[[], object]] = []
-        for number in range(ROUNDS):
-            for place, option in enumerate(options):
-                if clock() - start > self.measuring.left:
-                    break
-                if number == 0:
-                    work.append(self.stopwatch.prepared(option.name, option.run))
-                took = self.stopwatch.seconds(work[place]) if place < len(work) else None
-                earlier = best[place]
-                if took is not None:
-                    best[place] = took if earlier is None else min(earlier, took)
-        self.stopwatch.clear()
-        return best
+    def _candidate(self, part: Part, place: int, compiled: set[Key]) -> Candidate:
+        option = part.options[place]
+        # The built-in way is tried in any case: it is what is left.
+        missing = place > 0 and option.ready is not None and (part.name, option.name) not in compiled
+        ready = Ready(option.run, partial(self._replayed, option))
+        return Candidate(option.name, lambda: ready, refused=NOT_COMPILED if missing else "", passing=missing)
+
+    def _replayed(self, option: Option) -> Callable[[], object]:
+        """What is timed: the replay of a recording, so that starting kernels does not decide."""
+        if self.recorder is None or self.recorder.failed:
+            return option.run
+        self.recorder.record(option.name, option.run)
+        recording = self.recorder.recordings.get(option.name)
+        return option.run if recording is None else recording.replay
+
+
+def decide(trials: Sequence[Trial]) -> tuple[str, str]:
+    """The fastest; the built-in one (the first) unless another is faster by more than a measurement's noise. Pure."""
+    name, why = fastest(trials, noise=NOISE)
+    return name or trials[0].name, why
+
+
+def told(verdict: Verdict) -> str:
+    """One line: what was chosen, with what the built-in way and torch's took; the verdict has the others. Pure."""
+    took = {one.name: f"{one.seconds * 1e6:.1f} µs" for one in verdict.trials if one.seconds is not None}
+    known = dict.fromkeys((verdict.trials[0].name, "torch")) if verdict.trials else {}
+    others = "".join(f"; {name} {took[name]}" for name in known if name in took and name != verdict.chosen)
+    source = "remembered" if verdict.remembered else "measured"
+    return f"{verdict.question.title}: {verdict.chosen}, {took.get(verdict.chosen, 'not timed')} ({source}{others})"
 
 
 def in_turns(parts: Sequence[Part]) -> list[tuple[Part, Option]]:
@@ -248,45 +171,15 @@ def in_turns(parts: Sequence[Part]) -> list[tuple[Part, Option]]:
     return [(part, part.options[place]) for place in range(most) for part in parts if place < len(part.options)]
 
 
-def decide(timed: Sequence[Timed]) -> str:
-    """The fastest; the built-in one (the first) unless another is faster by more than a measurement's noise. Pure."""
-    first = timed[0]
-    usable = [(one.us, one.name) for one in timed if one.us is not None]
-    if not usable:
-        return first.name
-    us, name = min(usable)
-    return first.name if first.us is not None and us > first.us * WORTH else name
-
-
-# --- remembering ------------------------------------------------------------------------------------------------------
-
-
-def recall(device: torch.device, part: Part) -> Choice | None:
-    try:
-        stored = Store(STORE).get(key_of(device, part.name))
-        if stored is None:
-            return None
-        found = Choice(part.name, stored["way"], "remembered", tuple(Timed(**one) for one in stored["timed"]))
-    except (CacheError, TypeError, KeyError) as exc:
-        log.warning("the measured kernels are found out again: %s", exc)
-        return None
-    return found if found.way in [option.name for option in part.options] else None
-
-
-def keep(device: torch.device, choice: Choice) -> None:
-    body: dict[str, Any] = {"way": choice.way, "timed": [asdict(one) for one in choice.timed]}
-    try:
-        Store(STORE).put(key_of(device, choice.part), body, keep=1024)
-    except CacheError as exc:
-        log.warning("the measured kernels are not kept: %s", exc)
-
-
-def key_of(device: torch.device, part: str) -> str:
+def question(device: torch.device, part: str) -> Question:
+    """What a choice depends on."""
     try:
         triton = version("triton")
     except PackageNotFoundError:
         triton = "none"
-    return f"{__version__} {device_name(device)} torch {torch.__version__} triton {triton} float32 {part}"
+    return Question.of(
+        "forecast kernel", part, device_name(device), part=part, torch=torch.__version__, triton=triton, dtype="float32"
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytorch.forecast.kernels.choice import NOTHING, Choice, Chooser, Option, Part
-from anytorch.forecast.kernels.compiling import Key, Task
+from anytorch.forecast.kernels.choice import NOTHING, Chooser, Option, Part
 from anytorch.forecast.kernels.products import MOST_ROWS, Cut, Product, Products, Way, Work, candidates, name_of
 from anytorch.forecast.model.layers import EPS
+from anytorch.measured.compiling import Key, Task
+from anytorch.measured.verdict import Verdict
 
 CHECKED = 64  # rows and columns of an answer
 FEWEST_LAUNCHES = 8  # in one timing, also where a step has one such product
@@ -49,7 +50,7 @@ def take(
     *others: Part,
     seldom: int = 0,
     also: Mapping[Key, Task] = NOTHING,
-) -> dict[str, Choice] | None:
+) -> dict[str, Verdict] | None:
     """Choose for all products among `works`, and for other parts first; → all choices, by the names of their parts.
 
     None while their kernels (and `also`) are being compiled. For products that come up to `seldom` times fewer ways are
@@ -66,7 +67,7 @@ def take(
         return None
     for product, (part, ways) in zip(order, made, strict=True):
         if part.name in found:
-            products.chosen[product] = ways[found[part.name].way]
+            products.chosen[product] = ways[found[part.name].chosen]
     products.tidy()
     return found
 

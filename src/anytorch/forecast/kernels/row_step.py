@@ -19,7 +19,7 @@ from anytorch.forecast.decoding.decoder import Decoder
 from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.kernels import attention
 from anytorch.forecast.kernels.attention import Attention, Share
-from anytorch.forecast.kernels.choice import Choice, Chooser
+from anytorch.forecast.kernels.choice import Chooser
 from anytorch.forecast.kernels.product_parts import take
 from anytorch.forecast.kernels.products import (
     FEW_ROWS,
@@ -35,6 +35,7 @@ from anytorch.forecast.kernels.products import (
     power_of_two,
 )
 from anytorch.forecast.model.layers import EPS
+from anytorch.measured.verdict import Verdict
 
 # Largest difference of a row's context (whose values are about 1) and logits between two ways of computing in float32.
 SAME_VALUES = 1e-3
@@ -133,7 +134,7 @@ class KernelStep:
         self.built_in = self.attend.share
         self.blocks = [self.block_works(layer) for layer in layers]
         self.head_works = self.works_behind()
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, Verdict] = {}
         assert decoder.tables is not None
         self.tables = decoder.tables
         self.queries = query_table(decoder)
@@ -179,7 +180,7 @@ class KernelStep:
             return False
         self.choices = found
         if attending.name in found:
-            self.attend.share = shares[found[attending.name].way]
+            self.attend.share = shares[found[attending.name].chosen]
         self.attend.tidy()
         return True
 

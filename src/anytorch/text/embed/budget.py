@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytorch import logs
-from anytorch.cache import Store
-from anytorch.errors import CacheError
+from anytorch.measured.store import recall, remember
+from anytorch.measured.verdict import Question, Trial, Verdict, fastest
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.values import dataclass
-
-log = logs.logger(__name__)
 
 SMALLEST, LARGEST = 256, 1 << 20
 SAMPLES = 3  # timings of one size; the best counts, since a busy machine only ever makes one slower
@@ -42,23 +39,29 @@ class Work:
 class Budget:
     """The number of tokens per batch, and the search for it. Not thread-safe: its owner holds a lock.
 
-    Starts at `start`, doubles while that pays, tries halving if doubling did not, then stays and is remembered under
-    `key`. Never goes below `smallest` by itself; `limit` is what memory has been seen not to allow. With `search=False`
-    it stays at `start`, but for what memory does not allow.
+    Starts at `start`, doubles while that pays, tries halving if doubling did not, then stays and is remembered as the
+    answer to `asked`. Never goes below `smallest` by itself; `limit` is what memory has been seen not to allow, in this
+    process. With `search=False` it stays at `start`, but for what memory does not allow.
     """
 
     def __init__(
-        self, start: int, *, key: str = "", fixed: bool = False, smallest: int = SMALLEST, search: bool = True
+        self,
+        start: int,
+        *,
+        asked: Question | None = None,
+        fixed: bool = False,
+        smallest: int = SMALLEST,
+        search: bool = True,
     ) -> None:
         self.tokens = start
         self.smallest = smallest
         self.limit = LARGEST
-        self.key = key
+        self.asked = asked
         self.settled = fixed or not search
         self.source = "given" if fixed else "default" if search else "whole chunks of the encoder's"
         self._rates: dict[int, list[float]] = {}
-        if not fixed and key and (known := _recall(key)) is not None:
-            self.tokens, self.settled, self.source = known, True, "remembered"
+        if not fixed and asked is not None and (known := recall(asked)) is not None:
+            self.tokens, self.settled, self.source = int(known.chosen), True, "remembered"
 
     def record(self, tokens: int, work: float, seconds: float) -> None:
         """One batch's time. Batches that did not come near the budget say nothing about it."""
@@ -70,47 +73,29 @@ class Budget:
             self._step()
 
     def _step(self) -> None:
-        best = {size: max(rates) for size, rates in self._rates.items() if len(rates) >= SAMPLES}
-        sizes = sorted(best)
-        chosen = sizes[0]
-        for size in sizes[1:]:
-            if best[size] > best[chosen] * GAIN:
-                chosen = size
+        trials = [
+            Trial(str(size), 1.0 / max(rates), repeats=len(rates))  # seconds for one multiply-add
+            for size, rates in sorted(self._rates.items())
+            if len(rates) >= SAMPLES
+        ]
+        name, why = fastest(trials, noise=GAIN - 1)
+        tried, chosen = [int(one.name) for one in trials], int(name)
         larger, smaller = chosen * 2, chosen // 2
-        if larger not in best and larger <= self.limit and chosen == sizes[-1]:
+        if larger not in tried and larger <= self.limit and chosen == tried[-1]:
             self.tokens = larger
-        elif smaller not in best and smaller >= self.smallest and chosen == sizes[0]:
+        elif smaller not in tried and smaller >= self.smallest and chosen == tried[0]:
             self.tokens = smaller
         else:
             self.tokens, self.settled, self.source = chosen, True, "measured"
-            log.info("batches of %d tokens are the fastest here: %s", chosen, {k: f"{v:.3g}" for k, v in best.items()})
-            _keep(self.key, chosen)
+            if self.asked is not None:
+                remember(Verdict(self.asked, tuple(trials), name, why))
 
     def lower(self, tokens: int) -> None:
-        """So many tokens fitted into memory where the budget did not."""
+        """So many tokens fitted into memory where the budget did not. It holds for this process: another has other room."""
         self.limit = tokens
         self.tokens = min(self.tokens, self.limit)
         self._rates = {size: rates for size, rates in self._rates.items() if size <= self.limit}
         self.settled, self.source = True, "lowered: memory ran out above it"
-        _keep(self.key, self.tokens)
 
     def describe(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "source": self.source if self.settled else f"{self.source}, being measured"}
-
-
-def _recall(key: str) -> int | None:
-    try:
-        stored = Store("embed-batches").get(key)
-    except CacheError as exc:
-        log.warning("%s", exc.message)
-        return None
-    return stored if isinstance(stored, int) and 1 <= stored <= LARGEST else None
-
-
-def _keep(key: str, tokens: int) -> None:
-    if not key:
-        return
-    try:
-        Store("embed-batches").put(key, tokens, keep=1000)
-    except CacheError as exc:
-        log.warning("%s", exc.message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 from anytorch.devices.choose import callers_level
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import DeviceFallbackWarning, OutOfMemory, UsageError
+from anytorch.measured.verdict import Question
 from anytorch.text.embed.budget import LARGEST, SMALLEST, Budget
 from anytorch.text.embed.place import CPU, Place, build_encoder, choose_place
 from anytorch.text.embed.protocol import Encoder
@@ -82,12 +82,12 @@ class Building:
             return Budget(asked, fixed=True)
         chunk = getattr(encoder, "chunk_tokens", None)
         if not self.on_cpu and chunk:  # it cuts its batches itself: a batch only has to be a few of its chunks
-            return Budget(BATCH_CHUNKS * chunk, key=f"{chunk}-{self._key()}", search=False)
+            return Budget(BATCH_CHUNKS * chunk, asked=self._question(chunk), search=False)
         if not self.on_cpu:
-            return Budget(DEVICE_TOKENS, key=self._key(), smallest=DEVICE_TOKENS // 16)
+            return Budget(DEVICE_TOKENS, asked=self._question(), smallest=DEVICE_TOKENS // 16)
         # A batch is shared out among the threads: each needs enough to be busy for a while.
         threads = encoder.describe().get("threads") or 1
-        return Budget(max(CPU_TOKENS, 1024 * threads), key=self._key(), smallest=512 * threads)
+        return Budget(max(CPU_TOKENS, 1024 * threads), asked=self._question(), smallest=512 * threads)
 
     def _choose(self, device: str | None) -> list[Place]:
         if self._devices is None:
@@ -116,11 +116,18 @@ class Building:
         self.note(message)
         warnings.warn(DeviceFallbackWarning(message), stacklevel=callers_level())
 
-    def _key(self) -> str:
+    def _question(self, chunk: int = 0) -> Question:
         """What the best batch depends on: the model's shape, the device, how it computes."""
-        facts = (self._recipe.spec, self.places, self.quantization, self._dtype, self._threads, self._pooling)
-        from_device = self.why
-        return hashlib.sha256(repr((facts, from_device)).encode()).hexdigest()[:24]
+        spec = self._recipe.spec
+        return Question.of(
+            "tokens per batch",
+            f"{spec.family} encoder of {spec.layers} layers of {spec.width}",
+            self.place.id,
+            chunk=chunk,
+            spec=repr(spec),
+            places=repr(self.places),
+            how=repr((self.quantization, self._dtype, self._threads, self._pooling, self.why)),
+        )
 
 
 def check_tokens(asked: int | str) -> None:

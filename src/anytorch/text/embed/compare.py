@@ -188,7 +188,8 @@ def _rough_scores(
         underflow = queries.shape[1] * float(np.finfo(np.float32).tiny)
         if kind == "dot":
             return rough, unit * lengths * longest + underflow
-        return 2 * rough - squares[:, None] - squares_of_block, unit * np.square(lengths + longest) + underflow
+        estimates: npt.NDArray[np.float32] = 2 * rough - squares[:, None] - squares_of_block
+        return estimates, unit * np.square(lengths + longest) + underflow
 
 
 def _row_scores(
@@ -204,5 +205,5 @@ def _row_scores(
     for begin in range(0, len(which), at_once):
         rows = block[which[begin : begin + at_once]]
         made.append(-distances(query, rows) if kind == "euclidean" else dot_scores(query, rows))
-    found = np.concatenate(made)
+    found: npt.NDArray[np.float32] = np.concatenate(made)
     return np.clip(found, -1.0, 1.0, out=found) if kind == "cosine" else found

@@ -39,21 +39,24 @@ class ExactProduct:
         with np.errstate(invalid="ignore", over="ignore"):
             large, small, exponents = _whole_numbers(vectors, self._bits)
             sums = large @ self._large + np.ldexp(large @ self._small + small @ self._large, -self._bits)
-            return np.ldexp(sums, exponents + self._exponents).astype(np.float32)
+            made: Vectors = np.ldexp(sums, exponents + self._exponents).astype(np.float32)
+            return made
 
 
 def dot_scores(vector: Vectors, rows: Vectors) -> Vectors:
     """The dot product of a vector with each row."""
     import numpy as np
 
-    return (_doubles(rows) * _doubles(vector)).sum(axis=1).astype(np.float32)
+    made: Vectors = (_doubles(rows) * _doubles(vector)).sum(axis=1).astype(np.float32)
+    return made
 
 
 def distances(vector: Vectors, rows: Vectors) -> Vectors:
     """The Euclidean distance of a vector from each row."""
     import numpy as np
 
-    return np.sqrt(np.square(_doubles(rows) - _doubles(vector)).sum(axis=1)).astype(np.float32)
+    made: Vectors = np.sqrt(np.square(_doubles(rows) - _doubles(vector)).sum(axis=1)).astype(np.float32)
+    return made
 
 
 def _whole_numbers(rows: Vectors, bits: int) -> tuple[Doubles, Doubles, npt.NDArray[np.int32]]:

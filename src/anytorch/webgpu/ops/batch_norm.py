@@ -17,10 +17,9 @@ from anytorch.gpu.wgsl.norm import (
 )
 from anytorch.webgpu.copies import contiguous, narrowed, on_layout
 from anytorch.webgpu.dtypes import name_of
-from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import check_devices, launch
+from anytorch.webgpu.launch import NoKernel, check_devices, launch
 from anytorch.webgpu.ops.norms import Gradients, Maybe, floats
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
@@ -68,7 +67,7 @@ def batch_norm(
     op = aten.native_batch_norm.default
     check_devices(op, input, weight, bias, running_mean, running_var)
     if not floats(input, weight, bias, running_mean, running_var):
-        return fallback(op, input, weight, bias, running_mean, running_var, training, momentum, eps)  # type: ignore[no-any-return]
+        raise NoKernel
     channels = input.size(1)
     if training:
         dims = [d for d in range(input.dim()) if d != 1]
@@ -110,9 +109,7 @@ def batch_norm_backward(
     op = aten.native_batch_norm_backward.default
     check_devices(op, grad_out, input, weight, running_mean, running_var)
     if not floats(grad_out, input, weight, running_mean, running_var):
-        return fallback(  # type: ignore[no-any-return]
-            op, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
-        )
+        raise NoKernel
     channels = input.size(1)
     if train:
         assert save_mean is not None and save_invstd is not None
@@ -147,64 +144,21 @@ def batch_norm_backward(
     )
 
 
-def _no_stats(
-    input: torch.Tensor, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return batch_norm(input, weight, bias, None, None, training, momentum, eps)
-
-
-def _no_training(
-    input: torch.Tensor,
-    weight: Maybe,
-    bias: Maybe,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
-
-
 def _with_update(
-    input: torch.Tensor,
-    weight: Maybe,
-    bias: Maybe,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The newer form: a fourth result is room a vendor's library may want for backward; we want none."""
-    reserve = new_contiguous((0,), torch.uint8)
-    return *batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps), reserve
-
-
-def _with_update_backward(
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    weight: Maybe,
-    running_mean: Maybe,
-    running_var: Maybe,
-    save_mean: Maybe,
-    save_var: Maybe,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: torch.Tensor,
-) -> Gradients:
-    return batch_norm_backward(
-        grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
-    )
+    input: torch.Tensor, weight: Maybe, bias: Maybe, mean: Maybe, variance: Maybe, *rest: float
+) -> tuple[torch.Tensor, ...]:
+    """The newer form, always in training: a fourth result is room a vendor's library may want for backward; we want none."""
+    return *batch_norm(input, weight, bias, mean, variance, True, *rest), new_contiguous((0,), torch.uint8)
 
 
 KERNELS: dict[str, Any] = {
     "native_batch_norm": batch_norm,
     "native_batch_norm_backward": batch_norm_backward,
     "_native_batch_norm_legit": batch_norm,
-    "_native_batch_norm_legit.no_stats": _no_stats,
-    "_native_batch_norm_legit_no_training": _no_training,
+    "_native_batch_norm_legit.no_stats": lambda x, w, b, *rest: batch_norm(x, w, b, None, None, *rest),
+    "_native_batch_norm_legit_no_training": lambda x, w, b, m, v, *rest: batch_norm(x, w, b, m, v, False, *rest),
     "_batch_norm_with_update": _with_update,
-    "batch_norm_backward": _with_update_backward,
+    "batch_norm_backward": lambda *args: batch_norm_backward(*args[:-1]),  # without that room
 }
 
 

@@ -28,7 +28,7 @@ from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.forms import KEY, with_out
 from anytorch.webgpu.indexed import Index, gather, make_plan, positions, scatter
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import check_devices, made_by, result_of
+from anytorch.webgpu.launch import NoKernel, check_devices, made_by, result_of
 from anytorch.webgpu.tensors import NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -130,11 +130,6 @@ def selecting(target: torch.Tensor, dim: int, index: torch.Tensor) -> Place:
     return Place(size, [None if d == dim else d for d in range(len(size))], [(flat, steps, dim)])
 
 
-def on_the_cpu(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    result: torch.Tensor = fallback(op, *args, **kwargs)
-    return result
-
-
 def ours(op: Any, tensor: torch.Tensor) -> torch.Tensor:
     """A CPU scalar comes along; any other tensor of another device is an error."""
     check_devices(op, tensor)
@@ -234,7 +229,7 @@ def gather_out(
         return out
     whole, dim = on_dimension(ours(op, source), dim)
     if not usable(op, index):
-        return on_the_cpu(op, source, dim, index, sparse_grad=sparse_grad, out=out)
+        raise NoKernel
     place = along(dim, index.unsqueeze(0) if index.dim() == 0 else index)
     place.check(op, whole)
     shares = index.data_ptr() >> SHIFT == out.data_ptr() >> SHIFT
@@ -299,7 +294,7 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
         read = place.read(whole)
     except BindingTooLarge:
         pieced = _from_pieces(whole, dim, index)
-        read = on_the_cpu(op, source, dim, index) if pieced is None else pieced
+        read = fallback(op, source, dim, index) if pieced is None else pieced
     return read.reshape(()) if source.dim() == 0 else read
 
 
@@ -335,7 +330,7 @@ def flat_place(index: torch.Tensor) -> Place:
 def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     op = aten.take.default
     if not usable(op, index):
-        return on_the_cpu(op, source, index)
+        raise NoKernel
     if source.numel() == 0 and index.numel():
         raise IndexError("take(): tried to take from an empty tensor")
     place, flat = flat_place(index), ours(op, source).reshape(-1)

@@ -14,7 +14,7 @@ from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.forms import register_with_out
-from anytorch.webgpu.launch import check_devices, launch
+from anytorch.webgpu.launch import NoKernel, check_devices, launch
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.tensors import aten, new_contiguous
 
@@ -62,7 +62,7 @@ def _forward(op: Any) -> Callable[..., Any]:
         if error:
             raise ValueError(error) if "mismatch" in error and self.dim() > 1 else RuntimeError(error)
         if not _fits(self, target, weight, ignore_index):
-            return fallback(op, self, target, weight, reduction, ignore_index)  # type: ignore[no-any-return]
+            raise NoKernel
         size = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
         losses, weights = _pick(self, target, weight, ignore_index, math.prod(size))
         if reduction == NONE:
@@ -107,7 +107,7 @@ def _backward(op: Any) -> Callable[..., Any]:
         check_devices(op, grad_output, self, target, weight, total_weight)
         same = grad_output.dtype is total_weight.dtype
         if not same or not _fits(self, target, weight, ignore_index):
-            return fallback(op, grad_output, self, target, weight, reduction, ignore_index, total_weight)  # type: ignore[no-any-return]
+            raise NoKernel
         out = new_contiguous(self.shape, word_dtype(self.dtype))
         if not out.numel():
             return narrowed(out, self.dtype)

@@ -10,13 +10,13 @@ import torch
 from anytorch.webgpu.forms import with_out
 from anytorch.webgpu.indexed import positions
 from anytorch.webgpu.kernels import register_kernels
+from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
     checking,
     combinable,
     constant,
     index_tensor,
-    on_the_cpu,
     ours,
     selecting,
     take,
@@ -70,7 +70,7 @@ def embedding_dense_backward(
 ) -> torch.Tensor:
     op = aten.embedding_dense_backward.default
     if not usable(op, indices) or not combinable(gradient.dtype, "sum"):
-        return on_the_cpu(op, gradient, indices, num_weights, padding_idx, scale_grad_by_freq)
+        raise NoKernel
     width = gradient.size(-1)
     flat, rows = indices.reshape(-1), gradient.reshape(-1, width)
     if padding_idx >= 0:
@@ -86,10 +86,9 @@ def embedding_dense_backward(
 
 
 def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    op = aten.bincount.default
     plain = weights is None or weights.dtype is torch.float32
     if source.dtype not in INDEX_DTYPES or source.dim() != 1 or not plain or minlength < 0 or source.numel() == 0:
-        return on_the_cpu(op, source, weights, minlength)
+        raise NoKernel
     if int(source.amin().item()) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     size = max(int(source.amax().item()) + 1, minlength)

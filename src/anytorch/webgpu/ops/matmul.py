@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -206,7 +207,7 @@ def vdot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return dot(x, y)
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "mm": mm,
     "bmm": bmm,
     "addmm": addmm,
@@ -221,8 +222,8 @@ def register(library: torch.library.Library) -> None:
     # Both keys: with autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
     library.impl("linear", linear, "AutogradPrivateUse1")
     library.impl("linear", linear, KEY)
-    library.impl("dot", dot, KEY)
-    library.impl("vdot", vdot, KEY)
+    library.impl("dot", halving(aten.dot.default, dot), KEY)
+    library.impl("vdot", halving(aten.vdot.default, vdot), KEY)
     for name, kernel in KERNELS.items():
         kernel = halving(op_of(name), kernel)
         library.impl(name, kernel, KEY)

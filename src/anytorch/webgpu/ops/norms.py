@@ -24,11 +24,10 @@ from anytorch.gpu.wgsl.norm import (
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import usable
-from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.forms import KEY
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import check_devices, infer, made_by
+from anytorch.webgpu.launch import NoKernel, check_devices, infer, made_by
 from anytorch.webgpu.rows import Inputs, row_plan, run_rows
 from anytorch.webgpu.tensors import aten, new_contiguous
 
@@ -62,13 +61,18 @@ def _layer(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe
 ) -> tuple[tuple[int, int, int], list[int]] | None:
     """The rows, and the statistics' size; None for dtypes the CPU must do. Shapes that do not fit raise."""
-    op = aten.native_layer_norm.default
-    check_devices(op, input, weight, bias)
-    if not floats(input, weight, bias):
-        return None
-    infer(op, input, list(normalized_shape), weight, bias, 0.0)
-    size = [*input.shape[: input.dim() - len(normalized_shape)], *[1] * len(normalized_shape)]
-    return (math.prod(size), math.prod(normalized_shape), 1), size
+    present = [t for t in (input, weight, bias) if t is not None]
+    key = ("layer", tuple(normalized_shape), bias is None, *[(t.dtype, t.size(), t.device) for t in present])
+    found = plans[key]
+    if found is None:
+        op = aten.native_layer_norm.default
+        check_devices(op, *present)
+        if not floats(*present):
+            return None
+        infer(op, input, list(normalized_shape), weight, bias, 0.0)
+        size = [*input.shape[: input.dim() - len(normalized_shape)], *[1] * len(normalized_shape)]
+        found = plans[key] = (math.prod(size), math.prod(normalized_shape), 1), size
+    return found  # type: ignore[no-any-return]
 
 
 def layer_norm(
@@ -76,8 +80,7 @@ def layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     found = _layer(input, normalized_shape, weight, bias)
     if found is None:
-        op = aten.native_layer_norm.default
-        return fallback(op, input, normalized_shape, weight, bias, eps)  # type: ignore[no-any-return]
+        raise NoKernel
     geometry, size = found
     mean, rstd = new_contiguous(size, torch.float32), new_contiguous(size, torch.float32)
     if geometry[0] and not geometry[1]:
@@ -164,7 +167,7 @@ def layer_norm_backward(
     op = aten.native_layer_norm_backward.default
     check_devices(op, grad_out, input, mean, rstd, weight, bias)
     if not floats(grad_out, input, weight, mean):
-        return fallback(op, grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)  # type: ignore[no-any-return]
+        raise NoKernel
     length = math.prod(normalized_shape)
     rows = math.prod(input.shape[: input.dim() - len(normalized_shape)])
     grad, x = contiguous(grad_out), contiguous(input)
@@ -227,7 +230,7 @@ def rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     found = _layer(input, normalized_shape, weight, None)
     if found is None:
-        return fallback(aten._fused_rms_norm.default, input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
+        raise NoKernel
     geometry, size = found
     rstd = new_contiguous(size, torch.float32)
     out = run_rows(
@@ -304,7 +307,7 @@ def group_norm(
     op = aten.native_group_norm.default
     check_devices(op, input, weight, bias)
     if not floats(input, weight, bias):
-        return fallback(op, input, weight, bias, N, C, HxW, group, eps)  # type: ignore[no-any-return]
+        raise NoKernel
     infer(op, input, weight, bias, N, C, HxW, group, eps)
     mean, rstd = new_contiguous((N, group), torch.float32), new_contiguous((N, group), torch.float32)
     if N and not HxW:
@@ -339,7 +342,7 @@ def group_norm_backward(
     op = aten.native_group_norm_backward.default
     check_devices(op, grad_out, input, mean, rstd, weight)
     if not floats(grad_out, input, weight, mean):
-        return fallback(op, grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)  # type: ignore[no-any-return]
+        raise NoKernel
     channels = C // group
     grad, x = contiguous(grad_out), contiguous(input)
     mean, rstd = contiguous(mean), contiguous(rstd)

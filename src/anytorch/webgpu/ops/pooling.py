@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from anytorch.webgpu.copies import narrowed
 from anytorch.webgpu.dtypes import FLOATS, name_of, usable
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.forms import KEY, register_with_out
-from anytorch.webgpu.launch import infer
+from anytorch.webgpu.launch import NoKernel, infer
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.per_element import new_words, per_element
 from anytorch.webgpu.tensors import aten
@@ -46,7 +47,7 @@ def _numbers(x: torch.Tensor, y: torch.Tensor, rank: int) -> list[tuple[str, str
 def _maximum(op: Any, x: torch.Tensor, args: Sequence[Any], rank: int, window: wgsl.Window) -> Any:
     made, places = infer(op, x, *args)
     if not usable(x.dtype, torch.int64):
-        return fallback(op, x, *args)
+        raise NoKernel
     y, index = new_words(made), new_words(places)
     body = wgsl.maximum(window, KINDS[name_of(x.dtype)].compute, "i64")
     per_element([("x", x)], [("y", y), ("index", index)], _numbers(x, y, rank), y.numel(), body)
@@ -56,27 +57,21 @@ def _maximum(op: Any, x: torch.Tensor, args: Sequence[Any], rank: int, window: w
 def _average(op: Any, x: torch.Tensor, args: Sequence[Any], rank: int, window: wgsl.Window) -> torch.Tensor:
     made = infer(op, x, *args)
     if x.dtype not in FLOATS or not usable(x.dtype):
-        there: torch.Tensor = fallback(op, x, *args)
-        return there
+        raise NoKernel
     y = new_words(made)
     per_element([("x", x)], [("y", y)], _numbers(x, y, rank), y.numel(), wgsl.average(window))
     return narrowed(y, x.dtype)
 
 
 def _backward(
-    op: Any,
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    args: Sequence[Any],
-    rank: int,
-    window: wgsl.Window,
-    index: torch.Tensor | None = None,
+    op: Any, gradient: torch.Tensor, x: torch.Tensor, args: Sequence[Any], rank: int, window: wgsl.Window
 ) -> torch.Tensor:
+    """The last argument of a maximum's gradient is where each was found."""
     made = infer(op, gradient, x, *args)
+    index = args[-1] if args and isinstance(args[-1], torch.Tensor) else None
     needed = (x.dtype, torch.int64) if index is not None else (x.dtype,)
     if x.dtype not in FLOATS or gradient.dtype is not x.dtype or not usable(*needed):
-        there: torch.Tensor = fallback(op, gradient, x, *args)
-        return there
+        raise NoKernel
     result = new_words(made)
     if gradient.numel() == 0:
         return narrowed(result.zero_(), x.dtype)
@@ -90,118 +85,59 @@ def _backward(
     return narrowed(result, x.dtype)
 
 
-def _fixed(rank: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1, **more: Any) -> wgsl.Window:
-    return wgsl.Window(
-        False,
-        _triple(kernel, rank, 1),
-        _triple(stride if stride not in (None, [], ()) else kernel, rank, 1),
-        _triple(padding, rank, 0),
-        _triple(dilation, rank, 1),
-        **more,
-    )
+# A window from the arguments that follow the tensors.
 
 
-def _max_pool(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    op = getattr(aten, f"max_pool{rank}d_with_indices").default
-    backward_op = getattr(aten, f"max_pool{rank}d_with_indices_backward").default
-
-    def forward(
-        x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-    ) -> Any:
-        args = (kernel, list(stride), padding, dilation, ceil_mode)
-        return _maximum(op, x, args, rank, _fixed(rank, kernel, stride, padding, dilation))
-
-    def backward(
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        ceil_mode: bool,
-        indices: torch.Tensor,
-    ) -> torch.Tensor:
-        window = _fixed(rank, kernel, stride, padding, dilation)
-        args = (kernel, list(stride), padding, dilation, ceil_mode, indices)
-        return _backward(backward_op, gradient, x, args, rank, window, indices)
-
-    return forward, backward
+def _max_window(
+    rank: int, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, *index: Any
+) -> wgsl.Window:
+    steps = _triple(stride or kernel, rank, 1)
+    return wgsl.Window(False, _triple(kernel, rank, 1), steps, _triple(padding, rank, 0), _triple(dilation, rank, 1))
 
 
-def _avg_pool(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    op = getattr(aten, f"avg_pool{rank}d").default
-    backward_op = getattr(aten, f"avg_pool{rank}d_backward").default
-
-    def forward(
-        x: torch.Tensor,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> torch.Tensor:
-        window = _fixed(rank, kernel, stride, padding, include_padding=count_include_pad, divisor=divisor_override or 0)
-        args = (kernel, list(stride), padding, ceil_mode, count_include_pad, divisor_override)
-        return _average(op, x, args, rank, window)
-
-    def backward(
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> torch.Tensor:
-        window = _fixed(rank, kernel, stride, padding, include_padding=count_include_pad, divisor=divisor_override or 0)
-        args = (kernel, list(stride), padding, ceil_mode, count_include_pad, divisor_override)
-        return _backward(backward_op, gradient, x, args, rank, window)
-
-    return forward, backward
+def _avg_window(
+    rank: int,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> wgsl.Window:
+    window = _max_window(rank, kernel, stride, padding)
+    return replace(window, include_padding=count_include_pad, divisor=divisor_override or 0)
 
 
-ADAPTIVE = wgsl.Window(adaptive=True)
+def _adaptive_window(rank: int, *args: Any) -> wgsl.Window:
+    return wgsl.Window(adaptive=True)
 
 
-def _adaptive_avg(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    op = getattr(aten, f"_adaptive_avg_pool{rank}d").default
-    backward_op = getattr(aten, f"_adaptive_avg_pool{rank}d_backward").default
+def _kernel(op: Any, compute: Callable[..., Any], rank: int, tensors: int, window: Callable[..., Any]) -> Any:
+    """The kernel of an op whose first `tensors` arguments are what it computes from, the others its window's."""
 
-    def forward(x: torch.Tensor, output_size: Any) -> torch.Tensor:
-        return _average(op, x, (list(output_size),), rank, ADAPTIVE)
+    def kernel(*given: Any) -> Any:
+        args = [list(value) if isinstance(value, tuple) else value for value in given[tensors:]]
+        return compute(op, *given[:tensors], args, rank, window(rank, *args))
 
-    def backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return _backward(backward_op, gradient, x, (), rank, ADAPTIVE)
-
-    return forward, backward
+    return kernel
 
 
-def _adaptive_max(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    op = getattr(aten, f"adaptive_max_pool{rank}d").default
-    backward_op = getattr(aten, f"adaptive_max_pool{rank}d_backward").default
-
-    def forward(x: torch.Tensor, output_size: Any) -> Any:
-        return _maximum(op, x, (list(output_size),), rank, ADAPTIVE)
-
-    def backward(gradient: torch.Tensor, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return _backward(backward_op, gradient, x, (indices,), rank, ADAPTIVE, indices)
-
-    return forward, backward
+POOLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "max_pool{}d_with_indices": (_maximum, _max_window),
+    "avg_pool{}d": (_average, _avg_window),
+    "_adaptive_avg_pool{}d": (_average, _adaptive_window),
+    "adaptive_max_pool{}d": (_maximum, _adaptive_window),
+}
 
 
 def register(library: torch.library.Library) -> None:
-    for rank in (2, 3):
-        for name, kernels in (
-            (f"max_pool{rank}d_with_indices", _max_pool(rank)),
-            (f"avg_pool{rank}d", _avg_pool(rank)),
-            (f"_adaptive_avg_pool{rank}d", _adaptive_avg(rank)),
-            (f"adaptive_max_pool{rank}d", _adaptive_max(rank)),
-        ):
-            for each, kernel in zip((name, f"{name}_backward"), kernels, strict=True):
+    for pattern, (forward, window) in POOLS.items():
+        for rank in (2, 3):
+            name = pattern.format(rank)
+            for each, compute, tensors in ((name, forward, 1), (f"{name}_backward", _backward, 2)):
                 op = getattr(aten, each).default
+                kernel = halving(op, _kernel(op, compute, rank, tensors, window), fallback)
                 if name.startswith("_"):
-                    library.impl(op, halving(op, kernel), KEY)
+                    library.impl(op, kernel, KEY)
                 else:
-                    register_with_out(library, op, halving(op, kernel))
+                    register_with_out(library, op, kernel)

@@ -15,7 +15,7 @@ from anytorch.webgpu.dtypes import name_of, usable
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import find_fold, reduce_dims
 from anytorch.webgpu.forms import op_of, register_with_out
-from anytorch.webgpu.launch import infer
+from anytorch.webgpu.launch import NoKernel, infer
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.tensors import aten
 
@@ -101,7 +101,7 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
         dtypes, size = [result.dtype for result in results], results[0].size()
         chosen = reduction.choose(values, dtypes) if usable(x.dtype, *dtypes) else None
         if chosen is None:
-            return fallback(op, *args, **kwargs)
+            raise NoKernel
         name, scalars, compute = chosen
         if name in ("amax", "amin") and not x.numel() and size.numel():
             raise RuntimeError(
@@ -147,7 +147,7 @@ def _dims(op: Any, dim: Any, rank: int) -> Sequence[int]:
 def _aminmax(self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     low, _ = infer(aten.aminmax.default, self, dim=dim, keepdim=keepdim)
     if not usable(low.dtype):
-        return fallback(aten.aminmax.default, self, dim=dim, keepdim=keepdim)
+        raise NoKernel
     dims = range(self.dim()) if dim is None else ((dim % self.dim(),) if self.dim() else ())
     return tuple(reduce_dims(name, (self,), dims, [low.dtype], low.size())[0] for name in ("amin", "amax"))
 

@@ -12,7 +12,8 @@ from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, word_dtype
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.forms import KEY, register_with_out
-from anytorch.webgpu.launch import check_devices, infer
+from anytorch.webgpu.launch import NoKernel, check_devices, infer
+from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.per_element import per_element
 from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
 
@@ -54,39 +55,24 @@ def _numbers(x: Sequence[int], y: Sequence[int], scales: Sequence[float]) -> lis
 
 
 def _upsample(op: Any, mode: str, rank: int, aligning: bool) -> Callable[..., torch.Tensor]:
-    def kernel(x: torch.Tensor, output_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
-        values = _arguments(op, 2, rest, named)
+    """The kernel of an op or of its gradient, which has the input's size before the scales."""
+    backward = op._schema.name.endswith("_backward")
+
+    def kernel(given: torch.Tensor, output_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        sizes = [list(output_size), *[list(size) for size in rest[:backward]]]
+        values = _arguments(op, 1 + len(sizes), rest[backward:], named)
         align = bool(values[0]) if aligning else False
-        given = values[1:] if aligning else values
-        made = infer(op, x, list(output_size), *values)
-        if x.dtype not in FLOATS or not computable(x.dtype):
-            there: torch.Tensor = fallback(op, x, output_size, *values)
-            return there
-        y = new_contiguous(made.size(), word_dtype(x.dtype))
-        scales = _scales(x.shape[2:], y.shape[2:], align, given)
+        made = infer(op, given, *sizes, *values)
+        if given.dtype not in FLOATS or not computable(given.dtype):
+            raise NoKernel
+        result = new_contiguous(made.size(), word_dtype(given.dtype))
+        x, y = (result, given) if backward else (given, result)
+        scales = _scales(x.shape[2:], y.shape[2:], align, values[1:] if aligning else values)
         numbers = _numbers(x.shape[2:], y.shape[2:], scales)
         functions = wgsl.interpolation(mode, align)
-        per_element([("x", contiguous(x))], [("y", y)], numbers, y.numel(), wgsl.forward(mode, rank), functions)
-        return _laid_out(y, made)
-
-    return kernel
-
-
-def _upsample_backward(op: Any, mode: str, rank: int, aligning: bool) -> Callable[..., torch.Tensor]:
-    def kernel(g: torch.Tensor, output_size: Any, input_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
-        values = _arguments(op, 3, rest, named)
-        align = bool(values[0]) if aligning else False
-        given = values[1:] if aligning else values
-        made = infer(op, g, list(output_size), list(input_size), *values)
-        if g.dtype not in FLOATS or not computable(g.dtype):
-            there: torch.Tensor = fallback(op, g, output_size, input_size, *values)
-            return there
-        x = new_contiguous(made.size(), word_dtype(g.dtype))
-        scales = _scales(x.shape[2:], g.shape[2:], align, given)
-        numbers = _numbers(x.shape[2:], g.shape[2:], scales)
-        functions = wgsl.interpolation(mode, align)
-        per_element([("g", contiguous(g))], [("x", x)], numbers, x.numel(), wgsl.backward(mode, rank), functions)
-        return _laid_out(x, made)
+        body, names = (wgsl.backward(mode, rank), "gx") if backward else (wgsl.forward(mode, rank), "xy")
+        per_element([(names[0], contiguous(given))], [(names[1], result)], numbers, result.numel(), body, functions)
+        return _laid_out(result, made)
 
     return kernel
 
@@ -118,8 +104,7 @@ def _pad(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
     def kernel(x: torch.Tensor, padding: Any) -> torch.Tensor:
         made = infer(op, x, list(padding))
         if not computable(x.dtype):
-            there: torch.Tensor = fallback(op, x, padding)
-            return there
+            raise NoKernel
         y = new_contiguous(made.size(), word_dtype(x.dtype))
         numbers = _padding_numbers(x.shape, y.shape, padding)
         functions = wgsl.padding_source(mode)
@@ -133,8 +118,7 @@ def _pad_backward(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
     def kernel(g: torch.Tensor, x: torch.Tensor, padding: Any) -> torch.Tensor:
         made = infer(op, g, x, list(padding))
         if x.dtype not in FLOATS or not computable(x.dtype):
-            there: torch.Tensor = fallback(op, g, x, padding)
-            return there
+            raise NoKernel
         result = new_contiguous(made.size(), word_dtype(x.dtype))
         numbers = _padding_numbers(x.shape, g.shape, padding)
         body = wgsl.padding_backward(mode, rank)
@@ -163,8 +147,7 @@ def im2col(x: torch.Tensor, kernel_size: Any, dilation: Any, padding: Any, strid
     op = aten.im2col.default
     made = infer(op, x, list(kernel_size), list(dilation), list(padding), list(stride))
     if x.dtype not in FLOATS or not computable(x.dtype):
-        there: torch.Tensor = fallback(op, x, kernel_size, dilation, padding, stride)
-        return there
+        raise NoKernel
     geometry = (_pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
     height, width = x.shape[-2:]
     places = _places(height, width, *geometry)
@@ -180,8 +163,7 @@ def col2im(
     op = aten.col2im.default
     made = infer(op, y, list(output_size), list(kernel_size), list(dilation), list(padding), list(stride))
     if y.dtype not in FLOATS or not computable(y.dtype):
-        there: torch.Tensor = fallback(op, y, output_size, kernel_size, dilation, padding, stride)
-        return there
+        raise NoKernel
     geometry = (_pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
     height, width = _pair(output_size)
     places = _places(height, width, *geometry)
@@ -194,10 +176,8 @@ def col2im(
 def grid_sampler(
     x: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:
-    op = aten.grid_sampler_2d.default
     if x.dtype not in FLOATS or grid.dtype is not x.dtype or not computable(x.dtype) or x.numel() == 0:
-        there: torch.Tensor = fallback(op, x, grid, interpolation_mode, padding_mode, align_corners)
-        return there
+        raise NoKernel
     check_devices("grid_sampler_2d", x, grid)
     size = (*x.shape[:2], *grid.shape[1:3])
     y = new_contiguous(size, word_dtype(x.dtype))
@@ -210,17 +190,20 @@ def grid_sampler(
 
 
 def register(library: torch.library.Library) -> None:
-    library.impl("grid_sampler_2d", grid_sampler, KEY)
+    library.impl("grid_sampler_2d", halving(aten.grid_sampler_2d.default, grid_sampler, fallback), KEY)
+
+    def add(op: Any, kernel: Callable[..., torch.Tensor]) -> None:
+        register_with_out(library, op, halving(op, kernel, fallback))
 
     for pattern, mode, aligning, ranks in MODES:
         for rank in ranks:
-            for name, make in ((pattern, _upsample), (pattern + "_backward", _upsample_backward)):
-                op = getattr(aten, name.format(rank)).default
-                register_with_out(library, op, make(op, mode, rank, aligning))
+            for name in (pattern.format(rank), pattern.format(rank) + "_backward"):
+                op = getattr(aten, name).default
+                add(op, _upsample(op, mode, rank, aligning))
     for mode in ("reflection", "replication"):
         for rank in (1, 2, 3):
             for name, pad in ((f"{mode}_pad{rank}d", _pad), (f"{mode}_pad{rank}d_backward", _pad_backward)):
                 op = getattr(aten, name).default
-                register_with_out(library, op, pad(op, mode, rank))
-    register_with_out(library, aten.im2col.default, im2col)
-    register_with_out(library, aten.col2im.default, col2im)
+                add(op, pad(op, mode, rank))
+    add(aten.im2col.default, im2col)
+    add(aten.col2im.default, col2im)

@@ -16,7 +16,7 @@ from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import part_states
 from anytorch.webgpu.forms import KEY, register_with_out
-from anytorch.webgpu.launch import infer, launch
+from anytorch.webgpu.launch import NoKernel, infer, launch
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.rows import row_geometry
 from anytorch.webgpu.tensors import aten, new_contiguous
@@ -82,7 +82,7 @@ def _accumulate(op: Any, name: str) -> Callable[..., Any]:
     def kernel(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
         result = infer(op, self, dim, dtype=dtype).dtype
         if not usable(self.dtype, result):
-            return fallback(op, self, dim, dtype=dtype)
+            raise NoKernel
         return scan(name, self, dim, [result], _own(result))[0]
 
     return kernel
@@ -91,8 +91,7 @@ def _accumulate(op: Any, name: str) -> Callable[..., Any]:
 def _extreme(op: Any, name: str) -> Callable[..., None]:
     def kernel(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
         if not usable(self.dtype, torch.int64):
-            fallback(op, self, values, indices, dim)
-            return
+            raise NoKernel
         made = scan(name, self, dim, [self.dtype, torch.int64])
         for target, value in zip((values, indices), made, strict=True):
             on_device(value, target)
@@ -102,7 +101,7 @@ def _extreme(op: Any, name: str) -> Callable[..., None]:
 
 def _logcumsumexp(self: torch.Tensor, dim: int) -> Any:
     if not self.is_floating_point() or not usable(self.dtype):
-        return fallback(aten._logcumsumexp.default, self, dim)
+        raise NoKernel
     return scan("logcumsumexp", self, dim, [self.dtype])[0]
 
 

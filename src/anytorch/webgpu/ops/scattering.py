@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.kernels import register_kernels
+from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.ops.indexing import (
     Place,
     advanced,
@@ -21,7 +22,6 @@ from anytorch.webgpu.ops.indexing import (
     constant,
     flat_place,
     on_dimension,
-    on_the_cpu,
     ours,
     selecting,
     usable,
@@ -52,7 +52,7 @@ def index_put_impl(
         shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))
         return target.masked_fill_(shaped, values.reshape(()))
     if accumulate and not combinable(target.dtype, "sum"):
-        return on_the_cpu(op, target, indices, values, accumulate, unsafe)
+        raise NoKernel
     place = advanced(target, indices)
     try:
         values.expand(list(place.size))
@@ -76,105 +76,84 @@ def start(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def written(
-    op: Any,
-    out: torch.Tensor,
-    first: torch.Tensor,
-    index: torch.Tensor,
-    write: Callable[[torch.Tensor], None],
-    again: Callable[[], torch.Tensor],
-) -> torch.Tensor:
-    """Start `out` from `first` and let `write` change it; `again` is the fallback."""
-    if index.numel() == 0 and out.dtype is first.dtype:
-        return start(out, first)
-    if not usable(op, index) or (out.dtype is not first.dtype):
-        return again()
-    if out.numel() and first.numel():
-        start(out, first)
-        write(out.unsqueeze(0) if out.dim() == 0 else out)
-    return out
-
-
-def scatter_src(
-    target: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, out: torch.Tensor
-) -> torch.Tensor:
-    return _scatter(aten.scatter.src_out, target, dim, index, src, "set", True, out)
-
-
-def scatter_value(
-    target: torch.Tensor, dim: int, index: torch.Tensor, value: Any, *, out: torch.Tensor
-) -> torch.Tensor:
-    return _scatter(aten.scatter.value_out, target, dim, index, value, "set", True, out)
-
-
-def scatter_with(
-    target: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str, out: torch.Tensor
-) -> torch.Tensor:
-    mode = {"add": "sum", "multiply": "prod"}[reduce]
-    return _scatter(aten.scatter.reduce_out, target, dim, index, src, mode, True, out, reduce=reduce)
-
-
-def scatter_value_with(
-    target: torch.Tensor, dim: int, index: torch.Tensor, value: Any, *, reduce: str, out: torch.Tensor
-) -> torch.Tensor:
-    mode = {"add": "sum", "multiply": "prod"}[reduce]
-    return _scatter(aten.scatter.value_reduce_out, target, dim, index, value, mode, True, out, reduce=reduce)
-
-
-def scatter_add(
-    target: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, out: torch.Tensor
-) -> torch.Tensor:
-    return _scatter(aten.scatter_add.out, target, dim, index, src, "sum", True, out)
-
-
-def scatter_reduce(
-    target: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    src: torch.Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    op = aten.scatter_reduce.two_out
-    if not combinable(target.dtype, reduce):
-        return on_the_cpu(op, target, dim, index, src, reduce, include_self=include_self, out=out)
-    return _scatter(op, target, dim, index, src, reduce, include_self, out)
-
-
-def _scatter(
+def _changed(
     op: Any,
     target: torch.Tensor,
-    dim: int,
     index: torch.Tensor,
-    src: Any,
+    source: Any,
+    place: Callable[[torch.Tensor], Place],
     mode: str,
     include_self: bool,
     out: torch.Tensor,
-    **extra: Any,
 ) -> torch.Tensor:
-    def again() -> torch.Tensor:
-        return on_the_cpu(op, target, dim, index, src, **extra, out=out)
+    """Start `out` from `target` and write `source` (a tensor or a number) at the place in it, or combine it there."""
+    if (mode != "set" and not combinable(target.dtype, mode)) or out.dtype is not target.dtype:
+        raise NoKernel
+    if index.numel() == 0:
+        return start(out, target)
+    if not usable(op, index):
+        raise NoKernel
+    if out.numel() and target.numel():
+        values = ours(op, source) if isinstance(source, torch.Tensor) else constant(source, target.dtype)
+        start(out, target)
+        whole = out.unsqueeze(0) if out.dim() == 0 else out
+        where = place(whole)
+        where.check(op, whole)
+        reduced(where, whole, values, mode, include_self)
+    return out
 
-    if mode != "set" and not combinable(target.dtype, mode):
-        return again()
-    _, axis = on_dimension(target, dim)
-    places_index = index.unsqueeze(0) if index.dim() == 0 else index
-    if not isinstance(src, torch.Tensor):
-        source = constant(src, target.dtype)
-    else:
-        source = ours(op, src)
-        source = source.unsqueeze(0) if source.dim() == 0 else source
-        # The walk is over the index, which may be smaller than the source.
-        source = source.as_strided(places_index.shape, source.stride(), source.storage_offset())
 
-    def write(whole: torch.Tensor) -> None:
-        place = along(axis, places_index)
-        place.check(op, whole)
-        reduced(place, whole, source, mode, include_self)
+SUMS = {"add": "sum", "multiply": "prod"}  # what scatter calls them
 
-    return written(op, out, target, index, write, again)
+
+def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
+    """`scatter` and its kin: the index has the target's rank. Without a `mode` it is the op's own argument."""
+
+    def kernel(
+        target: torch.Tensor,
+        dim: int,
+        index: torch.Tensor,
+        source: Any,
+        reduce: str = "",
+        *,
+        include_self: bool = True,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        _, axis = on_dimension(target, dim)
+        walked = index.unsqueeze(0) if index.dim() == 0 else index
+        if isinstance(source, torch.Tensor):
+            source = ours(op, source)
+            source = source.unsqueeze(0) if source.dim() == 0 else source
+            # The walk is over the index, which may be smaller than the source.
+            source = source.as_strided(walked.shape, source.stride(), source.storage_offset())
+        chosen = mode or SUMS.get(reduce, reduce)
+        return _changed(op, target, index, source, lambda _: along(axis, walked), chosen, include_self, out)
+
+    return kernel
+
+
+def _on_slices(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
+    """`index_add` and its kin: the index names whole slices. Without a `mode` it is the op's own argument."""
+
+    def kernel(
+        target: torch.Tensor,
+        dim: int,
+        index: torch.Tensor,
+        source: torch.Tensor,
+        reduce: str = "",
+        *,
+        alpha: Any = 1,
+        include_self: bool = True,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        _, axis = on_dimension(target, dim)
+        values = source.reshape(1) if source.dim() == 0 else source
+        values = values if alpha == 1 else values * alpha
+        return _changed(
+            op, target, index, values, lambda whole: selecting(whole, axis, index), mode or reduce, include_self, out
+        )
+
+    return kernel
 
 
 def reduced(place: Place, target: torch.Tensor, source: torch.Tensor, mode: str, include_self: bool) -> None:
@@ -206,75 +185,11 @@ def identity(dtype: torch.dtype, mode: str) -> Any:
     return limits.max if mode == "amin" else limits.min
 
 
-def index_add(
-    target: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1, out: torch.Tensor
-) -> torch.Tensor:
-    op = aten.index_add.out
-
-    def again() -> torch.Tensor:
-        return on_the_cpu(op, target, dim, index, source, alpha=alpha, out=out)
-
-    scaled = source if alpha == 1 else source * alpha
-    return _on_slices(op, target, dim, index, scaled, "sum", True, out, again)
-
-
-def index_copy(
-    target: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, out: torch.Tensor
-) -> torch.Tensor:
-    op = aten.index_copy.out
-    return _on_slices(
-        op, target, dim, index, source, "set", True, out, lambda: on_the_cpu(op, target, dim, index, source, out=out)
-    )
-
-
-def index_reduce(
-    target: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    op = aten.index_reduce.out
-
-    def again() -> torch.Tensor:
-        return on_the_cpu(op, target, dim, index, source, reduce, include_self=include_self, out=out)
-
-    return _on_slices(op, target, dim, index, source, reduce, include_self, out, again)
-
-
-def _on_slices(
-    op: Any,
-    target: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
-    mode: str,
-    include_self: bool,
-    out: torch.Tensor,
-    again: Callable[[], torch.Tensor],
-) -> torch.Tensor:
-    if mode != "set" and not combinable(target.dtype, mode):
-        return again()
-    _, axis = on_dimension(target, dim)
-
-    def write(whole: torch.Tensor) -> None:
-        values = ours(op, source)
-        values = values.reshape(1) if values.dim() == 0 else values
-        place = selecting(whole, axis, index)
-        place.check(op, whole)
-        reduced(place, whole, values, mode, include_self)
-
-    return written(op, out, target, index, write, again)
-
-
 def index_fill_scalar(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     op = aten.index_fill_.int_Scalar
     whole, axis = on_dimension(target, dim)
     if not usable(op, index):
-        return on_the_cpu(op, target, dim, index, value)
+        raise NoKernel
     place = selecting(whole, axis, index)
     place.check(op, whole)
     place.write(whole, constant(value, target.dtype))
@@ -289,7 +204,7 @@ def index_fill_tensor(target: torch.Tensor, dim: int, index: torch.Tensor, value
     op = aten.index_fill_.int_Tensor
     whole, axis = on_dimension(target, dim)
     if not usable(op, index):
-        return on_the_cpu(op, target, dim, index, value)
+        raise NoKernel
     selecting(whole, axis, index).write(whole, ours(op, value).to(target.dtype))
     return target
 
@@ -301,7 +216,7 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
         or (accumulate and not combinable(target.dtype, "sum"))
         or target.dtype is not source.dtype
     ):
-        return on_the_cpu(op, target, index, source, accumulate)
+        raise NoKernel
     if index.numel() != source.numel():
         raise RuntimeError(
             f"put_(): Expected source and index to have the same number of elements, but got source.numel() = "
@@ -322,15 +237,15 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "_index_put_impl_": index_put_impl,
-    "scatter.src_out": scatter_src,
-    "scatter.value_out": scatter_value,
-    "scatter.reduce_out": scatter_with,
-    "scatter.value_reduce_out": scatter_value_with,
-    "scatter_add.out": scatter_add,
-    "scatter_reduce.two_out": scatter_reduce,
-    "index_add.out": index_add,
-    "index_copy.out": index_copy,
-    "index_reduce.out": index_reduce,
+    "scatter.src_out": _scatter(aten.scatter.src_out, "set"),
+    "scatter.value_out": _scatter(aten.scatter.value_out, "set"),
+    "scatter.reduce_out": _scatter(aten.scatter.reduce_out),
+    "scatter.value_reduce_out": _scatter(aten.scatter.value_reduce_out),
+    "scatter_add.out": _scatter(aten.scatter_add.out, "sum"),
+    "scatter_reduce.two_out": _scatter(aten.scatter_reduce.two_out),
+    "index_add.out": _on_slices(aten.index_add.out, "sum"),
+    "index_copy.out": _on_slices(aten.index_copy.out, "set"),
+    "index_reduce.out": _on_slices(aten.index_reduce.out),
     "index_fill_.int_Scalar": index_fill_scalar,
     "index_fill_.int_Tensor": index_fill_tensor,
     "put_": put,

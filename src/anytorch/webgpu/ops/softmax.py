@@ -14,7 +14,7 @@ from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import usable
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.forms import register_with_out
-from anytorch.webgpu.launch import check_devices, infer, made_by
+from anytorch.webgpu.launch import NoKernel, check_devices, infer, made_by
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.rows import row_geometry, row_plan, run_rows
 from anytorch.webgpu.tensors import aten
@@ -32,7 +32,7 @@ def _forward(op: Any, rule: RowRule) -> Callable[..., Any]:
             return narrowed(made_by(plan, (address,)), dtype)
         infer(op, self, dim, False)  # torch's own errors
         if not (self.is_floating_point() and usable(self.dtype)):
-            return fallback(op, self, dim, half_to_float)
+            raise NoKernel
         inputs, geometry = ((contiguous(self), "element"),), row_geometry(self, dim)
         if address and self.is_contiguous():
             plans[key] = row_plan(rule, inputs, geometry, self.size(), dtype, not address & 15)
@@ -44,7 +44,7 @@ def _forward(op: Any, rule: RowRule) -> Callable[..., Any]:
 def _backward(op: Any, rule: RowRule) -> Callable[..., Any]:
     def kernel(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
         if not usable(grad.dtype, output.dtype, input_dtype):
-            return fallback(op, grad, output, dim, input_dtype)
+            raise NoKernel
         check_devices(op, grad, output)
         inputs = [(contiguous(grad), "element"), (contiguous(output), "element")]
         return run_rows(rule, inputs, row_geometry(grad, dim), grad.shape, input_dtype)

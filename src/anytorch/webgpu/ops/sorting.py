@@ -30,7 +30,7 @@ from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.forms import register_with_out
-from anytorch.webgpu.launch import check_devices, infer, launch
+from anytorch.webgpu.launch import NoKernel, check_devices, infer, launch
 from anytorch.webgpu.ops.scans import scan
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.tensors import aten, new_contiguous
@@ -149,7 +149,7 @@ def sort(self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, desce
     op = aten.sort.stable
     infer(op, self, stable=stable, dim=dim, descending=descending)
     if not _sortable(self):
-        return fallback(op, self, stable=stable, dim=dim, descending=descending)
+        raise NoKernel
     return ordered(self, dim, descending)
 
 
@@ -157,17 +157,16 @@ def topk(self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted
     op = aten.topk.default
     infer(op, self, k, dim, largest, sorted)
     if not _sortable(self):
-        return fallback(op, self, k, dim, largest, sorted)
+        raise NoKernel
     return ordered(self, dim, largest, k)
 
 
 def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    op = aten.kthvalue.default
     length = self.size(dim) if self.dim() else 1
     if not 1 <= k <= length:
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     if not _sortable(self):
-        return fallback(op, self, k, dim, keepdim)
+        raise NoKernel
     values, positions = ordered(self, dim, False, k)
     if self.dim() == 0:
         return values, positions
@@ -187,7 +186,7 @@ def _median_dim(op: Any, ignore_nan: bool) -> Callable[..., Any]:
         if self.dim() and self.size(dim) == 0:
             raise IndexError(f"{op}: Expected reduction dim {dim} to have non-zero size.")
         if not _sortable(self):
-            return fallback(op, self, dim, keepdim)
+            raise NoKernel
         return _median(self, dim, keepdim, ignore_nan)
 
     return kernel
@@ -216,10 +215,10 @@ def _median(self: torch.Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Pa
 def _median_whole(op: Any, ignore_nan: bool) -> Callable[..., Any]:
     def kernel(self: torch.Tensor) -> Any:
         if not _sortable(self):
-            return fallback(op, self)
+            raise NoKernel
         if self.numel() == 0:
             if not self.is_floating_point():
-                return fallback(op, self)
+                raise NoKernel
             return new_contiguous((), self.dtype).fill_(math.nan)
         return _median(contiguous(self).view(-1), 0, False, ignore_nan)[0]
 
@@ -228,9 +227,8 @@ def _median_whole(op: Any, ignore_nan: bool) -> Callable[..., Any]:
 
 def mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """The smallest of the most frequent values, as on the CPU, and where it is last (the CPU names any)."""
-    op = aten.mode.default
     if not _sortable(self) or self.numel() == 0:
-        return fallback(op, self, dim, keepdim)
+        raise NoKernel
     if self.dim() == 0:
         return ordered(self, dim, False)
     dim %= self.dim()
@@ -291,7 +289,7 @@ def searchsorted(
     infer(op, sorted_sequence, values, out_int32=out_int32, right=right, side=side, sorter=sorter)
     check_devices(op, sorted_sequence, values, sorter)
     if not usable(sorted_sequence.dtype, values.dtype, torch.int64):
-        return fallback(op, sorted_sequence, values, out_int32=out_int32, right=right, side=side, sorter=sorter)
+        raise NoKernel
     if sorter is not None:
         sorted_sequence = sorted_sequence.gather(-1, sorter)
     return _search(sorted_sequence, values, out_int32, right or side == "right")
@@ -339,7 +337,7 @@ def _groups(x: torch.Tensor, return_counts: bool) -> tuple[torch.Tensor, torch.T
 
 def unique2(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     if not _sortable(self):
-        return fallback(aten._unique2.default, self, sorted, return_inverse, return_counts)
+        raise NoKernel
     none = new_contiguous((0,), torch.int64)
     if self.numel() == 0:
         inverse = new_contiguous(self.shape, torch.int64) if return_inverse else none
@@ -365,7 +363,7 @@ def unique_consecutive(
     self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
     if not _sortable(self) or (dim is not None and self.dim() != 1) or self.numel() == 0:
-        return fallback(aten.unique_consecutive.default, self, return_inverse, return_counts, dim)
+        raise NoKernel
     values, counts, lengths = _groups(contiguous(self).view(-1), return_counts)
     inverse = (counts.to(torch.int64) - 1).view(self.shape) if return_inverse else new_contiguous((0,), torch.int64)
     return values, inverse, lengths
@@ -391,18 +389,17 @@ def _whole_number_counts(x: torch.Tensor, bins: int, low: int, high: int) -> tor
 
 
 def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    op = aten.histc.default
     low, high = float(min), float(max)
     # The CPU places halves in their own arithmetic; only float32 falls in the same bins here.
     # It takes no whole numbers; CUDA does, and mixtures of experts count with them on any other device.
     whole = self.dtype in (torch.int32, torch.int64)
     plain = (self.dtype is torch.float32 or whole) and self.numel() > 0 and bins > 0
     if not plain or low > high or not (math.isfinite(low) and math.isfinite(high)):
-        return fallback(op, self, bins, min, max)
+        raise NoKernel
     if low == high:
         low, high = (float(v) for v in torch.stack(torch.aminmax(self)).tolist())
         if not (math.isfinite(low) and math.isfinite(high)):
-            return fallback(op, self, bins, min, max)
+            raise NoKernel
     if low == high:
         low, high = low - 1, high + 1
     if whole:

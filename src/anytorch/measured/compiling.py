@@ -1,4 +1,4 @@
-"""Kernels compiled by threads, beside the forecasts that will use them."""
+"""Candidates compiled by threads, beside the work that will use them: nobody waits for a compiler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
-
 from anytorch import logs
 
 log = logs.logger(__name__)
@@ -24,15 +22,22 @@ TURN = 0.0005
 
 _lock = threading.Lock()
 
-Key = tuple[str, str]  # the names of a part and of a way to compute it
+Key = tuple[str, str]  # the title of a question and the name of a candidate
 Task = Callable[[], None]
 
 
-class Compiling:
-    """Tasks that threads work off while others go on. A process that exits waits for those at hand, not for the rest."""
+def at_once(task: Task) -> None:
+    task()
 
-    def __init__(self, device: torch.device, tasks: Mapping[Key, Task], seconds: float) -> None:
-        self.device, self.until = device, time.monotonic() + seconds
+
+class Compiling:
+    """Tasks that threads work off while others go on. A process that exits waits for those at hand, not for the rest.
+
+    What is not begun after `seconds` is left out. `call` calls a task in its thread, on a device of its own say.
+    """
+
+    def __init__(self, tasks: Mapping[Key, Task], seconds: float, call: Callable[[Task], None] = at_once) -> None:
+        self.call, self.until = call, time.monotonic() + seconds
         self.waiting = deque(tasks.items())
         self.done: set[Key] = set()
         self.stopping = False
@@ -61,9 +66,9 @@ class Compiling:
             except IndexError:
                 return
             try:
-                on_device(self.device, task)
+                self.call(task)
             except Exception as exc:  # noqa: BLE001  (a compiler may raise anything, and running it says so again)
-                log.debug("%s: not compiled ahead: %s: %s", self.device, type(exc).__name__, exc)
+                log.debug("%s is not compiled ahead: %s: %s", key, type(exc).__name__, exc)
             self.done.add(key)
 
     @property
@@ -83,16 +88,6 @@ class Compiling:
     def wait(self) -> None:
         for thread in self.threads:
             thread.join()
-
-
-def on_device(device: torch.device, task: Task) -> None:
-    """A thread begins on the first device, whichever its maker was using."""
-    scope = getattr(torch.get_device_module(device), "device", None)
-    if device.index is None or not callable(scope):
-        task()
-        return
-    with scope(device):
-        task()
 
 
 _quick: list[float] = []  # Python's interval before, once per thread that wants quick turns
