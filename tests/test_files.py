@@ -39,6 +39,19 @@ def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing yet"])
+def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "dotfiles" / "config.toml", tmp_path / "config.toml"
+    target.parent.mkdir()
+    if there:
+        target.write_bytes(b"old")
+    link.symlink_to(Path("dotfiles", "config.toml"))
+    replace_file(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
 def test_who_may_read_it(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from anytorch.files import replace_file\n"

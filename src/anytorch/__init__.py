@@ -6,44 +6,28 @@ when it is first used.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from anytorch._version import __version__ as __version__
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
-    from anytorch.devices.bench import benchmark_backends as benchmark_backends
+    from anytorch import lite as lite
+    from anytorch import quant as quant
+    from anytorch import webgpu as webgpu
     from anytorch.devices.choose import Resolution as Resolution
     from anytorch.devices.choose import best_device as best_device
     from anytorch.devices.choose import enable as enable
     from anytorch.devices.choose import explain as explain
     from anytorch.devices.choose import resolve as resolve
     from anytorch.devices.doctor import diagnose as diagnose
-    from anytorch.devices.documented import BackendType as BackendType
-    from anytorch.devices.documented import DeviceBackend as DeviceBackend
-    from anytorch.devices.documented import UnifiedDeviceManager as UnifiedDeviceManager
-    from anytorch.devices.documented import get_accelerator_type as get_accelerator_type
-    from anytorch.devices.documented import get_available_backends as get_available_backends
-    from anytorch.devices.documented import get_backend as get_backend
-    from anytorch.devices.documented import get_best_device as get_best_device
-    from anytorch.devices.documented import get_device as get_device
-    from anytorch.devices.documented import get_device_info as get_device_info
-    from anytorch.devices.documented import get_device_manager as get_device_manager
-    from anytorch.devices.documented import get_memory_info as get_memory_info
-    from anytorch.devices.documented import get_unified_backend as get_unified_backend
-    from anytorch.devices.documented import is_cuda_available as is_cuda_available
-    from anytorch.devices.documented import is_npu_available as is_npu_available
-    from anytorch.devices.documented import memory_cleanup as memory_cleanup
-    from anytorch.devices.documented import resolve_device as resolve_device
-    from anytorch.devices.documented import set_backend as set_backend
-    from anytorch.devices.documented import set_seed as set_seed
     from anytorch.devices.memory import cleanup as cleanup
     from anytorch.devices.memory import synchronize as synchronize
     from anytorch.devices.oom import fit_batch as fit_batch
     from anytorch.devices.oom import is_out_of_memory as is_out_of_memory
     from anytorch.devices.precision import autocast as autocast
     from anytorch.devices.seeds import seed as seed
-    from anytorch.devices.tune import BackendOptimizer as BackendOptimizer
-    from anytorch.devices.tune import auto_configure_backend as auto_configure_backend
     from anytorch.devices.tune import use_tuned as use_tuned
     from anytorch.errors import AnytorchError as AnytorchError
     from anytorch.errors import DeviceFallbackWarning as DeviceFallbackWarning
@@ -62,84 +46,67 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.text.embed import encode_file as encode_file
     from anytorch.text.generate import TextGenerator as TextGenerator
 
+# Module by module, the public names it gives; `devices`, `memory`, `quant`, `webgpu` and `lite` are packages themselves.
 PUBLIC: dict[str, str] = {
-    "AnytorchError": "anytorch.errors",
-    "ArrowEngine": "anytorch.text.embed",
-    "BackendOptimizer": "anytorch.devices.tune",
-    "BackendType": "anytorch.devices.documented",
-    "DeviceBackend": "anytorch.devices.documented",
-    "DeviceFallbackWarning": "anytorch.errors",
-    "EngineQueue": "anytorch.text.embed",
-    "Kronos": "anytorch.forecast.model",
-    "KronosPredictor": "anytorch.forecast.predictor",
-    "KronosTokenizer": "anytorch.forecast.model",
-    "Resolution": "anytorch.devices.choose",
-    "TextGenerator": "anytorch.text.generate",
-    "UnifiedDeviceManager": "anytorch.devices.documented",
-    "auto_configure_backend": "anytorch.devices.tune",
-    "autocast": "anytorch.devices.precision",
-    "benchmark_backends": "anytorch.devices.bench",
-    "best_device": "anytorch.devices.choose",
-    "cleanup": "anytorch.devices.memory",
-    "devices": "anytorch.devices",  # the package itself, which can be called
-    "diagnose": "anytorch.devices.doctor",
-    "enable": "anytorch.devices.choose",
-    "encode_file": "anytorch.text.embed",
-    "explain": "anytorch.devices.choose",
-    "finetune_predictor": "anytorch.forecast.training.finetune",
-    "finetune_tokenizer": "anytorch.forecast.training.finetune",
-    "fit_batch": "anytorch.devices.oom",
-    "get_accelerator_type": "anytorch.devices.documented",
-    "get_available_backends": "anytorch.devices.documented",
-    "get_backend": "anytorch.devices.documented",
-    "get_best_device": "anytorch.devices.documented",
-    "get_device": "anytorch.devices.documented",
-    "get_device_info": "anytorch.devices.documented",
-    "get_device_manager": "anytorch.devices.documented",
-    "get_memory_info": "anytorch.devices.documented",
-    "get_unified_backend": "anytorch.devices.documented",
-    "is_cuda_available": "anytorch.devices.documented",
-    "is_npu_available": "anytorch.devices.documented",
-    "is_out_of_memory": "anytorch.devices.oom",
-    "load_predictor": "anytorch.forecast.checkpoints",
-    "memory": "anytorch.memory",  # the package itself, which can be called
-    "memory_cleanup": "anytorch.devices.documented",
-    "mode": "anytorch.memory.modes",
-    "read_candles": "anytorch.forecast.candles.read",
-    "resolve": "anytorch.devices.choose",
-    "resolve_device": "anytorch.devices.documented",
-    "sample_candles": "anytorch.forecast.candles.generate",
-    "seed": "anytorch.devices.seeds",
-    "set_backend": "anytorch.devices.documented",
-    "set_seed": "anytorch.devices.documented",
-    "synchronize": "anytorch.devices.memory",
-    "use": "anytorch.settings",
-    "use_tuned": "anytorch.devices.tune",
+    "devices": "devices",
+    "devices.choose": "Resolution best_device enable explain resolve",
+    "devices.doctor": "diagnose",
+    "devices.memory": "cleanup synchronize",
+    "devices.oom": "fit_batch is_out_of_memory",
+    "devices.precision": "autocast",
+    "devices.seeds": "seed",
+    "devices.tune": "use_tuned",
+    "errors": "AnytorchError DeviceFallbackWarning",
+    "forecast.candles.generate": "sample_candles",
+    "forecast.candles.read": "read_candles",
+    "forecast.checkpoints": "load_predictor",
+    "forecast.model": "Kronos KronosTokenizer",
+    "forecast.predictor": "KronosPredictor",
+    "forecast.training.finetune": "finetune_predictor finetune_tokenizer",
+    "lite": "lite",
+    "memory": "memory",
+    "memory.modes": "mode",
+    "quant": "quant",
+    "settings": "use",
+    "text.embed": "ArrowEngine EngineQueue encode_file",
+    "text.generate": "TextGenerator",
+    "webgpu": "webgpu",
+}
+# Names of the projects that anytorch grew out of, by the documented path that has them with anytorch-compat.
+MOVED: dict[str, str] = {
+    "ai_os_diffusion.inference": "get_best_device",
+    "apt_model.core.system": "get_device get_device_info memory_cleanup set_seed",
+    "apt_model.optimization.npu_backend": (
+        "DeviceBackend UnifiedDeviceManager get_accelerator_type get_device_manager get_unified_backend "
+        "is_cuda_available is_npu_available"
+    ),
+    "model": "resolve_device",
+    "yirage": (
+        "BackendOptimizer BackendType auto_configure_backend benchmark_backends get_available_backends get_backend "
+        "get_memory_info set_backend"
+    ),
 }
 # What needs the extra "forecast" to be imported.
-OF_FORECASTS = "anytorch.forecast"
+OF_FORECASTS = "forecast."
+
+
+_load, __dir__, _names = lazy_names(__name__, PUBLIC, MOVED)
+_names.insert(0, "__version__")
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return ["__version__", *filter(_loads, PUBLIC)]
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'anytorch' has no attribute {name!r}")
-    from importlib import import_module
-
+        return [name for name in _names if name != "webgpu" and _loads(name)]  # importing that one changes torch
     try:
-        module = import_module(PUBLIC[name])
+        return _load(name)
     except ModuleNotFoundError as exc:
-        if not PUBLIC[name].startswith(OF_FORECASTS):
+        if not any(name in names.split() for module, names in PUBLIC.items() if module.startswith(OF_FORECASTS)):
             raise
         from anytorch.errors import PackageMissing
 
         if (missing := PackageMissing.of_forecasts(exc)) is None:
             raise
         raise missing from exc
-    value = module if PUBLIC[name] == f"anytorch.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
 
 
 def _loads(name: str) -> bool:
@@ -147,7 +114,7 @@ def _loads(name: str) -> bool:
     from anytorch.errors import PackageMissing, TorchMissing
 
     try:
-        __getattr__(name)
+        getattr(sys.modules[__name__], name)
     except (PackageMissing, TorchMissing):
         return False
     except ModuleNotFoundError as exc:
@@ -155,7 +122,3 @@ def _loads(name: str) -> bool:
             raise
         return False
     return True
-
-
-def __dir__() -> list[str]:
-    return sorted(["__version__", *PUBLIC])

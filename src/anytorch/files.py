@@ -17,8 +17,9 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, which becomes `path` when the block ends: a reader, a crash or Ctrl-C sees the old one or the new.
 
     It may be read by whom the umask lets, as any other file, or keeps the mode of the one it replaces; `private`: by its
-    owner alone.
+    owner alone. A link stays a link: the file it leads to is replaced, as writing to it would.
     """
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = _new_beside(path, 0o600 if private else 0o666)
     try:

@@ -8,11 +8,14 @@ of tests in `probe` and `devices`, the terminal's (NO_COLOR, TERM, COLUMNS) in `
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -276,9 +279,9 @@ def lookup(name: str, *, env: Mapping[str, str] | None = None) -> Value:
         if variable in env and (env[variable].strip() or setting.parse is _names):
             return Value(_parsed(setting, env[variable], f"environment variable {variable}"), variable)
     if setting.in_file:
-        stored = read_settings_file().get("settings", {})
-        if name in stored:
-            return Value(_parsed(setting, stored[name], f"{settings_file()}, setting {name!r}"), "file")
+        in_file = stored("settings")
+        if name in in_file:
+            return Value(_parsed(setting, in_file[name]), "file")
     return Value(setting.default, "default")
 
 
@@ -290,14 +293,15 @@ def get(name: str) -> Any:
 def use(**changes: Any) -> Iterator[None]:
     """Settings for one block of code: `with anytorch.use(backend="cpu", strict=True): ...`.
 
-    Scoped to the current thread or asyncio task; a plain thread does not inherit it (hand it
-    `contextvars.copy_context()`).
+    None stands for a setting's default. Scoped to the current thread or asyncio task; a plain thread does not inherit it
+    (hand it `contextvars.copy_context()`).
     """
     parsed = {}
     for name, value in changes.items():
         if name not in SETTINGS:
-            raise _unknown(name)
-        parsed[name] = None if value is None else _parsed(SETTINGS[name], value, f"use({name}=...)")
+            raise unknown_setting(name)
+        # None is "nothing chosen": the setting's default, whatever the environment and the file say.
+        parsed[name] = SETTINGS[name].default if value is None else _parsed(SETTINGS[name], value, f"use({name}=...)")
     token = _overrides.set({**_overrides.get(), **parsed})
     try:
         yield
@@ -320,11 +324,11 @@ def override(name: str, value: Any) -> None:
 def parse_setting(name: str, value: Any) -> Any:
     """`value` as the named setting stores it; raises ConfigError for an unknown name or a value that makes no sense."""
     if name not in SETTINGS:
-        raise _unknown(name)
+        raise unknown_setting(name)
     return _parsed(SETTINGS[name], value, f"setting {name}")
 
 
-def _unknown(name: str, where: str = "") -> ConfigError:
+def unknown_setting(name: str, where: str = "") -> ConfigError:
     import difflib  # only for bad input
 
     near = difflib.get_close_matches(name, SETTINGS, n=1)
@@ -334,15 +338,20 @@ def _unknown(name: str, where: str = "") -> ConfigError:
     )
 
 
-def _parsed(setting: Setting, value: Any, where: str) -> Any:
+def _parsed(setting: Setting, value: Any, where: str = "") -> Any:
+    """What the setting stores for a value; `where` names its origin in the error, the settings file when empty."""
     try:
         return setting.parse(value)
     except (ValueError, TypeError) as exc:
+        where = where or f"{settings_file()}, setting {setting.name!r}"
         raise ConfigError(f"{where}: {value!r} is not a value for {setting.name!r}: {exc}", hint=setting.help) from exc
 
 
 # --- folders -----------------------------------------------------------------------------------------------------
 # Written out rather than taken from platformdirs: importing that costs 34 ms of the 80 ms `anytorch info` may use.
+
+
+FOLDER_VARIABLES = ("HOME", "XDG_CONFIG_HOME") if os.name == "posix" else ("HOME", "USERPROFILE", "LOCALAPPDATA")
 
 
 def user_folder(kind: str, env: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
@@ -359,7 +368,13 @@ def user_folder(kind: str, env: Mapping[str, str] | None = None, platform: str =
 
 def settings_file() -> Path:
     named = get("config_file")
-    return Path(named) if named else user_folder("config") / "config.toml"
+    return Path(named) if named else _standard_file(*map(os.environ.get, FOLDER_VARIABLES))
+
+
+@lru_cache(maxsize=8)
+def _standard_file(*variables: str | None) -> Path:
+    """The settings file where no other is named; kept per value of the variables, since every setting asks for it."""
+    return user_folder("config") / "config.toml"
 
 
 def cache_folder() -> Path:
@@ -374,17 +389,77 @@ TABLES = ("settings", "tuned")
 
 
 def read_settings_file(path: Path | None = None) -> dict[str, Any]:
-    """The settings file as a dictionary, {} when there is none. Raises ConfigError, and never touches the file."""
-    path = settings_file() if path is None else path
+    """The settings file, or the one at `path`, as a dictionary of the caller's own; {} when there is none.
+
+    Raises ConfigError, and never touches the file.
+    """
+    if path is None:
+        return copy.deepcopy(_current_file())
+    raw = _raw(path)
+    return {} if raw is None else _tables_of(raw, path)
+
+
+def stored(table: str) -> Mapping[str, Any]:
+    """The table "settings" or "tuned" of the settings file, {} when there is none. Shared: do not change it."""
+    found: Mapping[str, Any] = _current_file().get(table, {})
+    return found
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The settings file as it was read last. `stamp` is None when it was so young that a change may have left it equal."""
+
+    path: Path
+    stamp: tuple[int, ...] | None
+    raw: bytes
+    data: dict[str, Any]
+
+
+_read: _Read | None = None  # replaced whole: a thread sees the old one or the new one
+
+# Clocks of file systems are coarse (FAT: two seconds): of a younger file the time stamp alone does not tell a change.
+SETTLED_NS = 3 * 10**9
+
+
+def _current_file() -> dict[str, Any]:
+    """The settings file, parsed when it has changed since it was asked for last."""
+    global _read
+    path = settings_file()
     try:
-        raw = path.read_bytes()
+        found = path.stat()
     except FileNotFoundError:
         return {}
+    except OSError:
+        stamp = None  # reading it says why
+    else:
+        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev)
+    last = _read
+    if last is not None and last.path != path:
+        last = None
+    if last is not None and stamp is not None and stamp == last.stamp:
+        return last.data
+    raw = _raw(path)
+    if raw is None:
+        return {}
+    data = last.data if last is not None and last.raw == raw else _tables_of(raw, path)
+    settled = stamp is not None and time.time_ns() - max(stamp[:2]) > SETTLED_NS
+    _read = _Read(path, stamp if settled else None, raw, data)
+    return data
+
+
+def _raw(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
     except OSError as exc:
         raise ConfigError(
             f"cannot read the settings file {path}: {exc.strerror}",
             hint="check its permissions, or name another with ANYTORCH_CONFIG",
         ) from exc
+
+
+def _tables_of(raw: bytes, path: Path) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib  # 42 ms: only when there is a file to read
     else:
@@ -403,29 +478,6 @@ def read_settings_file(path: Path | None = None) -> dict[str, Any]:
                 hint=f"write it as [{table}] with lines below it",
             )
     return data
-
-
-def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError for a table or a setting that nobody reads: it was meant to do something. Values are not looked at.
-
-    For the command line: a library user's program does not stop because of a line that it does not need.
-    """
-    for table in data:
-        if table not in TABLES:
-            import difflib  # only for bad input
-
-            near = difflib.get_close_matches(table, TABLES, n=1) or [
-                f"settings.{name}" for name in SETTINGS if name == table
-            ]
-            raise ConfigError(
-                f"{path}: unknown table {table!r}; a settings file has the tables {' and '.join(TABLES)}",
-                hint=f"did you mean {near[0]!r}?" if near else "remove it",
-            )
-    for name in data.get("settings", {}):
-        if name not in SETTINGS:
-            raise _unknown(name, f"{path}: ")
-        if not SETTINGS[name].in_file:
-            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=SETTINGS[name].help)
 
 
 def write_settings_file(data: Mapping[str, Any], path: Path | None = None) -> Path:

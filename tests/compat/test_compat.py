@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,27 +47,81 @@ LATER = {
 
 @pytest.fixture
 def ask(run_script: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    def run(code: str, env: dict[str, str | None] | None = None) -> dict[str, Any]:
-        return run_script(code, env, path=[SOURCES])
+    def run(code: str, env: dict[str, str | None] | None = None, path: Sequence[Path] = ()) -> dict[str, Any]:
+        return run_script(code, env, path=[SOURCES, *path])
 
     return run
 
 
-def test_every_name_is_anytorchs_own(ask: Callable[..., dict[str, Any]]) -> None:
+def test_every_path_has_its_names_and_no_more(ask: Callable[..., dict[str, Any]]) -> None:
+    """One object under every path that documents it, and it is anytorch's own where anytorch has it; without torch."""
     told = ask(
         f"""
         import importlib, sys
-        wrong = []
+        import anytorch
+        wrong, seen = [], {{}}
         for path, names in {PATHS!r}.items():
             module = importlib.import_module(path)
             if sorted(module.__all__) != sorted(names):
                 wrong.append([path, module.__all__])
-            import anytorch
-            wrong += [[path, name] for name in names if getattr(module, name) is not getattr(anytorch, name)]
+            for name in names:
+                value = getattr(module, name)
+                if seen.setdefault(name, value) is not value or not (value.__doc__ or "").strip():
+                    wrong.append([path, name])
+                if name in dir(anytorch) and getattr(anytorch, name) is not value:
+                    wrong.append([path, name])
         answer(wrong=wrong, torch="torch" in sys.modules)
         """
     )
     assert told == {"wrong": [], "torch": False}
+
+
+def test_anytorch_says_where_a_name_has_moved(ask: Callable[..., dict[str, Any]]) -> None:
+    """`anytorch.get_device` was public: whoever asks for it is told the path that has it, and that path is right."""
+    told = ask(
+        """
+        import importlib, anytorch
+        said, wrong = {}, []
+        moved = {name: path for path, names in anytorch.MOVED.items() for name in names.split()}
+        for name, path in moved.items():
+            try:
+                exec(f"from anytorch import {name}")
+            except ImportError as exc:
+                said[name] = str(exc)
+            try:
+                getattr(anytorch, name)
+            except AttributeError as exc:
+                wrong += [name] if str(exc) != said.get(name) else []
+            if not hasattr(importlib.import_module(path), name) or hasattr(anytorch, name):
+                wrong.append(name)
+        answer(said=said, wrong=wrong, paths=moved)
+        """,
+        path=[COMPAT / "gitSource"],
+    )
+    assert told["wrong"] == [] and len(told["said"]) == 21
+    assert told["paths"]["get_device"] == "apt_model.core.system"
+    wanted = "anytorch.get_device has moved to anytorch-compat: from apt_model.core.system import get_device"
+    assert told["said"]["get_device"] == wanted
+
+
+def test_memory_says_where_the_stack_has_moved(ask: Callable[..., dict[str, Any]]) -> None:
+    told = ask(
+        """
+        from apt_model.optimization import vgpu_stack
+        import anytorch
+        said = []
+        for name in vgpu_stack.__all__:
+            try:
+                getattr(anytorch.memory, name)
+            except AttributeError as exc:
+                said.append(str(exc))
+        stack = vgpu_stack.VGPUStack({"levels": [{"capacity_mb": 1, "device": "cpu", "speed_gbps": 1}]})
+        answer(said=said, ours=isinstance(stack, anytorch.memory.TensorStack))
+        """
+    )
+    assert told["ours"] is True and len(told["said"]) == 4
+    moved = "anytorch.memory.VGPULevel has moved to anytorch-compat: from apt_model.optimization.vgpu_stack import VGPULevel"
+    assert told["said"][0] == moved
 
 
 def test_importing_prints_nothing(run_python: Callable[..., Any]) -> None:

@@ -18,7 +18,7 @@ COMPAT = ROOT / "compat"
 def run(*arguments: str, folder: Path, path: tuple[Path, ...] = ()) -> Any:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", *path))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", COMPAT / "src", *path))),
         "OMP_NUM_THREADS": "1",
         "PYTHONIOENCODING": "utf-8",
     }
@@ -37,8 +37,8 @@ def test_the_names_are_anytorchs_own(tmp_path: Path) -> None:
     code = (
         "import anytorch, model, model.device, model.kronos\n"
         "names = ['Kronos', 'KronosPredictor', 'KronosTokenizer']\n"
-        "assert all(getattr(model, name) is getattr(anytorch, name) for name in [*names, 'resolve_device'])\n"
-        "assert model.device.resolve_device is anytorch.resolve_device\n"
+        "assert all(getattr(model, name) is getattr(anytorch, name) for name in names)\n"
+        "assert model.device.resolve_device is model.resolve_device\n"
         "assert all(getattr(model.kronos, name) is getattr(anytorch, name) for name in names)\n"
         "assert model.model_dict['kronos'] is model.get_model_class('kronos') is anytorch.Kronos\n"
         "print(sorted(model.__all__))"
@@ -158,7 +158,7 @@ class Settings:
 
 
 def test_settings_become_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anytorch.cli.kronos_scripts import command_line
+    from anytorch_compat.kronos_scripts import command_line
 
     monkeypatch.chdir(tmp_path)
 

@@ -192,7 +192,7 @@ NEEDS_NPU: dict[str, Sample] = {
     ),
 }
 
-# The shapes of two dictionaries, not programs; tests/devices/documented holds the answers to them.
+# The shapes of two dictionaries, not programs; test_system.py holds the answers to them.
 SHAPES = ("5_10_device_info_keys", "5_11_memory_info_keys")
 
 # (document, block): what it waits for. `test_no_sample_is_forgotten` keeps this complete.

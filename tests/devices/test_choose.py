@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from tests.devices.machines import GIB, hardware
 import anytorch
 from anytorch import settings
 from anytorch.devices import choose
+from anytorch.devices.choose import resolve
+from anytorch.devices.locate import locate
+from anytorch.devices.registry import registry
 from anytorch.devices.types import BackendReport, Caps, DeviceReport, Facts, TorchReport
 from anytorch.errors import (
     DeviceFallbackWarning,
@@ -78,6 +82,22 @@ def test_an_explicit_request_is_met_without_a_word(machine: Callable[..., None])
             found = anytorch.resolve(text)
             assert (found.device, found.fell_back, found.warning) == (torch.device("cuda:0"), False, "")
         assert anytorch.resolve(torch.device("cuda", 1)).name == "cuda:1"
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_torch_device_without_a_number_is_the_current_card(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, current: int
+) -> None:
+    two_cards(machine)  # card 1 has more free memory
+    cards = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 2, current_device=lambda: current)
+    monkeypatch.setattr(registry().get("cuda"), "module", lambda: cards)
+    assert locate(torch.device("cuda")) == (registry().get("cuda"), current)
+    assert locate(torch.device("cuda:0"))[1] == 0
+    assert resolve(torch.device("cuda")).name == f"cuda:{current}"
+    assert resolve("cuda").name == "cuda:1", "a name is a wish: the best card"
+    cards.is_initialized = lambda: False  # torch would say 0, and nobody has asked for that one either
+    assert locate(torch.device("cuda"))[1] == 0
+    assert resolve(torch.device("cuda")).name == "cuda:1"
 
 
 def test_a_missing_device_falls_back_to_the_cpu_and_says_why(machine: Callable[..., None]) -> None:

@@ -74,6 +74,21 @@ def test_a_cause_counts() -> None:
         assert is_out_of_memory(exc)
 
 
+def test_a_bug_in_a_handler_is_no_lack_of_memory() -> None:
+    calls = []
+
+    def fails(batch: int) -> None:
+        calls.append(batch)
+        try:
+            raise torch.OutOfMemoryError("anything")
+        except RuntimeError:
+            {}["free_cache"]
+
+    with pytest.raises(KeyError, match="free_cache") as caught:
+        fit_batch(fails, 64)
+    assert calls == [64] and not is_out_of_memory(caught.value)
+
+
 def allocate(limit: int) -> list[int]:
     sizes: list[int] = []
 

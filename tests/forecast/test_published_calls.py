@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-
-from anytorch.errors import InputError
-from anytorch.forecast.published_calls import (
+from anytorch_compat.kronos import (
     auto_regressive_inference,
     calc_time_stamps,
     sample_from_logits,
     top_k_top_p_filtering,
 )
+
+from anytorch.errors import InputError
 
 
 @pytest.mark.parametrize("variant", range(8))

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from anytorch_compat import modes as vb_modes
 from torch import nn
 
 import anytorch
 from anytorch.errors import BudgetTooSmall, UsageError
-from anytorch.memory import documented, modes
+from anytorch.memory import modes
 from anytorch.memory.handle import HANDLE
 
 
@@ -50,7 +51,7 @@ def model() -> Model:
 @pytest.fixture(autouse=True)
 def off_again() -> Any:
     yield
-    documented.disable()
+    vb_modes.disable()
     assert modes.active() is None
 
 
@@ -201,18 +202,18 @@ def test_models_that_spell_attention_out_are_switched() -> None:
 
 
 def test_the_documented_names(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not documented.is_enabled() and documented.get_config() == {} and documented.get_stack() is None
-    documented.enable_memory_mode(device="cpu")
+    assert not vb_modes.is_enabled() and vb_modes.get_config() == {} and vb_modes.get_stack() is None
+    vb_modes.enable_memory_mode(device="cpu")
     said = capsys.readouterr().out
     assert "虚拟Blackwell已全局启用" in said and "梯度检查点:" in said and "int4" in said
-    documented.enable_balanced_mode(device="cpu", verbose=False)  # takes the other's place
-    assert documented.get_config()["mode"] == "balanced" and capsys.readouterr().out == ""
-    assert documented.optimize_model(model, "mine") is model
-    stack = documented.get_stack()
-    assert stack is not None and stack is documented.get_stack()
-    documented.print_stats()
+    vb_modes.enable_balanced_mode(device="cpu", verbose=False)  # takes the other's place
+    assert vb_modes.get_config()["mode"] == "balanced" and capsys.readouterr().out == ""
+    assert vb_modes.optimize_model(model, "mine") is model
+    stack = vb_modes.get_stack()
+    assert stack is not None and stack is vb_modes.get_stack()
+    vb_modes.print_stats()
     assert "mode: balanced" in capsys.readouterr().out
-    documented.enable(use_mxfp4=True, gradient_checkpointing=True, device="cpu")
+    vb_modes.enable(use_mxfp4=True, gradient_checkpointing=True, device="cpu")
     assert "FP4量化:" in capsys.readouterr().out
     running = modes.active()
     assert running is not None and running.mode.weights == "mxfp4" and running.mode.checkpointing
@@ -220,10 +221,10 @@ def test_the_documented_names(model: Model, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", ["speed", "balanced", "memory", "full"])
 def test_the_environment(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert documented.enable_from_environment() is None
+    assert vb_modes.enable_from_environment() is None
     monkeypatch.setenv("ENABLE_VIRTUAL_BLACKWELL", "1")
     monkeypatch.setenv("VB_MODE", name)
     monkeypatch.setenv("ANYTORCH_BACKEND", "cpu")
-    running = documented.enable_from_environment()
+    running = vb_modes.enable_from_environment()
     assert running is not None and running.mode.name == {"full": "memory"}.get(name, name)
     assert capsys.readouterr().out

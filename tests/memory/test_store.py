@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from anytorch_compat.stack import VGPULevel, VGPUStack, VGPUStackLinear, create_vgpu_stack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anytorch.errors import BudgetTooSmall, ModelError, OutOfMemory, UsageError
 from anytorch.memory import spill as spill_module
-from anytorch.memory.stack import VGPULevel, VGPUStack, VGPUStackLinear, create_vgpu_stack
 from anytorch.memory.store import Place, TensorStore
 
 KB = 1024

@@ -41,7 +41,7 @@ def run_python(
     """
     __tracebackhide__ = True
     variables: dict[str, str | None] = {**os.environ, **(env or {})}
-    folders = [str(folder) for folder in path] + [str(REPOSITORY / "src")]
+    folders = [str(folder) for folder in path] + [str(REPOSITORY / "src"), str(REPOSITORY / "compat" / "src")]
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, variables.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],

@@ -338,18 +338,20 @@ def test_the_documented_names(npu_extension: Any) -> None:
     answers = npu_extension.run(
         """
         import anytorch
+        from anytorch_compat.backend import get_device_manager
+        from anytorch_compat.system import *
         kept = torch.empty(3 << 20, dtype=torch.uint8, device="npu:0")
-        manager = anytorch.get_device_manager()
+        manager = get_device_manager()
         answer(
-            preferred=str(anytorch.get_device(prefer_npu=True)),
-            forced=str(anytorch.get_device(force_cpu=True)),
-            best=anytorch.get_best_device(),
+            preferred=str(get_device(prefer_npu=True)),
+            forced=str(get_device(force_cpu=True)),
+            best=get_best_device(),
             manager_best=str(manager.get_best_device(prefer_npu=True)),
-            available=anytorch.is_npu_available(),
-            cuda=anytorch.is_cuda_available(),
-            kind=anytorch.get_accelerator_type(),
-            info=anytorch.get_device_info(),
-            memory=anytorch.get_memory_info(),
+            available=is_npu_available(),
+            cuda=is_cuda_available(),
+            kind=get_accelerator_type(),
+            info=get_device_info(),
+            memory=get_memory_info(),
             devices=[str(device) for device in manager.get_all_devices()],
             summary=manager.get_device_summary(),
         )
@@ -379,7 +381,8 @@ def test_a_device_backend_moves_counts_and_waits(npu_extension: Any) -> None:
     answers = npu_extension.run(
         """
         import anytorch
-        backend = anytorch.DeviceBackend(torch.device("npu:1"))
+        from anytorch_compat.backend import DeviceBackend
+        backend = DeviceBackend(torch.device("npu:1"))
         before = backend.memory_allocated()
         kept = backend.to_device({"x": torch.ones(1 << 20), "names": ["a"]})
         held = [backend.memory_allocated(), backend.memory_reserved(), backend.max_memory_allocated(),

@@ -6,9 +6,9 @@ torchrun --nproc_per_node=2 gitSource/finetune/train_predictor.py
 
 import sys
 
+from anytorch_compat.kronos_scripts import command_line
 from config import Config
 
-from anytorch.cli.kronos_scripts import command_line
 from anytorch.cli.main import main
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """`model.device` of the original: the one function it has."""
 
-from anytorch import resolve_device as resolve_device
+from anytorch_compat.system import resolve_device as resolve_device
 
 __all__ = ["resolve_device"]

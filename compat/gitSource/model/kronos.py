@@ -1,12 +1,13 @@
 """`model.kronos` of the original: its classes and functions."""
 
+from anytorch_compat.kronos import auto_regressive_inference as auto_regressive_inference
+from anytorch_compat.kronos import calc_time_stamps as calc_time_stamps
+from anytorch_compat.kronos import sample_from_logits as sample_from_logits
+from anytorch_compat.kronos import top_k_top_p_filtering as top_k_top_p_filtering
+
 from anytorch import Kronos as Kronos
 from anytorch import KronosPredictor as KronosPredictor
 from anytorch import KronosTokenizer as KronosTokenizer
-from anytorch.forecast.published_calls import auto_regressive_inference as auto_regressive_inference
-from anytorch.forecast.published_calls import calc_time_stamps as calc_time_stamps
-from anytorch.forecast.published_calls import sample_from_logits as sample_from_logits
-from anytorch.forecast.published_calls import top_k_top_p_filtering as top_k_top_p_filtering
 
 __all__ = [
     "Kronos",

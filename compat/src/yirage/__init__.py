@@ -1,15 +1,14 @@
-"""YiRage's names: re-exports of anytorch's. `YIRAGE_BACKEND` and `YIRAGE_LOG_LEVEL` are honoured by anytorch itself."""
+"""YiRage's names. `YIRAGE_BACKEND` and `YIRAGE_LOG_LEVEL` are honoured by anytorch itself."""
 
 from anytorch_compat import later
-
-from anytorch import BackendOptimizer as BackendOptimizer
-from anytorch import BackendType as BackendType
-from anytorch import auto_configure_backend as auto_configure_backend
-from anytorch import benchmark_backends as benchmark_backends
-from anytorch import get_available_backends as get_available_backends
-from anytorch import get_backend as get_backend
-from anytorch import get_memory_info as get_memory_info
-from anytorch import set_backend as set_backend
+from anytorch_compat.advice import auto_configure_backend as auto_configure_backend
+from anytorch_compat.measuring import benchmark_backends as benchmark_backends
+from anytorch_compat.optimizer import BackendOptimizer as BackendOptimizer
+from anytorch_compat.selection import BackendType as BackendType
+from anytorch_compat.selection import get_available_backends as get_available_backends
+from anytorch_compat.selection import get_backend as get_backend
+from anytorch_compat.selection import set_backend as set_backend
+from anytorch_compat.system import get_memory_info as get_memory_info
 
 __getattr__ = later(
     __name__,

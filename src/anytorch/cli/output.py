@@ -91,9 +91,8 @@ class Output:
         room = self.room
         boxed, folded = layout(columns, cells, room, boxes=decorated(sys.stdout))
         if boxed:
-            if _rich_table(title, columns, cells, folded, room):
-                return
-            _, folded = layout(columns, cells, room, boxes=False)
+            _rich_table(title, columns, cells, folded, room)
+            return
         if title:
             from textwrap import fill
 
@@ -137,8 +136,7 @@ class Output:
     def progress(self, title: str) -> Iterator[Progress]:
         """A bar on standard error while something long runs. Off a terminal, a line every half minute, and none about
         what is done sooner."""
-        bars = decorated(sys.stderr) and _rich_bar(title)
-        if not bars:
+        if not decorated(sys.stderr):
             from anytorch.cli.pace import Pace
 
             pace = Pace(title)
@@ -149,7 +147,7 @@ class Output:
 
             yield tell
             return
-        bar, task = bars
+        bar, task = _rich_bar(title)
         with bar:
 
             def show(done: int, total: int, what: str) -> None:
@@ -257,13 +255,11 @@ def numeric(title: str) -> bool:
     return title.endswith(")")
 
 
-def _rich_bar(title: str) -> tuple[Any, Any] | None:
-    """A bar of rich that is not shown yet, and its task. None if rich is not installed."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    except ModuleNotFoundError:
-        return None
+def _rich_bar(title: str) -> tuple[Any, Any]:
+    """A bar of rich that is not shown yet, and its task."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     left = TimeRemainingColumn(compact=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), left)
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -272,14 +268,12 @@ def _rich_bar(title: str) -> tuple[Any, Any] | None:
 
 def _rich_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], folded: bool, room: int | None
-) -> bool:
-    """Draw it with rich. False if rich is not installed. Cells are folded only where `room` cannot be enough."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ModuleNotFoundError:
-        return False
+) -> None:
+    """Draw it with rich. Cells are folded only where `room` cannot be enough."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     fits = room is None or width_of(columns, rows, boxed=True, folded=folded) <= room
     table = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
     for column in columns:
@@ -289,7 +283,6 @@ def _rich_table(
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: a device's name may look like rich's markup
     Console(width=room).print(table)  # what the layout was made for, whatever rich would measure
-    return True
 
 
 def answer(stream: TextIO | None, line: str, end: str = "\n") -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from anytorch import settings
 from anytorch.errors import ConfigError, UnknownDevice
@@ -11,8 +13,31 @@ from anytorch.errors import ConfigError, UnknownDevice
 
 def check_settings() -> None:
     """Raise ConfigError for what no single setting shows: a line nobody reads, or a back end that does not exist."""
-    settings.check_settings_file(settings.read_settings_file(), settings.settings_file())
+    check_settings_file(settings.read_settings_file(), settings.settings_file())
     check_backend(settings.lookup("backend"))
+
+
+def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for a table or a setting of a file that nobody reads. Its values are not looked at.
+
+    It was meant to do something. A library user's program does not stop because of a line that it does not need.
+    """
+    for table in data:
+        if table not in settings.TABLES:
+            import difflib  # only for bad input
+
+            near = difflib.get_close_matches(table, settings.TABLES, n=1) or [
+                f"settings.{name}" for name in settings.SETTINGS if name == table
+            ]
+            raise ConfigError(
+                f"{path}: unknown table {table!r}; a settings file has the tables {' and '.join(settings.TABLES)}",
+                hint=f"did you mean {near[0]!r}?" if near else "remove it",
+            )
+    for name in data.get("settings", {}):
+        if name not in settings.SETTINGS:
+            raise settings.unknown_setting(name, f"{path}: ")
+        if not settings.SETTINGS[name].in_file:
+            raise ConfigError(f"{path}: {name!r} cannot be set in a file", hint=settings.SETTINGS[name].help)
 
 
 def check_backend(value: settings.Value, file: str = "") -> None:
@@ -57,7 +82,7 @@ def tolerated(problems: list[str]) -> Iterator[dict[str, settings.Value]]:
             default(name)
             told(exc)
     try:
-        settings.check_settings_file(settings.read_settings_file(), settings.settings_file())
+        check_settings_file(settings.read_settings_file(), settings.settings_file())
     except ConfigError as exc:
         told(exc)
     with settings.use(**broken):  # the registry asks for the setting `plugins`

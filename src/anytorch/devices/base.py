@@ -141,6 +141,12 @@ class TorchBackend:
         asked = getattr(module, "is_initialized", None)
         return module is not None and (bool(asked()) if callable(asked) else True)
 
+    def current_index(self) -> int | None:
+        """The card that torch means when no number is given. None: there is one, or nothing has woken the driver."""
+        module: Any = self.module() if self.initialized() else None
+        several = callable(getattr(module, "current_device", None)) and module.device_count() > 1
+        return int(module.current_device()) if several else None
+
     def device_name(self, index: int) -> str:
         named = getattr(self.module(), "get_device_name", None)
         return str(named(index)) if callable(named) else f"{self.title} {index}"

@@ -22,7 +22,7 @@ from anytorch.devices.ranking import (
     reasons_for,
     why_before,
 )
-from anytorch.devices.registry import registry
+from anytorch.devices.registry import by_torch_type, current_index, registry
 from anytorch.devices.types import Candidate, Facts, Level, Reason, State
 from anytorch.devices.wheels import advise
 from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissing, UsageError
@@ -103,7 +103,7 @@ def resolve(
     """
     if fallback not in ("cpu", "best"):
         raise UsageError(f"fallback={fallback!r}: use 'cpu' or 'best'")
-    text, from_settings = (str(request), "") if request is not None else configured_request()
+    text, from_settings = (words_of(request), "") if request is not None else configured_request()
     strict = bool(settings.get("strict")) if strict is None else strict
     wanted = parse(text, registry())
     # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
@@ -136,10 +136,19 @@ def resolve(
     return Resolution(text, instead, True, reasons, warning)
 
 
+def words_of(request: str | torch.device) -> str:
+    """A request as text. torch.device("cuda") is the current card, as in torch; "cuda" is the best one."""
+    text = str(request)
+    index = None if isinstance(request, str) or ":" in text else current_index(by_torch_type(request.type))
+    return text if index is None else f"{text}:{index}"
+
+
 def callers_level() -> int:
     """How many frames up the user's own code is: a warning should point there, not into this package."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anytorch."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("anytorch.", "anytorch_compat.")
+    ):
         level, frame = level + 1, frame.f_back
     return level
 

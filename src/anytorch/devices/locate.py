@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from anytorch.devices.choose import resolve
 from anytorch.devices.protocol import Backend
 from anytorch.devices.ranking import parse, rank
-from anytorch.devices.registry import registry
+from anytorch.devices.registry import by_torch_type, current_index, registry
 from anytorch.probe import snapshot
 
 if TYPE_CHECKING:
@@ -18,11 +17,13 @@ if TYPE_CHECKING:
 def locate(device: str | torch.device | None) -> tuple[Backend, int]:
     """The back end and index of "cuda:1", torch.device("npu", 0), "auto" or None (the configured device).
 
-    It need not exist: see `require`. A name without a number means the best card that files show, as for `resolve`.
+    It need not exist: see `require`. A name without a number means the best card that files show, as for `resolve`; a
+    torch.device without one means the current card, as it does in torch.
     """
     known = registry()
     if device is not None and not isinstance(device, str):
-        return by_torch_type(device.type), device.index or 0
+        backend = by_torch_type(device.type)
+        return backend, (current_index(backend) or 0) if device.index is None else device.index
     wanted = parse(device, known) if device is not None else None
     if wanted is None or wanted.backend is None:
         chosen = resolve(device).chosen
@@ -49,14 +50,3 @@ def require(device: str | torch.device | None) -> tuple[Backend, int]:
 
 
 _required: dict[str, tuple[str, int]] = {}
-
-
-def by_torch_type(torch_type: str) -> Backend:
-    """The back end behind a torch device type. "cuda" is ROCm's too: the torch that is loaded tells."""
-    known = registry()
-    matching = [backend for backend in known.backends.values() if backend.torch_type == torch_type]
-    if len(matching) > 1:
-        torch = sys.modules.get("torch")
-        is_hip = torch is not None and torch.version.hip is not None
-        matching = [backend for backend in matching if (backend.name == "rocm") == is_hip] or matching
-    return matching[0] if matching else known.get(torch_type)

@@ -40,7 +40,11 @@ MESSAGES = tuple(
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
-    """Is this exception, or one it was raised from, a device or host that ran out of memory?"""
+    """Is this exception, or one it was raised `from`, a device or host that ran out of memory?
+
+    One that was raised while another was handled is an error of its own: a bug in a handler is not mended by a smaller
+    batch.
+    """
     import sys
 
     torch = sys.modules.get("torch")
@@ -53,7 +57,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
             return True
         if isinstance(link, RuntimeError) and any(pattern.search(str(link)) for pattern in MESSAGES):
             return True
-        link = link.__cause__ or link.__context__
+        link = link.__cause__
     return False
 
 

@@ -26,7 +26,7 @@ def autocast_dtype(device: str | torch.device | None = None) -> str | None:
     if backend.torch_type == "cpu":
         chosen = trusted_setting("cpu_dtype").value  # measured on this machine, or set by hand
     else:
-        tuned = tuned_for(device) if settings.read_settings_file().get("tuned") else None
+        tuned = tuned_for(device) if settings.stored("tuned") else None
         chosen = tuned.autocast_dtype if tuned is not None else None
     if chosen is not None:
         return None if chosen == "float32" else str(chosen)

@@ -78,6 +78,24 @@ def registry() -> Registry:
     return _load(_plugins(), settings.get("plugins"))
 
 
+def by_torch_type(torch_type: str) -> Backend:
+    """The back end behind a torch device type. "cuda" is ROCm's too: the torch that is loaded tells."""
+    known = registry()
+    matching = [backend for backend in known.backends.values() if backend.torch_type == torch_type]
+    if len(matching) > 1:
+        torch = sys.modules.get("torch")
+        is_hip = torch is not None and torch.version.hip is not None
+        matching = [backend for backend in matching if (backend.name == "rocm") == is_hip] or matching
+    return matching[0] if matching else known.get(torch_type)
+
+
+def current_index(backend: Backend) -> int | None:
+    """The card of a back end that torch means by "cuda" without a number; None if there is no choice."""
+    ask = getattr(backend, "current_index", None)
+    index: int | None = ask() if callable(ask) else None
+    return index
+
+
 @lru_cache(maxsize=1)
 def _plugins() -> tuple[EntryPoint, ...]:
     found = read_packages(Tree("/"), sys.path).entry_points

@@ -15,21 +15,12 @@ training     fine-tuning on one process or under torchrun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.forecast.predictor import KronosPredictor as KronosPredictor
     from anytorch.forecast.results import Forecast as Forecast
 
-PUBLIC = {"Forecast": "anytorch.forecast.results", "KronosPredictor": "anytorch.forecast.predictor"}
-__all__ = ["Forecast", "KronosPredictor"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(PUBLIC[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"predictor": "KronosPredictor", "results": "Forecast"})

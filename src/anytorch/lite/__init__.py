@@ -13,8 +13,9 @@ Importing this package imports nothing; every name below is loaded when it is fi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.lite import functional as functional
@@ -75,40 +76,25 @@ if TYPE_CHECKING:
     from anytorch.lite.saving import save as save
     from anytorch.lite.tensors import CustomTensor as CustomTensor
 
-# Module by module, the names it gives; a test compares this with the list above.
-_WHERE: dict[str, tuple[str, ...]] = {
-    "autograd": ("enable_grad", "no_grad"),
-    "create": ("arange", "from_dlpack", "from_numpy", "full", "ones", "rand", "randn", "seed", "tensor", "zeros"),
-    "device": ("CustomDevice",),
-    "nn.attention": ("MultiheadAttention", "TransformerEncoderLayer"),
-    "nn.layers": (
-        "AvgPool2d", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "CrossEntropyLoss", "CustomConv2d",
-        "CustomLinear", "CustomMSELoss", "Dropout", "Embedding", "Flatten", "GELU", "L1Loss", "LayerNorm", "MaxPool2d",
-        "ReLU", "SiLU", "Sigmoid", "Softmax", "Tanh",
-    ),
-    "nn.module": ("Module", "ModuleList", "Parameter", "Sequential"),
-    "nn.recurrent": ("GRU", "LSTM"),
-    "optim": (
-        "Adam", "AdamW", "SGD", "Schedule", "clip_grad_norm", "clip_grad_value", "cosine_schedule",
-        "exponential_schedule", "step_schedule",
-    ),
-    "quantize": ("convert", "prepare", "quantize_dynamic"),
-    "saving": ("load", "save"),
-    "tensors": ("CustomTensor",),
-}  # fmt: skip
-PUBLIC = {name: f"anytorch.lite.{module}" for module, names in _WHERE.items() for name in names}
-__all__ = sorted([*PUBLIC, "functional"])
-
-
-def __getattr__(name: str) -> Any:
-    if name == "functional":
-        return import_module("anytorch.lite.functional")
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'anytorch.lite' has no attribute {name!r}")
-    value = getattr(import_module(PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "autograd": "enable_grad no_grad",
+        "create": "arange from_dlpack from_numpy full ones rand randn seed tensor zeros",
+        "device": "CustomDevice",
+        "functional": "functional",
+        "nn.attention": "MultiheadAttention TransformerEncoderLayer",
+        "nn.layers": (
+            "AvgPool2d BCEWithLogitsLoss BatchNorm1d BatchNorm2d CrossEntropyLoss CustomConv2d CustomLinear "
+            "CustomMSELoss Dropout Embedding Flatten GELU L1Loss LayerNorm MaxPool2d ReLU SiLU Sigmoid Softmax Tanh"
+        ),
+        "nn.module": "Module ModuleList Parameter Sequential",
+        "nn.recurrent": "GRU LSTM",
+        "optim": (
+            "Adam AdamW SGD Schedule clip_grad_norm clip_grad_value cosine_schedule exponential_schedule step_schedule"
+        ),
+        "quantize": "convert prepare quantize_dynamic",
+        "saving": "load save",
+        "tensors": "CustomTensor",
+    },
+)

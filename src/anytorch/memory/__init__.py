@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +29,7 @@ if TYPE_CHECKING:
     from anytorch.memory.rescue import with_rescue as with_rescue
     from anytorch.memory.resume import resume_training as resume_training
     from anytorch.memory.resume import save_training as save_training
-    from anytorch.memory.stack import VGPULevel as VGPULevel
-    from anytorch.memory.stack import VGPUStack as VGPUStack
-    from anytorch.memory.stack import VGPUStackLinear as VGPUStackLinear
-    from anytorch.memory.stack import create_vgpu_stack as create_vgpu_stack
+    from anytorch.memory.stack import TensorStack as TensorStack
     from anytorch.memory.training import TieredOptimizer as TieredOptimizer
     from anytorch.memory.types import Block as Block
     from anytorch.memory.types import Budgets as Budgets
@@ -38,41 +37,24 @@ if TYPE_CHECKING:
     from anytorch.memory.types import Speeds as Speeds
     from anytorch.memory.types import Step as Step
 
-PUBLIC: dict[str, str] = {
-    "Block": "anytorch.memory.types",
-    "Budgets": "anytorch.memory.types",
-    "Fitted": "anytorch.memory.handle",
-    "Plan": "anytorch.memory.types",
-    "Speeds": "anytorch.memory.types",
-    "Step": "anytorch.memory.types",
-    "TieredOptimizer": "anytorch.memory.training",
-    "VGPULevel": "anytorch.memory.stack",
-    "VGPUStack": "anytorch.memory.stack",
-    "VGPUStackLinear": "anytorch.memory.stack",
-    "activations": "anytorch.memory.checkpointing",
-    "create_tiers": "anytorch.memory.levels",
-    "create_vgpu_stack": "anytorch.memory.stack",
-    "fit": "anytorch.memory.fitting",
-    "fitted": "anytorch.memory.fitting",
-    "load": "anytorch.memory.loading",
-    "make_plan": "anytorch.memory.plan",
-    "resume_training": "anytorch.memory.resume",
-    "save_training": "anytorch.memory.resume",
-    "tiered_cache": "anytorch.memory.caching",
-    "unfit": "anytorch.memory.fitting",
-    "with_rescue": "anytorch.memory.rescue",
-}
-__all__ = list(PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'anytorch.memory' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(PUBLIC[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "caching": "tiered_cache",
+        "checkpointing": "activations",
+        "fitting": "fit fitted unfit",
+        "handle": "Fitted",
+        "levels": "create_tiers",
+        "loading": "load",
+        "plan": "make_plan",
+        "rescue": "with_rescue",
+        "resume": "resume_training save_training",
+        "stack": "TensorStack",
+        "training": "TieredOptimizer",
+        "types": "Block Budgets Plan Speeds Step",
+    },
+    moved={"apt_model.optimization.vgpu_stack": "VGPULevel VGPUStack VGPUStackLinear create_vgpu_stack"},
+)
 
 
 class _CallablePackage(ModuleType):

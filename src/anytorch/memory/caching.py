@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from anytorch.errors import ModelError
-from anytorch.memory.stack import VGPUStack
+from anytorch.memory.stack import TensorStack
 
 
-def tiered_cache(stack: VGPUStack | Mapping[str, Any], config: Any = None) -> Any:
+def tiered_cache(stack: TensorStack | Mapping[str, Any], config: Any = None) -> Any:
     """A transformers cache for `model.generate(…, past_key_values=tiered_cache(stack))`.
 
     Keys and values are kept in the stack, whose budgets hold; a layer's are brought to level 0 when the layer runs, and the
@@ -23,7 +23,7 @@ def tiered_cache(stack: VGPUStack | Mapping[str, Any], config: Any = None) -> An
         raise ModelError(
             "a KV cache needs transformers, which is not installed", hint="pip install transformers"
         ) from exc
-    owner = stack if isinstance(stack, VGPUStack) else VGPUStack(stack)
+    owner = stack if isinstance(stack, TensorStack) else TensorStack(stack)
 
     class TieredLayer(DynamicLayer):  # type: ignore[misc,no-untyped-call,unused-ignore]
         """One layer's keys and values, under two keys of the stack."""

@@ -10,7 +10,9 @@ Importing the package imports no torch; each name below is loaded when it is fir
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.quant.container import Reader as Reader
@@ -39,45 +41,18 @@ if TYPE_CHECKING:
     from anytorch.quant.tensor import pack as pack
     from anytorch.quant.tensor import unpack as unpack
 
-PUBLIC = {
-    "Format": "anytorch.quant.formats",
-    "LoRALinear": "anytorch.quant.lora",
-    "QuantLinear": "anytorch.quant.linear",
-    "QuantTensor": "anytorch.quant.tensor",
-    "Reader": "anytorch.quant.container",
-    "Report": "anytorch.quant.model",
-    "add_lora": "anytorch.quant.lora",
-    "convert": "anytorch.quant.qat",
-    "dequantize": "anytorch.quant.model",
-    "explain": "anytorch.quant.explanation",
-    "fake_quantize": "anytorch.quant.qat",
-    "finish_pruning": "anytorch.quant.pruning",
-    "load": "anytorch.quant.store",
-    "lora_parameters": "anytorch.quant.lora",
-    "merge_lora": "anytorch.quant.lora",
-    "pack": "anytorch.quant.tensor",
-    "parse": "anytorch.quant.formats",
-    "prepare_qat": "anytorch.quant.qat",
-    "prune": "anytorch.quant.pruning",
-    "prune_neurons": "anytorch.quant.pruning",
-    "quantize": "anytorch.quant.model",
-    "save": "anytorch.quant.store",
-    "save_tensors": "anytorch.quant.container",
-    "sparsity": "anytorch.quant.pruning",
-    "unpack": "anytorch.quant.tensor",
-}
-__all__ = list(PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'anytorch.quant' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "container": "Reader save_tensors",
+        "explanation": "explain",
+        "formats": "Format parse",
+        "linear": "QuantLinear",
+        "lora": "LoRALinear add_lora lora_parameters merge_lora",
+        "model": "Report dequantize quantize",
+        "pruning": "finish_pruning prune prune_neurons sparsity",
+        "qat": "convert fake_quantize prepare_qat",
+        "store": "load save",
+        "tensor": "QuantTensor pack unpack",
+    },
+)

@@ -121,9 +121,10 @@ def test_one_that_kills_the_process_when_tried(
     told = run_script(
         """
         import anytorch
+        from anytorch_compat.selection import get_available_backends
         from anytorch.devices.gather import gather
         report = gather("always").torch.backends["deadly"]
-        answer(code=report.code, error=report.error, usable=[b.value for b in anytorch.get_available_backends()])
+        answer(code=report.code, error=report.error, usable=[b.value for b in get_available_backends()])
         """,
         path=[plugin("deadly", code)],
     )

@@ -59,17 +59,20 @@ def test_documented_names_know_it(ask: Callable[..., dict[str, Any]]) -> None:
     told = ask(
         """
         import pickle, anytorch
-        counted = anytorch.BackendType("counted")
-        listed = anytorch.get_available_backends()
-        chosen = anytorch.set_backend("counted")
-        backend = anytorch.DeviceBackend("counted")
+        from anytorch_compat.backend import DeviceBackend, get_device_manager
+        from anytorch_compat.selection import BackendType, get_available_backends, get_backend, set_backend
+        from anytorch_compat.system import get_memory_info
+        counted = BackendType("counted")
+        listed = get_available_backends()
+        chosen = set_backend("counted")
+        backend = DeviceBackend("counted")
         answer(
-            listed=[b.value for b in listed], same=listed[1] is counted is anytorch.BackendType("TALLY") is chosen,
+            listed=[b.value for b in listed], same=listed[1] is counted is BackendType("TALLY") is chosen,
             pickled=pickle.loads(pickle.dumps(counted)) is counted, text=f"{counted}", equal=counted == "counted",
-            ours=[b.value for b in anytorch.BackendType], in_force=anytorch.get_backend().value,
+            ours=[b.value for b in BackendType], in_force=get_backend().value,
             available=backend.is_available(), count=backend.device_count(), device=str(backend.device),
-            name=backend.get_device_name(), devices=[str(d) for d in anytorch.get_device_manager().get_all_devices()],
-            memory=anytorch.get_memory_info()["vram"],
+            name=backend.get_device_name(), devices=[str(d) for d in get_device_manager().get_all_devices()],
+            memory=get_memory_info()["vram"],
         )
         """
     )
@@ -115,8 +118,9 @@ def test_unknown_without_admission(ask: Callable[..., dict[str, Any]]) -> None:
     told = ask(
         """
         import anytorch
+        from anytorch_compat.selection import set_backend
         try:
-            anytorch.set_backend("counted")
+            set_backend("counted")
         except anytorch.AnytorchError as exc:
             answer(kind=type(exc).__name__, message=exc.message)
         """,

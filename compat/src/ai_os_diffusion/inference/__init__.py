@@ -1,6 +1,7 @@
-"""AI-OS Diffusion's inference names: re-exports of anytorch's."""
+"""AI-OS Diffusion's inference names."""
+
+from anytorch_compat.system import get_best_device as get_best_device
 
 from anytorch import ArrowEngine as ArrowEngine
-from anytorch import get_best_device as get_best_device
 
 __all__ = ["ArrowEngine", "get_best_device"]

@@ -1,5 +1,5 @@
-"""AI-OS Diffusion's device selection: a re-export of anytorch's."""
+"""AI-OS Diffusion's device selection."""
 
-from anytorch import get_best_device as get_best_device
+from anytorch_compat.system import get_best_device as get_best_device
 
 __all__ = ["get_best_device"]

@@ -6,11 +6,10 @@ import argparse
 
 from anytorch.cli.output import Output
 from anytorch.cli.settings import tolerated
-from anytorch.cli.shells import SCRIPTS, words_of
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(SCRIPTS), help="the shell the script is for")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell the script is for")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -24,11 +23,23 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def script_for(shell: str) -> str:
-    from anytorch.cli.parser import COMMANDS, command_parser
+    """The script of shtab for all commands. DEVICE is completed to a device's name, CODE to a diagnosis, FILE to a file."""
+    import shtab
+
+    from anytorch.cli.parser import COMMANDS, command_parser, root_parser
     from anytorch.devices.doctor import DIAGNOSES
     from anytorch.devices.registry import registry
 
     devices = ("auto", "all", *registry().backends)
-    codes = tuple(known.code for known in DIAGNOSES)
-    commands = {name: words_of(command_parser(name), c.summary, devices, codes) for name, c in COMMANDS.items()}
-    return SCRIPTS[shell](commands, devices)
+    whole = root_parser()
+    commands = whole.add_subparsers()
+    for name, command in COMMANDS.items():
+        parser = commands.add_parser(name, help=command.summary, parents=[command_parser(name)], add_help=False)
+        for action in parser._actions:
+            if action.metavar == "DEVICE":
+                action.choices = [device for device in devices if device != "all" or action.default == "all"]
+            elif action.metavar == "CODE":
+                action.choices = [known.code for known in DIAGNOSES]
+            elif action.metavar == "FILE":
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's own mark
+    return str(shtab.complete(whole, shell))

@@ -9,7 +9,7 @@ from typing import Any
 from anytorch import settings
 from anytorch.cli.output import Output
 from anytorch.cli.requests import new_file
-from anytorch.cli.settings import check_backend
+from anytorch.cli.settings import check_backend, check_settings_file
 from anytorch.errors import ConfigError
 from anytorch.files import replace_file
 from anytorch.probe.facts import as_json
@@ -105,7 +105,7 @@ def load(path: Path) -> Path:
     if not path.exists():
         raise ConfigError(f"there is no file {path}", hint="`anytorch config save FILE` writes one")
     data = read_json(path) if path.suffix.lower() == ".json" else settings.read_settings_file(path)
-    settings.check_settings_file(data, path)
+    check_settings_file(data, path)
     chosen = {name: as_json(settings.parse_setting(name, value)) for name, value in data.get("settings", {}).items()}
     if "backend" in chosen:
         check_backend(settings.Value(chosen["backend"], "file"), str(path))

@@ -8,8 +8,16 @@ matplotlib.
 from __future__ import annotations
 
 from anytorch.devices.bench.picture import plot
-from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row, Timing, from_json, load, save
-from anytorch.devices.bench.simple import benchmark_backends, headlines, relative_to_cpu
+from anytorch.devices.bench.results import (
+    BenchmarkReport,
+    DeviceResult,
+    Row,
+    Timing,
+    from_json,
+    load,
+    relative_to_cpu,
+    save,
+)
 from anytorch.devices.bench.suite import Progress, benchmark
 from anytorch.devices.bench.workloads import WORKLOADS
 
@@ -21,9 +29,7 @@ __all__ = [
     "Row",
     "Timing",
     "benchmark",
-    "benchmark_backends",
     "from_json",
-    "headlines",
     "load",
     "plot",
     "relative_to_cpu",

@@ -132,3 +132,31 @@ def load(path: str | Path) -> BenchmarkReport:
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"{path} is not JSON: {exc}") from exc
     return from_json(data)
+
+
+def relative_to_cpu(report: BenchmarkReport) -> dict[str, dict[str, float]]:
+    """How many times faster than the CPU each other device is, by workload and dtype. Pure.
+
+    The CPU counts in float32, its safe choice: a device's "matmul bfloat16" is compared with the CPU's float32.
+    """
+    cpu = next((device for device in report.devices if device.torch_name == "cpu"), None)
+    if cpu is None:
+        return {}
+    result: dict[str, dict[str, float]] = {}
+    for device in report.devices:
+        if device is cpu:
+            continue
+        ratios: dict[str, float] = {}
+        for base in cpu.find("matmul", dtype="float32"):
+            for row in device.find("matmul"):
+                ratios[f"matmul {row.dtype}"] = (row.rate or 0.0) / (base.rate or 1.0)
+        for base in cpu.find("bandwidth"):
+            for row in device.find("bandwidth", kind=base.parameters["kind"]):
+                ratios[f"bandwidth {base.parameters['kind']}"] = (row.rate or 0.0) / (base.rate or 1.0)
+        for base in cpu.find("transformer", dtype="float32"):
+            same = {key: base.parameters[key] for key in ("batch", "seq", "hidden")}
+            for row in device.find("transformer", **same):
+                assert base.timing is not None and row.timing is not None
+                ratios[f"transformer {row.case}"] = base.timing.median_s / row.timing.median_s
+        result[device.id] = ratios
+    return result

@@ -64,7 +64,7 @@ def apply(plan: TunePlan) -> Path:
     Settings whose default was kept are not written, and are taken out if an earlier plan for this device put them in.
     """
     data = settings.read_settings_file()
-    tables = _tables(data)
+    tables = _tables(data.get("tuned", {}))
     stored = dict(data.get("settings", {}))
     for name, value in _stored_settings(tables.get(plan.storage_key, {})).items():
         if stored.get(name) == value and name not in plan.settings:
@@ -116,7 +116,7 @@ def tuned_for(device: str | torch.device | None = None) -> Tuned | None:
 
 
 def _tuned(candidate: Candidate) -> Tuned | None:
-    tables = _tables(settings.read_settings_file())
+    tables = _tables(settings.stored("tuned"))
     name = candidate.uuid if candidate.uuid in tables else candidate.id
     table = tables.get(name)
     if table is None:
@@ -188,7 +188,7 @@ def _distrust(name: str, value: settings.Value) -> str:
 
 
 def _owners(name: str, value: Any) -> list[Mapping[str, Any]]:
-    tables = _tables(settings.read_settings_file())
+    tables = _tables(settings.stored("tuned"))
     return [table for table in tables.values() if _stored_settings(table).get(name) == value]
 
 
@@ -201,8 +201,8 @@ def _refusal(table: Mapping[str, Any]) -> str:
     return f"it was measured on another machine or before a change ({changed}); run `anytorch optimize --apply` again"
 
 
-def _tables(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    tables = dict(data.get("tuned", {}))
+def _tables(tuned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tables = dict(tuned)
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(

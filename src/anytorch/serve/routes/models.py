@@ -7,7 +7,7 @@ import time
 
 from fastapi import APIRouter, Request
 
-from anytorch.devices.documented.system import get_device_info
+from anytorch.devices.lookup import device_info
 from anytorch.serve import schemas
 from anytorch.serve.answers import problems
 from anytorch.serve.named import EMBEDDED
@@ -66,7 +66,7 @@ async def load(asked: schemas.LoadModelRequest, request: Request) -> schemas.Loa
     began = time.perf_counter()
     slot = await service.models.load(asked.model, asked.job, asked.device, asked.quantization, done=service.tell_others)
     info = slot.info(default=True)
-    facts = await asyncio.to_thread(get_device_info)
+    facts = await asyncio.to_thread(device_info)
     return schemas.LoadModelAnswer(
         model=info,
         device=info.device or "",

@@ -12,7 +12,9 @@ outputs     vectors to .npy and .jsonl   pool, files   several devices; whole fi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.text.embed.compare import Hit as Hit
@@ -23,21 +25,14 @@ if TYPE_CHECKING:
     from anytorch.text.embed.queue_line import QueueStats as QueueStats
     from anytorch.text.embed.stats import EncodeStats as EncodeStats
 
-NAMES = {
-    "ArrowEngine": "engine",
-    "EncodeStats": "stats",
-    "EngineQueue": "queue",
-    "FileReport": "files",
-    "Hit": "compare",
-    "QueueStats": "queue_line",
-    "encode_file": "files",
-}
-__all__ = ["ArrowEngine", "EncodeStats", "EngineQueue", "FileReport", "Hit", "QueueStats", "encode_file"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{NAMES[name]}"), name)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "compare": "Hit",
+        "engine": "ArrowEngine",
+        "files": "FileReport encode_file",
+        "queue": "EngineQueue",
+        "queue_line": "QueueStats",
+        "stats": "EncodeStats",
+    },
+)

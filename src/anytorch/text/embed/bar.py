@@ -22,12 +22,9 @@ def progress_bar(title: str) -> Iterator[Progress | None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    try:
-        from rich import progress as rich
-        from rich.console import Console
-    except ModuleNotFoundError:
-        yield None
-        return
+    from rich import progress as rich
+    from rich.console import Console
+
     columns = (
         rich.TextColumn("{task.description}"),
         rich.BarColumn(),

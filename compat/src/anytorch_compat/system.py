@@ -5,21 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytorch.devices.choose import activate, resolve
-from anytorch.devices.documented.lookup import (
-    backend_of,
-    find,
-    gigabytes_of,
-    hardware,
-    usable_devices,
-)
+from anytorch.devices.lookup import device_info as get_device_info
+from anytorch.devices.lookup import find, usable_devices
 from anytorch.devices.memory import cleanup
 from anytorch.devices.ranking import parse
 from anytorch.devices.registry import registry
 from anytorch.devices.seeds import seed as seed_everything
 from anytorch.devices.types import MemoryUse
+from anytorch_compat.lookup import backend_of, gigabytes_of
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "get_accelerator_type",
+    "get_best_device",
+    "get_device",
+    "get_device_info",
+    "get_memory_info",
+    "is_cuda_available",
+    "is_npu_available",
+    "memory_cleanup",
+    "resolve_device",
+    "set_seed",
+]
 
 
 def get_best_device() -> str:
@@ -64,35 +73,6 @@ def is_cuda_available() -> bool:
 def is_npu_available() -> bool:
     """Can something be computed on an NPU? (`torch_npu` being installed is not enough.)"""
     return any(device.torch_type == "npu" for device in usable_devices())
-
-
-def get_device_info() -> dict[str, Any]:
-    """The documented keys (`cuda_available`, `npu_available`, `device_count`, `device_name`, `device_type`,
-    `cuda_version`, `npu_version`) and what else is known.
-
-    `device_*` describe the device in use; `device_count` is the number of that type, so 1 on a machine with only a CPU.
-    """
-    devices = usable_devices()
-    found = find()
-    chosen = found.device or next((device for device in devices if device.backend == "cpu"), None)
-    machine = hardware()
-    wheel = machine.torch
-    return {
-        "cuda_available": any(device.torch_type == "cuda" for device in devices),
-        "npu_available": any(device.torch_type == "npu" for device in devices),
-        "device_count": sum(device.torch_type == chosen.torch_type for device in devices) if chosen else 0,
-        "device_name": chosen.name if chosen else "none",
-        "device_type": chosen.torch_type if chosen else "none",
-        "cuda_version": wheel.cuda if wheel else None,
-        "npu_version": machine.packages.versions.get("torch-npu"),
-        # beyond the document
-        "backend": chosen.backend if chosen else None,
-        "hip_version": wheel.hip if wheel else None,
-        "xpu_version": wheel.xpu if wheel else None,
-        "torch_version": wheel.version if wheel else None,
-        "devices": [device.id for device in devices],
-        "reason": found.why,  # why the configured device is not the one in use; "" when it is
-    }
 
 
 def get_memory_info(device: str | torch.device | None = None) -> dict[str, Any]:

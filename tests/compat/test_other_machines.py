@@ -10,10 +10,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from anytorch_compat.backend import DeviceBackend, get_device_manager
+from anytorch_compat.selection import BackendType, get_available_backends, get_backend
+from anytorch_compat.system import (
+    get_accelerator_type,
+    get_best_device,
+    get_device,
+    get_device_info,
+    get_memory_info,
+    is_cuda_available,
+    is_npu_available,
+    resolve_device,
+)
 
-import anytorch
-from anytorch.devices import choose
-from anytorch.devices.documented import lookup
+from anytorch.devices import choose, lookup
 from anytorch.devices.ranking import rank
 from anytorch.devices.types import SOFTWARE_PRIORITY, Candidate, State
 from anytorch.errors import TorchMissing
@@ -40,51 +50,51 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_an_amd_gpu_is_cuda_to_torch_and_rocm_to_us(machine: Callable[..., None]) -> None:
     machine(RADEON)
-    assert anytorch.get_best_device() == anytorch.get_accelerator_type() == "cuda"
-    assert anytorch.is_cuda_available() is True
-    assert anytorch.get_available_backends() == [anytorch.BackendType.ROCM, anytorch.BackendType.CPU]
-    assert anytorch.get_backend() is anytorch.BackendType.ROCM
-    info = anytorch.get_device_info()
+    assert get_best_device() == get_accelerator_type() == "cuda"
+    assert is_cuda_available() is True
+    assert get_available_backends() == [BackendType.ROCM, BackendType.CPU]
+    assert get_backend() is BackendType.ROCM
+    info = get_device_info()
     assert (info["cuda_available"], info["device_type"], info["backend"]) == (True, "cuda", "rocm")
     assert info["device_name"] == "AMD Radeon RX 7900 XTX" and info["device_count"] == 1
-    assert str(anytorch.resolve_device("cuda")) == "cuda:0"  # written for CUDA, runs on ROCm by design
+    assert str(resolve_device("cuda")) == "cuda:0"  # written for CUDA, runs on ROCm by design
     for name in ("cuda", "rocm", "cuda:0"):
-        backend = anytorch.DeviceBackend(name)
+        backend = DeviceBackend(name)
         assert backend.is_available() and backend.device_count() == 1 and backend.device_type == "cuda"
-    summary = anytorch.get_device_manager().get_device_summary()
+    summary = get_device_manager().get_device_summary()
     assert summary["cuda_devices"] == 1 and list(summary["devices"]) == ["cuda:0", "cpu"]
-    assert anytorch.get_memory_info()["vram"].keys() == {"cuda_0"}
+    assert get_memory_info()["vram"].keys() == {"cuda_0"}
 
 
 def test_another_accelerator_is_named_by_its_own_type(machine: Callable[..., None]) -> None:
     machine(ARC)
-    assert anytorch.get_accelerator_type() == "xpu" and anytorch.is_cuda_available() is False
-    assert [str(device) for device in anytorch.get_device_manager().get_all_devices()] == ["xpu:0", "cpu"]
+    assert get_accelerator_type() == "xpu" and is_cuda_available() is False
+    assert [str(device) for device in get_device_manager().get_all_devices()] == ["xpu:0", "cpu"]
 
 
 def test_the_order_is_best_first(machine: Callable[..., None]) -> None:
     machine(ARC, RADEON)
-    assert [backend.value for backend in anytorch.get_available_backends()] == ["rocm", "xpu", "cpu"]
-    assert anytorch.get_best_device() == "cuda"
+    assert [backend.value for backend in get_available_backends()] == ["rocm", "xpu", "cpu"]
+    assert get_best_device() == "cuda"
 
 
 def test_a_software_adapter_is_for_who_asks_for_it(machine: Callable[..., None]) -> None:
     machine(LLVMPIPE)
-    assert anytorch.get_available_backends() == [anytorch.BackendType.CPU]
-    assert anytorch.get_best_device() == "cpu"
-    assert anytorch.DeviceBackend("webgpu").is_available() and anytorch.DeviceBackend("vulkan").device_count() == 1
-    assert [str(device) for device in anytorch.get_device_manager().get_all_devices()] == ["cpu"]
-    assert anytorch.get_memory_info()["vram"] == {}
+    assert get_available_backends() == [BackendType.CPU]
+    assert get_best_device() == "cpu"
+    assert DeviceBackend("webgpu").is_available() and DeviceBackend("vulkan").device_count() == 1
+    assert [str(device) for device in get_device_manager().get_all_devices()] == ["cpu"]
+    assert get_memory_info()["vram"] == {}
 
 
 def test_without_torch_questions_are_answered_and_requests_raise(machine: Callable[..., None]) -> None:
     machine(torch=False)
-    assert anytorch.get_available_backends() == []
-    assert anytorch.is_cuda_available() is False and anytorch.is_npu_available() is False
-    assert anytorch.get_device_info()["device_count"] == 0 and anytorch.get_device_info()["torch_version"] is None
-    assert anytorch.get_memory_info()["ram"]["total_gb"] > 0
-    assert anytorch.get_memory_info("cpu")["reason"] == "torch is not installed"
-    assert anytorch.DeviceBackend("cpu").is_available() is False
-    for request in (anytorch.get_device, anytorch.get_backend, anytorch.get_best_device):
+    assert get_available_backends() == []
+    assert is_cuda_available() is False and is_npu_available() is False
+    assert get_device_info()["device_count"] == 0 and get_device_info()["torch_version"] is None
+    assert get_memory_info()["ram"]["total_gb"] > 0
+    assert get_memory_info("cpu")["reason"] == "torch is not installed"
+    assert DeviceBackend("cpu").is_available() is False
+    for request in (get_device, get_backend, get_best_device):
         with pytest.raises(TorchMissing, match="torch is not installed"):
             request()

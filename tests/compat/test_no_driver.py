@@ -21,25 +21,28 @@ torch._C._cuda_init = tripwire
 torch.cuda._lazy_init = tripwire
 
 import anytorch
+from anytorch_compat.backend import DeviceBackend, get_device_manager
+from anytorch_compat.selection import get_available_backends, get_backend, set_backend
+from anytorch_compat.system import *
 from anytorch.devices.choose import survey
 
 seen = [c.name for c in survey("never").devices if c.backend == "cuda"]
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", anytorch.DeviceFallbackWarning)
-    anytorch.get_best_device(), anytorch.get_device(prefer_npu=True), anytorch.resolve_device("cuda:0")
-    anytorch.get_device_info(), anytorch.get_memory_info(), anytorch.get_memory_info("cuda")
-    anytorch.get_accelerator_type(), anytorch.is_cuda_available(), anytorch.is_npu_available()
-    anytorch.get_available_backends(), anytorch.set_backend("cuda"), anytorch.get_backend()
-    anytorch.memory_cleanup(), anytorch.set_seed(1)
-    for backend in (anytorch.DeviceBackend("cuda:0"), anytorch.DeviceBackend(torch.device("cuda:1"))):
+    get_best_device(), get_device(prefer_npu=True), resolve_device("cuda:0")
+    get_device_info(), get_memory_info(), get_memory_info("cuda")
+    get_accelerator_type(), is_cuda_available(), is_npu_available()
+    get_available_backends(), set_backend("cuda"), get_backend()
+    memory_cleanup(), set_seed(1)
+    for backend in (DeviceBackend("cuda:0"), DeviceBackend(torch.device("cuda:1"))):
         backend.device, backend.device_type, backend.is_available(), backend.device_count()
         backend.get_device_name(), backend.get_device_properties(), backend.get_memory_summary()
         backend.memory_allocated(), backend.memory_reserved(), backend.max_memory_allocated()
         backend.empty_cache(), backend.synchronize()
-    manager = anytorch.get_device_manager()
+    manager = get_device_manager()
     manager.get_all_devices(), manager.get_best_device(), manager.get_device_summary(), manager.cleanup_all()
-summary = anytorch.DeviceBackend("cuda:0").get_memory_summary()
-reason = anytorch.get_memory_info("cuda")["reason"]
+summary = DeviceBackend("cuda:0").get_memory_summary()
+reason = get_memory_info("cuda")["reason"]
 answer(seen=seen, initialized=torch.cuda.is_initialized(), total=summary["total"], reason=reason)
 """
 

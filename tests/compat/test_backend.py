@@ -7,23 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from anytorch_compat.backend import DeviceBackend, UnifiedDeviceManager, get_device_manager, get_unified_backend
+from anytorch_compat.system import get_accelerator_type, get_best_device
 
-import anytorch
 from anytorch.errors import DeviceIndexError, DeviceUnavailable, UnknownDevice
 
 
 @pytest.fixture(autouse=True)
 def only_a_cpu() -> None:
-    if anytorch.get_best_device() != "cpu":
+    if get_best_device() != "cpu":
         pytest.skip("these answers are those of a machine without an accelerator")
 
 
 @pytest.fixture(params=["cpu", torch.device("cpu"), None, "auto"], ids=str)
-def cpu(request: pytest.FixtureRequest) -> anytorch.DeviceBackend:
-    return anytorch.DeviceBackend(request.param)
+def cpu(request: pytest.FixtureRequest) -> DeviceBackend:
+    return DeviceBackend(request.param)
 
 
-def test_what_it_is(cpu: anytorch.DeviceBackend) -> None:
+def test_what_it_is(cpu: DeviceBackend) -> None:
     assert cpu.device == torch.device("cpu") and cpu.device_type == "cpu"
     assert cpu.is_available() is True and cpu.device_count() == 1
     assert cpu.get_device_name() == cpu.get_device_name(0) == cpu.get_device_name(index=0)
@@ -32,7 +33,7 @@ def test_what_it_is(cpu: anytorch.DeviceBackend) -> None:
     assert properties["total_memory"] > 0 and "float32" in properties["capabilities"]["dtypes"]
 
 
-def test_its_memory_in_bytes(cpu: anytorch.DeviceBackend) -> None:
+def test_its_memory_in_bytes(cpu: DeviceBackend) -> None:
     for figure in (cpu.memory_allocated, cpu.memory_reserved, cpu.max_memory_allocated):
         assert type(figure()) is int and figure(index=0) > 0
     before = cpu.memory_allocated()
@@ -46,14 +47,14 @@ def test_its_memory_in_bytes(cpu: anytorch.DeviceBackend) -> None:
     assert summary["allocated_gb"] == pytest.approx(summary["allocated"] / 2**30, abs=1e-8)
 
 
-def test_index_out_of_range(cpu: anytorch.DeviceBackend) -> None:
+def test_index_out_of_range(cpu: DeviceBackend) -> None:
     for ask in (cpu.memory_allocated, cpu.get_device_name, cpu.get_device_properties, cpu.synchronize):
         for index in (1, -1):
             with pytest.raises(DeviceIndexError):
                 ask(index)
 
 
-def test_to_device_moves_what_can_be_moved(cpu: anytorch.DeviceBackend) -> None:
+def test_to_device_moves_what_can_be_moved(cpu: DeviceBackend) -> None:
     Pair = namedtuple("Pair", "left right")
     tensor, module = torch.ones(2), torch.nn.Linear(2, 2)
     assert cpu.to_device(tensor) is tensor and cpu.to_device(module) is module
@@ -75,7 +76,7 @@ def test_to_device_moves_what_can_be_moved(cpu: anytorch.DeviceBackend) -> None:
 
 def test_to_device_moves_nested_tensors_for_real() -> None:
     """Seen with "meta", which every torch has: the containers' walk does not depend on the device."""
-    from anytorch.devices.documented.backend import _moved
+    from anytorch_compat.backend import _moved
 
     given = {"x": [torch.ones(2), (torch.zeros(1), "text")], "n": 3}
     moved = _moved(given, torch.device("meta"))
@@ -84,11 +85,11 @@ def test_to_device_moves_nested_tensors_for_real() -> None:
 
 
 @pytest.fixture(params=["npu:0", "cuda:1", "xpu", "mps"])
-def missing(request: pytest.FixtureRequest) -> anytorch.DeviceBackend:
-    return anytorch.DeviceBackend(request.param)
+def missing(request: pytest.FixtureRequest) -> DeviceBackend:
+    return DeviceBackend(request.param)
 
 
-def test_one_that_is_not_here(missing: anytorch.DeviceBackend, recwarn: pytest.WarningsRecorder) -> None:
+def test_one_that_is_not_here(missing: DeviceBackend, recwarn: pytest.WarningsRecorder) -> None:
     assert missing.is_available() is False and missing.device_count() == 0
     assert str(missing.device).startswith(missing.device_type)
     assert "not available" in missing.get_device_name()
@@ -107,23 +108,23 @@ def test_torch_itself_knows_no_npu() -> None:
     """So `DeviceBackend(torch.device("npu:0"))` cannot even reach us without the plug-in; the text can."""
     with pytest.raises(RuntimeError, match="npu"):
         torch.device("npu:0")
-    assert anytorch.DeviceBackend("npu:0").device == "npu:0"
+    assert DeviceBackend("npu:0").device == "npu:0"
 
 
 @pytest.mark.parametrize("name", ["nonsense", "cuda:x", torch.device("meta")])
 def test_takes_no_nonsense(name: Any) -> None:
     with pytest.raises(UnknownDevice):
-        anytorch.DeviceBackend(name)
+        DeviceBackend(name)
 
 
 def test_unified_backend() -> None:
-    assert anytorch.get_unified_backend().device_type == anytorch.get_accelerator_type() == "cpu"
-    assert repr(anytorch.get_unified_backend("npu:0")) == "DeviceBackend('npu:0')"
+    assert get_unified_backend().device_type == get_accelerator_type() == "cpu"
+    assert repr(get_unified_backend("npu:0")) == "DeviceBackend('npu:0')"
 
 
 def test_the_manager() -> None:
-    manager = anytorch.get_device_manager()
-    assert manager is anytorch.get_device_manager() and isinstance(manager, anytorch.UnifiedDeviceManager)
+    manager = get_device_manager()
+    assert manager is get_device_manager() and isinstance(manager, UnifiedDeviceManager)
     assert manager.get_all_devices() == [torch.device("cpu")]
     assert manager.get_best_device() == manager.get_best_device(prefer_npu=True) == torch.device("cpu")
     assert manager.get_backend(torch.device("cpu")).is_available()

@@ -1,4 +1,7 @@
-"""One device, as somebody named it: usable, or with the reason why it is not. Warns and raises nothing about that."""
+"""One device, as somebody named it, usable or with the reason why it is not; and the facts of the one in use.
+
+Nothing here warns about a device that is missing, and nothing wakes a driver.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytorch.devices.choose import as_usable, configured_request, survey, why_not
-from anytorch.devices.protocol import Backend
 from anytorch.devices.ranking import parse, pick, reasons_for
 from anytorch.devices.registry import registry
-from anytorch.devices.types import Candidate, MemoryUse, Reason, State
-from anytorch.errors import DeviceIndexError
-from anytorch.probe.facts import Hardware
+from anytorch.devices.types import Candidate, Reason, State
 
 if TYPE_CHECKING:
     import torch
-
-GIGABYTE = 2**30  # as the command line and `explain` count
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,6 @@ def find(device: str | torch.device | None = None) -> Found:
     return Found(text, None, why_not(wanted, listed, reasons), reasons)
 
 
-def find_quietly(device: str | torch.device) -> Found:
-    """As `find`, for yes-or-no questions: an index that does not exist is one more reason."""
-    try:
-        return find(device)
-    except DeviceIndexError as exc:
-        return Found(str(device), None, exc.message)
-
-
 def usable_devices(wanted: str | None = None) -> list[Candidate]:
     """Every usable device, best first. Empty where torch is missing or does not import.
 
@@ -64,34 +54,29 @@ def usable_devices(wanted: str | None = None) -> list[Candidate]:
     return [candidate for candidate in found.devices if candidate.state is State.USABLE]
 
 
-def hardware() -> Hardware:
-    """The machine as the probes see it."""
-    return survey("never").facts.hardware
+def device_info() -> dict[str, Any]:
+    """The device in use and the torch that drives it, as a dictionary for JSON: what `POST /api/load-model` answers with.
 
-
-def usable_of(name: str) -> list[Candidate]:
-    """The usable devices of a back end. "cuda" means ROCm's where those are what torch calls "cuda"."""
-    devices = usable_devices(name)
-    return [device for device in devices if device.backend == name] or [
-        device for device in devices if device.torch_type == name
-    ]
-
-
-def backend_of(candidate: Candidate) -> Backend:
-    return registry().get(candidate.backend)
-
-
-def gigabytes_of(use: MemoryUse) -> dict[str, Any]:
-    """Memory figures under the documented keys, in GB of 2**30 bytes; None where nobody knows."""
+    `device_*` describe the configured device, or the best one; `device_count` is the number of that type, so 1 on a machine
+    with only a CPU.
+    """
+    devices = usable_devices()
+    found = find()
+    chosen = found.device or next((device for device in devices if device.backend == "cpu"), None)
+    machine = survey("never").facts.hardware
+    wheel = machine.torch
     return {
-        "allocated_gb": _gigabytes(use.allocated),
-        "reserved_gb": _gigabytes(use.reserved),
-        "max_allocated_gb": _gigabytes(use.peak),
-        "free_gb": _gigabytes(use.free),
-        "total_gb": _gigabytes(use.total),
-        "source": use.source,
+        "cuda_available": any(device.torch_type == "cuda" for device in devices),
+        "npu_available": any(device.torch_type == "npu" for device in devices),
+        "device_count": sum(device.torch_type == chosen.torch_type for device in devices) if chosen else 0,
+        "device_name": chosen.name if chosen else "none",
+        "device_type": chosen.torch_type if chosen else "none",
+        "cuda_version": wheel.cuda if wheel else None,
+        "npu_version": machine.packages.versions.get("torch-npu"),
+        "backend": chosen.backend if chosen else None,
+        "hip_version": wheel.hip if wheel else None,
+        "xpu_version": wheel.xpu if wheel else None,
+        "torch_version": wheel.version if wheel else None,
+        "devices": [device.id for device in devices],
+        "reason": found.why,  # why the configured device is not the one in use; "" when it is
     }
-
-
-def _gigabytes(nbytes: int | None) -> float | None:
-    return None if nbytes is None else round(nbytes / GIGABYTE, 9)  # to the byte

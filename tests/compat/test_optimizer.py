@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yirage as yr
+from anytorch_compat import advice as quick
+from anytorch_compat import optimizer as module
+from anytorch_compat.optimizer import BackendOptimizer
 
 import anytorch
 from anytorch.devices.choose import devices
-from anytorch.devices.tune import optimizer as module
-from anytorch.devices.tune import quick
 from anytorch.devices.tune.store import Tuned
 from anytorch.devices.types import Candidate, Caps, State
 from anytorch.errors import ConfigError, DeviceFallbackWarning
@@ -23,7 +25,6 @@ pytest.importorskip("torch")
 
 
 def test_the_documented_configuration_samples(capsys: pytest.CaptureFixture[str]) -> None:
-    yr = anytorch
     # seeds/2-yirage.md, "advanced": as written
     config = yr.auto_configure_backend()
     print("Optimal config:", config)
@@ -48,7 +49,6 @@ def test_the_documented_configuration_samples(capsys: pytest.CaptureFixture[str]
 
 def test_the_documented_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yr = anytorch
     has_cuda = any(d.torch_type == "cuda" and d.state is State.USABLE for d in devices(tried="needed"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -69,20 +69,20 @@ def test_a_damaged_configuration_is_refused_and_left_alone(tmp_path: Path, conte
     path = tmp_path / "c.json"
     path.write_text(content)
     with pytest.raises(ConfigError):
-        anytorch.BackendOptimizer().load_config(path)
+        BackendOptimizer().load_config(path)
     assert path.read_text() == content
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
-        anytorch.BackendOptimizer().load_config(tmp_path / "none.json")
+        BackendOptimizer().load_config(tmp_path / "none.json")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
-        anytorch.BackendOptimizer().save_config(tmp_path / "file" / "c.json", backend="cpu")
+        BackendOptimizer().save_config(tmp_path / "file" / "c.json", backend="cpu")
 
 
 def test_a_configuration_of_another_machine_is_loaded_with_a_warning(tmp_path: Path) -> None:
-    optimizer = anytorch.BackendOptimizer()
+    optimizer = BackendOptimizer()
     path = optimizer.save_config(tmp_path / "c.json", backend="cpu")
     data = json.loads(path.read_text())
     data["machine"]["torch"], data["machine_key"] = "2.7.0+none", "0" * 16
@@ -95,9 +95,9 @@ def test_optimize_measures_and_stores_only_when_told(monkeypatch: pytest.MonkeyP
     calls: list[Any] = []
     monkeypatch.setattr(module, "tune", lambda backend, **options: calls.append((backend, options)) or "the plan")
     monkeypatch.setattr(module, "apply", lambda plan: calls.append(plan))
-    assert anytorch.BackendOptimizer().optimize("cpu", duration_s=1.0) == "the plan"
+    assert BackendOptimizer().optimize("cpu", duration_s=1.0) == "the plan"
     assert calls == [("cpu", {"duration_s": 1.0, "progress": None})]
-    anytorch.BackendOptimizer().optimize("cpu", apply_plan=True)
+    BackendOptimizer().optimize("cpu", apply_plan=True)
     assert calls[-1] == "the plan"
 
 

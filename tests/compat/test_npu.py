@@ -24,16 +24,19 @@ def test_choice_and_facts(ask: Callable[[str], dict[str, Any]]) -> None:
     told = ask(
         """
         import anytorch
-        info = anytorch.get_device_info()
+        from anytorch_compat.backend import get_device_manager
+        from anytorch_compat.selection import get_available_backends, get_backend, set_backend
+        from anytorch_compat.system import *
+        info = get_device_info()
         answer(
-            best=anytorch.get_best_device(), device=str(anytorch.get_device()),
-            cpu=str(anytorch.get_device(force_cpu=True)),
-            kind=anytorch.get_accelerator_type(), npu=anytorch.is_npu_available(), cuda=anytorch.is_cuda_available(),
-            backends=[b.value for b in anytorch.get_available_backends()], in_force=anytorch.get_backend().value,
-            after=anytorch.set_backend("cpu").value, then=str(anytorch.get_device()),
-            preferred=str(anytorch.get_device(prefer_npu=True)),
+            best=get_best_device(), device=str(get_device()),
+            cpu=str(get_device(force_cpu=True)),
+            kind=get_accelerator_type(), npu=is_npu_available(), cuda=is_cuda_available(),
+            backends=[b.value for b in get_available_backends()], in_force=get_backend().value,
+            after=set_backend("cpu").value, then=str(get_device()),
+            preferred=str(get_device(prefer_npu=True)),
             type=info["device_type"], count=info["device_count"], listed=info["devices"],
-            all=[str(d) for d in anytorch.get_device_manager().get_all_devices()],
+            all=[str(d) for d in get_device_manager().get_all_devices()],
         )
         """
     )
@@ -50,12 +53,14 @@ def test_memory_is_the_allocators_own(ask: Callable[[str], dict[str, Any]]) -> N
     told = ask(
         """
         import torch, anytorch
-        before = anytorch.DeviceBackend("npu:1").memory_allocated()
+        from anytorch_compat.backend import DeviceBackend
+        from anytorch_compat.system import get_memory_info
+        before = DeviceBackend("npu:1").memory_allocated()
         block = torch.empty(8 << 20, dtype=torch.uint8, device="npu:1")
-        backend = anytorch.DeviceBackend(torch.device("npu:1"))
+        backend = DeviceBackend(torch.device("npu:1"))
         values = dict(
             allocated=backend.memory_allocated() - before, other=backend.memory_allocated(index=0),
-            info=anytorch.get_memory_info()["npu_memory"], one=anytorch.get_memory_info("npu:1"),
+            info=get_memory_info()["npu_memory"], one=get_memory_info("npu:1"),
             summary=backend.get_memory_summary(), count=backend.device_count(), name=backend.get_device_name(),
         )
         del block
@@ -77,11 +82,14 @@ def test_moving_and_bad_indices(ask: Callable[[str], dict[str, Any]]) -> None:
     told = ask(
         """
         import torch, anytorch
-        backend = anytorch.DeviceBackend("npu:1")
+        from anytorch_compat.backend import DeviceBackend
+        from anytorch_compat.selection import set_backend
+        from anytorch_compat.system import get_memory_info
+        backend = DeviceBackend("npu:1")
         moved = backend.to_device({"x": [torch.ones(3)], "m": torch.nn.Linear(3, 1)})
         errors = []
-        for ask in (lambda: backend.memory_allocated(2), lambda: anytorch.get_memory_info("npu:2"),
-                    lambda: anytorch.set_backend("npu:2")):
+        for ask in (lambda: backend.memory_allocated(2), lambda: get_memory_info("npu:2"),
+                    lambda: set_backend("npu:2")):
             try:
                 ask()
             except anytorch.AnytorchError as exc:
@@ -89,7 +97,7 @@ def test_moving_and_bad_indices(ask: Callable[[str], dict[str, Any]]) -> None:
         y = moved["m"](moved["x"][0]).sum()
         y.backward()
         answer(x=str(moved["x"][0].device), w=str(moved["m"].weight.device), grad=moved["m"].weight.grad.cpu().tolist(),
-               errors=errors, beyond=anytorch.DeviceBackend("npu:7").is_available())
+               errors=errors, beyond=DeviceBackend("npu:7").is_available())
         """
     )
     assert told["x"] == told["w"] == "npu:1" and told["grad"] == [[1.0, 1.0, 1.0]]

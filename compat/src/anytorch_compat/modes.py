@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from anytorch import settings
-from anytorch.devices.documented import get_accelerator_type
 from anytorch.memory import modes
-from anytorch.memory.stack import VGPUStack, create_vgpu_stack
+from anytorch_compat.stack import VGPUStack, create_vgpu_stack
+from anytorch_compat.system import get_accelerator_type
 
 if TYPE_CHECKING:
     import torch

@@ -27,8 +27,8 @@ def auto_configure_backend() -> dict[str, Any]:
     Answers from facts, and from earlier measurements where `anytorch optimize --apply` has stored some for this device;
     `source` says which. Nothing is changed: the values are advice.
 
-    >>> import anytorch
-    >>> anytorch.auto_configure_backend()["threads"] >= 1
+    >>> import yirage
+    >>> yirage.auto_configure_backend()["threads"] >= 1
     True
     """
     return configuration(None)

@@ -14,20 +14,20 @@ from anytorch.devices.bench.suite import Progress
 from anytorch.devices.choose import survey
 from anytorch.devices.ranking import gigabytes
 from anytorch.devices.tune.plan import TunePlan
-from anytorch.devices.tune.quick import FORMAT, configuration
 from anytorch.devices.tune.search import tune
 from anytorch.devices.tune.store import apply
 from anytorch.devices.types import Level
 from anytorch.errors import ConfigError
 from anytorch.files import replace_file
 from anytorch.measured.machine import identity, key_of, what_changed
+from anytorch_compat.advice import FORMAT, configuration
 
 
 class BackendOptimizer:
     """The machine's facts, a configuration for it, and measurements.
 
-    >>> import anytorch
-    >>> anytorch.BackendOptimizer().configure("cpu")["backend"]
+    >>> import yirage
+    >>> yirage.BackendOptimizer().configure("cpu")["backend"]
     'cpu'
     """
 
