@@ -39,7 +39,7 @@ def pair() -> tuple[Kronos, KronosTokenizer]:
     config = dict(PUBLISHED["kronos-mini"].tokenizer_config)
     if os.environ.get("ANYTORCH_TEST_DEVICE") == "cpu":
         shape |= {**BITS, "d_model": 64, "ff_dim": 96}
-        config |= {**BITS, "d_model": 32, "n_heads": 2, "ff_dim": 48}
+        config |= {**BITS, "group_size": 4, "d_model": 32, "n_heads": 2, "ff_dim": 48}
     model = Kronos(**shape).eval()
     tokenizer = KronosTokenizer(**config).eval()
     with torch.no_grad():
