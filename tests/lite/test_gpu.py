@@ -226,15 +226,12 @@ def test_larger_sizes(gpu: Any, name: str) -> None:
 def as_hardware(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Kernels in the forms that real GPUs get (workgroups, tiles, fours), whatever the adapter is."""
     from anytorch.gpu.adapters import Adapter
-    from anytorch.lite.gpu import conv, folds, kernels, products
+    from anytorch.gpu.plans import plans
 
-    plans = [kernels._elementwise, products._products, folds._folds, folds._rows, conv._convolutions]
     monkeypatch.setattr(Adapter, "software", property(lambda self: False))
-    for known in plans:
-        known.clear()
+    plans.clear()
     yield gpu
-    for known in plans:
-        known.clear()
+    plans.clear()
 
 
 TILES = ("conv2d", "conv2d groups", "products", "large product")  # long to compile for a CPU
