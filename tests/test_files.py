@@ -40,15 +40,24 @@ def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
 @pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing yet"])
-def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
+def test_through_a_link_it_stays_a_link(tmp_path: Path, there: bool) -> None:
     target, link = tmp_path / "dotfiles" / "config.toml", tmp_path / "config.toml"
     target.parent.mkdir()
     if there:
         target.write_bytes(b"old")
     link.symlink_to(Path("dotfiles", "config.toml"))
-    replace_file(link, b"new")
+    replace_file(link, b"new", through_links=True)
     assert link.is_symlink() and target.read_bytes() == b"new"
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_what_a_link_leads_to_may_be_others(tmp_path: Path) -> None:
+    """A model cache keeps one file for many folders of links."""
+    blob, link = tmp_path / "blob", tmp_path / "model.safetensors"
+    blob.write_bytes(b"shared")
+    link.symlink_to(blob)
+    replace_file(link, b"mine")
+    assert blob.read_bytes() == b"shared" and not link.is_symlink() and link.read_bytes() == b"mine"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")

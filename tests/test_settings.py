@@ -269,3 +269,12 @@ def test_every_setting_and_variable_is_documented() -> None:
         assert f"`{setting.name}`" in page
         for variable in setting.env:
             assert f"`{variable}`" in page
+
+
+def test_a_linked_settings_file_stays_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, link = tmp_path / "dotfiles.toml", tmp_path / "linked.toml"
+    target.write_text("")
+    link.symlink_to(target)
+    monkeypatch.setenv("ANYTORCH_CONFIG", str(link))
+    settings.write_settings_file({"settings": {"backend": "cpu"}})
+    assert link.is_symlink() and "cpu" in target.read_text()

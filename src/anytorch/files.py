@@ -13,13 +13,15 @@ _numbers = count()
 
 
 @contextmanager
-def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = False, through_links: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, which becomes `path` when the block ends: a reader, a crash or Ctrl-C sees the old one or the new.
 
     It may be read by whom the umask lets, as any other file, or keeps the mode of the one it replaces; `private`: by its
-    owner alone. A link stays a link: the file it leads to is replaced, as writing to it would.
+    owner alone. A link is replaced by the file, because others may share what it leads to (the blobs of a model cache);
+    with `through_links` it stays a link, and the file it leads to is replaced.
     """
-    path = Path(os.path.realpath(path))
+    if through_links:
+        path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = _new_beside(path, 0o600 if private else 0o666)
     try:
@@ -47,7 +49,7 @@ def _new_beside(path: Path, mode: int) -> tuple[int, Path]:
             continue
 
 
-def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
+def replace_file(path: Path, data: bytes, *, private: bool = False, through_links: bool = False) -> None:
     """Write `data` to `path` atomically (see `replacing`)."""
-    with replacing(path, private=private) as file:
+    with replacing(path, private=private, through_links=through_links) as file:
         file.write(data)

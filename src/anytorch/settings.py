@@ -486,7 +486,7 @@ def write_settings_file(data: Mapping[str, Any], path: Path | None = None) -> Pa
 
     path = settings_file() if path is None else path
     try:
-        replace_file(path, tomli_w.dumps(dict(data)).encode())
+        replace_file(path, tomli_w.dumps(dict(data)).encode(), through_links=True)
     except OSError as exc:
         raise ConfigError(
             f"cannot write the settings file {path}: {exc.strerror}", hint="name another with ANYTORCH_CONFIG"
