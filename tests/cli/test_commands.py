@@ -42,7 +42,7 @@ def test_doctor_status_follows_errors_and_warnings_not_notes(cli: Callable[..., 
     assert answer.document["wrong"] is bool(levels & {"error", "warning"})
     assert answer.status == int(answer.document["wrong"])
     words = cli("doctor", "--no-probe")
-    assert ("nothing is wrong" in words.out) is (words.status == 0)
+    assert ("no problem found" in words.out) is (words.status == 0)
 
 
 def test_doctor_with_the_child(cli: Callable[..., Any]) -> None:
@@ -267,7 +267,7 @@ def test_config_show_path_save_load(
         ("a.toml", "[extra]\n", "unknown table 'extra'"),
         ("a.toml", 'settings.cache_dir = "/x"\n', "cannot be set in a file"),
         ("a.json", "{", "not valid JSON"),
-        ("a.json", "[]", "no settings file"),
+        ("a.json", "[]", "not a settings file"),
         ("a.toml", None, "there is no file"),
     ],
 )

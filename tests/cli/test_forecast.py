@@ -324,7 +324,7 @@ def test_finetune_with_the_published_file_of_settings(cli: Callable[..., Any], t
     said = json.loads((tmp_path / "out" / "try" / "predictor" / "best_model" / "anytorch.json").read_text())
     assert (said["max_context"], said["lookback"], said["horizon"]) == (64, 16, 4)
     again = cli("finetune", "both", "--config", str(config), "--json")
-    assert again.status == 0 and again.err.count("is there and kept") == 2
+    assert again.status == 0 and again.err.count("exists and is kept") == 2
     assert again.document == {"tokenizer": None, "predictor": None}
     other = cli("finetune", "predictor", "--config", str(config), "--output", str(tmp_path / "b"), "--epochs", "1")
     assert other.status == 0, other.err

@@ -58,7 +58,7 @@ def test_the_file_that_is_read_is_not_overwritten(
         os.dup2(before, 0)
         os.close(before)
         os.close(handle)
-    assert told.status == 2 and f"{option} {target}: that is the file to read" in told.err
+    assert told.status == 2 and f"{option} {target}: that is the input file" in told.err
     assert Path(target).read_bytes() == body and not told.out
 
 
@@ -71,7 +71,7 @@ def test_the_file_that_is_read_is_not_overwritten(
         (["--samples", "100000000"], "--samples 100000000: use a whole number from 1 to 10,000"),
         (["--samples", "0"], "--samples 0: use a whole number"),
         (["--horizon", "1000000000"], "--horizon 1000000000: use a whole number from 1 to 10,000"),
-        (["--horizon", "10000", "--samples", "10000"], "are 100,000,000 bars of paths; at most 10,000,000"),
+        (["--horizon", "10000", "--samples", "10000"], "gives 100,000,000 bars; the limit is 10,000,000"),
         (["--lookback", "-5"], "--lookback -5: use a whole number from 2 on"),
         (["--lookback", "0"], "--lookback 0: use a whole number from 2 on"),
         (["--context", "1"], "--context 1: use a whole number from 2 on"),
@@ -81,7 +81,7 @@ def test_the_file_that_is_read_is_not_overwritten(
         (["--temperature", "0"], "--temperature 0: use a number above 0"),
         (["--temperature", "inf"], "--temperature inf"),
         (["--seed", "-1"], "--seed -1: use a whole number from 0"),
-        (["--rolling", "trim", "--horizon", "200"], "--rolling trim leaves no history: --horizon is 200"),
+        (["--rolling", "trim", "--horizon", "200"], "--rolling trim needs --horizon 200 below the window's"),
         (["--rolling", "round"], "invalid choice: 'round'"),
         (["--dtype", "float8"], "invalid choice: 'float8'"),
         (["--quantization", "in8"], "--quantization in8: unknown quantization"),

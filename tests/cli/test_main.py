@@ -172,7 +172,7 @@ def test_a_bad_environment_variable(cli: Callable[..., Any], monkeypatch: pytest
 MISTAKES = [
     ("", "cud", "environment variable ANYTORCH_BACKEND: unknown device 'cud'", "did you mean 'cuda'"),
     ("[settings]\nbackend = 'cud'\n", "", "setting 'backend': unknown device 'cud'", "did you mean 'cuda'"),
-    ("[settings]\nbackend = 3\n", "", "setting 'backend': 3 is not a value", "cuda"),
+    ("[settings]\nbackend = 3\n", "", "setting 'backend': 3 is invalid", "cuda"),
     ("[settings]\nbakend = 'cpu'\n", "", "unknown setting 'bakend'", "did you mean 'backend'"),
     ("[setings]\nbackend = 'cpu'\n", "", "unknown table 'setings'", "did you mean 'settings'"),
 ]

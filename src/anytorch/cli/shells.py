@@ -145,7 +145,7 @@ def fish(commands: Mapping[str, Words], devices: Sequence[str]) -> str:
     ]
     for flag, told in (
         ("json", "one JSON document"),
-        ("verbose", "log what is done"),
+        ("verbose", "log each step"),
         ("help", "help"),
         ("version", "version"),
     ):
@@ -167,7 +167,7 @@ def fish(commands: Mapping[str, Words], devices: Sequence[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """In single quotes, which bash, zsh and fish agree about once inner quotes are out of the way."""
+    """The text in single quotes, escaped for bash, zsh and fish."""
     return "'" + text.replace("\\", "").replace("'", "’") + "'"
 
 

@@ -54,7 +54,7 @@ def test_lines_on_standard_output(embed: Callable[..., Answer], texts: Path) -> 
     done = embed(texts, "--dim", 4, "--device", "cpu")
     vectors = np.array([json.loads(line) for line in done.out.splitlines()])
     assert done.status == 0 and vectors.shape == (5, 4) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert "5 texts in " in done.err and "warning: 1 text had more than 256 tokens: cut there" in done.err
+    assert "5 texts in " in done.err and "warning: 1 text had more than 256 tokens: truncated" in done.err
 
 
 def test_one_document(embed: Callable[..., Answer], texts: Path) -> None:
@@ -92,7 +92,7 @@ def test_search_in_texts_and_in_vectors(embed: Callable[..., Answer], texts: Pat
         hits = json.loads(embed(source, "--search", LINES[3], "--k", 2, "--json").out)["hits"]
         assert hits[0] == {"row": 4, "score": 1.0, "text": LINES[3]} and len(hits) == 2
     done = embed(tmp_path / "out.parquet", "--search", "x", "--dim", 3)
-    assert done.status == 2 and "of 16 dimensions; the model's have 3" in done.err
+    assert done.status == 2 and "with 16 dimensions; the model makes 3" in done.err
 
 
 def test_standard_input(embed: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_standard_input(embed: Callable[..., Answer], monkeypatch: pytest.Monkey
         (["missing.txt"], "there is no such file"),
         (["texts.txt", "--output", "out.xls"], "must end in .parquet"),
         (["texts.txt", "--output", "no/folder/out.npy"], "there is no folder"),
-        (["texts.txt", "--output", "out.npy", "--search", "x"], "two questions"),
+        (["texts.txt", "--output", "out.npy", "--search", "x"], "cannot be combined"),
         (["texts.txt", "--quantization", "int9"], "is not one of int8, int4, int2, fp4"),
         (["texts.txt", "--model", "./nothing"], "there is no such folder"),
         (["texts.txt", "--device", "gpux"], "unknown device 'gpux'"),
@@ -202,7 +202,7 @@ def test_an_interruption_says_what_was_kept(
     monkeypatch.setattr(engine_module.ArrowEngine, "encode", interrupted)
     done = embed(source, "--output", target, "--device", "cpu")
     assert done.status == 130 and "interrupted" in done.err and not target.exists()
-    assert "rows are finished and kept beside" in done.err and "the same command goes on from there" in done.err
+    assert "rows are finished and kept beside" in done.err and "run the same command to resume" in done.err
     again = embed(source, "--output", target, "--device", "cpu")
     assert again.status == 0 and "finished by an earlier run: " in again.err and target.exists()
     calls[0] = 3
