@@ -173,7 +173,7 @@ def test_how_it_was_made_is_told(cli: Callable[..., Any], csv: Path) -> None:
 def test_a_name_that_no_file_can_have(cli: Callable[..., Any], command: str, tmp_path: Path) -> None:
     more = ["--output", str(tmp_path / "run")] if "finetune" in command else []
     told = cli(*command.format("a" * 300).split(), *more)
-    assert told.status in (1, 2) and "a name may have 255 characters" in told.err and "bug" not in told.err
+    assert told.status in (1, 2) and "a name may have at most 255 characters" in told.err and "bug" not in told.err
 
 
 def test_a_short_history_is_said(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_how_to_draw_and_compute_is_passed_on(
 
 def test_a_window_that_the_model_was_not_made_for_is_said(cli: Callable[..., Any], csv: Path) -> None:
     told = cli("forecast", str(csv), *QUICK, "--context", "100000", "--json")
-    assert told.status == 0 and "--context 100000: tiny was made for windows of up to 128 rows" in told.err
+    assert told.status == 0 and "--context 100000: tiny supports windows of at most 128 rows" in told.err
     assert told.document["warnings"][-1].startswith("--context 100000")
     assert "made for" not in cli("forecast", str(csv), *QUICK, "--context", "64").err
 

@@ -45,7 +45,7 @@ def test_requests_are_understood(text: str, expected: Request) -> None:
         ("cuda:one", "write cuda:0"),
         ("cuda:99999999999", "must be a number"),
         ("meta", "unknown device"),
-        ("meta", "holds shapes and no data"),
+        ("meta", "holds shapes without data"),
         ("gpu", "did you mean 'auto' .* or 'cuda'"),
         ("GPU:0", "did you mean 'auto' .* or 'cuda'"),
         ("hips", "did you mean 'hip'"),

@@ -1,4 +1,4 @@
-"""From whatever names a device to its back end and index, without trying anything."""
+"""Turn any name of a device into its back end and index, without trying the device."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _required: dict[str, tuple[str, int]] = {}
 
 
 def by_torch_type(torch_type: str) -> Backend:
-    """The back end behind a torch device type. "cuda" is ROCm's too: the torch that is loaded tells."""
+    """The back end of a torch device type. "cuda" may be ROCm's: the loaded torch tells."""
     known = registry()
     matching = [backend for backend in known.backends.values() if backend.torch_type == torch_type]
     if len(matching) > 1:

@@ -1,4 +1,4 @@
-"""What a predictor does and why, in words. Pure: from the data it is given."""
+"""Describe in words what a predictor does and why. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model and its tokenizer: do they belong together, and how is the model made ready to compute?"""
+"""Check that a model and its tokenizer match, and prepare the model for inference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_pair(model: Any, tokenizer: Any) -> None:
             )
     if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
         raise ModelError(
-            f"the model speaks {model.s1_bits}+{model.s2_bits} bits, the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}",
+            f"the model uses {model.s1_bits}+{model.s2_bits} bits, the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}",
             hint="load the tokenizer that the model was trained with",
         )
     if tokenizer.d_in != 6:

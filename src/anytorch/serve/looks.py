@@ -1,4 +1,4 @@
-"""The last look at the machine. Trying devices may take seconds, so that an answer need not wait for it."""
+"""The latest survey of the machine, made in the background: trying devices may take seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 1.0  # then files alone are told, and the trial goes on
 
 
 class Looks:
-    """Looks at the machine in a thread, one at a time."""
+    """Surveys the machine in a thread, once at a time."""
 
     def __init__(self) -> None:
         self._tried: tuple[float, Survey] | None = None
@@ -47,7 +47,7 @@ class Looks:
 
 
 async def in_background(work: Callable[[], T]) -> T:
-    """As asyncio.to_thread, in a thread that nobody waits for at the end: who stops the service has no use for it."""
+    """Like asyncio.to_thread, but in a daemon thread, so that stopping the service does not wait for it."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 

@@ -22,7 +22,7 @@ PAGED = frozenset(diagnosis.code for diagnosis in DIAGNOSES)
 
 
 def look(*, tried: bool, refresh: bool = False) -> Survey:
-    """One look at everything. `tried`: the devices are used in a child process, which may take seconds the first time."""
+    """A survey of the machine. `tried`: compute on the devices in a child process, which may take seconds at first."""
     return survey("always" if tried else "never", refresh=refresh)
 
 
@@ -38,7 +38,7 @@ def devices_of(found: Survey, activity: Activity, tried: bool = True) -> schemas
 
 
 def choice_of(found: Survey, tried: bool) -> tuple[str | None, str]:
-    """What a job without a device named would use, and why."""
+    """The device a job uses when none is named, and why."""
     if not tried:
         return None, "the devices are being tried"
     try:
@@ -71,10 +71,10 @@ def device_of(one: Candidate, best: bool, cards: Mapping[str, CardActivity], act
 
 
 def absent(name: str, title: str, reasons: Sequence[Reason]) -> schemas.Device:
-    """A back end of which nothing is here. What keeps even the CPU from working is not why this hardware is absent."""
+    """A back end without a device here, and the reason; what also stops the CPU is not that reason."""
     about = [r for r in reasons if name in r.backends and "cpu" not in r.backends and r.level is not Level.NOTE]
     told = [reason_of(reason) for reason in about] or [
-        schemas.Reason(code="not-seen", severity="note", title=f"no {title} was seen here")
+        schemas.Reason(code="not-seen", severity="note", title=f"no {title} was found here")
     ]
     return schemas.Device(id=name, backend=name, title=title, state="absent", reasons=told)
 
@@ -117,7 +117,7 @@ def facts_of(one: Candidate) -> Iterable[schemas.Fact]:
 
 
 def live(found: Survey, activity: Activity) -> schemas.LiveDevices:
-    """Memory and utilisation of every device that is here."""
+    """Memory and utilisation of every device of this machine."""
     cards = activity.cards()
     return schemas.LiveDevices(
         devices=[live_of(one, cards, activity) for one in found.devices if one.state is not State.UNUSABLE]

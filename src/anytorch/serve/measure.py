@@ -1,5 +1,5 @@
 """The benchmark in a process of its own: `python -m anytorch.serve.measure REQUEST`, one JSON document per line on
-standard output. A driver that crashes while it is measured takes this process with it and not the service."""
+standard output. A driver that crashes during a measurement ends this process, not the service."""
 
 from __future__ import annotations
 

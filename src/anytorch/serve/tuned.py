@@ -1,4 +1,4 @@
-"""The measured choices in the cache folder, in one shape. Files of other versions are read as far as they are understood."""
+"""The measured choices in the cache folder, in one shape. Unknown entries of other versions are skipped."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
         if not mine:
             # What keeps even the CPU from working is about torch: it does not explain hardware that is not there.
             about = [r for r in about if "cpu" not in r.backends]
-        missing = "" if mine else f"no {backend.title} was seen here"
+        missing = "" if mine else f"no {backend.title} was found here"
         backends.append(
             {
                 "name": backend.name,

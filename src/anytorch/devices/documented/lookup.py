@@ -1,4 +1,4 @@
-"""One device, as somebody named it: usable, or with the reason why it is not. Warns and raises nothing about that."""
+"""Find a device by name: usable, or with the reason why not, without a warning or an error about that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIGABYTE = 2**30  # as the command line and `explain` count
 
 @dataclass(frozen=True)
 class Found:
-    """What became of a name. `device` is None if nothing usable answers to it; `why` and `reasons` then say why."""
+    """The result of looking up a name. `device` is None if no usable one has it; `why` and `reasons` then say why."""
 
     text: str
     device: Candidate | None
@@ -82,7 +82,7 @@ def backend_of(candidate: Candidate) -> Backend:
 
 
 def gigabytes_of(use: MemoryUse) -> dict[str, Any]:
-    """Memory figures under the documented keys, in GB of 2**30 bytes; None where nobody knows."""
+    """Memory figures in GiB under the documented keys (`…_gb`); None where unknown."""
     return {
         "allocated_gb": _gigabytes(use.allocated),
         "reserved_gb": _gigabytes(use.reserved),

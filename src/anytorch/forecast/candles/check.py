@@ -1,4 +1,4 @@
-"""What can be wrong with a series of candles, said with line and column, and what `repair` does about each.
+"""Find faults in a series of candles, with line and column, and repair them.
 
 | what is wrong | the repair |
 |---|---|
@@ -34,7 +34,7 @@ GAP_DAYS = 14  # … and never below this
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: the first place where it is, and how many there are."""
+    """One kind of fault: its first place and how often it occurs."""
 
     kind: str
     line: int
@@ -48,7 +48,7 @@ class Problem:
 
 
 def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
-    """All that is wrong with a frame of our columns; `lines` are the rows' places in their file."""
+    """All faults of a frame with our columns; `lines` are the rows' line numbers in their file."""
     import numpy as np
 
     found: list[Problem] = []
@@ -63,7 +63,7 @@ def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
     steps = times.diff()
     zero = steps - steps  # NaT in the first row, so that it is never counted
     note("unsorted", "timestamps", (steps < zero).to_numpy(), "{value} comes after a later timestamp")
-    note("duplicate", "timestamps", times.duplicated().to_numpy(), "{value} is there twice")
+    note("duplicate", "timestamps", times.duplicated().to_numpy(), "{value} occurs twice")
     for column in [name for name in FIELDS if name in frame]:
         values = frame[column].to_numpy(dtype=float)
         note("missing", column, ~np.isfinite(values), "{value} is not a number")
@@ -132,9 +132,9 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Source | str) -> 
                 where,
                 kept[np.flatnonzero(bad)[0]],
                 column,
-                f"{bad.mean():.0%} of the prices are missing or not above 0, more than a repair may make up "
+                f"{bad.mean():.0%} of the prices are missing or not above 0, more than a repair may fill in "
                 f"({MOST_MENDED:.0%})",
-                hint="leave the broken part out",
+                hint="remove the faulty part",
             )
         values[bad] = np.nan
         frame[column] = values
@@ -160,11 +160,11 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Source | str) -> 
         if problem.kind not in ("gap", "constant")
     ]
     notes += [
-        f"kept: {problem.said(where)}; their forecast is themselves" for problem in found if problem.kind == "constant"
+        f"kept: {problem.said(where)}; their forecast is constant" for problem in found if problem.kind == "constant"
     ]
     if len(left_out):
         rows = counted(len(left_out), f"{Source.of(where).unit} is", f"{Source.of(where).unit}s are")
-        notes.append(f"repaired: {rows} left out, from {left_out[0]} on: no price comes before to take instead")
+        notes.append(f"repaired: {rows} left out, from {left_out[0]} on: there is no earlier price to use instead")
     return frame, kept, notes
 
 
@@ -179,7 +179,7 @@ TAKEN = {
 
 
 def _changed(problem: Problem, frame: pd.DataFrame, kept: Any) -> str:
-    """What a repair made of the first place that had the problem."""
+    """What the repair changed at the first place of a fault, in words."""
     if problem.kind == "unsorted":
         return "the rows are sorted by time"
     if problem.kind == "duplicate":

@@ -1,4 +1,4 @@
-"""Which column is which, by its name. Pure: names in, an answer in words and data out."""
+"""Match a table's columns to ours by name. Pure: names in, the mapping and notes out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ KLINE_AMOUNT = 7
 
 @dataclass(frozen=True)
 class Columns:
-    """`of` maps our names to the file's; `ignored` are the file's others; `notes` say what was not plain."""
+    """`of` maps our names to the file's; `ignored` are the file's others; `notes` describe guesses."""
 
     of: Mapping[str, str]
     ignored: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Where candles are from, for messages: a file has lines and options, a table has rows and arguments."""
+"""The origin of candles, for messages: a file has lines and options, a table has rows and arguments."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Source:
     @property
     def mend(self) -> str:
         if self.in_memory:
-            return "mend the table, or let it be mended with repair=True, which says what it changes"
-        return "mend the file, or let it be mended with --repair (repair=True), which says what it changes"
+            return "correct the table, or repair it with repair=True, which reports each change"
+        return "correct the file, or repair it with --repair (repair=True), which reports each change"
 
     def name_columns(self, fields: Sequence[str]) -> str:
         if self.in_memory:
             named = ", ".join(f"{field!r}: NAME" for field in fields)
-            return f"rename its columns, or say which is which: read_candles(…, columns={{{named}}})"
+            return f"rename its columns, or map them: read_candles(…, columns={{{named}}})"
         return f"name them: --columns {','.join(f'{field}=NAME' for field in fields)}"
 
     @property

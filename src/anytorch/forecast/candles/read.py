@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CandleSeries:
-    """One instrument: clean candles in time order. `notes` say what was guessed and mended."""
+    """One instrument: clean candles in time order. `notes` list guesses and repairs."""
 
     name: str
     frame: Any  # DataFrame: timestamps, open, high, low, close, and volume, amount where the file has them
@@ -40,7 +40,7 @@ class CandleSeries:
         return len(self.frame)
 
     def future(self, horizon: int) -> pd.DatetimeIndex:
-        """The times of the next bars, by the rhythm of the whole series: its last rows alone would not show it."""
+        """The times of the next bars, by the rhythm of the whole series."""
         return future_times(self.frame["timestamps"], horizon, self.rhythm)
 
 
@@ -100,7 +100,7 @@ def read_many(sources: Sequence[str | Path | Any], **options: Any) -> list[Candl
             if isinstance(part, (str, Path)) and part != STANDARD_INPUT:
                 path = Path(part).resolve()
                 if path in seen:
-                    again.append(f"{part} is named more than once; it is read once")
+                    again.append(f"{part} is listed more than once; it is read once")
                     continue
                 seen.add(path)
             found += read_candles(part, **options)
@@ -116,7 +116,7 @@ def read_many(sources: Sequence[str | Path | Any], **options: Any) -> list[Candl
 
 
 def newest_parts(series: Sequence[CandleSeries]) -> list[CandleSeries]:
-    """Of what was cut at huge gaps the last part: what came before says little about what comes next."""
+    """The last part of each series that was cut at huge gaps."""
     return list({one.part_of or one.name: one for one in series}.values())
 
 
@@ -141,7 +141,7 @@ def _without_blank_lines(table: Any, lines: list[int], where: Source) -> tuple[A
         filled = (table != "").any(axis=1).to_numpy()
     rows = np.flatnonzero(filled)
     if not len(rows):
-        raise InputError(f"{where.name} has a header and no rows")
+        raise InputError(f"{where.name} has a header but no rows")
     return table.iloc[rows].reset_index(drop=True), [lines[row] for row in rows]
 
 
@@ -167,7 +167,7 @@ def _instruments(table: Any, columns: Columns, lines: Sequence[int], where: Sour
     blank = np.flatnonzero((table[column].isna() | (symbols == "")).to_numpy())
     if len(blank):
         more = f" (and {len(blank) - 1} more)" if len(blank) > 1 else ""
-        raise refused(where, lines[blank[0]], column, f"there is no name of an instrument{more}", hint="fill it in")
+        raise refused(where, lines[blank[0]], column, f"the instrument's name is missing{more}", hint="fill it in")
     for name in symbols.unique():
         yield str(name), np.flatnonzero((symbols == name).to_numpy())
 

@@ -1,4 +1,4 @@
-"""From bytes to a table of text, and from text to numbers. What a file does not say is guessed and told."""
+"""Turn bytes into a table of text, and text into numbers; guesses are reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_table(source: Any, name: str | None = None) -> tuple[Source, Any, list[
         return Source(said, "row"), _without_index(table), list(range(1, len(table) + 1)), []
     if isinstance(source, (str, Path)) and kind_of(said) in ("parquet", "feather"):
         raise InputError(
-            f"{said} is no {kind_of(said).capitalize()} file: it does not begin like one", hint="write it again"
+            f"{said} is not a {kind_of(said).capitalize()} file: its first bytes are wrong", hint="write it again"
         )
     return (Source(said), *_text_table(body, said))
 
@@ -78,7 +78,7 @@ def _in_memory(source: Any) -> Any:
         try:
             source = pandas.DataFrame(dict(source))
         except (ValueError, TypeError) as exc:
-            raise InputError(f"the dictionary is no table: {exc}", hint="give columns of one length by name") from exc
+            raise InputError(f"the dictionary is not a table: {exc}", hint="pass named columns of equal length") from exc
     return source if isinstance(source, pandas.DataFrame) else None
 
 
@@ -91,7 +91,7 @@ def _bytes_of(source: Any) -> tuple[str, bytes]:
         return where, body.encode() if isinstance(body, str) else bytes(body)
     if str(source) == STANDARD_INPUT:
         if sys.stdin is None or sys.stdin.isatty():
-            raise InputError("standard input is a terminal: there is nothing to read", hint="pipe a file into it")
+            raise InputError("standard input is a terminal, not a file", hint="pipe a file into it")
         return "standard input", sys.stdin.buffer.read()
     path = Path(source)
     try:
@@ -114,7 +114,7 @@ def _unpacked(body: bytes, where: str) -> bytes:
 def _damaged(where: str, what: str, why: str) -> InputError:
     first = (why.splitlines() or [""])[0]
     if "magic bytes not found in footer" in first:
-        first = "it does not end like one, so a part of it is missing"
+        first = "its end is missing"
     return InputError(f"{where} is a damaged {what}: {first}", hint="download or write it again")
 
 
@@ -124,7 +124,7 @@ def _without_index(table: Any) -> Any:
         table = table.copy()
         table.columns = [str(part[0]) for part in table.columns]
         if table.columns.has_duplicates:
-            raise InputError("the table has two levels of columns and several instruments", hint="stack them in rows")
+            raise InputError("the table has two levels of columns and several instruments", hint="put the instruments below each other, in rows")
     if isinstance(table.index, pandas.PeriodIndex):
         table = table.set_axis(table.index.to_timestamp(), axis=0)
     if not isinstance(table.index, pandas.RangeIndex) and pandas.api.types.is_datetime64_any_dtype(table.index):
@@ -138,7 +138,7 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
     pandas = require_pandas()
     text, notes = _decoded(body, where)
     if JSON.match(text):
-        raise InputError(f"{where} is JSON, which is not read", hint="write it as CSV, Parquet or Feather")
+        raise InputError(f"{where} is JSON, which is not supported", hint="write it as CSV, Parquet or Feather")
     rows = text.splitlines()
     separator = max(SEPARATORS, key=lambda mark: _evenness(rows[:50], mark))
     if _evenness(rows[:50], separator) <= 1:
@@ -183,7 +183,7 @@ def _decoded(body: bytes, where: str) -> tuple[str, list[str]]:
         if "\0" in text:
             break
         return text, [f"the text is not UTF-8; it is read as {known}"] if known else []
-    raise InputError(f"{where} is not text that we can read", hint="save it as UTF-8, or as Parquet")
+    raise InputError(f"{where} is not in a known text encoding", hint="save it as UTF-8, or as Parquet")
 
 
 def _chinese(body: bytes) -> bool:
@@ -247,7 +247,7 @@ def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Source 
         lines[int(bad[0])],
         column,
         f"{text.iloc[int(bad[0])]!r} is not a number",
-        hint=f"mend that {source.unit}, or name another column with {option}",
+        hint=f"correct that {source.unit}, or name another column with {option}",
     )
 
 

@@ -49,7 +49,7 @@ class Decoder:
         self.kept_rolled: Any = None
 
     def fits(self, model: Kronos) -> bool:
-        """Is this still a picture of `model`? Training, loading and moving it make it none."""
+        """True if this still matches `model`, which training, loading or moving changes."""
         return model is self.model and versions(model) == self.built_from
 
     def _fusion_tables(self) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The parts of a forecast that come once in it, recorded: encoding, prompts, decoding. Launching them is what they cost.
+"""Record and replay the parts a forecast runs once (encoding, prompts, decoding), to save their launches.
 
 A part is a function of tensors. Its inputs are copied to where the recording reads them; what it gives back is a copy, so
 that the next call does not overwrite it.

@@ -28,7 +28,7 @@ class Codec:
         self.built_from = versions(tokenizer)
 
     def fits(self, tokenizer: KronosTokenizer) -> bool:
-        """Is this still a picture of `tokenizer`?"""
+        """True if this still matches `tokenizer`."""
         return tokenizer is self.tokenizer and versions(tokenizer) == self.built_from
 
     def encode(self, values: Sequence[Tensor], keep: int, limit_rows: int) -> list[tuple[Tensor, Tensor]]:

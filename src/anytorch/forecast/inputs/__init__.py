@@ -1,1 +1,1 @@
-"""What a forecast is asked with: arguments, tables and times in, one checked and scaled series out."""
+"""The input of a forecast: arguments, tables and times in, one checked and scaled series out."""

@@ -1,4 +1,4 @@
-"""What a forecast is asked with, checked before anything is computed: numbers that are numbers, and in their range."""
+"""Check the arguments of a forecast before anything is computed: their types and ranges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
 
 
 def make_seed(seed: Any) -> int | None:
-    return None if seed is None else whole_number("seed", seed, 0, "a seed is a whole number from 0 on")
+    return None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
 
 
 def quantile_levels(levels: Any) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Timestamps as people hand them in: datetimes of pandas, polars and NumPy, words, epochs; or a column of the table."""
+"""Read timestamps passed as datetimes of pandas, polars or NumPy, as text, as epochs, or as a column of the table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeInd
         if found:
             return as_times(frame[found[0]], f"{where}, column {found[0]!r}")
     raise InputError(
-        f"{where} has no timestamps: none were given, its index holds none, and no column is called one",
+        f"{where} has no timestamps: x_timestamp is missing, and neither its index nor a column holds them",
         hint="pass x_timestamp, or a frame with a DatetimeIndex or a column 'timestamps'",
     )
 
@@ -61,7 +61,7 @@ def as_times(given: Any, where: str) -> pd.DatetimeIndex:
 def refuse_gaps(missing: Any, where: str) -> None:
     rows = np.flatnonzero(missing)
     if len(rows):
-        raise InputError(f"{where}, row {rows[0]}: there is no timestamp")
+        raise InputError(f"{where}, row {rows[0]}: the timestamp is missing")
 
 
 def as_numbers(given: Any) -> pd.Series | None:
@@ -86,7 +86,7 @@ def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
         times, notes = parse_times(numbers, range(len(numbers)), "timestamps", where)
     except InputError as exc:
         raise InputError(
-            f"{where}: numbers such as {numbers.iloc[0]} are no timestamps",
+            f"{where}: numbers such as {numbers.iloc[0]} are not timestamps",
             hint="give datetimes, or an epoch in seconds, milliseconds, microseconds or nanoseconds",
         ) from exc
     for words in notes:
@@ -102,7 +102,7 @@ def from_words(given: Any, where: str) -> pd.DatetimeIndex:
         return pd.DatetimeIndex(given)
     except (ValueError, TypeError, OverflowError) as exc:
         raise InputError(
-            f"{where}: these are no timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
+            f"{where}: these are not timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
         ) from exc
 
 

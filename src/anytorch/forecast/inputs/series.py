@@ -1,4 +1,4 @@
-"""What people hand in, as one checked series: pandas, polars or NumPy tables; timestamps of any kind.
+"""Turn pandas, polars or NumPy tables with timestamps of any kind into one checked series.
 
 Every refusal names the series, the row and the column. With `checks=False` only what cannot be computed is refused, as in
 the published code.
@@ -83,12 +83,12 @@ def read_series(
     future = as_times(y_timestamp, f"{where}, y_timestamp") if y_timestamp is not None else None
     if future is None:
         if pred_len is None:
-            raise InputError(f"{where}: neither pred_len nor y_timestamp says how far to forecast")
+            raise InputError(f"{where}: pass pred_len or y_timestamp: the number of steps is missing")
         future = future_times(times, pred_len)
     elif pred_len is not None and len(future) != pred_len:
         raise InputError(
             f"{where}: pred_len is {pred_len} and y_timestamp has {len(future)} entries",
-            hint="give one timestamp per step, or none: they are then continued in the rhythm of the history",
+            hint="pass one timestamp per step, or none to continue the rhythm of the history",
         )
     if len(future) == 0:
         raise InputError(f"{where}: pred_len is 0; forecast at least one step")
@@ -115,7 +115,7 @@ def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
         entry = int(steps[0]) + 1
         raise InputError(
             f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
-            hint="the times to forecast must run forwards; pass checks=False if they are meant to be so",
+            hint="the times to forecast must increase; pass checks=False if this is intended",
         )
 
 
@@ -131,7 +131,7 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
         try:
             table = pd.DataFrame(dict(table))
         except (ValueError, TypeError) as exc:
-            raise InputError(f"{where} is no table: {exc}", hint="give columns of one length by name") from exc
+            raise InputError(f"{where} is not a table: {exc}", hint="pass named columns of equal length") from exc
     if isinstance(table, pd.DataFrame):
         return in_lower_case(table)
     if hasattr(table, "to_numpy") and hasattr(table, "columns"):  # polars: column by column, which needs no pyarrow
@@ -199,7 +199,7 @@ def refuse_problems(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -
         text = f"{where}, row {problem.line} ({times[problem.line]}), column {problem.column!r}: {problem.text}"
         text += f" (and {problem.count - 1} more)" if problem.count > 1 else ""
         if problem.kind in REFUSED:
-            raise InputError(text, hint="mend it, or pass checks=False if the data is meant to be so")
+            raise InputError(text, hint="correct it, or pass checks=False if this is intended")
         log.warning("%s", text)
 
 
@@ -217,7 +217,7 @@ def stamps(times: pd.DatetimeIndex) -> np.ndarray:
 
 
 def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
-    """What the published `generate` takes: [series, rows, 6] and stamps [series, rows or pred_len, 5]. Raises InputError."""
+    """Check the arrays of the published `generate`: [series, rows, 6] and stamps [series, rows or pred_len, 5]."""
     shape = tuple(np.shape(x))
     if len(shape) != 3 or shape[2] != len(COLUMNS) or shape[1] < 1:
         raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(COLUMNS)}]")
@@ -227,7 +227,7 @@ def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
 
 
 def from_arrays(x: np.ndarray, x_stamp: np.ndarray, y_stamp: np.ndarray) -> list[Series]:
-    """Series that are normalised already, and stay so."""
+    """Make series from arrays that are already normalised."""
     import pandas as pd
 
     zero, one, nothing = np.zeros(len(COLUMNS), np.float32), np.ones(len(COLUMNS), np.float32), pd.Index([])

@@ -1,4 +1,4 @@
-"""Which way computes a part of a step: all that are worth it are checked, timed on the device, and the result remembered.
+"""Choose how each part of a step is computed: check the candidates, time them on the device, and store the result.
 
 No table of devices could say it: on an H200 the library's product of 20 rows took 55 µs where our kernel took 95, and with
 one row it was the other way round. Every way is float32, and one that is off by more than float32's rounding is never
@@ -174,7 +174,7 @@ class Chooser:
         return found
 
     def stop(self) -> None:
-        """Nobody is going to ask again: compile no more, and let go of what was to be compiled."""
+        """Stop compiling and drop the waiting tasks."""
         if self.compiling is not None:
             self.compiling.cancel()
 
@@ -268,7 +268,7 @@ def recall(device: torch.device, part: Part) -> Choice | None:
             return None
         found = Choice(part.name, stored["way"], "remembered", tuple(Timed(**one) for one in stored["timed"]))
     except (CacheError, TypeError, KeyError) as exc:
-        log.warning("the measured kernels are found out again: %s", exc)
+        log.warning("the kernels are measured again: %s", exc)
         return None
     return found if found.way in [option.name for option in part.options] else None
 
@@ -278,7 +278,7 @@ def keep(device: torch.device, choice: Choice) -> None:
     try:
         Store(STORE).put(key_of(device, choice.part), body, keep=1024)
     except CacheError as exc:
-        log.warning("the measured kernels are not kept: %s", exc)
+        log.warning("the measured kernels were not stored: %s", exc)
 
 
 def key_of(device: torch.device, part: str) -> str:

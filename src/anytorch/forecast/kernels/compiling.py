@@ -86,7 +86,7 @@ class Compiling:
 
 
 def on_device(device: torch.device, task: Task) -> None:
-    """A thread begins on the first device, whichever its maker was using."""
+    """Run in a thread on this device: a new thread starts on the first one."""
     scope = getattr(torch.get_device_module(device), "device", None)
     if device.index is None or not callable(scope):
         task()

@@ -1,4 +1,4 @@
-"""From what names a checkpoint to the folder it lies in: a path, a short name, "tiny", or a Hugging Face repository."""
+"""Find the folder of a checkpoint from a path, a short name, "tiny", or a Hugging Face repository."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_name(source: Any, kind: str) -> None:
 
 
 def no_such(source: str | Path, kind: str) -> ModelError:
-    """What to say of a name that is no folder and cannot be a repository's."""
+    """The error for a name that is neither a folder nor a possible repository."""
     name, folder = str(source), Path(source).expanduser()
     known = [TINY, *(HUB if kind == "tokenizer" else PUBLISHED)]
     if kind == "tokenizer":
@@ -77,7 +77,7 @@ def no_such(source: str | Path, kind: str) -> ModelError:
         return ModelError(f"{name} is a file, and a {kind} is a folder", hint=f"name the folder of its {CONFIG}")
     near = difflib.get_close_matches(name.lower(), known, n=1)
     return ModelError(
-        f"no such {kind}: {name!r} is no folder here, and none of the known ones: {', '.join(known)}",
+        f"unknown {kind} {name!r}: not a folder here, and not one of {', '.join(known)}",
         hint=(f"did you mean {near[0]!r}? Or " if near else "")
         + "name a folder, or a Hugging Face repository such as NeoQuasar/Kronos-small",
     )
@@ -103,14 +103,14 @@ def download(name: str, **options: Any) -> Path:
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError as exc:
         raise ModelError(
-            f"{name!r} is no folder here, and reading it from Hugging Face needs {exc.name}",
+            f"{name!r} is not a folder here, and downloading it from Hugging Face needs {exc.name}",
             hint="pip install 'anytorch[forecast]', or give a folder",
         ) from exc
     try:
         folder = snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **options)
     except LocalEntryNotFoundError as exc:
         raise ModelError(
-            f"{name!r} is neither a folder, nor downloaded earlier, and Hugging Face cannot be asked now",
+            f"{name!r} is not a folder, was not downloaded before, and Hugging Face cannot be reached",
             hint=f"on a machine with a network: {by_hand(name)}",
         ) from exc
     except (HFValidationError, OSError) as exc:  # every refusal of the hub is an OSError: no such name, no access, …

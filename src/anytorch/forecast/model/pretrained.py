@@ -143,7 +143,7 @@ def shares_storage(value: Tensor) -> bool:
 
 
 def check_shape(d_model: int, heads: int, s1_bits: int, s2_bits: int) -> None:
-    """Refuse what could not be computed, before torch does in its own words."""
+    """Raise for shapes that cannot be computed, before torch does."""
     if min(d_model, heads, s1_bits, s2_bits) < 1 or s1_bits + s2_bits > 62:
         raise UsageError(f"d_model {d_model}, heads {heads}, bits {s1_bits}+{s2_bits}: out of range")
     if d_model % (2 * heads):
@@ -186,13 +186,13 @@ def arguments_of(cls: type[Pretrained]) -> dict[str, str]:
 
 
 def check_config(cls: type[Pretrained], config: Mapping[str, Any], where: str) -> None:
-    """Raises ModelError with the arguments of the constructor that are missing, or the value that is none."""
+    """Check a configuration against the constructor; raises ModelError with the missing arguments or the invalid value."""
     known = arguments_of(cls)
     missing = [name for name in known if name not in config]
     if missing:
         other = kind_of(config)
         hint = (
-            f"this is the configuration of a Kronos {other}; a {cls.kind} was asked for ({cls.__name__})"
+            f"this is the configuration of a Kronos {other}, not of a {cls.kind} ({cls.__name__})"
             if other not in (None, cls.kind)
             else f"all arguments of {cls.__name__} must be there: {', '.join(known)}"
         )
@@ -203,7 +203,7 @@ def check_config(cls: type[Pretrained], config: Mapping[str, Any], where: str) -
         if not isinstance(value, fits) or (kind != "bool" and isinstance(value, bool)):
             raise ModelError(f"{where}: {name} is {value!r}, not {words}")
         if name.endswith("dropout_p") and not 0 <= float(config[name]) <= 1:
-            raise ModelError(f"{where}: {name} is {value!r}, and a share lies between 0 and 1")
+            raise ModelError(f"{where}: {name} is {value!r}; use a number from 0 to 1")
 
 
 def read_weights(path: Path, module: nn.Module, dtype: torch.dtype, strict: bool) -> dict[str, Tensor]:

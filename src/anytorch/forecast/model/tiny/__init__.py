@@ -1,4 +1,4 @@
-"""The tiny checkpoint that comes with anytorch: half a million weights, trained on generated candles alone.
+"""The tiny checkpoint that comes with anytorch: half a million weights, trained on synthetic candles only.
 
 It makes `anytorch forecast --sample` work at once and offline, and is a start for experiments. It has never seen a real
 price. `examples/train_tiny.py` makes it again.
