@@ -33,7 +33,7 @@ TRY = (
         (["--batch-size", "0"], "--batch-size 0: use a whole number from 1 on"),
         (["--from-scratch", "--lora-rank", "2"], "LoRA needs trained weights"),
         (["--context", "1"], "--context 1: a window has at least 2 rows"),
-        (["--model", "foo"], "no such model: 'foo'"),
+        (["--model", "foo"], "unknown model 'foo'"),
         (["--device", ""], "--device is empty"),
         (["--output", ""], "--output is empty"),
         (["--output", "here.yaml"], "--output here.yaml: that is a file"),

@@ -311,7 +311,8 @@ class KronosPredictor:
                 raise
             asked = f"{counted(len(series) * samples, 'path')} of {counted(pred_len, 'step')}"
             raise OutOfMemory(
-                f"{self.device} has too little memory for {asked}", hint="draw fewer paths or steps, or use another device"
+                f"{self.device} has too little memory for {asked}",
+                hint="draw fewer paths or steps, or use another device",
             ) from exc
         if noise is not None:
             noise.finish()

@@ -78,7 +78,9 @@ def _in_memory(source: Any) -> Any:
         try:
             source = pandas.DataFrame(dict(source))
         except (ValueError, TypeError) as exc:
-            raise InputError(f"the dictionary is not a table: {exc}", hint="pass named columns of equal length") from exc
+            raise InputError(
+                f"the dictionary is not a table: {exc}", hint="pass named columns of equal length"
+            ) from exc
     return source if isinstance(source, pandas.DataFrame) else None
 
 
@@ -124,7 +126,9 @@ def _without_index(table: Any) -> Any:
         table = table.copy()
         table.columns = [str(part[0]) for part in table.columns]
         if table.columns.has_duplicates:
-            raise InputError("the table has two levels of columns and several instruments", hint="put the instruments below each other, in rows")
+            raise InputError(
+                "the table has two levels of columns and several instruments", hint="stack the instruments in rows"
+            )
     if isinstance(table.index, pandas.PeriodIndex):
         table = table.set_axis(table.index.to_timestamp(), axis=0)
     if not isinstance(table.index, pandas.RangeIndex) and pandas.api.types.is_datetime64_any_dtype(table.index):

@@ -42,7 +42,7 @@ def parse_times(
     if pd.api.types.is_datetime64_any_dtype(values):
         if values.hasnans:
             raise refused(
-                where, lines[int(np.flatnonzero(values.isna())[0])], column, "there is no timestamp", hint=EMPTY
+                where, lines[int(np.flatnonzero(values.isna())[0])], column, "the timestamp is missing", hint=EMPTY
             )
         return values, []
     numbers = pd.to_numeric(values, errors="coerce")
@@ -51,7 +51,7 @@ def parse_times(
     text = values.astype(str).str.strip()
     empty = np.flatnonzero((text == "") | values.isna() | text.str.lower().isin(["nan", "nat", "none", "null"]))
     if len(empty):
-        raise refused(where, lines[empty[0]], column, "there is no timestamp", hint=EMPTY)
+        raise refused(where, lines[empty[0]], column, "the timestamp is missing", hint=EMPTY)
     zones = text.str.extract(ZONE, expand=False)
     aware = zones.notna().to_numpy()
     if aware.any() and not aware.all():

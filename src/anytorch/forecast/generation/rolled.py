@@ -165,7 +165,7 @@ class RolledSteps:
         return self.ids[:, :, :count]
 
     def _may_try(self, place: tuple[int, int]) -> bool:
-        """True if kernels may be tried at these steps: they are measured at the steps whose shapes they were compiled for."""
+        """True if kernels may be tried at these steps, whose shapes they were compiled for."""
         return self.chooser is None or (self.chooser.ready and self.tried_at == place)
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def read_series(
     import pandas as pd
 
     if pred_len is not None:
-        pred_len = whole_number("pred_len", pred_len, 1, "forecast at least one step")
+        pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
     frame = as_frame(table, where)
     times = history_times(frame, x_timestamp, where)
     if len(times) != len(frame):
@@ -91,7 +91,7 @@ def read_series(
             hint="pass one timestamp per step, or none to continue the rhythm of the history",
         )
     if len(future) == 0:
-        raise InputError(f"{where}: pred_len is 0; forecast at least one step")
+        raise InputError(f"{where}: pred_len is 0; use at least 1")
     refuse_mixed_zones(times, future, where)
     if checks and not future[0] > times[-1]:
         raise InputError(

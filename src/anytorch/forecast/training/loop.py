@@ -185,7 +185,7 @@ class Run:
         return tuple(part.to(self.world.device, non_blocking=self.staged) for part in (values, stamps))  # type: ignore[return-value]
 
     def take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """→ loss and its parts. Deterministic where the device can be, so that a resumed run ends like an uninterrupted one."""
+        """→ loss and its parts. Deterministic where possible, so that a resumed run ends like an uninterrupted one."""
         if self.repeatable:
             try:
                 with repeatable(self.world.device):
