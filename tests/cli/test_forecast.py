@@ -230,7 +230,7 @@ def test_many_instruments_and_one_of_them(cli: Callable[..., Any], tmp_path: Pat
         (["--sample", "--model", "not-there", "--tokenizer", "tiny"], "known ones: tiny, kronos-mini, kronos-small"),
         (["--sample", "--model", "runs/gone"], "'runs/gone' is not a folder here, and it is unknown which tokenizer"),
         (["--sample", "--model", "runs/a/b"], "unknown model 'runs/a/b'"),
-        (["--sample", "--tokenizer", "foo"], "no such tokenizer: 'foo'"),
+        (["--sample", "--tokenizer", "foo"], "unknown tokenizer 'foo'"),
         (["--sample", "--context", "1"], "from 2 on"),
         (["--sample", "--holdout", "--horizon", "900"], "has 600 usable rows"),
     ],

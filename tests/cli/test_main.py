@@ -119,7 +119,7 @@ def test_split() -> None:
         (["test", "--timeout", "nan"], "--timeout nan", ""),
         (["test", "--timeout", "inf"], "--timeout inf", ""),
         (["set", "gpu"], "unknown device 'gpu'", "'auto'"),
-        (["test", "meta"], "unknown device 'meta'", "no data"),
+        (["test", "meta"], "unknown device 'meta'", "without data"),
     ],
 )
 def test_bad_input_is_one_message_and_status_2(

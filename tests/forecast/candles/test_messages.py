@@ -145,7 +145,9 @@ def test_times_that_do_not_exist_or_come_twice() -> None:
 def test_an_instrument_without_a_name(frame: pd.DataFrame) -> None:
     named = frame.assign(symbol="ABC")
     named.loc[[7, 9], "symbol"] = ""
-    assert refused(text(named)).message.startswith("the data, line 9, column 'symbol': there is no name")
+    assert refused(text(named)).message.startswith(
+        "the data, line 9, column 'symbol': the instrument's name is missing"
+    )
     named.loc[[7, 9], "symbol"] = None
     assert "row 7, column 'symbol': the instrument's name is missing (and 1 more)" in refused(named).message
 

@@ -207,4 +207,4 @@ def test_an_interruption_says_what_was_kept(
     assert again.status == 0 and "finished by an earlier run: " in again.err and target.exists()
     calls[0] = 3
     done = embed(source, "--output", tmp_path / "other.parquet", "--device", "cpu")
-    assert done.status == 130 and "no part of" in done.err and "starts afresh" in done.err
+    assert done.status == 130 and "no part of" in done.err and "starts over" in done.err

@@ -112,7 +112,7 @@ class Checkpoint:
         return values
 
     def close(self) -> None:
-        """Forget the files. Arrays that were handed out keep their mapping alive for as long as they live."""
+        """Close the files. Arrays already returned keep their mapping alive."""
         self._maps.clear()
 
     def __enter__(self) -> Checkpoint:
@@ -146,18 +146,18 @@ def _files(folder: Path) -> list[Path]:
     )
     if pickled:
         raise ModelError(
-            f"{folder}: the weights are only there as {pickled[0]}, a pickle, which can run any code when it is read",
+            f"{folder}: the weights are a pickle ({pickled[0]}), which can run any code when loaded",
             hint="fetch the model's safetensors file, or convert it once in a place you trust: "
             "transformers' AutoModel.from_pretrained(folder).save_pretrained(folder)",
         )
     raise ModelError(
-        f"{folder}: there are no weights: neither {SINGLE} nor {INDEX}",
+        f"{folder}: found no weights: neither {SINGLE} nor {INDEX}",
         hint="name the folder that holds config.json and model.safetensors",
     )
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """Every tensor of one file. Checks all that is used later: a file that passes can be read."""
+    """The tensors in a file's header, checked so that each of them can be read."""
     again = "the file is incomplete or damaged: fetch it again"
     try:
         size = file.stat().st_size
@@ -182,7 +182,7 @@ def read_header(file: Path) -> dict[str, Entry]:
             for name, found in header.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as exc:
-        raise ModelError(f"{file}: its safetensors header cannot be understood: {exc}", hint=again) from exc
+        raise ModelError(f"{file}: its safetensors header is invalid: {exc}", hint=again) from exc
     for name, entry in entries.items():
         if entry.end > size:
             raise ModelError(
@@ -190,7 +190,7 @@ def read_header(file: Path) -> dict[str, Entry]:
             )
         nbytes = ITEM_NBYTES.get(entry.dtype, 0) * prod(entry.shape)
         if min(entry.shape, default=1) < 0 or not 8 + length <= entry.begin <= entry.end:
-            raise ModelError(f"{file}: tensor {name!r} has an impossible place or shape", hint=again)
+            raise ModelError(f"{file}: tensor {name!r} has an invalid offset or shape", hint=again)
         if entry.dtype in ITEM_NBYTES and entry.end - entry.begin != nbytes:
             raise ModelError(
                 f"{file}: tensor {name!r} of {entry.dtype}{list(entry.shape)} should have {nbytes} bytes and has "

@@ -1,4 +1,4 @@
-"""How many tokens a batch should hold: found by timing the batches that are computed anyway, and remembered.
+"""Find the best number of tokens per batch by timing real batches, and store it.
 
 Nothing is computed only to be timed. A batch's time is divided by its work (products and attention, counted), so that
 batches of short and long texts can be compared.
@@ -61,7 +61,7 @@ class Budget:
             self.tokens, self.settled, self.source = known, True, "remembered"
 
     def record(self, tokens: int, work: float, seconds: float) -> None:
-        """One batch's time. Batches that did not come near the budget say nothing about it."""
+        """Record one batch's time; batches far below the budget are ignored."""
         if self.settled or seconds <= 0 or tokens < 0.6 * self.tokens:
             return
         here = self._rates.setdefault(self.tokens, [])
@@ -87,7 +87,7 @@ class Budget:
             _keep(self.key, chosen)
 
     def lower(self, tokens: int) -> None:
-        """So many tokens fitted into memory where the budget did not."""
+        """Lower the budget to the number of tokens that fitted in memory."""
         self.limit = tokens
         self.tokens = min(self.tokens, self.limit)
         self._rates = {size: rates for size, rates in self._rates.items() if size <= self.limit}

@@ -54,7 +54,7 @@ class Building:
         return all(place.torch_name == CPU for place in self.places)
 
     def build(self) -> Encoder:
-        """Raises OutOfMemory where the model does not fit, and may not be made smaller or is as small as can be."""
+        """Build the encoder. Raises OutOfMemory if the model does not fit and may or can not be quantized further."""
         while True:
             try:
                 encoder, self.why = self._built()
@@ -63,7 +63,7 @@ class Building:
                     raise
                 if not self._may_be_smaller:
                     raise OutOfMemory(
-                        f"the model does not fit into the memory of {self.place.id}: {exc}",
+                        f"the model does not fit in the memory of {self.place.id}: {exc}",
                         hint="use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
                     ) from exc
                 self._make_smaller()
@@ -124,7 +124,7 @@ class Building:
 
 
 def check_tokens(asked: int | str) -> None:
-    """Raise UsageError for a `batch_tokens` that is none."""
+    """Raise UsageError for an invalid `batch_tokens`."""
     if asked == "auto":
         return
     if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= LARGEST:
@@ -134,7 +134,7 @@ def check_tokens(asked: int | str) -> None:
 
 
 def check_length(asked: int | None, recipe: Recipe) -> int:
-    """The longest text in tokens: what was asked for, or the model's own. Raises UsageError for what it cannot hold."""
+    """The maximum length in tokens: the requested one, or the model's own. Raises UsageError if it is invalid."""
     if asked is None:
         return recipe.max_length
     most = recipe.spec.max_positions

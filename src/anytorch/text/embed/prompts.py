@@ -1,4 +1,4 @@
-"""What is put before each text: a prompt of the model's own by its name, or a text."""
+"""The text put before each text: a prompt of the model by its name, or any text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Prompts:
         self._odd: set[str] = set()  # that were warned about
 
     def text(self, prompt: str | None) -> str:
-        """A name of one of the model's prompts, its default, or the text itself."""
+        """The prompt for a name of one of the model's prompts, for None its default, else `prompt` itself."""
         if prompt is not None and not isinstance(prompt, str):
             raise UsageError(f"prompt={prompt!r}: use the name of one of the model's prompts, or a text")
         prompts = self._recipe.prompts
@@ -44,15 +44,15 @@ class Prompts:
         return text
 
     def _warn(self, prompt: str) -> None:
-        """Said once for each: a word alone is more often a name with a typing error than a text."""
+        """Warn once about each single word, which is more often a mistyped name than a prompt."""
         with self._lock:
             if prompt in self._odd:
                 return
             self._odd.add(prompt)
         known = ", ".join(self._recipe.prompts) or "it has none"
         warnings.warn(
-            f"prompt={prompt!r} is no name of one of this model's prompts ({known}): it is put before every text as it "
-            "is. If that is meant, end it with a space or a colon",
+            f"unknown prompt name {prompt!r} (known: {known}): it is put before every text as it is. If that is "
+            "intended, end it with a space or a colon",
             stacklevel=callers_level(),
         )
 

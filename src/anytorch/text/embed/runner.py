@@ -1,4 +1,4 @@
-"""Tokenized texts through an encoder: sorted by length, cut into batches, timed, and made to fit into memory."""
+"""Run tokenized texts through an encoder: sorted by length, cut into batches, timed, and fitted to memory."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class Runner:
         replacement = self._smaller()
         if replacement is None:
             raise OutOfMemory(
-                f"a single text of {longest} tokens does not fit into the device's memory: {exc.message}",
+                f"a single text of {longest} tokens does not fit in the device's memory: {exc.message}",
                 hint="set max_length, use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
             ) from exc
         # First the new one, then the end of the old: a thread that still sends to that is told so, and comes back.
@@ -273,7 +273,7 @@ class _UnderWay:
 
 @lru_cache(maxsize=16)
 def _takes_places(kind: type) -> bool:
-    """Does an encoder write its vectors to the caller's rows itself?"""
+    """True if an encoder writes its vectors to the caller's rows itself."""
     return "places" in inspect.signature(kind.submit).parameters  # type: ignore[attr-defined]
 
 

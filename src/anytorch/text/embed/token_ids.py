@@ -33,7 +33,7 @@ def pack_ids(rows: Sequence[Sequence[int]], *, vocabulary: int, max_length: int)
         if type(number) is not int or not 0 <= number < vocabulary:
             text = int(np.searchsorted(starts, place, side="right")) - 1
             raise InputError(
-                f"text {text} has the token id {str(number)[:40]}, and the model's go from 0 to {vocabulary - 1}",
-                hint="ids are those of the model's own tokenizer; texts can be sent as they are",
+                f"text {text} has the token id {str(number)[:40]}; the model's ids go from 0 to {vocabulary - 1}",
+                hint="use the model's own tokenizer, or send texts",
             )
     return Tokens(np.array(flat, np.int32), starts, 0)

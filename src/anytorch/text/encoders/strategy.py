@@ -1,4 +1,4 @@
-"""Which layout, with graphs or without, is fastest for a model on a device: measured once, then remembered.
+"""Choose the fastest layout, with or without graphs, for a model on a device: measured once, then stored.
 
 Candidates are asked what the device states it can do, tried, compared with the plainest way (a wrong answer is never
 used), and timed on texts of mixed lengths. The answer goes to the cache under the machine, the device and the model.
@@ -86,7 +86,7 @@ def half_dtypes(caps: Caps, host: bool, stored_bfloat16: bool) -> list[str]:
 
 
 def may_pack(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
-    """Could a variable-length flash kernel run? What it needs of the model; whether there is one is tried."""
+    """True if the model allows a variable-length flash kernel; whether the device has one is tried."""
     fits = spec.head_width % 8 == 0 and spec.head_width <= 256 and not spec.relative_buckets
     return caps.flash_attention and not host and dtype in ("float16", "bfloat16") and fits
 
@@ -118,7 +118,7 @@ def candidates(
 
 
 def may_use_kernels(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
-    """Have our Triton kernels something to do? They know heads of these widths, and LayerNorm behind a sum."""
+    """True if our Triton kernels apply: they support heads of these widths, and LayerNorm after a sum."""
     if host or not caps.triton or dtype == "float32":
         return False
     return spec.head_width in (16, 32, 64, 128) or not (spec.pre_norm or spec.rms_norm)
@@ -130,7 +130,7 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None) -> Plan:
     can_fuse = encoder.module.can_fuse()
     plans = candidates(encoder.caps, encoder.spec, encoder.dtype_name, host, layout, graphs, can_fuse=can_fuse)
     if len(plans) == 1:
-        return replace(plans[0], why="the only way here, or asked for")
+        return replace(plans[0], why="the only possible layout, or requested")
     # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
     tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec)))) if host else affordable(encoder, plans[0])
     # Short texts alone, too, on a device, and long ones: there are ways that only they take.
@@ -258,7 +258,7 @@ def recall(name: str) -> Plan | None:
         stored = Store(STORE).get(name)
         return Plan(**stored) if isinstance(stored, dict) else None
     except (CacheError, TypeError) as exc:
-        log.warning("the remembered choice of an encoder cannot be read and is measured again: %s", exc)
+        log.warning("the stored choice for an encoder cannot be read and is measured again: %s", exc)
         return None
 
 
