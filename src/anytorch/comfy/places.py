@@ -141,7 +141,7 @@ def said_plainly(function: F) -> F:
         cause.__traceback__ = None  # its frames hold the tensors that were too many
         cleanup()
         raise OutOfMemory(
-            f"there is not enough memory for this node: {str(cause).splitlines()[0]}",
+            f"too little memory for this node: {str(cause).splitlines()[0]}",
             hint="use a smaller image or fewer channels, put Memory Clean-up before it, or choose another device",
         ) from cause
 

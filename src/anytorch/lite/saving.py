@@ -39,7 +39,7 @@ def save(state: Module | Mapping[str, Any], path: str | Path) -> None:
     end = 0
     for name, array in arrays.items():
         if array.dtype.newbyteorder("<") not in NAMES or not isinstance(name, str) or name == "__metadata__":
-            raise ModelError(f"{name!r} of {array.dtype} cannot be kept in a safetensors file")
+            raise ModelError(f"{name!r} has dtype {array.dtype}, which a safetensors file cannot hold")
         begin, end = end, end + array.nbytes
         header[name] = {
             "dtype": NAMES[array.dtype.newbyteorder("<")],
@@ -77,7 +77,7 @@ def read_tensor(path: Path, name: str, entry: Any, numbers: memoryview) -> Array
         sizes = [*shape, begin, end]
         wanted = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
     except (KeyError, TypeError, ValueError) as exc:
-        raise ModelError(f"{path}: the header's entry for {name!r} cannot be understood: {entry}") from exc
+        raise ModelError(f"{path}: the header's entry for {name!r} is invalid: {entry}") from exc
     if any(type(n) is not int or n < 0 for n in sizes) or end - begin != wanted or end > len(numbers):
         raise ModelError(f"{path}: {name!r} should be {wanted:,} bytes at {begin}:{end} of {len(numbers):,}")
     try:

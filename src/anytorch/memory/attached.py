@@ -140,7 +140,7 @@ def _keeper(loading: Loading) -> Callable[..., None]:
 def _refuse_copy(_: dict[int, Any]) -> NoReturn:
     raise UsageError(
         "a fitted model cannot be copied: it owns files, threads and memory",
-        hint="copy it before it is fitted, or anytorch.memory.unfit(model) first",
+        hint="copy it before fitting, or call anytorch.memory.unfit(model) first",
     )
 
 

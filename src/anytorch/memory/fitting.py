@@ -59,11 +59,11 @@ def fit(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"fit takes a torch.nn.Module, not a {type(model).__name__}",
+            f"fit needs a torch.nn.Module, not a {type(model).__name__}",
             hint="a folder with a checkpoint: anytorch.memory.load" if isinstance(model, (str, Path)) else "",
         )
     if HANDLE in model.__dict__:
-        raise UsageError("this model is fitted already", hint="anytorch.memory.unfit(model) first")
+        raise UsageError("this model is already fitted", hint="anytorch.memory.unfit(model) first")
     tiers = create_tiers(
         device,
         device_budget=device_budget,

@@ -102,7 +102,7 @@ def step(kind: str, updates: Sequence[Update], scale: float | None, threads: int
     if library.anytorch_adam((Span * len(parts))(*parts), len(parts), max(1, threads)):
         for update in updates:
             update.state["step"].sub_(1)
-        raise MemoryError("there is no memory left for the optimizer's step; no weight was changed")
+        raise MemoryError("out of memory for the optimizer's step; no weight was changed")
     for update in updates:
         if update.gradient.numel() % WHOLE:
             _rest(kind, update, scale)

@@ -207,7 +207,8 @@ class Fitted:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError(
-                "this fitted model is closed", hint="what was not on the device is gone: load or make it again"
+                "this fitted model is closed",
+                hint="its weights outside the device are gone: load or create the model again",
             )
 
     def close(self) -> None:

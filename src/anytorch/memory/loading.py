@@ -197,7 +197,7 @@ def match(model: nn.Module, located: Mapping[str, Located], checkpoint: Path) ->
             missing.append(path)
         elif place.shape != shapes[path]:
             raise ModelError(
-                f"{place.path}: {place.name!r} has the shape {list(place.shape)}, the model wants {list(shapes[path])}",
+                f"{place.path}: {place.name!r} has the shape {list(place.shape)}, the model needs {list(shapes[path])}",
                 hint="the checkpoint belongs to another configuration",
             )
         else:

@@ -36,7 +36,7 @@ def described(
                 hint="load_state_dict(…, assign=True) gives the model weights again; unfit(model) before closing keeps them",
             )
         raise UsageError(
-            f"{function_name(func)} was called on a weight whose values are on another memory level just now",
+            f"{function_name(func)} was called on a weight whose values are on another memory level",
             hint="use it inside the forward of its module, or read it through state_dict(); "
             "resident=[…] keeps a module's weights on the device, unfit(model) brings all of them back",
         )
@@ -45,7 +45,7 @@ def described(
 
 
 def shown(tensor: torch.Tensor, what: str) -> str:
-    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level just now"
+    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level"
 
 
 class Parked(nn.Parameter):

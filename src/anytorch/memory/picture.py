@@ -67,5 +67,5 @@ def _levels(plan: Plan, axes: Any) -> None:
             axes.plot([budget / gigabyte] * 2, [row - 0.4, row + 0.4], color="black", linewidth=2)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("GB (black line: the budget)")
+    axes.set_xlabel("GiB (black line: the budget)")
     axes.legend(loc="lower right")

@@ -81,7 +81,7 @@ def with_rescue(
             if isinstance(failure, Done):
                 return Rescue(failure.result, size, tuple(steps))
     raise OutOfMemory(
-        f"it does not fit, even with a batch of {size}: {_first_line(failure)}; tried: {'; '.join(steps) or 'nothing else'}",
+        f"out of memory, even with a batch of {size}: {_first_line(failure)}; tried: {'; '.join(steps) or 'nothing else'}",
         hint="shorten the input, or quantize the model" if stream else "allow streaming with stream=True",
     ) from failure
 

@@ -82,8 +82,8 @@ class Loading:
                 continue
             if metadata.get("assign_to_params_buffers"):
                 raise UsageError(
-                    "load_state_dict(assign=True) would put other parameters in the place of a fitted model's",
-                    hint="leave assign out: values are copied to where the model rests",
+                    "load_state_dict(assign=True) would replace the parameters of a fitted model",
+                    hint="leave assign out: the values are then copied into the fitted model",
                 )
             if values.shape == parameter.shape:  # torch says so if not
                 wake(parameter, values.detach().to("cpu", parameter.dtype, copy=True))

@@ -46,7 +46,7 @@ def checkpoint_files(path: str | Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ModelError(f"{path} is no folder and no file", hint="name a model folder or a .safetensors file")
+        raise ModelError(f"{path} does not exist", hint="name a model folder or a .safetensors file")
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if indexes:
         try:
@@ -79,7 +79,7 @@ def read_header(path: Path) -> dict[str, Located]:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else LARGEST_HEADER + 1
             if length > min(LARGEST_HEADER, size - 8):
-                raise ModelError(f"{path} is no safetensors file: its header does not fit into its {size} bytes")
+                raise ModelError(f"{path} is not a safetensors file: its header does not fit in its {size} bytes")
             raw = file.read(length)
     except OSError as exc:
         raise ModelError(f"cannot read {path}: {exc.strerror}", hint="check its permissions") from exc
@@ -99,7 +99,7 @@ def _located(
 ) -> Located:
     code = entry["dtype"]
     if code not in DTYPES:
-        raise ModelError(f"{path}: tensor {name!r} has the dtype {code!r}, which torch has no name for")
+        raise ModelError(f"{path}: tensor {name!r} has the dtype {code!r}, which torch does not support")
     begin, end = entry["data_offsets"]
     shape = tuple(int(n) for n in entry["shape"])
     count = 1
@@ -107,7 +107,9 @@ def _located(
         count *= n
     dtype = DTYPES[code]
     if not 0 <= begin <= end or end - begin != count * element_size(dtype):
-        raise ModelError(f"{path}: tensor {name!r} has {end - begin} bytes, its shape {list(shape)} says otherwise")
+        raise ModelError(
+            f"{path}: tensor {name!r} has {end - begin} bytes, which does not match its shape {list(shape)}"
+        )
     if start + end > size:
         raise ModelError(
             f"{path} is cut off: tensor {name!r} ends at byte {start + end}, the file at {size}",

@@ -28,8 +28,8 @@ def parse_nbytes(value: int | float | str, what: str = "size") -> int:
 
 
 def words(nbytes: float) -> str:
-    """1610612736 → "1.5 GB"."""
-    for unit, scale in (("TB", 2**40), ("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+    """1610612736 → "1.5 GiB"."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(nbytes) >= scale:
             return f"{nbytes / scale:.3g} {unit}" if abs(nbytes) < 1000 * scale else f"{nbytes / scale:.0f} {unit}"
     return f"{nbytes:.0f} bytes"

@@ -166,7 +166,7 @@ class VGPUStack:
             f"{counted(stats['demotions'], 'demotion')}"
         ]
         lines += [
-            f"level {level['level']} ({level['device']}): {level['used_mb']:.1f} of {level['capacity_mb']:.1f} MB, "
+            f"level {level['level']} ({level['device']}): {level['used_mb']:.1f} of {level['capacity_mb']:.1f} MiB, "
             f"{counted(level['cached_tensors'], 'tensor')}, {level['evictions']} evicted"
             for level in stats["levels"]
         ]
@@ -268,9 +268,9 @@ def _checked(level: Mapping[str, Any], number: int) -> tuple[float, str, float]:
         speed = float(level.get("speed_gbps", level.get("transfer_speed_gbps", 0.0)))
     except (KeyError, TypeError, ValueError) as exc:
         raise UsageError(
-            f"level {number} is not understood: {exc}",
+            f"level {number} is invalid: {exc}",
             hint='write {"capacity_mb": 2000, "device": "cpu", "speed_gbps": 50}',
         ) from exc
     if not capacity >= 0:
-        raise UsageError(f"level {number} has a capacity of {capacity} MB")
+        raise UsageError(f"level {number} has an invalid capacity of {capacity} MiB; use a number above 0")
     return capacity, device, speed
