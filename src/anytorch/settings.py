@@ -52,7 +52,7 @@ def _seconds(value: Any) -> float:
 
 
 def parse_nbytes(value: Any) -> int:
-    """ "6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
+    """ "6GiB", "512 MB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
     text = str(value).strip().lower().removesuffix("b").removesuffix("i")
     scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:], 1)
     try:

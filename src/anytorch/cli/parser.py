@@ -76,8 +76,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "fit": Command(
         "plan how a model runs within memory budgets, and predict the time of a pass",
-        "anytorch fit ./Qwen3-8B --device-budget 8GB\n"
-        "anytorch fit ./Qwen3-8B --device-budget 8GB --host-budget 16GB --plot plan.png",
+        "anytorch fit ./Qwen3-8B --device-budget 8GiB\n"
+        "anytorch fit ./Qwen3-8B --device-budget 8GiB --host-budget 16GiB --plot plan.png",
     ),
     "tiers": Command(
         "measure the levels of memory: device, host, disk",
@@ -132,7 +132,7 @@ COMMANDS: dict[str, Command] = {
         "continue a text or answer a message with a language model",
         'anytorch generate "Once upon a time" --model ./Qwen3-0.6B --max-tokens 100\n'
         'anytorch generate "Why is the sky blue?" --model ./Qwen3-0.6B --chat --temperature 0\n'
-        "anytorch generate - --model ./Llama-3.1-8B --quantization int4 --device-budget 4GB < prompt.txt",
+        "anytorch generate - --model ./Llama-3.1-8B --quantization int4 --device-budget 4GiB < prompt.txt",
     ),
     "serve": Command(
         "serve embeddings, forecasts and text over HTTP, with a web page",

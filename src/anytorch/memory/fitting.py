@@ -53,7 +53,7 @@ def fit(
 
     >>> import torch, anytorch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    >>> model = anytorch.memory.fit(model, "cpu", device_budget="20KB")
+    >>> model = anytorch.memory.fit(model, "cpu", device_budget="20KiB")
     >>> model(torch.ones(1, 64)).shape
     torch.Size([1, 64])
     """

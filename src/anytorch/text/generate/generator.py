@@ -39,7 +39,7 @@ class TextGenerator:
     cannot be used falls back to the CPU with a DeviceFallbackWarning. `dtype`: "auto" (the stored one where the device is
     fast at it), "float32", "float16", "bfloat16". `quantization`: None, "int8", "int4", "int2", "fp4".
 
-    `device_budget` ("8GB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
+    `device_budget` ("8GiB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
     what does not fit rests in host memory or in its files and is brought up for every token (`anytorch.memory`).
 
     Thread-safe. Concurrent requests are computed together, token by token (`at_once` of them; `waiting` more may wait,
