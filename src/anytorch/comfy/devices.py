@@ -1,4 +1,4 @@
-"""Choosing a device, seeing all of them, and giving memory back."""
+"""Nodes to choose a device, list all devices, and free memory."""
 
 from __future__ import annotations
 

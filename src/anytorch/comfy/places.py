@@ -123,7 +123,7 @@ def nbytes_of(*shapes: tuple[int, ...]) -> int:
 
 
 def said_plainly(function: F) -> F:
-    """For a node's function: memory that ran out is answered with a sentence and given back, instead of a driver's words.
+    """Wrap a node's function: running out of memory frees it and raises a plain message.
 
     Everything else that a user can cause is checked by the node itself; a stack trace therefore means a fault of ours.
     """

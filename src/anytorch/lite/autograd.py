@@ -29,7 +29,7 @@ Hook = Callable[["Base"], "Base | None"]
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Inside, no op is recorded: `with no_grad(): …`, or `@no_grad()` on a function."""
+    """A context or decorator in which no op is recorded: `with no_grad(): …`, or `@no_grad()`."""
     token = _enabled.set(False)
     try:
         yield

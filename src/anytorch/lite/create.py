@@ -22,7 +22,7 @@ _random = np.random.default_rng()
 
 
 def seed(value: int) -> None:
-    """Start the random numbers of this library (weights, dropout, `randn`) anew."""
+    """Seed the random numbers of this library (weights, dropout, `randn`)."""
     global _random
     _random = np.random.default_rng(value)
 

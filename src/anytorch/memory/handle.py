@@ -212,7 +212,7 @@ class Fitted:
             )
 
     def close(self) -> None:
-        """Give threads, files and buffers back, now. Calling it twice is no error; give an optimizer back before.
+        """Free threads, files and buffers now. May be called twice; close an optimizer before.
 
         The model is an ordinary one afterwards. Its weights on the device stay; those that were not are lost, and using one
         raises UsageError: `unfit` keeps them. Nothing of ours refers to the model any more, nor the other way round, so that

@@ -146,7 +146,7 @@ def image_of(found: Found, name: str, by_id: Mapping[int, Located], in_place: bo
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside, a module's parameters take no memory and initialising them no time; its buffers are real."""
+    """A context in which a new module's parameters take no memory and no time to initialise; its buffers are real."""
     original = nn.Module.register_parameter
 
     def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:

@@ -119,7 +119,7 @@ def park(parameter: torch.Tensor, device: torch.device) -> None:
 
 
 def give_up(parameter: torch.Tensor) -> None:
-    """What a parked parameter stands for is lost, and whoever uses it is told so."""
+    """Mark a parked parameter's values as lost, so that using it raises."""
     parameter.__class__ = Gone if isinstance(parameter, nn.Parameter) else GoneBuffer
 
 

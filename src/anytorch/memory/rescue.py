@@ -25,7 +25,7 @@ SHARES = (0.6, 0.35, 0.2)  # of the device's memory for weights, tried in turn: 
 
 @dataclass(frozen=True)
 class Rescue(Generic[T]):
-    """What came of it. `steps` says in words what was changed; empty when the first try worked."""
+    """The result of a rescue. `steps` says in words what was changed; empty if the first try worked."""
 
     result: T
     batch: int

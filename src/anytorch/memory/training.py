@@ -221,7 +221,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._updates.wait()
 
     def give_up(self) -> None:
-        """Forget the step that is under way, failed or broken off: all weights and states are about to be new ones."""
+        """Discard the current step, because all weights and states are about to be replaced."""
         try:
             self.wait()
         except ModelError as exc:
