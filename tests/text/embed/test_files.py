@@ -166,7 +166,7 @@ def test_what_cannot_be_asked_for(tmp_path: Path, fake_engine: Make) -> None:
     source, engine = write_source(tmp_path, "txt"), fake_engine()
     with pytest.raises(UsageError, match="the target must be a Parquet file"):
         encode_file(source, tmp_path / "out.csv", engine=engine)
-    with pytest.raises(InputError, match="there is no such file"):
+    with pytest.raises(InputError, match=": no such file"):
         encode_file(tmp_path / "absent.txt", tmp_path / "out.parquet", engine=engine)
     with pytest.raises(UsageError, match="does not show a known format"):
         encode_file(shutil.copy(source, tmp_path / "in.doc"), tmp_path / "out.parquet", engine=engine)
