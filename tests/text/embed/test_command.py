@@ -112,7 +112,7 @@ def test_standard_input(embed: Callable[..., Answer], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["missing.txt"], "there is no such file"),
+        (["missing.txt"], ": no such file"),
         (["texts.txt", "--output", "out.xls"], "must end in .parquet"),
         (["texts.txt", "--output", "no/folder/out.npy"], "there is no folder"),
         (["texts.txt", "--output", "out.npy", "--search", "x"], "cannot be combined"),
