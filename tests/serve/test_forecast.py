@@ -239,7 +239,7 @@ def test_what_cannot_be_ready_in_time_is_refused_at_once() -> None:
     stepping = Stepping()
     queue = ForecastQueue(stepping)
     assert queue.submit("unknown", terms(horizon=20, samples=4), 0.01).result(120), "nothing is known yet"
-    with pytest.raises(TimeoutError, match=r"10000 steps take at least \d+ s here, and the request may take 5 s"):
+    with pytest.raises(TimeoutError, match=r"10000 steps take at least \d+ s here; the request's time limit is 5 s"):
         queue.submit("long", terms(horizon=10_000, samples=4), 5.0)  # 2 ms at least for each
     given_up = queue.submit("late", terms(horizon=10_000, samples=1))
     enough = stepping.steps + 30
@@ -330,7 +330,7 @@ def test_a_folder_of_fine_tuning_is_served_with_what_it_says(tmp_path: Path) -> 
         model.close()
         return model.info.max_length
 
-    with pytest.raises(ModelError, match="there is no tokenizer with this"):
+    with pytest.raises(ModelError, match="this forecasting model has no tokenizer"):
         length()
     (folder / "anytorch.json").write_text('{"tokenizer": "its own", "max_context": 77}')
     assert length() == 77

@@ -1,4 +1,4 @@
-"""What was measured on this machine so far, from the one store of verdicts, in the shape of the HTTP interface."""
+"""The choices measured on this machine, from the store of verdicts, in the HTTP interface's shape."""
 
 from __future__ import annotations
 
