@@ -199,7 +199,8 @@ def _row_scores(
     import numpy as np
 
     if kind == "manhattan":
-        return scores(query[None], block[which], kind)[0]
+        row: npt.NDArray[np.float32] = scores(query[None], block[which], kind)[0]
+        return row
     at_once = max(1, BLOCK_SCORES // max(1, len(query)))
     made = []
     for begin in range(0, len(which), at_once):
