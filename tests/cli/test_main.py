@@ -377,7 +377,7 @@ def test_verbose_logs_to_standard_error_only(process: Callable[..., Any], cache_
     answer = process("-v", "--json", "test", "cpu")
     assert answer.status == 0
     assert json.loads(answer.out)["passed"] is True
-    assert "anytorch DEBUG anytorch.devices.try_out: child: starting" in answer.err
+    assert "anytorch DEBUG anytorch.child_process: child: starting" in answer.err
     assert "DEBUG" not in process("--json", "test", "cpu").err
 
 
