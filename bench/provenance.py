@@ -28,7 +28,8 @@ def machine() -> dict[str, Any]:
     """The CPU, its features, the SIMD level of our C++, usable cores, GPUs, drivers, load, and the switches that are set."""
     # Not at the top: some benches put src/ on the path first.
     from anytorch import native
-    from anytorch.devices.bench.provenance import drivers, machine_facts
+    from anytorch.devices.bench.provenance import machine_facts
+    from anytorch.measured.machine import drivers
     from anytorch.probe import snapshot
 
     hardware = snapshot()

@@ -36,8 +36,9 @@ hardware = _load(Path(__file__).parent / "native" / "hardware.py")
 
 STANDS_FOR_ANOTHER_MACHINE = ("ANYTORCH_SIMD",)  # tools/other_machines.py sets it for a whole run
 
-# Set by pytest, by coverage, and by torch in its own process when torch._dynamo is first imported (measured).
-MAY_CHANGE = ("PYTEST_", "COV_CORE_", "TORCHINDUCTOR_")
+# Set by pytest, by coverage, by torch in its own process when torch._dynamo is first imported (KMP_: torch 2.11), and by
+# us for training that ends with the same bits on CUDA, where it must stay (measured).
+MAY_CHANGE = ("PYTEST_", "COV_CORE_", "TORCHINDUCTOR_", "KMP_", "CUBLAS_WORKSPACE_CONFIG")
 
 
 def _environment() -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import warnings
 from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
@@ -220,3 +222,26 @@ def test_asides_are_dropped_by_their_words(caplog: pytest.LogCaptureFixture) -> 
             raise KeyError
         assert heard() == rest
     assert heard() == everything
+
+
+def test_silencing_warnings_in_overlapping_threads_leaves_the_filters_alone() -> None:
+    """Left in the order they were entered, two blocks of `catch_warnings` would restore each other's filters."""
+    before, first_is_in, second_tries = list(warnings.filters), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with logs.warnings_unheard():
+            first_is_in.set()
+            assert second_tries.wait(120)
+
+    def second() -> None:
+        assert first_is_in.wait(120)
+        second_tries.set()
+        with logs.warnings_unheard():
+            warnings.warn("not shown, and no error here", stacklevel=1)
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert list(warnings.filters) == before

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[object, bytes, str]] = {
     "too few bytes": (
         {"a": entry(0, 4, "F32", [2])},
         bytes(4),
-        "'a' has 4 bytes, which does not match its dtype F32 and shape",
+        "'a' has 4 bytes, which does not match its dtype F32",
     ),
     "half a byte": ({"a": entry(0, 2, "F4", [3])}, bytes(2), "which does not match its dtype F4"),
     "unknown dtype": ({"a": entry(0, 4, "F99")}, bytes(4), "unknown dtype 'F99'"),

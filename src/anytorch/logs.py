@@ -8,6 +8,7 @@ the level of the logger `anytorch`, and lines go to standard error unless the pr
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,23 @@ def asides_unheard() -> Iterator[None]:
     finally:
         for heard, other in added:
             heard.removeFilter(other)
+
+
+_unheard = threading.RLock()
+
+
+@contextmanager
+def warnings_unheard() -> Iterator[None]:
+    """Inside, no warning is shown, whichever thread issues it.
+
+    `warnings.catch_warnings` saves and restores filters of the whole process: two blocks that overlap in threads would
+    restore them in the wrong order, and leave them on "ignore". So one waits for the other.
+    """
+    import warnings
+
+    with _unheard, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 # --- the command line ----------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_many_instruments_and_one_of_them(cli: Callable[..., Any], tmp_path: Pat
         (["--sample", "--model", "foo"], "unknown model 'foo'"),
         (["--sample", "--model", ""], "unknown model ''"),
         (["--sample", "--model", "kronos-smal"], "did you mean 'kronos-small'?"),
-        (["--sample", "--model", "not-there", "--tokenizer", "tiny"], "known ones: tiny, kronos-mini, kronos-small"),
+        (["--sample", "--model", "not-there", "--tokenizer", "tiny"], "not one of tiny, kronos-mini, kronos-small"),
         (["--sample", "--model", "runs/gone"], "'runs/gone' is not a folder here, and it is unknown which tokenizer"),
         (["--sample", "--model", "runs/a/b"], "unknown model 'runs/a/b'"),
         (["--sample", "--tokenizer", "foo"], "unknown tokenizer 'foo'"),

@@ -92,7 +92,7 @@ def test_training(accelerator: torch.device, width: int, tmp_path: Path, overlap
     )
     ours = TieredOptimizer(model, torch.optim.AdamW, overlap=overlap, lr=0.01)
     theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
-    assert len(ours.fitted.rest.host) >= 3, "weights rest on the host"
+    assert len(ours.fitted.block_homes.host) >= 3, "weights rest on the host"
     for number in range(3):
         x = torch.randn(8, width, generator=torch.Generator().manual_seed(number))
         losses = []

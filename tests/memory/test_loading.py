@@ -89,9 +89,10 @@ def test_a_cache_in_tiers(folder: Path, ids: torch.Tensor, tmp_path: Path) -> No
     cache = tiered_cache({"levels": levels})
     try:
         assert torch.equal(tokens(plain, ids, past_key_values=cache), tokens(plain, ids))
-        stats = cache.stack.get_stats()
-        assert stats["levels"][2]["cached_tensors"] > 0, "the disk was needed"
-        assert all(level["peak_mb"] <= level["capacity_mb"] for level in stats["levels"])
+        stored = cache.stack._store
+        assert stored.count(2) > 0, "the disk was needed"
+        uses = [stored.ledger.use(str(level)) for level in range(3)]
+        assert all(0 < use.peak <= use.capacity for use in uses)
     finally:
         cache.close()
     cache = tiered_cache({"levels": levels})

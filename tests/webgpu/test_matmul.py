@@ -269,16 +269,15 @@ def test_names_tell_schedules_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "sliced and added", "few columns", "halves"])
-def test_what_is_tried_for_real_is_the_product(kind: str, webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_tried_for_real_is_the_product(kind: str, fresh_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every schedule that is tried gives the right answer, split or not, swapped or not: none is refused."""
     from anytorch.gpu.runtime import open_runtime
-    from anytorch.webgpu import products, tuning
+    from anytorch.webgpu import tuning
 
     runtime = open_runtime()
     monkeypatch.setattr(runtime, "adapter", replace(runtime.adapter, kind="DiscreteGPU"))
     monkeypatch.setattr(tuning, "WORTH_MEASURING", 1)
     monkeypatch.setattr(tuning, "TILES", (FORMS["tiled"], FORMS["tiled double"]))
-    monkeypatch.setattr(products, "_plans", {})
     dtype = torch.float16 if kind == "halves" else torch.float32
     a, b, d = make(40, 512, dtype=dtype), make(512, 3 if kind == "few columns" else 24, dtype=dtype), None
     if kind == "sliced and added":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,11 +13,11 @@ from torch import Tensor
 from anytorch import lite, logs
 from anytorch.comfy.comfyui import Progress, make_room, work_device
 from anytorch.comfy.values import DeviceChoice, resting
-from anytorch.devices.choose import resolve
+from anytorch.devices.choose import fallbacks_to, resolve
 from anytorch.devices.memory import cleanup
 from anytorch.devices.oom import fit_batch, is_out_of_memory
 from anytorch.devices.registry import BUILT_IN
-from anytorch.errors import DeviceFallbackWarning, DeviceIndexError, OutOfMemory
+from anytorch.errors import DeviceIndexError, OutOfMemory
 
 log = logs.logger(__name__)
 
@@ -81,8 +80,7 @@ def place_for(choice: DeviceChoice | None) -> Place:
     own = work_device() if choice is None else None
     if own is not None:
         return TorchPlace(own)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeviceFallbackWarning)  # told below, and on the device node
+    with fallbacks_to(lambda message: None):  # told below, and on the device node
         try:
             found = resolve(None if choice is None else choice.request)
         except DeviceIndexError as exc:  # a workflow of a machine with more cards

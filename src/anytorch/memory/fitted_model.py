@@ -99,11 +99,16 @@ class Fitted:
         self.images = images
         self.ledger.reserve("device", "buffers", self.found.extras_nbytes(self.model))
         self.move_extras(self.device)
-        plan, how = self.plan, {"ledger": self.ledger, "reader": self.reader}
+        plan, ledger, reader = self.plan, self.ledger, self.reader
         self.block_homes = BlockHomes(
-            self.device, self.tiers, self.found.groups, images, plan.homes, self.packings, **how
+            self.device, self.tiers, self.found.groups, images, plan.homes, self.packings, ledger=ledger, reader=reader
         )
-        transfers = Transfers(self.device, self.block_homes.host, self.tiers, staging_nbytes=plan.staging_nbytes, **how)
+        transfers = Transfers(
+            *(self.device, self.block_homes.host, self.tiers),
+            staging_nbytes=plan.staging_nbytes,
+            ledger=ledger,
+            reader=reader,
+        )
         self.mover = Mover(images, plan.homes, plan.steps, transfers, ring_nbytes=plan.ring_nbytes, ledger=self.ledger)
         in_host = sum(plan.blocks[name].resting for name, home in plan.homes.items() if home == "host")
         if in_host:

@@ -55,18 +55,23 @@ class _Away:
     ) -> Any:
         return described(func, args, kwargs, gone=cls.GONE)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        assert isinstance(self, torch.Tensor)
-        what = "Parameter" if isinstance(self, nn.Parameter) else "Buffer"
-        return f"{what} of shape {tuple(self.shape)}, {self.dtype}: its values are on another memory level"
+
+def _words(what: str, tensor: torch.Tensor) -> str:
+    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level"
 
 
 class Parked(_Away, nn.Parameter):
     """It stays the same object."""
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
+        return _words("Parameter", self)
+
 
 class ParkedBuffer(_Away, torch.Tensor):
     """The codes of a packed layer."""
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
+        return _words("Buffer", self)
 
 
 class Gone(Parked):

@@ -7,7 +7,6 @@ been fetched. On a device without pinned memory or events the copies simply wait
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,7 @@ def can_stage(device: torch.device) -> bool:
         return False  # its memory is the host's
     try:
         event: Any = torch.Event(device=device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a device without such memory may say so: that is the answer we are after
+        with logs.warnings_unheard():  # a device without such memory may say so: that is the answer we are after
             host = torch.arange(4, dtype=torch.int32).pin_memory()
             back = torch.empty(4, dtype=torch.int32).pin_memory()
         back.copy_(host.to(device, non_blocking=True), non_blocking=True)

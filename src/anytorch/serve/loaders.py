@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from anytorch.devices.choose import fallbacks_to
 from anytorch.errors import ModelError
-from anytorch.serve.forecasting import ForecastQueue
+from anytorch.forecast.queue import ForecastQueue
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.schemas import ModelInfo
 from anytorch.text.checkpoints.checkpoint import Checkpoint

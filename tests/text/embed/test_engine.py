@@ -213,7 +213,7 @@ def test_damaged_folders_are_refused_before_anything_is_built(copied_model: Path
     whole = weights.read_bytes()
     weights.unlink()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError, match=r"model\.safetensors: cut off"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a whole safetensors file: it is cut off"):
         ArrowEngine(copied_model, "cpu")
     weights.unlink()
     (copied_model / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")

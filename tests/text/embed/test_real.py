@@ -81,14 +81,14 @@ def test_quantized_vectors_stay_close_by_torch_too(
     """As on any device but the CPU, where torch computes. Over 2,000 sentences and 200 passages: docs/concepts."""
     pytest.importorskip("torch")
     from anytorch.errors import NativeUnavailable
-    from anytorch.text.embed import place
+    from anytorch.text.embed import encoder_device
 
     def not_here(*_: object) -> Any:
         raise NativeUnavailable("no compiler, says the test")
 
     texts = [*corpus.sentences(40), *corpus.passages(2)]
     wanted = real_engine().encode(texts)
-    monkeypatch.setattr(place, "_packed", not_here)
+    monkeypatch.setattr(encoder_device, "_packed", not_here)
     with ArrowEngine(model_folder, "cpu", quantization=quantization) as engine:
         close = cosine(engine.encode(texts), wanted)
         assert "torch on the CPU" in engine.explain()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -22,8 +21,7 @@ def _import(name: str) -> Any:
     if find_spec(name.partition(".")[0]) is None:
         return f"{name.partition('.')[0]} is not installed"
     try:
-        with warnings.catch_warnings(), logs.asides_unheard():
-            warnings.simplefilter("ignore")  # about what else they could do on other machines
+        with logs.warnings_unheard(), logs.asides_unheard():  # about what else they could do on other machines
             return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as exc:  # built for another torch, or for a driver that is not here
         return f"{name} cannot be imported: {exc}"
@@ -99,8 +97,7 @@ class TorchAo:
         layer.weight = torch.nn.Parameter(unpack(weight, dtype).reshape(weight.rows, weight.columns), False)
         if bias is not None:
             layer.bias = torch.nn.Parameter(bias.detach().to(dtype), False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with logs.warnings_unheard():
             module.quantize_(layer, module.Int8WeightOnlyConfig())
         return Prepared(layer.forward, weight.rows * weight.columns + weight.rows * 4)
 

@@ -10,9 +10,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
+from anytorch.forecast.queue import Terms
 from anytorch.serve import candle_input, schemas
 from anytorch.serve.answers import json_answer, problems
-from anytorch.serve.forecasting import Terms
 from anytorch.serve.loaders import ForecastModel
 from anytorch.serve.problems import Problem, validation_problem
 from anytorch.serve.reading import parse_json

@@ -6,9 +6,10 @@ import asyncio
 
 from fastapi import APIRouter
 
+from anytorch.measured.store import verdicts
+from anytorch.measured.verdict import Verdict
 from anytorch.serve import schemas
 from anytorch.serve.answers import problems
-from anytorch.serve.tuned import tuned
 
 router = APIRouter(tags=["devices"])
 
@@ -17,3 +18,29 @@ router = APIRouter(tags=["devices"])
 async def graphs() -> schemas.Graphs:
     """Kernels and layouts that were measured against each other, with what was chosen. An empty list is a normal answer."""
     return schemas.Graphs(graphs=await asyncio.to_thread(tuned))
+
+
+def tuned() -> list[schemas.Graph]:
+    """Every remembered choice, the newest first."""
+    return [graph_of(found) for found in verdicts()]
+
+
+def graph_of(found: Verdict) -> schemas.Graph:
+    question = found.question
+    return schemas.Graph(
+        id=question.key,
+        title=question.title,
+        device=question.device,
+        kind=question.kind,
+        candidates=[
+            schemas.Candidate(
+                name=one.name,
+                seconds=one.seconds,
+                correct=not one.wrong,
+                chosen=one.name == found.chosen,
+            )
+            for one in found.trials
+        ],
+        speedup=round(found.speedup, 2) if found.speedup else None,
+        when=found.when,
+    )
