@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path / "file"))
     remember(answer(question()))
-    assert "cannot be kept" in caplog.text and recall(question()) is not None, "this process knows it all the same"
+    assert "cannot be stored" in caplog.text and recall(question()) is not None, "this process knows it all the same"
     assert list(verdicts()) == []
 
 

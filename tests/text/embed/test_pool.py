@@ -219,7 +219,7 @@ def test_when_no_worker_is_left_everyone_hears_of_it(make_pool: Callable[..., Po
     for task in pending:
         with pytest.raises(DeviceLost):
             task.result()
-    with pytest.raises(DeviceLost, match="no worker is left"):
+    with pytest.raises(DeviceLost, match="all workers have ended"):
         pool.submit(*batch([1]))
 
 
