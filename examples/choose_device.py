@@ -30,4 +30,4 @@ with anytorch.autocast(choice.device):  # the dtype that is fast on this device;
 print(f"output {tuple(output.shape)} {output.dtype} on {output.device}")
 
 use = anytorch.memory(choice.device)
-print(f"memory free: {'unknown' if use.free is None else f'{use.free / 2**30:.1f} GB'} (asked: {use.source})")
+print(f"memory free: {'unknown' if use.free is None else f'{use.free / 2**30:.1f} GiB'} (asked: {use.source})")

@@ -177,7 +177,7 @@ def test_a_mistyped_setting_gets_the_nearest_name() -> None:
         ("ANYTORCH_THREADS", "2.5", "use a whole number above 0"),
         ("ANYTORCH_PROBE_TIMEOUT", "nan", "above 0"),
         ("ANYTORCH_PROBE_TIMEOUT", "soon", "use a number of seconds"),
-        ("ANYTORCH_WEBGPU_MEMORY", "plenty", "use a size such as 6GB"),
+        ("ANYTORCH_WEBGPU_MEMORY", "plenty", "use a size such as 6GiB"),
         ("ANYTORCH_LOG_LEVEL", "LOUD", "use one of"),
         ("ANYTORCH_CPU_DTYPE", "float8", "use one of"),
     ],

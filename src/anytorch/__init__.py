@@ -110,7 +110,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _loads(name: str) -> bool:
-    """For `from anytorch import *`: are the packages there that this name needs? An import that is broken is no answer."""
+    """True if the packages this name needs are installed (for `from anytorch import *`); a broken import raises."""
     from anytorch.errors import PackageMissing, TorchMissing
 
     try:

@@ -1,4 +1,4 @@
-"""One cache for what is slow to find out: JSON files that are replaced whole, read strictly, and safe to delete."""
+"""The one cache for results that are slow to find: JSON files, replaced atomically, checked when read, safe to delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of things in words, so that nobody reads "1 texts"."""
+"""Counts in words with the right plural: never "1 texts"."""
 
 from __future__ import annotations
 

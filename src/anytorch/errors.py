@@ -94,7 +94,7 @@ class PackageMissing(AnytorchError):
 
     @staticmethod
     def of(extra: str, exc: ModuleNotFoundError) -> PackageMissing | None:
-        """None if what is missing is nothing that the extra brings: that import is broken in another way."""
+        """The error for a missing package of the forecast extra; None if the failed import is not one of them."""
         what, packages = EXTRAS[extra]
         package = (exc.name or "").partition(".")[0]
         if package not in packages:

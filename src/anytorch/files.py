@@ -1,4 +1,4 @@
-"""Writing a file so that nobody ever sees half of it."""
+"""Write files atomically: a reader never sees half of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging to standard error, at the level the settings name. Standard output is for data alone.
+"""Log to standard error at the level in the settings. Standard output carries data only.
 
 The command line calls `configure`. In somebody's program nothing is set up unless a level is named explicitly
 (ANYTORCH_LOG_LEVEL, YIRAGE_LOG_LEVEL, the settings file, `with anytorch.use(log_level=…)`): then the first message sets
@@ -73,7 +73,7 @@ ASIDES = (
 
 @contextmanager
 def asides_unheard() -> Iterator[None]:
-    """Inside, the messages of ASIDES are dropped; all others are heard.
+    """A context in which the messages in ASIDES are dropped and all others are logged.
 
     transformers imports torchao where it finds it, whatever the model: it is no news to somebody who opens one.
     """
@@ -162,7 +162,7 @@ _followed: list[str] = []  # the level we gave the package's logger because a se
 
 
 def _may_be_heard() -> bool:
-    """Could a message below a warning reach anybody? In a program, also: follow the level that the settings name."""
+    """True if a message below WARNING would be logged. In a program, this also applies the level from the settings."""
     if not _configured:
         named = _named_level()
         if named is not None or _followed:
@@ -171,7 +171,7 @@ def _may_be_heard() -> bool:
 
 
 def _named_level() -> str | None:
-    """The level that was named explicitly; None for the default."""
+    """The level that was set explicitly; None for the default."""
     try:
         value = settings.lookup("log_level")
     except ConfigError:

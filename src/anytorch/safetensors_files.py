@@ -71,7 +71,7 @@ def checkpoint_files(path: str | Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ModelError(f"{path} is no folder and no file", hint="name a model folder or a .safetensors file")
+        raise ModelError(f"{path} does not exist", hint="name a model folder or a .safetensors file")
     if (path / SINGLE).is_file():
         return [path / SINGLE]
     indexes = [path / INDEX] if (path / INDEX).is_file() else sorted(path.glob(f"*{SUFFIX}.index.json"))
@@ -80,12 +80,12 @@ def checkpoint_files(path: str | Path) -> list[Path]:
         pickled = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickled:
             raise ModelError(
-                f"{path}: the weights are only there as {pickled[0]}, a pickle, which is not loaded",
+                f"{path}: the weights are a pickle ({pickled[0]}), which is not loaded",
                 hint="loading a pickle runs the code in it: fetch the model's safetensors file, or convert it once in a "
                 "place you trust with transformers' AutoModel.from_pretrained(folder).save_pretrained(folder)",
             )
         raise ModelError(
-            f"{path}: there are no weights: it has no {SUFFIX} file",
+            f"{path}: found no weights: it has no {SUFFIX} file",
             hint=f"name the folder that holds config.json and {SINGLE}",
         )
     return found
@@ -190,13 +190,14 @@ def _stored(
     if not isinstance(code, str) or code not in DTYPES:
         _refuse(path, f"tensor {name!r} has the unknown dtype {code!r}")
     if any(type(n) is not int or not 0 <= n <= LARGEST_SIZE for n in (*shape, begin, end)) or begin > end:
-        _refuse(path, f"tensor {name!r} has an impossible place or shape: {list(shape)} at {begin}:{end}")
+        _refuse(path, f"tensor {name!r} has an invalid offset or shape: {list(shape)} at {begin}:{end}")
     if end > available:
         _refuse(path, f"it is cut off: tensor {name!r} ends at byte {start + end}, the file at {start + available}")
     bits = _bits(shape, DTYPES[code][1], 8 * available)
     if bits != 8 * (end - begin):
         _refuse(
-            path, f"tensor {name!r} has {end - begin} bytes, which its dtype {code} and shape {list(shape)} do not need"
+            path,
+            f"tensor {name!r} has {end - begin} bytes, which does not match its dtype {code} and shape {list(shape)}",
         )
     return StoredTensor(name, code, shape, str(path), start + begin, end - begin, checksums, start)
 

@@ -55,7 +55,7 @@ def _seconds(value: Any) -> float:
 
 
 def parse_nbytes(value: Any) -> int:
-    """ "6GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
+    """ "6GiB", "512 MB", 1073741824 → bytes. GB and GiB both mean 2**30, as GPU vendors use it."""
     text = str(value).strip().lower().removesuffix("b").removesuffix("i")
     scale = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}.get(text[-1:], 1)
     try:
@@ -63,7 +63,7 @@ def parse_nbytes(value: Any) -> int:
     except ValueError:
         number = 0.0
     if not 0 < number < 2**60:
-        raise ValueError("use a size such as 6GB")
+        raise ValueError("use a size such as 6GiB")
     return int(number)
 
 
@@ -79,7 +79,7 @@ def _one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 def _device(value: Any) -> str:
-    """Text alone: `backend = 3` in a file is a mistake. Whether a back end of that name exists is for `devices` to say."""
+    """Return a non-empty text; `backend = 3` in a file is a mistake. `devices` checks that the back end exists."""
     if not isinstance(value, str):
         raise ValueError('use text such as "cuda" or "cuda:1"')
     text = str(value).strip().lower()
@@ -118,7 +118,11 @@ SETTINGS: dict[str, Setting] = {
             "the device used when none is named: auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, …",
         ),
         Setting(
-            "device_uuid", "", _text, (), "the card `anytorch set cuda:N` meant; an index can change, a UUID cannot"
+            "device_uuid",
+            "",
+            _text,
+            (),
+            "the card that `anytorch set cuda:N` chose; an index can change, a UUID cannot",
         ),
         Setting("strict", False, _boolean, ("ANYTORCH_STRICT",), "raise instead of falling back to another device"),
         Setting(
@@ -169,21 +173,21 @@ SETTINGS: dict[str, Setting] = {
             None,
             parse_nbytes,
             ("ANYTORCH_WEBGPU_MEMORY",),
-            "the most memory the webgpu device may take, such as 6GB; all there is when unset",
+            "the most memory the webgpu device may use, such as 6GiB; no limit when unset",
         ),
         Setting(
             "webgpu_fallback",
             "warn",
             _one_of("warn", "silent", "error"),
             ("ANYTORCH_WEBGPU_FALLBACK",),
-            "what happens when an op has no kernel on the webgpu device: run it on the CPU and warn once, silently, or not",
+            "an op without a kernel on the webgpu device: run it on the CPU and warn once, run it there silently, or raise",
         ),
         Setting(
             "webgpu_check",
             False,
             _boolean,
             ("ANYTORCH_WEBGPU_CHECK",),
-            "look at every index tensor on the webgpu device and raise IndexError; slow, for finding a mistake",
+            "check every index tensor on the webgpu device and raise IndexError; slow, for debugging",
         ),
         Setting(
             "mode",
@@ -218,7 +222,7 @@ SETTINGS: dict[str, Setting] = {
             True,
             _boolean,
             ("ANYTORCH_MEASURE_KERNELS",),
-            "on: time a forecast's kernels on the GPU once and take the fastest; off: those that are built in",
+            "on: time the forecast kernels on the GPU once and use the fastest; off: use the built-in choice",
         ),
         Setting(
             "measure_s",
@@ -232,7 +236,7 @@ SETTINGS: dict[str, Setting] = {
             "",
             _text,
             ("ANYTORCH_API_KEY_FILE",),
-            "the file with the keys that `anytorch serve` asks for; no key is asked for when unset",
+            "the file with the API keys `anytorch serve` accepts; no key is required when unset",
         ),
         Setting(
             "config_file",
@@ -266,7 +270,7 @@ class Value:
 
 
 def lookup(name: str, *, env: Mapping[str, str] | None = None) -> Value:
-    """The value of a setting and its source. Raises ConfigError if what it finds makes no sense."""
+    """The value of a setting and its source. Raises ConfigError if the stored value is invalid."""
     setting = SETTINGS[name]
     override = _overrides.get()
     if name in override:
@@ -322,7 +326,7 @@ def override(name: str, value: Any) -> None:
 
 
 def parse_setting(name: str, value: Any) -> Any:
-    """`value` as the named setting stores it; raises ConfigError for an unknown name or a value that makes no sense."""
+    """`value` as the named setting stores it; raises ConfigError for an unknown name or an invalid value."""
     if name not in SETTINGS:
         raise unknown_setting(name)
     return _parsed(SETTINGS[name], value, f"setting {name}")
@@ -344,7 +348,7 @@ def _parsed(setting: Setting, value: Any, where: str = "") -> Any:
         return setting.parse(value)
     except (ValueError, TypeError) as exc:
         where = where or f"{settings_file()}, setting {setting.name!r}"
-        raise ConfigError(f"{where}: {value!r} is not a value for {setting.name!r}: {exc}", hint=setting.help) from exc
+        raise ConfigError(f"{where}: {value!r} is invalid for {setting.name!r}: {exc}", hint=setting.help) from exc
 
 
 # --- folders -----------------------------------------------------------------------------------------------------
@@ -469,7 +473,7 @@ def _tables_of(raw: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ConfigError(
             f"the settings file {path} is not valid TOML: {exc}",
-            hint="mend it by hand, or start afresh with `anytorch reset` (which keeps a copy)",
+            hint="correct it by hand, or start over with `anytorch reset` (which keeps a copy)",
         ) from exc
     for table in TABLES:
         if not isinstance(data.get(table, {}), dict):
@@ -481,7 +485,7 @@ def _tables_of(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def write_settings_file(data: Mapping[str, Any], path: Path | None = None) -> Path:
-    """Replace the settings file whole: it is either the old one or the new one, never half of each."""
+    """Replace the settings file atomically: a reader sees the old file or the new one, never a mixture."""
     import tomli_w
 
     path = settings_file() if path is None else path

@@ -42,7 +42,7 @@ def test_doctor_status_follows_errors_and_warnings_not_notes(cli: Callable[..., 
     assert answer.document["wrong"] is bool(levels & {"error", "warning"})
     assert answer.status == int(answer.document["wrong"])
     words = cli("doctor", "--no-probe")
-    assert ("nothing is wrong" in words.out) is (words.status == 0)
+    assert ("no problem found" in words.out) is (words.status == 0)
 
 
 def test_doctor_with_the_child(cli: Callable[..., Any]) -> None:
@@ -138,7 +138,7 @@ def test_a_failure_keeps_its_message_and_traceback(tmp_path: Path, process: Call
 
 def test_an_index_that_does_not_exist_is_status_2(cli: Callable[..., Any]) -> None:
     answer = cli("test", "cpu:3")
-    assert answer.status == 2 and "there is only: cpu" in answer.err
+    assert answer.status == 2 and "available: cpu" in answer.err
 
 
 def test_no_time_is_a_failure_not_a_hang(cli: Callable[..., Any]) -> None:
@@ -286,7 +286,7 @@ def test_config_show_path_save_load(
         ("a.toml", "[extra]\n", "unknown table 'extra'"),
         ("a.toml", 'settings.cache_dir = "/x"\n', "cannot be set in a file"),
         ("a.json", "{", "not valid JSON"),
-        ("a.json", "[]", "no settings file"),
+        ("a.json", "[]", "not a settings file"),
         ("a.toml", None, "there is no file"),
     ],
 )
@@ -329,8 +329,8 @@ def test_demo_falls_back_and_says_so(cli: Callable[..., Any]) -> None:
     answer = cli("--json", "demo", "--backend", "mps", "--iterations", "1", "--skip-persistent")
     assert answer.status == 0
     assert answer.document["results"][0]["device"] == "cpu"
-    assert "'mps' was asked for and cannot be used" in answer.document["warnings"][0]
-    assert answer.err.startswith("warning: 'mps'")
+    assert "'mps' cannot be used" in answer.document["warnings"][0]
+    assert answer.err.startswith("warning: device 'mps'")
 
 
 def test_demo_would_use_the_configured_device(
@@ -476,7 +476,7 @@ def test_nothing_is_measured_or_written_for_a_device_that_is_missing(
     answer = cli("--json", *arguments, "mps")
     assert answer.status == 1
     assert answer.document["error"]["type"] == "DeviceUnavailable"
-    assert "'mps' was asked for and cannot be used: no Apple GPU (MPS)" in answer.err
+    assert "'mps' cannot be used: no Apple GPU (MPS)" in answer.err
     assert not settings_file.exists()
 
 

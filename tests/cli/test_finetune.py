@@ -31,9 +31,9 @@ TRY = (
         (["--patience", "-1"], "--patience -1: use a whole number from 0 on"),
         (["--evaluate-every", "-1"], "--evaluate-every -1: use a whole number from 0 on"),
         (["--batch-size", "0"], "--batch-size 0: use a whole number from 1 on"),
-        (["--from-scratch", "--lora-rank", "2"], "an addition needs trained weights"),
+        (["--from-scratch", "--lora-rank", "2"], "LoRA needs trained weights"),
         (["--context", "1"], "--context 1: a window has at least 2 rows"),
-        (["--model", "foo"], "no such model: 'foo'"),
+        (["--model", "foo"], "unknown model 'foo'"),
         (["--device", ""], "--device is empty"),
         (["--output", ""], "--output is empty"),
         (["--output", "here.yaml"], "--output here.yaml: that is a file"),
@@ -81,10 +81,10 @@ def test_ctrl_c_says_what_was_saved(
         told = cli(*TRY, "--output", str(folder), "--learning-rate", "1e-3")
     assert told.status == 130
     if step == 0:
-        assert "no step was finished, and nothing was saved" in told.err and not (folder / "last.pt").exists()
+        assert "no step was finished; nothing was saved" in told.err and not (folder / "last.pt").exists()
         assert cli(*TRY, "--output", str(folder)).status == 0, "other options: there is nothing to go on from"
         return
-    assert f"what was saved is in {folder}; the same command goes on from there" in told.err
+    assert f"what was saved is in {folder}; the same command resumes it" in told.err
     assert cli(*TRY, "--output", str(folder)).status == 2, "other options"
     done = cli(*TRY, "--output", str(folder), "--learning-rate", "1e-3", "--json")
     assert done.status == 0 and done.document["resumed_from"] == 4 and done.document["steps"] == 6

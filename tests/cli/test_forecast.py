@@ -40,7 +40,7 @@ def test_sample_works_at_once(cli: Callable[..., Any], tmp_path: Path) -> None:
     assert (frame["close_q0.1"] <= frame["close_q0.5"]).all() and (frame["close_q0.5"] <= frame["close_q0.9"]).all()
     assert (frame["volume"] >= 0).all() and frame["timestamps"].is_monotonic_increasing
     assert "mean absolute error" in told.out and "4 paths of tiny on cpu" in told.out
-    assert "generated candles" in told.err and "frequency: 5 minutes" in told.err
+    assert "synthetic candles" in told.err and "frequency: 5 minutes" in told.err
 
 
 def test_in_a_terminal_of_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_how_it_was_made_is_told(cli: Callable[..., Any], csv: Path) -> None:
 def test_a_name_that_no_file_can_have(cli: Callable[..., Any], command: str, tmp_path: Path) -> None:
     more = ["--output", str(tmp_path / "run")] if "finetune" in command else []
     told = cli(*command.format("a" * 300).split(), *more)
-    assert told.status in (1, 2) and "a name may have 255 characters" in told.err and "bug" not in told.err
+    assert told.status in (1, 2) and "a name may have at most 255 characters" in told.err and "bug" not in told.err
 
 
 def test_a_short_history_is_said(cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_many_instruments_and_one_of_them(cli: Callable[..., Any], tmp_path: Pat
         (["--sample", "--plot", "out.jpg"], "must end in .png or .svg"),
         (["--sample", "--output", "out.xlsx"], "must end in .csv, .parquet or .json"),
         (["--sample", "--output", "nowhere/out.csv"], "there is no folder"),
-        (["--sample", "--model", "foo"], "no such model: 'foo'"),
-        (["--sample", "--model", ""], "no such model: ''"),
+        (["--sample", "--model", "foo"], "unknown model 'foo'"),
+        (["--sample", "--model", ""], "unknown model ''"),
         (["--sample", "--model", "kronos-smal"], "did you mean 'kronos-small'?"),
-        (["--sample", "--model", "not-there", "--tokenizer", "tiny"], "known ones: tiny, kronos-mini, kronos-small"),
-        (["--sample", "--model", "runs/gone"], "'runs/gone' is no folder here, and it is not known which tokenizer"),
-        (["--sample", "--model", "runs/a/b"], "no such model: 'runs/a/b'"),
-        (["--sample", "--tokenizer", "foo"], "no such tokenizer: 'foo'"),
+        (["--sample", "--model", "not-there", "--tokenizer", "tiny"], "not one of tiny, kronos-mini, kronos-small"),
+        (["--sample", "--model", "runs/gone"], "'runs/gone' is not a folder here, and it is unknown which tokenizer"),
+        (["--sample", "--model", "runs/a/b"], "unknown model 'runs/a/b'"),
+        (["--sample", "--tokenizer", "foo"], "unknown tokenizer 'foo'"),
         (["--sample", "--context", "1"], "from 2 on"),
         (["--sample", "--holdout", "--horizon", "900"], "has 600 usable rows"),
     ],
@@ -324,7 +324,7 @@ def test_finetune_with_the_published_file_of_settings(cli: Callable[..., Any], t
     said = json.loads((tmp_path / "out" / "try" / "predictor" / "best_model" / "anytorch.json").read_text())
     assert (said["max_context"], said["lookback"], said["horizon"]) == (64, 16, 4)
     again = cli("finetune", "both", "--config", str(config), "--json")
-    assert again.status == 0 and again.err.count("is there and kept") == 2
+    assert again.status == 0 and again.err.count("exists and is kept") == 2
     assert again.document == {"tokenizer": None, "predictor": None}
     other = cli("finetune", "predictor", "--config", str(config), "--output", str(tmp_path / "b"), "--epochs", "1")
     assert other.status == 0, other.err

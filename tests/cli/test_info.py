@@ -134,7 +134,7 @@ def test_would_use_follows_the_configured_back_end(
     monkeypatch.delenv("ANYTORCH_BACKEND")
     settings_file.write_text("[settings]\nbackend = 'cpu:9'\n")
     document = cli("--json", "info").document
-    assert document["expected"] is None and "there is only: cpu" in document["expected_why"]
+    assert document["expected"] is None and "available: cpu" in document["expected_why"]
     assert document["devices"] and document["problems"] == []
 
 
@@ -249,7 +249,7 @@ def test_no_torch_at_all(process: Callable[..., Any], tmp_path: Path) -> None:
     assert document["torch"] is None and document["expected"] is None
     assert [reason["code"] for reason in document["reasons"] if reason["level"] == "error"] == ["torch-missing"]
     absent = [backend for backend in document["backends"] if backend["state"] == "absent"]
-    assert absent and all(b["reason"] == f"no {b['title']} was seen here" and not b["fix"] for b in absent)
+    assert absent and all(b["reason"] == f"no {b['title']} was found here" and not b["fix"] for b in absent)
     words = subprocess.run(
         [sys.executable, "-S", "-m", "anytorch", "info"],
         env={**os.environ, "PYTHONPATH": str(SOURCES)},

@@ -119,7 +119,7 @@ def test_split() -> None:
         (["test", "--timeout", "nan"], "--timeout nan", ""),
         (["test", "--timeout", "inf"], "--timeout inf", ""),
         (["set", "gpu"], "unknown device 'gpu'", "'auto'"),
-        (["test", "meta"], "unknown device 'meta'", "no data"),
+        (["test", "meta"], "unknown device 'meta'", "without data"),
     ],
 )
 def test_bad_input_is_one_message_and_status_2(
@@ -172,7 +172,7 @@ def test_a_bad_environment_variable(cli: Callable[..., Any], monkeypatch: pytest
 MISTAKES = [
     ("", "cud", "environment variable ANYTORCH_BACKEND: unknown device 'cud'", "did you mean 'cuda'"),
     ("[settings]\nbackend = 'cud'\n", "", "setting 'backend': unknown device 'cud'", "did you mean 'cuda'"),
-    ("[settings]\nbackend = 3\n", "", "setting 'backend': 3 is not a value", "cuda"),
+    ("[settings]\nbackend = 3\n", "", "setting 'backend': 3 is invalid", "cuda"),
     ("[settings]\nbakend = 'cpu'\n", "", "unknown setting 'bakend'", "did you mean 'backend'"),
     ("[setings]\nbackend = 'cpu'\n", "", "unknown table 'setings'", "did you mean 'settings'"),
 ]

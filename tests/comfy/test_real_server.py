@@ -214,7 +214,7 @@ def test_refused_before_it_runs(server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         server.ask("/prompt", {"prompt": prompt})
     errors = json.loads(caught.value.read())["node_errors"]["2"]["errors"]
-    assert "gone.safetensors is not there" in errors[0]["details"]
+    assert "gone.safetensors does not exist" in errors[0]["details"]
 
 
 def test_words_on_the_nodes(server: Server, missing: Callable[[str, str], NoReturn]) -> None:

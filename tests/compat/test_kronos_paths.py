@@ -89,7 +89,7 @@ def test_a_program_that_uses_all_of_the_package(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "(2, 24, 6)",
         "(2, 4, 6)",
-        "no model is called 'chronos'; there are kronos_tokenizer, kronos, kronos_predictor",
+        "unknown model class 'chronos'; known: kronos_tokenizer, kronos, kronos_predictor",
     ]
 
 

@@ -130,7 +130,7 @@ def test_another_error_passes_through_at_once() -> None:
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(OutOfMemory, match="batch of 2 does not fit") as caught:
+    with pytest.raises(OutOfMemory, match="batch of 2 does not fit in memory") as caught:
         fit_batch(allocate(limit=0), 8, minimum=2)  # type: ignore[arg-type,var-annotated]
     assert is_out_of_memory(caught.value)
 

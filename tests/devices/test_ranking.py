@@ -45,7 +45,7 @@ def test_requests_are_understood(text: str, expected: Request) -> None:
         ("cuda:one", "write cuda:0"),
         ("cuda:99999999999", "must be a number"),
         ("meta", "unknown device"),
-        ("meta", "holds shapes and no data"),
+        ("meta", "holds shapes without data"),
         ("gpu", "did you mean 'auto' .* or 'cuda'"),
         ("GPU:0", "did you mean 'auto' .* or 'cuda'"),
         ("hips", "did you mean 'hip'"),
@@ -130,6 +130,6 @@ def test_a_card_is_found_by_the_start_of_its_uuid() -> None:
 
 def test_an_index_that_does_not_exist_is_an_error_only_where_the_back_end_works() -> None:
     request = parse("cuda:7", registry())
-    with pytest.raises(DeviceIndexError, match=r"only: cuda:0 \(H200\)"):
+    with pytest.raises(DeviceIndexError, match=r"available: cuda:0 \(H200\)"):
         pick(request, [candidate("cuda:0", title="H200")])
     assert pick(request, [candidate("cuda:0", State.UNUSABLE)]) is None

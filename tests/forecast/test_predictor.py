@@ -67,7 +67,7 @@ def test_seeds(minutes: Any, predictor: Any) -> None:
     assert torch.equal(state, torch.get_rng_state())
     pd.testing.assert_frame_equal(forecast(None), forecast(3))
     assert not forecast(None).equals(forecast(None))
-    with pytest.raises(InputError, match="a seed is a whole number"):
+    with pytest.raises(InputError, match="use a whole number"):
         forecast(-1)
 
 
@@ -79,7 +79,7 @@ def test_more_than_the_memory_holds(predictor: Any, minutes: Any, monkeypatch: p
 
     monkeypatch.setattr(made, "_generate", short)
     frame = minutes.iloc[:40]
-    with pytest.raises(OutOfMemory, match="cpu has not enough memory for 9 paths of 2 steps"):
+    with pytest.raises(OutOfMemory, match="cpu has too little memory for 9 paths of 2 steps"):
         made.predict(frame.drop(columns="timestamps"), frame["timestamps"], pred_len=2, sample_count=9, verbose=False)
 
 
@@ -126,7 +126,7 @@ def test_one_draw_is_that_of_multinomial() -> None:
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"sample_count": 0}, "sample_count is 0"),
         ({"rolling": "slide"}, "rolling is 'slide'"),
-        ({"pred_len": 0}, "pred_len is 0; forecast at least one step"),
+        ({"pred_len": 0}, "pred_len is 0; use at least 1"),
         ({"pred_len": 2.5}, "pred_len is 2.5, not a whole number"),
         ({"pred_len": "3"}, "pred_len is '3', not a whole number"),
         ({"T": "1"}, "T is '1', not a number"),
@@ -135,7 +135,7 @@ def test_one_draw_is_that_of_multinomial() -> None:
         ({"sample_count": 2.0}, "sample_count is 2.0, not a whole number"),
         ({"sample_count": True}, "sample_count is True, not a whole number"),
         ({"seed": 1.5}, "seed is 1.5, not a whole number"),
-        ({"seed": -1}, "seed is -1; a seed is a whole number from 0 on"),
+        ({"seed": -1}, "seed is -1; use a whole number from 0 on"),
         ({"quantiles": 0.5}, "quantiles is 0.5, not a list of levels"),
         ({"quantiles": "0.1,0.9"}, "quantiles is '0.1,0.9', not a list"),
         ({"quantiles": ("half",)}, "a quantile is 'half', not a number"),
@@ -203,7 +203,7 @@ def test_rounded_and_quantized_models(minutes: Any, golden: Any) -> None:
 
 
 def test_parts_that_do_not_belong_together(golden: Any) -> None:
-    with pytest.raises(ModelError, match=r"the model speaks 4\+4 bits, the tokenizer 6\+6"):
+    with pytest.raises(ModelError, match=r"the model uses 4\+4 bits, the tokenizer 6\+6"):
         KronosPredictor(golden.model("a"), golden.tokenizer("b"), device="cpu")
     with pytest.raises(UsageError, match="max_context is 1"):
         KronosPredictor(golden.model("a"), golden.tokenizer("a"), device="cpu", max_context=1)

@@ -106,7 +106,7 @@ def test_errors_name_the_shapes() -> None:
         lite.zeros(6).reshape(4)
     with pytest.raises(IndexError, match=r"shape \(2,\)"):
         lite.zeros(2)[5]
-    with pytest.raises(UsageError, match="no numbers"):
+    with pytest.raises(UsageError, match="an empty"):
         lite.zeros(0).amax()
     with pytest.raises(UsageError, match="dimension 3"):
         lite.zeros(2).sum(3)

@@ -87,7 +87,7 @@ def test_the_process_is_put_back() -> None:
 def test_only_one_mode_at_a_time() -> None:
     with (
         anytorch.mode("speed", device="cpu"),
-        pytest.raises(UsageError, match="'memory' was asked for while 'speed' is on"),
+        pytest.raises(UsageError, match="'memory' cannot be turned on while 'speed' is on"),
         anytorch.mode("memory", device="cpu"),
     ):
         pass

@@ -110,7 +110,7 @@ def test_disk_budget() -> None:
     with pytest.raises(BudgetTooSmall, match="on disk"):
         make_plan(blocks, steps, Budgets(200, None, 100), Speeds(1, 1))
     make_plan(blocks, steps, Budgets(200, None, 100), Speeds(1, 1), on_disk=True)
-    with pytest.raises(BudgetTooSmall, match="no disk may be used"):
+    with pytest.raises(BudgetTooSmall, match="the disk may not be used"):
         make_plan(blocks, steps, Budgets(200), Speeds(1, 1))
 
 

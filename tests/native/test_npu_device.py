@@ -433,4 +433,4 @@ def test_a_machine_whose_driver_counts_no_device_falls_back(npu_extension: Any) 
         count=0,
     )
     assert (answers["name"], answers["fell_back"]) == ("cpu", True)
-    assert len(answers["warned"]) == 1 and "'npu' was asked for and cannot be used" in answers["warned"][0]
+    assert len(answers["warned"]) == 1 and "'npu' cannot be used" in answers["warned"][0]

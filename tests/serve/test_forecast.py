@@ -168,7 +168,7 @@ def test_a_folder_of_fine_tuning_is_served_with_what_it_says(tmp_path: Path) -> 
         model.close()
         return model.info.max_length
 
-    with pytest.raises(ModelError, match="there is no tokenizer with this"):
+    with pytest.raises(ModelError, match="this forecasting model has no tokenizer"):
         length()
     (folder / "anytorch.json").write_text('{"tokenizer": "its own", "max_context": 77}')
     assert length() == 77

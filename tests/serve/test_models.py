@@ -110,7 +110,7 @@ def test_nothing_else_can_be_loaded(serve: Callable[..., Any], folder: Path) -> 
         assert not Path("/tmp/anytorch-was-exploited").exists()
     assert service.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200
     wrong = service.client.post("/api/load-model", json={"model": "team/mini", "job": "text"}).json()
-    assert wrong["status"] == 404 and "a model for embeddings, and text was asked for" in wrong["detail"]
+    assert wrong["status"] == 404 and "a model for embeddings, not for text" in wrong["detail"]
     assert "did you mean" not in wrong["hint"]
 
 

@@ -46,7 +46,7 @@ def fill(tab: Any, name: str) -> None:
         panel.locator(".hit").first.wait_for()
     elif name == "forecast":
         panel.get_by_label("Paths").fill("8")
-        panel.get_by_role("button", name="Take the sample").click()
+        panel.get_by_role("button", name="Use the sample").click()
         panel.locator(".candles svg").wait_for()
     elif name == "generate":
         panel.locator(".model-line, .model select").first.wait_for()
@@ -141,10 +141,10 @@ def test_the_theme_is_remembered(visit: Open) -> None:
 def test_the_key_is_asked_for_once_and_kept_in_the_tab(visit: Open) -> None:
     tab = visit(key=None)
     tab.page.goto(tab.address)
-    dialog = tab.page.get_by_role("dialog", name="This service asks for a key")
+    dialog = tab.page.get_by_role("dialog", name="This service requires an API key")
     dialog.get_by_label("API key").fill("wrong")
     dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog).to_contain_text("not one of the service’s keys")
+    expect(dialog).to_contain_text("does not know this key")
     dialog.get_by_label("API key").fill(KEY)
     dialog.get_by_label("API key").press("Enter")
     tab.page.locator("#panel-devices .device").first.wait_for()
@@ -162,7 +162,7 @@ def test_without_the_key_the_panel_says_so(visit: Open) -> None:
     tab.page.goto(tab.address)
     tab.page.get_by_role("button", name="Cancel").click()
     box = tab.page.get_by_role("alert")
-    expect(box).to_contain_text("An API key is needed")
+    expect(box).to_contain_text("An API key is required")
     tab.errors.clear()
 
 

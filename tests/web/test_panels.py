@@ -148,7 +148,7 @@ def test_embeddings_shows_the_services_problem(visit: Open) -> None:
     panel.get_by_label("Texts, one on each line").fill("  \n ")
     panel.get_by_role("button", name="Compare the texts").click()
     expect(panel.locator(".notice")).to_contain_text("some texts first")
-    problem = {"title": "Too many requests are waiting", "detail": "the queue is full", "status": 429}
+    problem = {"title": "The queue is full", "detail": "the queue is full", "status": 429}
     problem |= {"hint": "try again, or run `anytorch serve --workers 2`"}
     body = json.dumps(problem)
     answer = {"status": 429, "body": body, "content_type": "application/problem+json"}
@@ -156,7 +156,7 @@ def test_embeddings_shows_the_services_problem(visit: Open) -> None:
     panel.get_by_label("Texts, one on each line").fill("a text")
     panel.get_by_role("button", name="Compare the texts").click()
     box = panel.get_by_role("alert")
-    expect(box).to_contain_text("Too many requests are waiting")
+    expect(box).to_contain_text("The queue is full")
     expect(box.get_by_role("button", name="Copy: anytorch serve --workers 2")).to_be_visible()
     # The browser itself writes one line about the 429; nothing else may be there.
     assert all("429" in line for line in tab.errors), tab.errors
@@ -200,7 +200,7 @@ def test_forecast_of_the_sample(visit: Open) -> None:
     panel = tab.open("forecast")
     panel.get_by_label("Bars ahead").fill("8")
     panel.get_by_label("Paths").fill("4")
-    panel.get_by_role("button", name="Take the sample").click()
+    panel.get_by_role("button", name="Use the sample").click()
     chart = panel.locator(".chart.candles")
     chart.wait_for()
     expect(panel.locator(".figures")).to_contain_text("cpu")

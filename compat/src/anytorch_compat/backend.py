@@ -77,7 +77,7 @@ class DeviceBackend:
         return found.device.name if found.device else f"{self._backend.title} (not available: {found.why})"
 
     def get_device_properties(self, index: int | None = None) -> dict[str, Any]:
-        """All that is known about the device as plain values: name, memory, UUID, capabilities, the vendor's facts."""
+        """The device's facts as plain values: name, memory, UUID, capabilities, the vendor's facts."""
         found = self._find(self._checked(index))
         if found.device is None:
             return {"name": self.get_device_name(index), "available": False, "reason": found.why}
@@ -115,12 +115,12 @@ class DeviceBackend:
         return use.peak if use.peak is not None else use.allocated or 0
 
     def empty_cache(self) -> None:
-        """Give cached memory back; nothing happens if this process has not used the device."""
+        """Free cached memory; does nothing if this process has not used the device."""
         if "torch" in sys.modules:
             self._backend.empty_cache()
 
     def get_memory_summary(self) -> dict[str, Any]:
-        """The figures in GB (2**30 bytes) and in bytes, None where nobody knows, and who was asked."""
+        """The memory figures in GiB (keys `…_gb`) and in bytes, None where unknown, and their source."""
         use = self._memory(None)
         return {
             "device": self._torch_name(self._index) if self.device_type != "cpu" else "cpu",
@@ -154,7 +154,7 @@ class DeviceBackend:
         return moved
 
     def synchronize(self, index: int | None = None) -> None:
-        """Wait for the device. There is nothing to wait for on one that this process has not used."""
+        """Wait for the device; returns at once if this process has not used it."""
         index = self._checked(index)
         awake = getattr(self._backend, "initialized", None)
         if "torch" in sys.modules and (not callable(awake) or awake()):
@@ -173,7 +173,7 @@ class DeviceBackend:
             return self._index
         if index < 0 or (0 < self.device_count() <= index):
             raise DeviceIndexError(
-                f"device {index} of {self._backend.name} was asked for, but there are {self.device_count()}",
+                f"device {index} of {self._backend.name} does not exist: there are {self.device_count()}",
                 hint="indices start at 0; `anytorch info` lists the devices",
             )
         return index
@@ -210,7 +210,7 @@ def get_unified_backend(device: str | torch.device | None = None) -> DeviceBacke
 
 
 class UnifiedDeviceManager:
-    """Every usable device of this machine. It keeps no state: each answer is as fresh as the question."""
+    """Every usable device of this machine. It keeps no state: each call looks again."""
 
     def get_all_devices(self) -> list[torch.device]:
         """The usable devices, best first, the CPU last. Software adapters are left out: they are the CPU once more."""

@@ -33,7 +33,7 @@ model_dict: dict[str, type] = {
 def get_model_class(model_name: str) -> type:
     """The class of that name. As published, another name is a NotImplementedError; this one says which there are."""
     if model_name not in model_dict:
-        raise NotImplementedError(f"no model is called {model_name!r}; there are {', '.join(model_dict)}")
+        raise NotImplementedError(f"unknown model class {model_name!r}; known: {', '.join(model_dict)}")
     return model_dict[model_name]
 
 

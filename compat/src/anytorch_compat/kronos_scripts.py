@@ -11,7 +11,7 @@ SHORT = {"--epochs": 1, "--steps-per-epoch": 20, "--batch-size": 16, "--validati
 
 
 def command_line(settings: Any, kind: str, given: Sequence[str]) -> list[str]:
-    """The arguments that `settings` (Kronos's `Config`) are for "tokenizer" or "predictor", before those that were `given`.
+    """The `anytorch finetune` arguments for Kronos's `Config` and a stage, followed by the arguments `given`.
 
     A flag that is given twice counts as it was given last, so the command line wins over the settings. The original's
     scripts overwrite what they find; these go on with a run that was killed, and overwrite any other.

@@ -109,7 +109,7 @@ class BackendOptimizer:
         except (ValueError, RecursionError) as exc:
             raise ConfigError(f"the configuration {path} is not JSON: {exc}", hint=hint) from exc
         if not isinstance(data, dict) or not isinstance(data.get("backend"), str) or data.get("format") != FORMAT:
-            raise ConfigError(f"{path} is no configuration of format {FORMAT}", hint=hint)
+            raise ConfigError(f"{path} is not a configuration of format {FORMAT}", hint=hint)
         now = identity()
         if data.get("machine_key") != key_of(now):
             before = data.get("machine")

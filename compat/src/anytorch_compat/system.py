@@ -66,17 +66,17 @@ def get_accelerator_type() -> str:
 
 
 def is_cuda_available() -> bool:
-    """Can something be computed on a "cuda" device? As in torch, an AMD GPU under ROCm is one."""
+    """True if a "cuda" device works. As in torch, an AMD GPU under ROCm is one."""
     return any(device.torch_type == "cuda" for device in usable_devices())
 
 
 def is_npu_available() -> bool:
-    """Can something be computed on an NPU? (`torch_npu` being installed is not enough.)"""
+    """True if an NPU works. (`torch_npu` being installed is not enough.)"""
     return any(device.torch_type == "npu" for device in usable_devices())
 
 
 def get_memory_info(device: str | torch.device | None = None) -> dict[str, Any]:
-    """Memory in GB (2**30 bytes): of everything, as `ram`, `vram` and `npu_memory`, or of one named device.
+    """Memory in GiB (keys `…_gb`): of everything, as `ram`, `vram` and `npu_memory`, or of one named device.
 
     A named device that is not here gives `available: False` with a `reason`, and None for every figure. An unknown name
     raises UnknownDevice.
@@ -128,7 +128,7 @@ def _memory_of_one(device: str | torch.device) -> dict[str, Any]:
 
 
 def memory_cleanup() -> None:
-    """Collect garbage and give cached memory back on every device that is in use."""
+    """Collect garbage and free cached memory on every device in use."""
     cleanup()
 
 

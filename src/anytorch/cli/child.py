@@ -1,4 +1,4 @@
-"""What every command that tries devices does first."""
+"""Check the probe cache before a command tries devices."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def reason_shown(output: Output, reason: Mapping[str, Any], about: str) -> None:
 
 
 def would_use(devices: Sequence[Candidate], reasons: Sequence[Reason]) -> tuple[str | None, str]:
-    """What `resolve()` answers with these devices: the id and, if it is not what the settings ask for, why.
+    """The id of the device `resolve()` would choose among these and, if it is not the configured one, why.
 
     (None, why) where it would raise: nothing is usable, the index does not exist, or the setting `strict` forbids
     falling back.

@@ -1,4 +1,4 @@
-"""What `anytorch forecast` answers with: a document, a table on the terminal, a file and a picture."""
+"""The output of `anytorch forecast`: a document, a table on the terminal, a file and a picture."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def described(one: Any, job: tuple[Any, Any], forecast: Any) -> dict[str, Any]:
 
 
 def unusual(document: dict[str, Any]) -> str:
-    """How the paths were drawn and computed, where it was asked for: a saved answer shall say how it was made."""
+    """The non-default settings the paths were drawn with, so that a saved answer says how it was made."""
     usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "rolling": "exact", "dtype": "float32", "quantization": None}
     return "".join(f", {name} {document[name]}" for name, value in usual.items() if document[name] != value)
 
@@ -73,7 +73,7 @@ def table(series: list[Any], forecasts: list[Any]) -> Any:
 def write(
     series: list[Any], jobs: list[Any], forecasts: list[Any], options: argparse.Namespace, output: Output
 ) -> list[str]:
-    """The file and the picture that were asked for; → what could not be written, and why. The answer is not lost with it."""
+    """Write the requested file and picture; return what could not be written, and why. The answer is still shown."""
     problems = []
     for name, make in ((options.output, save), (options.plot, draw)):
         if name is None:
@@ -122,7 +122,7 @@ def show(document: dict[str, Any], levels: list[float], output: Output) -> None:
             output.text(f"  not shown: {', '.join(left_out)}")
         if "holdout" in one:
             errors = one["holdout"]
-            output.text("  mean absolute error of the close, against what came")
+            output.text("  mean absolute error of the close, against the rows held back")
             output.pairs(
                 [
                     ("of the forecast", f"{errors['mean_absolute_error']:.6g}"),
@@ -135,4 +135,4 @@ def show(document: dict[str, Any], levels: list[float], output: Output) -> None:
         f"  {counted(document['samples'], 'path')} of {document['model']} on {document['device']}{unusual(document)}"
     )
     if document["model"] == "tiny":
-        output.note("tiny has seen generated candles alone: use --model kronos-small for real prices")
+        output.note("the tiny model was trained on synthetic candles only: use --model kronos-small for real prices")

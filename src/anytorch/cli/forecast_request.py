@@ -1,4 +1,4 @@
-"""What `anytorch forecast` is asked for, checked before anything is read or computed; mistakes are told by their option."""
+"""Check the options of `anytorch forecast` before anything is read or computed; an error names its option."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = 2**63
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise UsageError for what cannot be meant so, and for an answer that could not be written."""
+    """Check the options; raises UsageError, also for an output that cannot be written."""
     check_numbers(options)
     if bool(options.file) == options.sample:
         raise UsageError(
@@ -56,7 +56,9 @@ def check_numbers(options: argparse.Namespace) -> None:
             raise UsageError(f"{option} {value}: use a whole number {upto}")
     check_bars(options, 1)
     if not 0 < options.temperature < math.inf:
-        raise UsageError(f"--temperature {options.temperature:g}: use a number above 0", hint="--top-k 1 takes no dice")
+        raise UsageError(
+            f"--temperature {options.temperature:g}: use a number above 0", hint="--top-k 1 is deterministic"
+        )
     if not 0 < options.top_p <= 1:
         raise UsageError(f"--top-p {options.top_p:g}: use a number above 0 and at most 1")
 
@@ -66,8 +68,8 @@ def check_bars(options: argparse.Namespace, series: int) -> None:
     if bars > MOST_BARS:
         times = f" for each of {series} series" if series > 1 else ""
         raise UsageError(
-            f"--horizon {options.horizon} × --samples {options.samples}{times} are {bars:,} bars of paths; "
-            f"at most {MOST_BARS:,} are drawn at once",
+            f"--horizon {options.horizon} × --samples {options.samples}{times} gives {bars:,} bars; "
+            f"the limit is {MOST_BARS:,}",
             hint="ask for fewer samples" + (", or for one instrument with --symbol" if series > 1 else ""),
         )
 

@@ -1,4 +1,4 @@
-"""The table of a forecast, with as many of its columns as a terminal has room for."""
+"""The table of a forecast, with as many columns as fit the terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def choices(fan: dict[str, float]) -> Iterator[list[str]]:
 
 
 def short(times: list[str]) -> list[str]:
-    """Without what all of them share and the title says: the time zone, full minutes, midnight."""
+    """The times without the parts all of them share: the time zone, full minutes, midnight."""
     offsets = {found.group() if (found := OFFSET.search(text)) else "" for text in times}
     if len(offsets) > 1:
         return times
@@ -62,7 +62,7 @@ def short(times: list[str]) -> list[str]:
 
 
 def shorter(times: list[str]) -> list[str]:
-    """Without the year as well, if they span less than one."""
+    """The times without the year, if they span less than one."""
     times = short(times)
     first, last = times[0], times[-1]
     next_year = str(int(first[:4]) + 1)

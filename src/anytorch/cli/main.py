@@ -1,4 +1,4 @@
-"""The entry point: finds the command, runs it, and turns what goes wrong into one message and an exit status."""
+"""The entry point: find the command, run it, and turn an error into one message and an exit status."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 UNWRITABLE = 1  # the answer was found and could not be written
 # What a machine may do to any command; everything else that the system refuses is for the command itself to foresee.
 WHAT_HELPS = {
-    errno.ENOSPC: "the disk is full: make room, or name another folder",
-    errno.EDQUOT: "your share of the disk is full: make room, or name another folder",
+    errno.ENOSPC: "the disk is full: free some space, or name another folder",
+    errno.EDQUOT: "your disk quota is used up: free some space, or name another folder",
     errno.EROFS: "name a folder that can be written",
     errno.EACCES: "name a place that you may use",
     errno.EPERM: "name a place that you may use",
     errno.EIO: "the disk reports an error",
-    errno.ENAMETOOLONG: "a name may have 255 characters",
-    errno.ELOOP: "links lead in a circle there: name another place",
+    errno.ENAMETOOLONG: "a name may have at most 255 characters",
+    errno.ELOOP: "the links there form a loop: name another place",
 }
 FIRST_PROCESS_S = 15.0  # for the first of torchrun's processes to fail as well, and for torchrun to notice
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: the fault is ours
@@ -102,12 +102,14 @@ def _run(arguments: list[str], output: Output) -> int:
         if not is_out_of_memory(exc):
             return _bug(exc, output)
         first = (str(exc).splitlines() or [""])[0]
-        words = f"there is not enough memory: {first}" if first else "there is not enough memory"
-        return _told(OutOfMemory(words, hint="ask for less at once, end other programs, or use another device"), output)
+        words = f"out of memory: {first}" if first else "out of memory"
+        return _told(
+            OutOfMemory(words, hint="process less at once, close other programs, or use another device"), output
+        )
 
 
 def _told(exc: AnytorchError, output: Output) -> int:
-    """The message and the exit status of an error that is ours."""
+    """Print the message of one of our errors and return its exit status."""
     if isinstance(exc, UsageError):
         _leave_it_to_the_first_process()
     _traceback(output)
@@ -117,7 +119,7 @@ def _told(exc: AnytorchError, output: Output) -> int:
 
 
 def _leave_it_to_the_first_process() -> None:
-    """Of several that torchrun has started, one tells a mistake that all of them find.
+    """Under torchrun, only the first process reports an error that all of them find.
 
     torchrun ends the others once the first has ended. Whoever is still here after a while has found something that the
     first has not, and tells it.
@@ -155,7 +157,7 @@ def _dispatch(arguments: list[str], output: Output) -> int:
 
 
 def _check_settings(output: Output, command: str, options: argparse.Namespace) -> None:
-    """Every setting must make sense before a command acts on some of them; then logging can be set up."""
+    """Check every setting before a command acts on some of them, then set up logging."""
     # `config path` says where the file is that must be mended.
     survives = command in SURVIVES_BAD_SETTINGS or (command == "config" and options.action == "path")
     try:
@@ -185,7 +187,7 @@ def _unwritable(output: Output, why: str) -> int:
 
 
 def _discard_stdout() -> None:
-    """Nobody reads standard output any more: keep the interpreter's last flush from complaining about it."""
+    """Discard standard output once its reader is gone, so that the interpreter's last flush does not fail."""
     if sys.stdout is None:
         return
     devnull = os.open(os.devnull, os.O_WRONLY)

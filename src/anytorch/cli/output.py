@@ -1,4 +1,4 @@
-"""Where words and data go: data to standard output, words (warnings, progress, hints) to standard error.
+"""A command's output: data on standard output; warnings, progress and hints on standard error.
 
 With `--json` standard output holds exactly one JSON document. Tables are drawn by rich on a terminal and are plain
 aligned columns anywhere else; rich is imported only to draw one.
@@ -19,7 +19,7 @@ Row = Sequence[object]
 
 
 class Unwritable(Exception):
-    """The answer could not be written to standard output: it is closed (`>&-`), or what is behind it is full."""
+    """The answer could not be written to standard output: it is closed (`>&-`) or the disk is full."""
 
 
 class Output:
@@ -56,12 +56,12 @@ class Output:
         answer(self._document if self._held else sys.stdout, document)
 
     def text(self, line: str = "") -> None:
-        """A line of the answer, for people. Nothing in JSON mode: there the document is the whole answer."""
+        """Print a line of the answer for people. Does nothing in JSON mode, where the document is the whole answer."""
         if not self.json:
             answer(sys.stdout, line)
 
     def piece(self, text: str) -> None:
-        """A piece of a text that is made while it is read: shown at once, with no end of the line."""
+        """Print a piece of a streamed text at once, without a line end."""
         if not self.json:
             answer(sys.stdout, text, end="")
 
@@ -102,7 +102,7 @@ class Output:
 
     @property
     def room(self) -> int | None:
-        """Characters in a line of the terminal that standard output is; None: it is none, and lines may be of any length."""
+        """Terminal width in characters; None if standard output is not a terminal."""
         if self.json or not is_terminal(sys.stdout):
             return None
         from shutil import get_terminal_size
@@ -112,7 +112,7 @@ class Output:
     # --- words -----------------------------------------------------------------------------------------------------
 
     def note(self, words: str) -> None:
-        """Something to read beside the answer."""
+        """Print a line on standard error, beside the answer."""
         say(words)
 
     def warn(self, words: str) -> None:
@@ -180,7 +180,7 @@ class Output:
 
 
 def finite(value: Any) -> Any:
-    """NaN and infinities as null: Python would write words that are not JSON."""
+    """The value with NaN and infinities as None, because JSON has no word for them."""
     if isinstance(value, float) and value - value != 0.0:
         return None
     if isinstance(value, dict):
@@ -191,7 +191,7 @@ def finite(value: Any) -> Any:
 
 
 def decorated(stream: TextIO | None) -> bool:
-    """May this stream get colours and boxes? Only a terminal, and not one that asked for plain text."""
+    """True if this stream may get colours and boxes: a terminal that did not ask for plain text."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_terminal(stream)
 
 
@@ -230,7 +230,7 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bo
 def layout(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int | None, *, boxes: bool
 ) -> tuple[bool, bool]:
-    """In boxes or plain, with folded titles or whole ones: the best that `room` is enough for."""
+    """How to lay out the table (boxes or plain, folded titles or whole): the best that fits in `room`."""
     ways = [(boxed, folded) for boxed in ((True, False) if boxes else (False,)) for folded in (False, True)]
     for boxed, folded in ways:
         if room is None or width_of(columns, rows, boxed=boxed, folded=folded) <= room:
@@ -269,7 +269,7 @@ def _rich_bar(title: str) -> tuple[Any, Any]:
 def _rich_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], folded: bool, room: int | None
 ) -> None:
-    """Draw it with rich. Cells are folded only where `room` cannot be enough."""
+    """Draw the table with rich. Cells are folded only if the table exceeds `room`."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -286,7 +286,7 @@ def _rich_table(
 
 
 def answer(stream: TextIO | None, line: str, end: str = "\n") -> None:
-    """One line of the answer. Raises Unwritable if it cannot be written, BrokenPipeError if its reader went away."""
+    """Write one line of the answer. Raises Unwritable if that fails, BrokenPipeError if its reader is gone."""
     if stream is None:
         raise Unwritable("it is closed")
     try:
@@ -300,7 +300,7 @@ def answer(stream: TextIO | None, line: str, end: str = "\n") -> None:
 
 
 def say(line: str) -> None:
-    """One line of words. Where standard error is closed or full there is nobody left to tell."""
+    """Write one line to standard error; ignore a stream that is closed or full."""
     if sys.stderr is None:
         return
     try:

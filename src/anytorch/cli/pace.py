@@ -1,4 +1,4 @@
-"""What to say about long work where no bar can be shown: an estimate after the first steps, then a line now and then."""
+"""Progress lines where no bar can be shown: an estimate after the first steps, then a line now and then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_S = 30.0
 
 
 class Pace:
-    """`at` is told how far the work is, and answers with a line to say, or with "".
+    """Tracks long work: `at` takes the progress and returns a line to print, or "".
 
     The first call is where the measuring starts: what lies before it (loading, compiling) is not done again. Later guesses
     go by the steps since the last line alone, because steps may become dearer on the way.
@@ -43,7 +43,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """In the unit a person would say it in: "40 seconds", "3 minutes", "5 hours", "12 days"."""
+    """A duration in the unit a person would use: "40 seconds", "3 minutes", "5 hours", "12 days"."""
     for unit, size, next_size in (("second", 1, 60), ("minute", 60, 3600), ("hour", 3600, 86400)):
         if seconds < 1.5 * next_size:
             return counted(max(1, round(seconds / size)), unit)

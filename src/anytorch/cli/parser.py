@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 OVERVIEW = "Write PyTorch once, run it on whatever hardware is there."
 EPILOG = """\
 examples:
-  anytorch info                 what this machine has, from files alone, at once
-  anytorch doctor               what is wrong, and the command that mends it
-  anytorch test                 try every device for real
+  anytorch info                 this machine's hardware, read from files
+  anytorch doctor               what is wrong, and the command that fixes it
+  anytorch test                 run real work on every device
   anytorch demo                 a small model on every usable device
   anytorch --json info          the same answer for programs
 
-`anytorch COMMAND --help` explains a command. Exit status: 0 fine, 1 something is wrong or failed, 2 the request or
-a file it needs makes no sense, 70 a bug in anytorch, 130 interrupted.
+`anytorch COMMAND --help` explains a command. Exit status: 0 success, 1 a problem or failure, 2 an invalid request or
+input file, 70 a bug in anytorch, 130 interrupted.
 """
 
 
@@ -44,16 +44,16 @@ class Module(Protocol):
 
 COMMANDS: dict[str, Command] = {
     "info": Command(
-        "what this machine has, from files alone (devices are seen, not tried)",
+        "show this machine's hardware, read from files (no device is tried)",
         "anytorch info                 the machine, its devices, and why one is missing\n"
         "anytorch info --probe         also try the devices, in a child process\n"
-        "anytorch info --why           also say why each device would or would not be chosen\n"
+        "anytorch info --why           also explain why each device would be chosen or not\n"
         "anytorch info --json | jq .devices",
     ),
     "doctor": Command(
-        "find what is wrong and say how to mend it",
+        "find what is wrong and show how to fix it",
         "anytorch doctor               run every diagnosis; exit status 1 if something is wrong\n"
-        "anytorch doctor --no-probe    only what files can tell: nothing is started\n"
+        "anytorch doctor --no-probe    read files only: start no process\n"
         "anytorch doctor cpu-only-wheel    explain one diagnosis",
     ),
     "test": Command(
@@ -69,30 +69,30 @@ COMMANDS: dict[str, Command] = {
         "anytorch benchmark --batch-sizes 1 4 8 --seq-lengths 128 512 --hidden-sizes 768 --dtype float16",
     ),
     "optimize": Command(
-        "find by measurement the settings that are faster here",
+        "measure which settings are faster on this machine",
         "anytorch optimize             measure and print the plan; nothing is changed\n"
         "anytorch optimize --apply     also write it to the settings file\n"
         "anytorch optimize --backend cuda --duration 60",
     ),
     "fit": Command(
         "plan how a model runs within memory budgets, and predict the time of a pass",
-        "anytorch fit ./Qwen3-8B --device-budget 8GB\n"
-        "anytorch fit ./Qwen3-8B --device-budget 8GB --host-budget 16GB --plot plan.png",
+        "anytorch fit ./Qwen3-8B --device-budget 8GiB\n"
+        "anytorch fit ./Qwen3-8B --device-budget 8GiB --host-budget 16GiB --plot plan.png",
     ),
     "tiers": Command(
         "measure the levels of memory: device, host, disk",
         "anytorch tiers\nanytorch tiers --disk /mnt/nvme --refresh",
     ),
     "set": Command(
-        "choose the device that is used when none is named",
+        "choose the device used when none is named",
         "anytorch set auto             the best one (the default)\n"
         "anytorch set cuda:1           that card; its UUID is stored, since an index can change\n"
         "anytorch set cpu",
     ),
     "reset": Command(
-        "forget settings or cached measurements",
+        "remove settings or cached measurements",
         "anytorch reset                remove the settings file (a .bak copy stays)\n"
-        "anytorch reset --cache        forget what was found and measured\n"
+        "anytorch reset --cache        remove cached probes and measurements\n"
         "anytorch reset --all          both",
     ),
     "config": Command(
@@ -103,12 +103,12 @@ COMMANDS: dict[str, Command] = {
         "anytorch config path          where the settings file is",
     ),
     "demo": Command(
-        "train a small model on every usable device, with timing and agreement",
+        "train a small model on every usable device; compare speed and results",
         "anytorch demo\nanytorch demo --backend all --iterations 20\nanytorch demo --backend cpu --skip-persistent",
     ),
     "forecast": Command(
-        "forecast candles: a table, a file and a picture of what may come",
-        "anytorch forecast --sample --plot out.png      generated candles and the tiny model: at once, offline\n"
+        "forecast candles: as a table, a file and a picture",
+        "anytorch forecast --sample --plot out.png      synthetic candles and the tiny model, offline\n"
         "anytorch forecast data.csv --horizon 120 --samples 20 --quantiles 0.1,0.5,0.9 --plot out.png --output out.csv\n"
         "anytorch forecast data.csv --model kronos-small --holdout --plot out.png\n"
         "cat data.csv | anytorch forecast - --json | jq '.series[0].forecast'",
@@ -123,24 +123,24 @@ COMMANDS: dict[str, Command] = {
     ),
     "embed": Command(
         "turn texts into vectors, or search them by meaning",
-        "anytorch embed texts.txt --output texts.parquet    every line a text; goes on after an interruption\n"
+        "anytorch embed texts.txt --output texts.parquet    one text per line; can be resumed\n"
         "anytorch embed reviews.csv --column body --output reviews.npy --quantization int8\n"
-        "anytorch embed texts.parquet --search refund --k 3    the nearest in meaning; the vectors are in the file\n"
-        "anytorch embed - --dim 64 > vectors.jsonl    texts from standard input, one JSON list for each",
+        "anytorch embed texts.parquet --search refund --k 3    the nearest in meaning, by the stored vectors\n"
+        "anytorch embed - --dim 64 > vectors.jsonl    texts from standard input, one JSON list each",
     ),
     "generate": Command(
-        "go on with a text, or answer a message, with a language model",
+        "continue a text or answer a message with a language model",
         'anytorch generate "Once upon a time" --model ./Qwen3-0.6B --max-tokens 100\n'
         'anytorch generate "Why is the sky blue?" --model ./Qwen3-0.6B --chat --temperature 0\n'
-        "anytorch generate - --model ./Llama-3.1-8B --quantization int4 --device-budget 4GB < prompt.txt",
+        "anytorch generate - --model ./Llama-3.1-8B --quantization int4 --device-budget 4GiB < prompt.txt",
     ),
     "serve": Command(
         "serve embeddings, forecasts and text over HTTP, with a web page",
-        "anytorch serve                    the embedded models and a page, on this machine alone\n"
+        "anytorch serve                    the built-in models and a page, on this machine only\n"
         "anytorch serve --model ./bge-small --text-model ./Qwen3-0.6B --model-folder ~/models\n"
-        "anytorch serve --new-key keys.txt    make a key; then let other machines in with it:\n"
+        "anytorch serve --new-key keys.txt    make a key, then admit other machines with it:\n"
         "anytorch serve --host 0.0.0.0 --api-key-file keys.txt --workers 4\n"
-        "anytorch serve --port 0 --json | jq -r .url    for scripts: any free port, told when it answers",
+        "anytorch serve --port 0 --json | jq -r .url    for scripts: any free port, printed once it answers",
     ),
     "completion": Command(
         "print a shell completion script",
@@ -167,13 +167,13 @@ def columns() -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises our own error, so that one place turns errors into messages and exit statuses."""
+    """An argparse parser that raises our own error, so that one place turns errors into exit statuses."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """argparse's door for help and version, which by itself fails on a terminal that is not UTF-8."""
+        """Print help or version, also on a terminal that is not UTF-8, where argparse itself fails."""
         answer(sys.stdout, message.rstrip("\n"))
 
 
@@ -236,4 +236,4 @@ def check_command(name: str) -> None:
 def _global_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("global options")
     group.add_argument("--json", action="store_true", help="print the answer as one JSON document on standard output")
-    group.add_argument("-v", "--verbose", action="store_true", help="log what is done, and show tracebacks")
+    group.add_argument("-v", "--verbose", action="store_true", help="log each step, and show tracebacks")

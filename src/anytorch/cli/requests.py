@@ -1,4 +1,4 @@
-"""What a command line names, devices and files, checked before anything is measured or written."""
+"""Check the devices and files a command line names, before anything is measured or written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def usable_devices(texts: Iterable[str], option: str) -> list[str]:
 
 
 def new_file(text: str, option: str, *, source: str | None = None) -> Path:
-    """A file that can be written, found out by writing one beside it: long work must not end at a closed door.
+    """The path of a file that can be written, checked by writing one beside it before long work starts.
 
     Raises UsageError if its folder does not exist (a typing mistake, more often than not), if nothing can be written there,
     and if it is `source`, the file that is to be read ("-": standard input), by whatever name.
@@ -48,27 +48,27 @@ def new_file(text: str, option: str, *, source: str | None = None) -> Path:
         raise UsageError(f"{option} {text}: that is a folder", hint="name a file in it")
     if source is not None and is_same_file(source, path):
         raise UsageError(
-            f"{option} {text}: that is the file to read, and it would be overwritten", hint="name another one"
+            f"{option} {text}: that is the input file, and it would be overwritten", hint="name another file"
         )
     try_writing(path.parent, path.name, f"{option} {text}: nothing can be written there")
     return path
 
 
 def new_folder(text: str, option: str) -> Path:
-    """A folder that is there and can be written, or that can be made. Makes nothing; raises UsageError."""
+    """The path of a folder that can be written or created. Creates nothing; raises UsageError."""
     if not text.strip():
         raise UsageError(f"{option} is empty", hint="name a folder")
     path = Path(text)
     there = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not there.is_dir():
         what = "that is a file" if there == path else f"{there} is a file"
-        raise UsageError(f"{option} {text}: {what}, and a folder is needed", hint="name another one")
+        raise UsageError(f"{option} {text}: {what}, and a folder is needed", hint="name another folder")
     try_writing(there, path.name, f"{option} {text}: nothing can be written there")
     return path
 
 
 def is_same_file(source: str, target: Path) -> bool:
-    """Are both one file, through links and different spellings? What cannot be looked at is not."""
+    """True if both paths name one file, also through links; False if either cannot be read."""
     try:
         return os.path.samestat(os.fstat(0) if source == "-" else Path(source).stat(), target.stat())
     except (OSError, ValueError):

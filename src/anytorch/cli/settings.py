@@ -1,4 +1,4 @@
-"""Do the settings make sense as a whole? For commands that need that, and for those that must answer even if not."""
+"""Check the settings as a whole, for commands that need them all and for those that must tolerate errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from anytorch.errors import ConfigError, UnknownDevice
 
 
 def check_settings() -> None:
-    """Raise ConfigError for what no single setting shows: a line nobody reads, or a back end that does not exist."""
+    """Raise ConfigError for an unknown line in the settings file or an unknown back end."""
     check_settings_file(settings.read_settings_file(), settings.settings_file())
     check_backend(settings.lookup("backend"))
 
 
 def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError for a table or a setting of a file that nobody reads. Its values are not looked at.
+    """Raise ConfigError for an unknown table or setting in a file. Values are not checked here.
 
-    It was meant to do something. A library user's program does not stop because of a line that it does not need.
+    Such a line was meant to do something. A library user's program does not stop because of a line that it does not need.
     """
     for table in data:
         if table not in settings.TABLES:
@@ -41,7 +41,7 @@ def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
 
 
 def check_backend(value: settings.Value, file: str = "") -> None:
-    """Raise ConfigError if the configured back end is none we know. One whose plug-in is broken is the doctor's matter."""
+    """Raise ConfigError if the configured back end is unknown. The doctor reports one whose plug-in is broken."""
     if value.source == "default":
         return
     from anytorch.devices.ranking import parse
@@ -62,7 +62,7 @@ def check_backend(value: settings.Value, file: str = "") -> None:
 
 @contextmanager
 def tolerated(problems: list[str]) -> Iterator[dict[str, settings.Value]]:
-    """Every setting that can be understood; the others have their defaults here and are named in `problems`."""
+    """All settings; invalid ones have their defaults and are named in `problems`."""
     values: dict[str, settings.Value] = {}
     broken: dict[str, object] = {}
 

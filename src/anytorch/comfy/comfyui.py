@@ -1,4 +1,4 @@
-"""What the ComfyUI server lends its nodes. It is asked, never imported: outside of it each of these has its own answer."""
+"""Services of the ComfyUI server for its nodes, with defaults outside of it; the server is never imported."""
 
 from __future__ import annotations
 

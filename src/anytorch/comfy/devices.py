@@ -1,4 +1,4 @@
-"""Choosing a device, seeing all of them, and giving memory back."""
+"""Nodes to choose a device, list all devices, and free memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUBCATEGORY = f"{CATEGORY}/devices"
 
 class AnytorchDevice:
     DESCRIPTION = (
-        "Where the connected nodes compute. A device that is not there falls back to the CPU, and `note` says why. "
+        "Where the connected nodes compute. A missing device falls back to the CPU, and `note` says why. "
         "numpy computes without any driver, through anytorch.lite."
     )
     CATEGORY, FUNCTION = SUBCATEGORY, "run"
@@ -27,7 +27,7 @@ class AnytorchDevice:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        index = ("INT", {"default": -1, "min": -1, "max": 63, "tooltip": "Which card of that kind; -1: the best one."})
+        index = ("INT", {"default": -1, "min": -1, "max": 63, "tooltip": "Index of the card; -1: the best one."})
         return {"required": {"backend": (REQUESTS, {"default": "auto"}), "index": index}}
 
     @classmethod
@@ -35,7 +35,7 @@ class AnytorchDevice:
         """Named here, so that an unknown back end is answered with this sentence instead of "value not in list"."""
         if backend is None or backend in REQUESTS:
             return True
-        return f"there is no back end {backend!r}; choose one of {', '.join(REQUESTS)}"
+        return f"unknown back end {backend!r}; choose one of {', '.join(REQUESTS)}"
 
     def run(self, backend: str, index: int) -> tuple[DeviceChoice, str, str]:
         numbered = index >= 0 and backend not in ("auto", NUMPY)
@@ -45,7 +45,7 @@ class AnytorchDevice:
 
 
 class AnytorchDeviceStatus:
-    DESCRIPTION = "Every device of this machine, its memory, and what is wrong with those that cannot be used."
+    DESCRIPTION = "Every device of this machine, its memory, and why some cannot be used."
     CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
     RETURN_TYPES, RETURN_NAMES = ("STRING",), ("text",)
 
@@ -74,7 +74,7 @@ def status() -> str:
 
 
 class AnytorchMemoryCleanup:
-    DESCRIPTION = "Gives memory back when the workflow gets here, and hands on what is connected."
+    DESCRIPTION = "Frees memory when the workflow gets here, and passes its input on."
     CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
     RETURN_TYPES, RETURN_NAMES = (ANYTHING, "STRING"), ("anything", "text")
 
@@ -82,13 +82,15 @@ class AnytorchMemoryCleanup:
     def INPUT_TYPES(cls) -> dict[str, Any]:
         return {
             "required": {
-                "unload_models": ("BOOLEAN", {"default": False, "tooltip": "Also ComfyUI's loaded models."}),
+                "unload_models": ("BOOLEAN", {"default": False, "tooltip": "Also unload ComfyUI's models."}),
                 "unload_engines": (
                     "BOOLEAN",
-                    {"default": True, "tooltip": "Also those of Text Embedding and Forecast."},
+                    {"default": True, "tooltip": "Also unload those of Text Embedding and Forecast."},
                 ),
             },
-            "optional": {"anything": (ANYTHING, {"tooltip": "Handed on, so that the clean-up happens in between."})},
+            "optional": {
+                "anything": (ANYTHING, {"tooltip": "Passed on unchanged, so that the clean-up runs in between."})
+            },
         }
 
     def run(self, unload_models: bool, unload_engines: bool, anything: Any = None) -> dict[str, Any]:

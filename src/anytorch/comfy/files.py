@@ -51,7 +51,7 @@ class AnytorchLoadWeights:
             there = file_named(file).is_file()
         except InputError as exc:
             return exc.message
-        return there or f"{file} is not there; put it into {models_folder()}"
+        return there or f"{file} does not exist; put it into {models_folder()}"
 
     @classmethod
     def IS_CHANGED(cls, file: str | None) -> str:
@@ -60,7 +60,7 @@ class AnytorchLoadWeights:
     def run(self, file: str) -> tuple[Weights, str]:
         path = file_named(file)
         if not path.is_file():  # a linked name is not seen by VALIDATE_INPUTS
-            raise InputError(f"{file} is not there", hint=f"put it into {models_folder()}")
+            raise InputError(f"{file} does not exist", hint=f"put it into {models_folder()}")
         found = layer_weights.read(path)
         return found, "\n".join(f"{name}: {shape_text(value.shape)}" for name, value in sorted(found.items()))
 
@@ -76,7 +76,7 @@ class AnytorchSaveWeights:
             "required": {
                 "weights": (WEIGHTS, {}),
                 "filename_prefix": ("STRING", {"default": "anytorch/layer"}),
-                "overwrite": ("BOOLEAN", {"default": False, "tooltip": "Off: each file gets a number of its own."}),
+                "overwrite": ("BOOLEAN", {"default": False, "tooltip": "Off: each file gets a new number."}),
             }
         }
 
@@ -112,7 +112,7 @@ def next_free(path: Path) -> Path:
 
 
 class AnytorchCombineWeights:
-    DESCRIPTION = "The weights of two layers as one set: each name gets its layer's name before it."
+    DESCRIPTION = "Combine the weights of two layers: each name is prefixed with its layer's name."
     CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (WEIGHTS,), ("weights",)
 

@@ -53,7 +53,10 @@ class AnytorchTextEmbedding:
             "required": {
                 "text": ("STRING", {"default": "", "multiline": True}),
                 "model": ("STRING", model),
-                "split_lines": ("BOOLEAN", {"default": True, "tooltip": "Off: the whole text is one."}),
+                "split_lines": (
+                    "BOOLEAN",
+                    {"default": True, "tooltip": "Off: the whole input is one text."},
+                ),
             },
             "optional": {
                 "quantization": (QUANTIZATIONS, {"default": PLAIN}),
@@ -96,7 +99,7 @@ class AnytorchTextEmbedding:
 
 class AnytorchForecast:
     DESCRIPTION = (
-        "Candles (open, high, low, close, volume) continued by a Kronos model: a picture, the mean, every path."
+        "Forecast candles (open, high, low, close, volume) with a Kronos model: a picture, the mean, every path."
     )
     CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
     RETURN_TYPES = (IMAGE, TENSOR, TENSOR, "STRING")
@@ -107,7 +110,7 @@ class AnytorchForecast:
         table = {
             "default": "",
             "multiline": True,
-            "tooltip": "CSV with a header. Empty: the file, or generated candles.",
+            "tooltip": "CSV with a header. Empty: the file, or synthetic candles.",
         }
         return {
             "required": {
@@ -121,7 +124,10 @@ class AnytorchForecast:
             "optional": {
                 "candles": ("STRING", table),
                 "file": ("STRING", {"default": "", "tooltip": "A CSV or Parquet file in ComfyUI's input folder."}),
-                "symbol": ("STRING", {"default": "", "tooltip": "Of several instruments in the table, this one."}),
+                "symbol": (
+                    "STRING",
+                    {"default": "", "tooltip": "The instrument to forecast, if the table has several."},
+                ),
                 "tokenizer": ("STRING", {"default": "", "tooltip": "For a folder: the tokenizer it was trained with."}),
                 "device": (DEVICE, {}),
             },
@@ -135,7 +141,7 @@ class AnytorchForecast:
             there = inside(folder("input"), file, "file").is_file()
         except InputError as exc:
             return exc.message
-        return there or f"{file} is not there; put it into {folder('input')}"
+        return there or f"{file} does not exist; put it into {folder('input')}"
 
     @classmethod
     def IS_CHANGED(
@@ -195,9 +201,9 @@ def history_of(candles: str, file: str, symbol: str) -> tuple[str, Any]:
     series = read_candles(source)
     names = [one.name for one in series]
     if symbol and symbol not in names:
-        raise InputError(f"there is no instrument {symbol!r}; there are {', '.join(names)}")
+        raise InputError(f"unknown instrument {symbol!r}; known: {', '.join(names)}")
     if not symbol and len(series) > 1:
-        raise InputError(f"there are {len(series)} instruments: {', '.join(names[:8])}", hint="name one as symbol")
+        raise InputError(f"the data has {len(series)} instruments: {', '.join(names[:8])}", hint="name one as symbol")
     one = next(found for found in series if not symbol or found.name == symbol)
     return one.name, one.frame
 

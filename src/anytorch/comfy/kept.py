@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 def kept(key: Hashable, make: Callable[[], Any]) -> Any:
-    """What `make` made the first time `key` was asked for. One caller at a time: ComfyUI runs one node at a time."""
+    """The value `make` returned for the first call with `key`. Not thread-safe: ComfyUI runs one node at a time."""
     with _lock:
         if key not in _kept:
             while len(_kept) >= MOST:

@@ -140,7 +140,7 @@ class CustomPyTorchConv2D:
                 ),
                 "output_range": (
                     RANGES,
-                    {"default": "clamp", "tooltip": "How the image output gets from numbers to 0…1."},
+                    {"default": "clamp", "tooltip": "How the numbers are mapped to 0…1 for the image output."},
                 ),
                 **optional_inputs(),
             },
@@ -272,7 +272,7 @@ OPERATIONS = {
 
 
 class CustomPyTorchTensorOps:
-    DESCRIPTION = "Two tensors into one. matmul multiplies the last two dimensions: of images, width × channels."
+    DESCRIPTION = "Combine two tensors. matmul multiplies the last two dimensions: of images, width × channels."
     CATEGORY, FUNCTION = CATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (TENSOR,), ("tensor",)
 

@@ -121,7 +121,7 @@ def nbytes_of(*shapes: tuple[int, ...]) -> int:
 
 
 def said_plainly(function: F) -> F:
-    """For a node's function: memory that ran out is answered with a sentence and given back, instead of a driver's words.
+    """Wrap a node's function: running out of memory frees it and raises a plain message.
 
     Everything else that a user can cause is checked by the node itself; a stack trace therefore means a fault of ours.
     """
@@ -139,7 +139,7 @@ def said_plainly(function: F) -> F:
         cause.__traceback__ = None  # its frames hold the tensors that were too many
         cleanup()
         raise OutOfMemory(
-            f"there is not enough memory for this node: {str(cause).splitlines()[0]}",
+            f"too little memory for this node: {str(cause).splitlines()[0]}",
             hint="use a smaller image or fewer channels, put Memory Clean-up before it, or choose another device",
         ) from cause
 

@@ -44,7 +44,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """What came in at the input `name`, as float32. Raises InputError for what is no tensor."""
+    """The input `name` as a float32 tensor. Raises InputError if it is not a tensor."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))  # torch has no negative strides
     if not isinstance(value, Tensor):

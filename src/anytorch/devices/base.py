@@ -39,7 +39,7 @@ class TorchBackend:
     # --- without torch ---------------------------------------------------------------------------------------------
 
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:
-        """A plug-in knows its hardware best; by default it is first heard of when the child tries it."""
+        """The devices seen without trying them; none by default: the child process finds them."""
         return ()
 
     def candidate(self, index: int, gpu: Gpu, **more: Any) -> Candidate:
@@ -121,7 +121,7 @@ class TorchBackend:
         return getattr(torch, self.torch_type, None)
 
     def live(self) -> BackendReport | None:
-        """Only a PrivateUse1 device can be present here and invisible to the child: somebody registered it by hand."""
+        """The devices this process has loaded, else None; only a PrivateUse1 device can be hidden from the child process."""
         torch = sys.modules.get("torch")
         if torch is None or self.torch_type in BUILT_IN_TYPES:
             return None
@@ -134,7 +134,7 @@ class TorchBackend:
         return BackendReport(self.name, devices, facts=self.facts())
 
     def initialized(self) -> bool:
-        """Has this process already woken the driver? A module that cannot say has nothing to lose."""
+        """True if this process has initialised the driver, or if the module cannot tell."""
         if "torch" not in sys.modules:
             return False
         module = self.module()
@@ -164,13 +164,13 @@ class TorchBackend:
         )
 
     def memory(self, index: int) -> MemoryUse:
-        """From the vendor's module once its driver is awake; before that, from files and the driver's library."""
+        """A device's memory, from the vendor's module once its driver is initialised, before that from files."""
         if self.initialized():
             return torch_memory(self.torch_type, self.module(), index)
         return self.sleeping_memory(index)
 
     def sleeping_memory(self, index: int) -> MemoryUse:
-        """What is known of a device this process has not used yet: nothing of ours is allocated on it."""
+        """The memory of a device that this process has not used yet, so nothing of ours is allocated on it."""
         device = next((seen for seen in self.seen(snapshot()) if seen.index == index), None)
         if device is None:
             return MemoryUse(0, 0, 0, source="not initialised, and not seen by the probes")
@@ -192,7 +192,7 @@ class TorchBackend:
             function(value)
 
     def random_states(self) -> list[Any] | None:
-        """The state of every device's generator; None where there is none yet, since nothing has woken the driver."""
+        """The state of every device's random generator; None where the driver is not initialised yet."""
         module = self.module()
         if not self.initialized():
             return None
@@ -201,7 +201,7 @@ class TorchBackend:
         return [of_one()] if callable(of_one := getattr(module, "get_rng_state", None)) else None
 
     def restore_random_states(self, states: list[Any]) -> None:
-        """What `random_states` gave, put back."""
+        """Restore the states that `random_states` returned."""
         module: Any = self.module()
         if callable(of_all := getattr(module, "set_rng_state_all", None)):
             of_all(states)
@@ -213,7 +213,7 @@ BUILT_IN_TYPES = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
 def torch_memory(torch_type: str, module: Any, index: int) -> MemoryUse:
-    """Memory of one device by the vendor's own functions; the free and total figures by whoever answers first.
+    """Memory of one device from the vendor's own functions; free and total from the first source that answers.
 
     `torch.accelerator` is asked second: it names one type per process, raises an internal assert for a PrivateUse1
     device without a DeviceAllocator, and raises on Intel integrated GPUs (pytorch#164429).

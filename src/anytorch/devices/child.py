@@ -62,7 +62,7 @@ def before_torch() -> dict[str, Any]:
 
 
 def cuinit_code() -> int | None:
-    """What the driver itself says, which torch folds into one sentence. None where there is no driver library."""
+    """The code `cuInit` returns, which torch does not report. None where there is no driver library."""
     import ctypes
 
     try:
@@ -92,7 +92,7 @@ def about_torch() -> dict[str, Any]:
 
 
 def mkldnn_bf16() -> bool | None:
-    """Does oneDNN have fast bf16 here? None if this torch cannot say."""
+    """True if oneDNN has fast bf16 here; None if this torch cannot tell."""
     import torch
 
     try:

@@ -60,7 +60,7 @@ class Resolution:
 
 @dataclass(frozen=True)
 class Survey:
-    """One look at everything: the facts, the diagnoses and the devices they make."""
+    """The result of one survey of the machine: facts, diagnoses and devices."""
 
     facts: Facts
     reasons: tuple[Reason, ...]
@@ -124,7 +124,7 @@ def resolve(
     why = why_not(wanted, listed, reasons)
     if strict:
         raise DeviceUnavailable(
-            f"{text!r} was asked for and cannot be used: {why}",
+            f"device {text!r} cannot be used: {why}",
             hint=next((r.fix for r in reasons if r.fix), "run `anytorch doctor`"),
             reasons=[r.code for r in reasons],
         )
@@ -132,7 +132,7 @@ def resolve(
     instead = pick(parse("auto", registry()), listed) if fallback == "best" else None
     instead = instead or usable_cpu[0]
     origin = f" (from {from_settings})" if from_settings else ""
-    warning = f"{text!r}{origin} was asked for and cannot be used: {why}. Using {instead.id} ({instead.name}) instead."
+    warning = f"device {text!r}{origin} cannot be used: {why}. Using {instead.id} ({instead.name}) instead."
     log.info("%s", warning)
     warn_fallback(warning, [r.code for r in reasons])
     return Resolution(text, instead, True, reasons, warning)
@@ -171,7 +171,7 @@ def warn_fallback(message: str, reasons: Sequence[str] = ()) -> None:
 
 
 def callers_level() -> int:
-    """How many frames up the user's own code is: a warning should point there, not into this package."""
+    """The number of frames up to the user's own code, so that a warning points there."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("anytorch.", "anytorch_compat.")
@@ -181,7 +181,7 @@ def callers_level() -> int:
 
 
 def configured_request() -> tuple[str, str]:
-    """The request the settings make, and where it came from ("" for the default). A stored card goes by its UUID."""
+    """The configured request and where it came from ("" for the default). A stored card is named by its UUID."""
     value = settings.lookup("backend")
     if value.source == "default":
         return "auto", ""
@@ -203,7 +203,7 @@ def why_not(request: Request, listed: Sequence[Candidate], reasons: Sequence[Rea
 
 
 def as_usable(candidate: Candidate) -> Candidate:
-    """The CPU works wherever torch does; it is the one device that is taken on trust."""
+    """The candidate as usable: the CPU works wherever torch does, and is the only device used untested."""
     return replace(candidate, state=State.USABLE)
 
 
@@ -229,7 +229,7 @@ def enable(name: str) -> torch.device:
 
 
 def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Tried = "always") -> str:
-    """In words: what would be chosen, and for every other device and back end why it would not."""
+    """Explain in words which device would be chosen, and why each other device and back end would not."""
     text = configured_request()[0] if request is None else request
     wanted = parse(text, registry())
     found = survey(tried)
@@ -255,7 +255,7 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
         elif chosen is not None and wanted.automatic:
             lines.append(f"not {candidate.id}, {candidate.name}: {why_before(chosen, candidate)}")
         else:
-            lines.append(f"not {candidate.id}, {candidate.name}: it was not asked for")
+            lines.append(f"not {candidate.id}, {candidate.name}: it was not requested")
     present = {candidate.backend for candidate in listed}
     for backend in registry().backends.values():
         if backend.name not in present:
@@ -265,6 +265,6 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
                 for r in found.reasons
                 if backend.name in r.backends and "cpu" not in r.backends and r.level is Level.ERROR
             ]
-            lines.append(f"no {backend.name}: " + (about[0].text if about else f"no {backend.title} was seen here"))
+            lines.append(f"no {backend.name}: " + (about[0].text if about else f"no {backend.title} was found here"))
     lines += [f"no {name}: its plug-in could not be loaded: {error}" for name, error in registry().errors.items()]
     return "\n".join(lines)

@@ -64,7 +64,7 @@ class CpuBackend(TorchBackend):
         return cpu_caps(snapshot().cpu)
 
     def memory(self, index: int) -> MemoryUse:
-        """Of this process and machine: the allocator keeps no statistics, so resident size stands for `allocated`."""
+        """Memory of this process and machine; `allocated` is the resident size (the allocator keeps no statistics)."""
         from anytorch.probe.process import resident_bytes
 
         memory = snapshot().memory

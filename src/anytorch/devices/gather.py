@@ -21,7 +21,7 @@ log = logs.logger(__name__)
 def gather(
     tried: Tried = "needed", *, wanted: str | None = None, refresh: bool = False, hardware: Hardware | None = None
 ) -> Facts:
-    """All that is known about this machine.
+    """Collect all facts about this machine.
 
     `tried` says whether devices are really used, in a child process: "never" (files only, "seen, not tried"), "needed"
     (only if something other than the CPU could come of it; `wanted` is the back end that was asked for), or "always".
@@ -45,7 +45,7 @@ def gather(
 
 
 def with_child_facts(hardware: Hardware, report: TorchReport | None) -> Hardware:
-    """Facts about the hardware that only the child may find out: asking Level Zero loads Intel's whole driver."""
+    """The facts with those only the child process may ask for: asking Level Zero loads Intel's whole driver."""
     facts = report.backends["xpu"].facts if report is not None and "xpu" in report.backends else {}
     if "level_zero_code" not in facts:
         return hardware
@@ -54,7 +54,7 @@ def with_child_facts(hardware: Hardware, report: TorchReport | None) -> Hardware
 
 
 def child_could_matter(hardware: Hardware, wanted: str | None = None) -> bool:
-    """Could anything but the CPU turn out to be usable? If not, starting a child would only cost seconds.
+    """True if a device besides the CPU could be usable; if not, a child process would only cost seconds.
 
     A software adapter is a reason only for who asks for its back end by name.
     """
@@ -73,7 +73,7 @@ def child_could_matter(hardware: Hardware, wanted: str | None = None) -> bool:
 
 
 def cpu_only_report(hardware: Hardware) -> TorchReport:
-    """What the child would say of a CPU wheel with nothing beside it."""
+    """The report the child process would give for a CPU-only torch."""
     assert hardware.torch is not None
     cpu = registry().backends["cpu"]
     (seen,) = cpu.seen(hardware)
@@ -118,7 +118,7 @@ def about_this_process() -> dict[str, Any]:
 
 
 def mask_at_start() -> str | None:
-    """CUDA_VISIBLE_DEVICES as this process was started with it; what it is now where the system does not tell."""
+    """CUDA_VISIBLE_DEVICES at the start of this process; its present value where the system does not tell."""
     try:
         with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
             pairs = file.read().split(b"\0")

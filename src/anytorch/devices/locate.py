@@ -1,4 +1,4 @@
-"""From whatever names a device to its back end and index, without trying anything."""
+"""Turn any name of a device into its back end and index, without trying the device."""
 
 from __future__ import annotations
 

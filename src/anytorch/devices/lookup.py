@@ -1,4 +1,4 @@
-"""One device, as somebody named it, usable or with the reason why it is not; and the facts of the one in use.
+"""Find a device by name, usable or with the reason why not; and the facts of the one in use.
 
 Nothing here warns about a device that is missing, and nothing wakes a driver.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of a name. `device` is None if nothing usable answers to it; `why` and `reasons` then say why."""
+    """The result of looking up a name. `device` is None if no usable one has it; `why` and `reasons` then say why."""
 
     text: str
     device: Candidate | None

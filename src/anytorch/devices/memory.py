@@ -1,4 +1,4 @@
-"""Memory of a device, and giving it back. Nothing here initialises a driver that is not initialised yet."""
+"""Measure and free device memory. Nothing here initialises a driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def memory(device: str | torch.device | None = None) -> MemoryUse:
-    """Bytes allocated, reserved, peak, free and total on a device; None for what nobody knows, never 0 for that.
+    """Bytes allocated, reserved, peak, free and total on a device; None, never 0, for what is unknown.
 
     >>> import anytorch
     >>> anytorch.memory("cpu").total > 0
@@ -37,7 +37,7 @@ def exists(backend: str, index: int) -> bool:
 
 
 def cleanup(device: str | torch.device | None = None) -> None:
-    """Collect garbage, then give cached device memory back: of one device's back end, or of all of them."""
+    """Collect garbage, then free cached device memory: of one device's back end, or of all."""
     import gc
     import sys
 
@@ -52,6 +52,6 @@ def cleanup(device: str | torch.device | None = None) -> None:
 
 
 def synchronize(device: str | torch.device | None = None) -> None:
-    """Wait until the device has finished what it was given. Raises DeviceUnavailable if there is no such device."""
+    """Wait until the device has finished its work. Raises DeviceUnavailable if there is no such device."""
     backend, index = require(device)
     backend.synchronize(index)

@@ -40,7 +40,7 @@ MESSAGES = tuple(
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
-    """Is this exception, or one it was raised `from`, a device or host that ran out of memory?
+    """True if this exception, or one it was raised `from`, means that a device or the host ran out of memory.
 
     One that was raised while another was handled is an error of its own: a bug in a handler is not mended by a smaller
     batch.
@@ -63,7 +63,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Fit(Generic[T]):
-    """What `fit_batch` arrived at: the function's result, the batch size that gave it, and the sizes that did not fit."""
+    """What `fit_batch` found: the function's result, the batch size that gave it, and the sizes that did not fit."""
 
     result: T
     batch: int
@@ -104,7 +104,7 @@ def fit_batch(
         too_large.append(batch)
         if batch <= minimum:
             raise OutOfMemory(
-                f"a batch of {batch} does not fit, and {minimum} is the smallest allowed: {failure}",
+                f"a batch of {batch} does not fit in memory, and the minimum is {minimum}: {failure}",
                 hint="free memory, use a smaller model, or quantize it",
             ) from failure
         # The traceback's frames hold the tensors of the failed attempt: drop them before trying again.

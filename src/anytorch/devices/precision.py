@@ -35,7 +35,7 @@ def autocast_dtype(device: str | torch.device | None = None) -> str | None:
 
 @lru_cache(maxsize=64)
 def capabilities(backend: str, index: int) -> Caps:
-    """A device's capabilities, asked once per process: `autocast` stands in training loops."""
+    """A device's capabilities, cached because `autocast` is called in training loops."""
     return registry().get(backend).caps(index)
 
 

@@ -1,4 +1,4 @@
-"""What a back end is. Ours and a stranger's go through the same door: the entry-point group `anytorch.backends`.
+"""The interface of a back end. Ours and third-party ones load through the entry-point group `anytorch.backends`.
 
 A plug-in names a class (or a function) that takes no arguments and returns an object with these attributes and methods.
 Deriving from `anytorch.devices.base.TorchBackend` gives working defaults for all of them but the names;
@@ -24,7 +24,7 @@ class Backend(Protocol):
     aliases: tuple[str, ...]  # other words for it: ("hip", "amd")
 
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:
-        """The devices that files alone promise. No torch, no driver."""
+        """The devices that files list. Uses neither torch nor a driver."""
 
     def try_out(self) -> BackendReport:
         """Use every device for real: allocate, multiply, differentiate, copy. Runs in the child process only."""
@@ -39,10 +39,10 @@ class Backend(Protocol):
         """Memory figures. Must not initialise a driver that is not initialised yet."""
 
     def empty_cache(self) -> None:
-        """Give cached memory back to the system; nothing happens if the driver is not initialised."""
+        """Return cached memory to the system; does nothing if the driver is not initialised."""
 
     def synchronize(self, index: int) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has finished its work."""
 
     def seed(self, value: int) -> None:
         """Seed every device of this back end."""

@@ -15,7 +15,7 @@ PREFERRED_PRIORITY = 1000  # what prefer_npu lifts a back end to
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, understood: a back end with or without an index, a card's UUID, or "auto" (neither)."""
+    """A parsed request: a back end with or without an index, a card's UUID, or "auto" (neither)."""
 
     text: str
     backend: str | None = None
@@ -29,7 +29,7 @@ class Request:
 
 
 def parse(text: str, known: Registry) -> Request:
-    """Understand "auto", "cuda", "CUDA:1", "vulkan", "GPU-…". Raises UnknownDevice for anything else."""
+    """Parse "auto", "cuda", "CUDA:1", "vulkan", "GPU-…". Raises UnknownDevice for anything else."""
     word = text.strip()
     if word.lower() in ("auto", "best", ""):
         return Request(text)
@@ -75,7 +75,7 @@ def has_warnings(candidate: Candidate) -> bool:
 
 
 def is_crowded(candidate: Candidate, among: Sequence[Candidate]) -> bool:
-    """Has another card of its kind clearly more free memory? Free memory moves all the time, so a tenth is no difference."""
+    """True if another card of its kind has clearly more free memory: over a tenth, since free memory fluctuates."""
     most = max((c.free or 0 for c in among if c.backend == candidate.backend and not c.integrated), default=0)
     return (candidate.free or 0) < 0.9 * most
 
@@ -85,7 +85,7 @@ def why_before(better: Candidate, worse: Candidate) -> str:
     if better.state is not worse.state:
         return f"it is {worse.state.value}"
     if worse.software and not better.software:
-        return "it is a software adapter: the CPU with a detour"
+        return "it is a software adapter, which computes on the CPU"
     if better.priority != worse.priority:
         return f"{better.backend} comes before {worse.backend}"
     if bool(better.integrated) != bool(worse.integrated):
@@ -139,7 +139,7 @@ def pick(request: Request, candidates: Sequence[Candidate], *, prefer: str | Non
             return candidate
     listed = ", ".join(f"{c.id} ({c.name})" for c in sorted(mine, key=lambda c: c.index))
     raise DeviceIndexError(
-        f"{request.text!r} was asked for, but there {'is' if len(mine) == 1 else 'are'} only: {listed}",
+        f"device {request.text!r} does not exist; available: {listed}",
         hint=f"use {request.backend} without a number for the best of them",
     )
 

@@ -1,4 +1,4 @@
-"""Which back ends there are: ours, and every plug-in of the entry-point group `anytorch.backends`.
+"""The back ends: ours, and every plug-in of the entry-point group `anytorch.backends`.
 
 All of them are loaded by the same function from the same kind of text, "module:attribute". Ours are listed here rather
 than in our own package metadata so that they are there in a plain source tree too. Plug-ins' metadata is read by
@@ -32,9 +32,9 @@ BUILT_IN: Mapping[str, str] = {
 }
 # Words that mean something else elsewhere, where the nearest spelling would mislead ("gpu" is one letter from "cpu").
 WORDS_OF_TORCH: Mapping[str, str] = {
-    "gpu": "did you mean 'auto' (the best device that is here) or 'cuda'?",
-    "accelerator": "did you mean 'auto' (the best device that is here)?",
-    "meta": "torch's meta device holds shapes and no data: nothing can be computed there",
+    "gpu": "did you mean 'auto' (the best device here) or 'cuda'?",
+    "accelerator": "did you mean 'auto' (the best device here)?",
+    "meta": "torch's meta device holds shapes without data and cannot compute",
 }
 
 log = logs.logger(__name__)
@@ -56,7 +56,7 @@ class Registry:
         if wanted in self.errors:
             raise UnknownDevice(
                 f"the back end {wanted!r} could not be loaded: {self.errors[wanted]}",
-                hint="mend or uninstall its package; `anytorch doctor` shows the whole message",
+                hint="repair or uninstall its package; `anytorch doctor` shows the whole message",
             )
         raise UnknownDevice(
             f"unknown device {name!r}; known: auto, {', '.join(self.backends)}", hint=self._hint(wanted)
@@ -79,7 +79,7 @@ def registry() -> Registry:
 
 
 def by_torch_type(torch_type: str) -> Backend:
-    """The back end behind a torch device type. "cuda" is ROCm's too: the torch that is loaded tells."""
+    """The back end of a torch device type. "cuda" may be ROCm's: the loaded torch tells."""
     known = registry()
     matching = [backend for backend in known.backends.values() if backend.torch_type == torch_type]
     if len(matching) > 1:
@@ -139,7 +139,7 @@ def _problem(backend: object, taken: Mapping[str, Backend]) -> str:
     if not isinstance(backend, Backend):
         wanted = [*Backend.__annotations__, *[word for word in dir(Backend) if not word.startswith("_")]]
         missing = [word for word in wanted if not hasattr(backend, word)]
-        return f"it is no back end: it has no {', '.join(missing) or 'back-end attributes'}"
+        return f"not a back end; missing attributes: {', '.join(missing) or 'all'}"
     if not backend.name or backend.name != backend.name.lower():
         return f"its name {backend.name!r} must be a lower-case word"
     words = {backend.name, *backend.aliases}

@@ -1,4 +1,4 @@
-"""The same bits from the same work, run after run, on devices where that has to be asked for."""
+"""Make a device compute the same bits in every run, where that needs a setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def prepare_to_repeat(device: torch.device) -> None:
-    """Set what a device's libraries look up once, with their first product: call it before that. It stays set."""
+    """Set the variables that a device's libraries read before their first product; call it earlier. They stay set."""
     backend, _ = locate(device)
     wanted: Mapping[str, str] = getattr(backend, "repeatable_environment", {})
     for name, value in wanted.items():
@@ -23,7 +23,7 @@ def prepare_to_repeat(device: torch.device) -> None:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Inside, torch takes algorithms that sum in a fixed order, and refuses operations that have none (RuntimeError).
+    """A context in which torch sums in a fixed order and raises RuntimeError for operations that cannot.
 
     On an accelerator attention's gradients, among others, are summed by whoever comes first otherwise: two runs from the
     same seed then part after a few steps. A CPU's are in order anyway. What was set before is put back. torch has one such

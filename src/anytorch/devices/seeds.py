@@ -19,7 +19,7 @@ def seed(value: int = 42) -> int:
     from importlib.util import find_spec
 
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {value!r}")
+        raise UsageError(f"invalid seed {value!r}: use a whole number from 0 to 2**63 - 1")
     random.seed(value)
     if "numpy" in sys.modules or find_spec("numpy"):
         import numpy
@@ -36,7 +36,7 @@ def seed(value: int = 42) -> int:
 
 @contextmanager
 def own_random_numbers() -> Iterator[None]:
-    """For a block that seeds torch for itself: what the caller had is put back, on every device that was in use.
+    """A context that restores the caller's random state afterwards, on every device in use.
 
     A device that sleeps is not woken: it is seeded as the caller's last `torch.manual_seed` would have done it.
     """

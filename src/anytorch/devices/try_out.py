@@ -1,4 +1,4 @@
-"""What torch and every back end can do here: tried in a child process with a time limit, and remembered."""
+"""Try torch and every back end in a child process with a time limit, and cache its report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRY = "anytorch.devices.child:main"
 
 
 def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:
-    """What torch and every back end can really do on this machine; from the cache if nothing has changed since.
+    """The report of trying torch and every back end on this machine; from the cache if nothing has changed.
 
     A cache that cannot be read raises nothing here: it is said in the log, left as it was, and not used.
     """
@@ -37,10 +37,10 @@ def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:
         return run_children()
     if stored is not None:
         try:
-            log.debug("what was found before is used: %s, key %s", store.path, key)
+            log.debug("using the cached result: %s, key %s", store.path, key)
             return replace(report_from_json(stored), cached=True)
         except (TypeError, ValueError, AttributeError, KeyError) as exc:
-            log.warning("the entry in %s is not understood (%s); trying the devices again", store.path, exc)
+            log.warning("the entry in %s is invalid (%s); trying the devices again", store.path, exc)
     else:
         log.debug("%s in %s under the key %s", "not looked for" if refresh else "nothing", store.path, key)
     report = run_children()
@@ -49,14 +49,14 @@ def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:
     if not report.import_error and not any(r.code in passing for r in report.backends.values()):
         try:
             store.put(key, as_json(report))
-            log.debug("remembered in %s under the key %s", store.path, key)
+            log.debug("stored in %s under the key %s", store.path, key)
         except CacheError as exc:
             log.warning("%s", exc.message)
     return report
 
 
 def cache_key(hardware: Hardware) -> str:
-    """Changes whenever the answer may: driver, wheel, plug-ins, masks, boot, the cards themselves, our own version."""
+    """The cache key: changes with the driver, wheel, plug-ins, masks, boot, cards and our own version."""
     import hashlib
 
     wheel = hardware.torch

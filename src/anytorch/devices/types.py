@@ -55,7 +55,7 @@ class Caps:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes on one device; None where nobody knows, never 0. `source` says who was asked."""
+    """Bytes on one device; None, never 0, where unknown. `source` names where the figures come from."""
 
     allocated: int | None = None  # by this process's tensors
     reserved: int | None = None  # by this process's allocator
@@ -67,7 +67,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device that the child process has really used."""
+    """One device that the child process has computed on."""
 
     index: int  # among the visible ones
     name: str
@@ -83,7 +83,7 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class BackendReport:
-    """What came of trying one back end. Either devices, or a code and a message that say why there are none."""
+    """The result of trying one back end: its devices, or a code and a message why there are none."""
 
     name: str
     devices: tuple[DeviceReport, ...] = ()
@@ -107,7 +107,7 @@ class TorchReport:
 
 @dataclass(frozen=True)
 class Facts:
-    """All a diagnosis may look at. `torch` is None when nothing was tried."""
+    """The facts a diagnosis may use. `torch` is None if nothing was tried."""
 
     hardware: Hardware
     torch: TorchReport | None = None
@@ -116,7 +116,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One device somebody could ask for, with all that is known about it."""
+    """One device a request may mean, usable or not, with its facts."""
 
     backend: str  # "rocm"
     torch_type: str  # "cuda": what torch.device calls it

@@ -58,7 +58,7 @@ class WebgpuBackend(TorchBackend):
             return BackendReport(self.name, code="wgpu-missing", error="the package wgpu is not installed")
         holder = privateuse1_name()
         if holder not in ("privateuseone", self.torch_type):
-            told = f"torch has one slot for a device of this kind, and {holder!r} has taken it"
+            told = f"torch has one slot for third-party devices, and {holder!r} occupies it"
             return BackendReport(self.name, code="no-device", error=told)
         self.activate()
         module = self.module()
@@ -98,7 +98,7 @@ class WebgpuBackend(TorchBackend):
         )
 
     def initialized(self) -> bool:
-        """Asking the device module for memory figures opens nothing."""
+        """True once the device module is loaded: reading memory figures does not open the device."""
         return self.module() is not None
 
     def caps(self, index: int) -> Caps:

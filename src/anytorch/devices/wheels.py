@@ -154,21 +154,21 @@ def compiled_for(cuda: str, arch: str, torch: str = TESTED) -> frozenset[int] | 
 
 
 def runs_on(code: int, capability: int) -> bool:
-    """Does machine code compiled for `code` run on a card of that capability? (torch's DEVICE_REQUIREMENT)"""
+    """True if machine code compiled for `code` runs on a card of that capability (torch's DEVICE_REQUIREMENT)."""
     if code in JETSON:
         return capability in JETSON[code]
     return code // 10 == capability // 10 and code <= capability and capability != JETSON_EXCLUDED.get(code)
 
 
 def covers(cuda: str, capability: tuple[int, int], arch: str, torch: str = TESTED) -> bool | None:
-    """Has the CUDA wheel code for that card? None when the table does not know the wheel."""
+    """True if the CUDA wheel has code for that card; None if the table does not list the wheel."""
     codes = compiled_for(cuda, arch, torch)
     number = capability[0] * 10 + capability[1]
     return None if codes is None else any(runs_on(code, number) for code in codes)
 
 
 def is_xpu(gpu: Gpu) -> bool:
-    """Is this an Intel GPU that PyTorch's XPU wheel supports?"""
+    """True if PyTorch's XPU wheel supports this Intel GPU."""
     if gpu.vendor != "intel":
         return False
     if gpu.device_id is None:

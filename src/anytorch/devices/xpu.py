@@ -30,7 +30,7 @@ class XpuBackend(TorchBackend):
         return [self.candidate(index, gpu) for index, gpu in enumerate(cards)]
 
     def facts(self) -> dict[str, Any]:
-        """What Level Zero itself says, which torch folds into "no device"."""
+        """The facts Level Zero reports, which torch reduces to "no device"."""
         loader = snapshot().graphics.level_zero_loader
         if loader is None:
             return {}

@@ -1,4 +1,4 @@
-"""Which model, with which tokenizer and context: by name, by folder, or the tiny pair that comes with anytorch."""
+"""Find a model with its tokenizer and context: by name, by folder, or the built-in tiny pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anytorch.values import dataclass
 
 @dataclass(frozen=True)
 class ChosenCheckpoint:
-    """What was asked for, found: what `from_pretrained` takes, and the rows a window may have."""
+    """A model and its tokenizer as `from_pretrained` takes them, and the most rows of a window."""
 
     model: str
     tokenizer: str
@@ -27,7 +27,7 @@ class ChosenCheckpoint:
 def choose_checkpoint(
     model: str | Path = TINY, tokenizer: str | Path | None = None, max_context: int | None = None
 ) -> ChosenCheckpoint:
-    """The tokenizer and context that go with a model; what is given counts more than what is known.
+    """The tokenizer and context for a model; the arguments override what is known about it.
 
     Raises InputError for a context that is none; ModelError for a name that is none, where only the caller can know the
     tokenizer, and where the one that a folder names is gone.
@@ -60,7 +60,7 @@ def choose_checkpoint(
     elif told is not None:
         known = told.source(Path(name).expanduser())
     elif not (known := found.tokenizer):
-        words = f"the model {name!r} does not say" if here else f"{name!r} is no folder here, and it is not known"
+        words = f"the model {name!r} does not say" if here else f"{name!r} is not a folder here, and it is unknown"
         raise ModelError(
             f"{words} which tokenizer it was trained with",
             hint=f"name it with --tokenizer (tokenizer=…); known pairs: {', '.join([TINY, *PUBLISHED])}",
@@ -71,7 +71,7 @@ def choose_checkpoint(
 
 
 def check_is_a_model(folder: Path, name: str) -> None:
-    """Raises ModelError for the two folders that are easily named instead: a run's own, and a tokenizer's."""
+    """Raise ModelError if the folder is a training run's or a tokenizer's, not a model's."""
     if not (folder / "config.json").exists():
         if (folder / "best_model" / "config.json").exists():
             hint = f"its model is {folder / 'best_model'}"
@@ -94,7 +94,7 @@ def load_predictor(
     dtype: str | None = None,
     quantization: str | None = None,
 ) -> KronosPredictor:
-    """A predictor that is ready: "tiny" (comes with anytorch), "kronos-mini", "-small", "-base", a folder or a hub id.
+    """Load a predictor: "tiny" (comes with anytorch), "kronos-mini", "-small", "-base", a folder or a hub id.
 
     A folder from fine-tuning knows its tokenizer and its context; for another one, name them. `dtype` and `quantization` are
     those of `KronosPredictor`.

@@ -1,4 +1,4 @@
-"""What a forecast is asked with, as one checked series: arguments, tables of any kind, timestamps of any kind.
+"""Check the input of a forecast: arguments, tables and timestamps of any kind in, one checked series out.
 
 Arguments are numbers in their range. Tables are pandas', polars', pyarrow's or NumPy's; timestamps are datetimes, words,
 epochs, or a column of the table. Every refusal names the series, the row and the column. With `checks=False` only what
@@ -59,7 +59,7 @@ def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
 
 
 def make_seed(seed: Any) -> int | None:
-    return None if seed is None else whole_number("seed", seed, 0, "a seed is a whole number from 0 on")
+    return None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
 
 
 def quantile_levels(levels: Any) -> tuple[float, ...]:
@@ -95,7 +95,7 @@ def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeInd
         if found:
             return as_times(frame[found[0]], f"{where}, column {found[0]!r}")
     raise InputError(
-        f"{where} has no timestamps: none were given, its index holds none, and no column is called one",
+        f"{where} has no timestamps: x_timestamp is missing, and neither its index nor a column holds them",
         hint="pass x_timestamp, or a frame with a DatetimeIndex or a column 'timestamps'",
     )
 
@@ -122,7 +122,7 @@ def as_times(given: Any, where: str) -> pd.DatetimeIndex:
 def refuse_gaps(missing: Any, where: str) -> None:
     rows = np.flatnonzero(missing)
     if len(rows):
-        raise InputError(f"{where}, row {rows[0]}: there is no timestamp")
+        raise InputError(f"{where}, row {rows[0]}: the timestamp is missing")
 
 
 def as_numbers(given: Any) -> pd.Series | None:
@@ -147,7 +147,7 @@ def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
         times, notes = parse_times(numbers, range(len(numbers)), "timestamps", where)
     except InputError as exc:
         raise InputError(
-            f"{where}: numbers such as {numbers.iloc[0]} are no timestamps",
+            f"{where}: numbers such as {numbers.iloc[0]} are not timestamps",
             hint="give datetimes, or an epoch in seconds, milliseconds, microseconds or nanoseconds",
         ) from exc
     for words in notes:
@@ -163,7 +163,7 @@ def from_words(given: Any, where: str) -> pd.DatetimeIndex:
         return pd.DatetimeIndex(given)
     except (ValueError, TypeError, OverflowError) as exc:
         raise InputError(
-            f"{where}: these are no timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
+            f"{where}: these are not timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
         ) from exc
 
 
@@ -207,7 +207,7 @@ def read_series(
     import pandas as pd
 
     if pred_len is not None:
-        pred_len = whole_number("pred_len", pred_len, 1, "forecast at least one step")
+        pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
     frame = as_frame(table, where)
     times = history_times(frame, x_timestamp, where)
     if len(times) != len(frame):
@@ -223,15 +223,15 @@ def read_series(
     future = as_times(y_timestamp, f"{where}, y_timestamp") if y_timestamp is not None else None
     if future is None:
         if pred_len is None:
-            raise InputError(f"{where}: neither pred_len nor y_timestamp says how far to forecast")
+            raise InputError(f"{where}: pass pred_len or y_timestamp: the number of steps is missing")
         future = future_times(times, pred_len)
     elif pred_len is not None and len(future) != pred_len:
         raise InputError(
             f"{where}: pred_len is {pred_len} and y_timestamp has {len(future)} entries",
-            hint="give one timestamp per step, or none: they are then continued in the rhythm of the history",
+            hint="pass one timestamp per step, or none to continue the rhythm of the history",
         )
     if len(future) == 0:
-        raise InputError(f"{where}: pred_len is 0; forecast at least one step")
+        raise InputError(f"{where}: pred_len is 0; use at least 1")
     refuse_mixed_zones(times, future, where)
     if checks and not future[0] > times[-1]:
         raise InputError(
@@ -255,7 +255,7 @@ def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
         entry = int(steps[0]) + 1
         raise InputError(
             f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
-            hint="the times to forecast must run forwards; pass checks=False if they are meant to be so",
+            hint="the times to forecast must increase; pass checks=False if this is intended",
         )
 
 
@@ -328,7 +328,7 @@ def refuse_problems(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -
         text = f"{where}, row {problem.line} ({times[problem.line]}), column {problem.column!r}: {problem.text}"
         text += f" (and {problem.count - 1} more)" if problem.count > 1 else ""
         if problem.kind in REFUSED:
-            raise InputError(text, hint="mend it, or pass checks=False if the data is meant to be so")
+            raise InputError(text, hint="correct it, or pass checks=False if this is intended")
         log.warning("%s", text)
 
 
@@ -346,7 +346,7 @@ def stamps(times: pd.DatetimeIndex) -> np.ndarray:
 
 
 def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
-    """What the published `generate` takes: [series, rows, 6] and stamps [series, rows or pred_len, 5]. Raises InputError."""
+    """Check the arrays of the published `generate`: [series, rows, 6] and stamps [series, rows or pred_len, 5]."""
     shape = tuple(np.shape(x))
     if len(shape) != 3 or shape[2] != len(COLUMNS) or shape[1] < 1:
         raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(COLUMNS)}]")
@@ -356,7 +356,7 @@ def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
 
 
 def from_arrays(x: np.ndarray, x_stamp: np.ndarray, y_stamp: np.ndarray) -> list[Series]:
-    """Series that are normalised already, and stay so."""
+    """Make series from arrays that are already normalised."""
     import pandas as pd
 
     zero, one, nothing = np.zeros(len(COLUMNS), np.float32), np.ones(len(COLUMNS), np.float32), pd.Index([])

@@ -1,4 +1,4 @@
-"""`KronosPredictor`: histories in, forecasts out, on whatever device is there."""
+"""`KronosPredictor`: histories in, forecasts out, on any device."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class KronosPredictor:
         return [answer(forecast, return_samples) for forecast in found]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: what was made ready for this device is made again where it is needed."""
+        """The state for pickle and copy, without what was prepared for this device."""
         return {**self.__dict__, "_decoder": None, "_codec": None}
 
     def explain(self) -> str:
@@ -253,7 +253,7 @@ class KronosPredictor:
 
         What `predict` does between scaling a table and scaling back; arrays or tensors of any device.
         """
-        pred_len = whole_number("pred_len", pred_len, 1, "forecast at least one step")
+        pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
         check_arrays(x, x_stamp, y_stamp, pred_len)
         series = from_arrays(
             as_array(x).astype(np.float32), as_array(x_stamp).astype(np.int64), as_array(y_stamp).astype(np.int64)
@@ -307,7 +307,7 @@ class KronosPredictor:
         verbose: Verbose = False,
     ) -> list[Paths]:
         """The generated ids and normalised values of every series: what `predict` takes the mean of."""
-        samples = whole_number("sample_count", samples, 1, "at least one path is needed")
+        samples = whole_number("sample_count", samples, 1, "use at least 1")
         seed = make_seed(seed)
         if rolling not in ROLLING:
             raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
@@ -330,7 +330,8 @@ class KronosPredictor:
                 raise
             asked = f"{counted(len(series) * samples, 'path')} of {counted(pred_len, 'step')}"
             raise OutOfMemory(
-                f"{self.device} has not enough memory for {asked}", hint="ask for fewer, or use another device"
+                f"{self.device} has too little memory for {asked}",
+                hint="draw fewer paths or steps, or use another device",
             ) from exc
         if noise is not None:
             noise.finish()
@@ -397,7 +398,7 @@ class KronosPredictor:
             return self.max_context
         if pred_len >= self.max_context:
             raise InputError(
-                f"rolling='trim' leaves no history: pred_len is {pred_len} and max_context {self.max_context}",
+                f"rolling='trim' needs pred_len ({pred_len}) below max_context ({self.max_context})",
                 hint="use rolling='exact' or 'evict', or forecast fewer steps",
             )
         return self.max_context - pred_len

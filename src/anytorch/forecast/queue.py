@@ -1,4 +1,4 @@
-"""Forecasts for many clients: one worker computes those that wait together in one batch, if they ask alike.
+"""Forecasts for many clients: one worker computes waiting requests with the same terms in one batch.
 
 Requests with a seed are computed alone: the draws of a batch depend on who is in it, and the same seed must give the same
 forecast.
@@ -44,7 +44,7 @@ class Predictor(Protocol):
 
 
 class Answer(Future[Any]):
-    """A forecast to come. Cancelling it takes the request out, or ends its computation if nobody else waits for that."""
+    """A pending forecast. Cancelling it removes the request, or stops its computation if no other request needs it."""
 
     abandoned = False
 
@@ -54,7 +54,7 @@ class Answer(Future[Any]):
 
 
 class Abandoned(Exception):
-    """Raised within a computation that nobody waits for any more."""
+    """Raised inside a computation whose requests were all cancelled."""
 
 
 @dataclass(eq=False)
@@ -70,13 +70,13 @@ class Job:
 
 
 class Pace:
-    """The shortest time that a step was seen to take, by how many paths it made. What comes before the steps is left out."""
+    """The shortest measured time of a step, by its number of paths; the work before the steps is not counted."""
 
     def __init__(self) -> None:
         self._step_s: dict[int, float] = {}
 
     def least_s(self, terms: Terms) -> float:
-        """What a forecast takes at the least: a step with more paths is never shorter. 0 where nothing is known."""
+        """A lower bound of a forecast's seconds: a step with more paths is never shorter. 0 if nothing was measured."""
         known = [seconds for paths, seconds in self._step_s.items() if paths <= terms.samples]
         return terms.horizon * max(known, default=0.0)
 
@@ -107,7 +107,7 @@ class ForecastQueue:
         self._worker.start()
 
     def submit(self, history: Any, terms: Terms, timeout_s: float | None = None, *, ahead: Any = None) -> Future[Any]:
-        """The forecast to come. Raises QueueFull, and TimeoutError for what cannot be ready within `timeout_s`.
+        """Queue a forecast and return it pending. Raises QueueFull, or TimeoutError if `timeout_s` cannot be met.
 
         The latter would keep the worker from everybody else until its time was up, for nothing.
         """
@@ -116,17 +116,17 @@ class ForecastQueue:
             least_s = self._pace.least_s(terms)
             if timeout_s is not None and least_s > timeout_s:
                 raise TimeoutError(
-                    f"{terms.horizon} steps take at least {least_s:.0f} s here, and the request may take {timeout_s:g} s"
+                    f"{terms.horizon} steps take at least {least_s:.0f} s here; the request's time limit is {timeout_s:g} s"
                 )
             if self._closing:
-                raise QueueClosed("the forecasting model is being closed")
+                raise QueueClosed("the forecasting model is closing")
             self._drop_cancelled()
             if len(self._jobs) >= self._most:
                 waiting = counted(len(self._jobs), "forecast is waiting", "forecasts are waiting")
-                raise QueueFull(f"{waiting}, {self._most:,} may", hint="try again later")
+                raise QueueFull(f"queue full: {waiting}; the limit is {self._most:,}", hint="try again later")
             seconds = self._seconds / max(self._sizes, 1.0) * sum(other.size for other in self._jobs)
             if self._most_s is not None and seconds > self._most_s:
-                raise QueueFull(f"the forecasts that wait take about {seconds:.0f} s", hint="try again later")
+                raise QueueFull(f"queue full: the waiting forecasts take about {seconds:.0f} s", hint="try again later")
             self._jobs.append(job)
             self._changed.notify()
         return job.future
@@ -145,7 +145,7 @@ class ForecastQueue:
         return "" if self._worker.is_alive() or self._closing else "its worker has ended"
 
     def close(self) -> None:
-        """Finish what waits."""
+        """Finish the waiting forecasts and stop."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -171,7 +171,7 @@ class ForecastQueue:
         def at_step(done: int, total: int) -> None:
             moments.append(time.perf_counter())
             if all(job.future.abandoned for job in jobs):
-                raise Abandoned(f"nobody waits for this forecast any more (step {done} of {total})")
+                raise Abandoned(f"every request for this forecast was cancelled (step {done} of {total})")
 
         try:
             found = self._predictor.predict_batch(
@@ -210,7 +210,7 @@ class ForecastQueue:
 
 
 def take(waiting: deque[Job], most_paths: int = MOST_PATHS) -> list[Job]:
-    """The oldest job, and those behind it that ask alike, up to `most_paths`. The others keep their order."""
+    """Take the oldest job and later ones with the same terms, up to `most_paths`. The others keep their order."""
     first = waiting.popleft()
     taken = [first]
     if first.terms.seed is not None:

@@ -1,4 +1,4 @@
-"""Columns to the size that the model knows, and what cannot be brought there.
+"""Scale columns to the range the model was trained on, and report those that do not fit.
 
 The published scaling is (x - mean) / (standard deviation + 1e-5), in float32. The 1e-5 gives a constant column a forecast
 (itself), but drowns a column whose values lie close together: of prices around 1e-6 the model sees a flat line, and the

@@ -1,4 +1,4 @@
-"""What a fine-tuned model goes with, kept in its folder so that nobody has to remember it.
+"""The tokenizer and context of a fine-tuned model, stored in its folder.
 
 FOLDER/config.json, model.safetensors   the published layout, and nothing but it
 FOLDER/tokenizer/                       the tokenizer it was trained on, in the same layout
@@ -42,7 +42,7 @@ class TrainedWith:
         if name == TINY or name in HUB or (REPOSITORY.fullmatch(name) and not name.startswith(".")):
             return self.tokenizer
         raise ModelError(
-            f"the model {str(folder)!r} was trained with the tokenizer {self.tokenizer!r}, as its {FILE} says, and there "
+            f"the model {str(folder)!r} was trained with the tokenizer {self.tokenizer!r}, as its {FILE} says, but there "
             f"is no folder {path}",
             hint="put that folder back, or name the tokenizer with --tokenizer (tokenizer=…)",
         )
@@ -56,12 +56,12 @@ def write_trained_with(folder: Path, tokenizer: KronosTokenizer, max_context: in
 
 
 def forget_trained_with(folder: Path) -> None:
-    """Before other weights are put there: until all is written, the folder says nothing rather than something wrong."""
+    """Remove the file before new weights are written, so that it never describes other ones."""
     (folder / FILE).unlink(missing_ok=True)
 
 
 def read_trained_with(folder: Path) -> TrainedWith | None:
-    """What the folder says; None if it says nothing. Raises ModelError for a file that cannot be meant so."""
+    """Read the file of a folder; None if there is none. Raises ModelError for an invalid file."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -75,6 +75,6 @@ def read_trained_with(folder: Path) -> TrainedWith | None:
         known = {name: said[name] for name in TrainedWith.__dataclass_fields__ if name in said}
         return TrainedWith(**known)  # a later version may say more
     raise ModelError(
-        f"{path} cannot be used: {wrong}",
-        hint="mend it, or delete it and name both with --tokenizer and --context (tokenizer=…, max_context=…)",
+        f"{path} is invalid: {wrong}",
+        hint="correct it, or delete it and name both with --tokenizer and --context (tokenizer=…, max_context=…)",
     )

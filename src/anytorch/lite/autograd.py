@@ -29,7 +29,7 @@ Hook = Callable[["Base"], "Base | None"]
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Inside, no op is recorded: `with no_grad(): …`, or `@no_grad()` on a function."""
+    """A context or decorator in which no op is recorded: `with no_grad(): …`, or `@no_grad()`."""
     token = _enabled.set(False)
     try:
         yield
@@ -105,15 +105,15 @@ class Node:
     def gradients(self, grad: Array) -> Gradients:
         if self.backward is None:
             raise UsageError(
-                f"backward went through {self!r} a second time, and what it had kept is gone",
+                f"backward ran through {self!r} a second time, after its saved values were freed",
                 hint="call backward(retain_graph=True) the first time",
             )
         for version, then in self.saved:
             if version.count != then:
                 raise UsageError(
-                    f"{self!r} needs a tensor as it was, and it has been changed in place since "
+                    f"{self!r} needs a tensor that was changed in place after it was used "
                     f"(version {version.count}; expected {then})",
-                    hint="use the op that makes a new tensor: x = x + 1 instead of x += 1",
+                    hint="make a new tensor instead: x = x + 1, not x += 1",
                 )
         return self.backward(grad)
 
@@ -167,7 +167,7 @@ class Base:
         if gradient is None:
             if self.data.size != 1:
                 raise UsageError(
-                    f"backward() on a tensor of shape {self.data.shape}: only a single number has a gradient of its own",
+                    f"backward() on a tensor of shape {self.data.shape}: only a single number needs no gradient=",
                     hint="reduce it first (.sum(), .mean()), or pass gradient=",
                 )
             seed = np.ones_like(self.data)

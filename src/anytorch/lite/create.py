@@ -22,7 +22,7 @@ _random = np.random.default_rng()
 
 
 def seed(value: int) -> None:
-    """Start the random numbers of this library (weights, dropout, `randn`) anew."""
+    """Seed the random numbers of this library (weights, dropout, `randn`)."""
     global _random
     _random = np.random.default_rng(value)
 
@@ -46,7 +46,7 @@ def tensor(data: Any, dtype: Any = None, device: Device = None, requires_grad: b
     if dtype is None and not isinstance(data, (np.ndarray, np.generic, Base)):
         host = host.astype(PYTHONS.get(host.dtype, host.dtype), copy=False)
     if host.dtype.kind not in KINDS:
-        raise UsageError(f"a tensor of {host.dtype} cannot be made", hint="numbers and truth values can")
+        raise UsageError(f"a tensor cannot hold {host.dtype}", hint="use numbers or booleans")
     return wrap(host, device, requires_grad)
 
 

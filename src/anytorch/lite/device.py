@@ -28,10 +28,10 @@ class CustomDevice:
         self.device_type = name
         self.index = index if index is not None else int(number or 0)
         if self.index < 0:
-            raise UsageError(f"a device's number is not negative: {self.index}")
+            raise UsageError(f"the device index {self.index} is negative")
         if self.is_gpu and self.index:
             raise UsageError(
-                f"{self} is not there: the process uses one adapter, {GPU_TYPE}:0",
+                f"{self} does not exist: the process uses one adapter, {GPU_TYPE}:0",
                 hint="the setting ANYTORCH_WEBGPU_ADAPTER chooses which GPU that is",
             )
 

@@ -20,9 +20,9 @@ class Optimizer:
     def __init__(self, parameters: Iterable[CustomTensor], lr: float, weight_decay: float = 0.0) -> None:
         self.parameters = list(parameters)
         if not self.parameters:
-            raise UsageError("an optimiser was given no parameters", hint="pass model.parameters()")
+            raise UsageError("an optimiser needs at least one parameter", hint="pass model.parameters()")
         if lr < 0:
-            raise UsageError(f"a learning rate of {lr}")
+            raise UsageError(f"invalid learning rate {lr}: use a number from 0 on")
         self.lr, self.weight_decay = lr, weight_decay
         self.steps = 0
         self.state: list[dict[str, Array]] = [{} for _ in self.parameters]
@@ -94,7 +94,7 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(parameters, lr, weight_decay)
         if not all(0 <= beta < 1 for beta in betas):
-            raise UsageError(f"betas of {betas}", hint="each is at least 0 and below 1")
+            raise UsageError(f"invalid betas {betas}", hint="use two numbers from 0 to below 1")
         self.betas, self.eps = betas, eps
 
     def update(self, p: Array, g: Array, state: dict[str, Array]) -> None:

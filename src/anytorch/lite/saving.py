@@ -31,7 +31,7 @@ def save(state: Module | Mapping[str, Any], path: str | Path) -> None:
     for name, array in arrays.items():
         code = NAMES.get(array.dtype.newbyteorder("<"))
         if code is None or not isinstance(name, str) or name == "__metadata__":
-            raise ModelError(f"{name!r} of {array.dtype} cannot be kept in a safetensors file")
+            raise ModelError(f"{name!r} has dtype {array.dtype}, which a safetensors file cannot hold")
         layout.append((name, code, array.shape, array.nbytes))
     parts = (array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes() for array in arrays.values())
     replace_file(Path(path), header_bytes(layout) + b"".join(parts))

@@ -296,7 +296,7 @@ class CustomTensor(OpMethods):
         if result.requires_grad:
             if self._is_view:
                 raise UsageError(
-                    "a view cannot take on a history in place", hint="make a new tensor, or write to its base"
+                    "a view cannot get a gradient history in place", hint="make a new tensor, or write to its base"
                 )
             if not source.requires_grad and source.data is self.data:
                 result = compute(clone_of(source))  # the other operand has a history: keep what its gradient needs

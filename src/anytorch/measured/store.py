@@ -1,6 +1,6 @@
 """The one store of verdicts: a file per question in the cache folder, so that processes never overwrite each other's.
 
-A file that cannot be understood counts as missing and is replaced by the next measurement. Beyond `MOST` files the oldest
+An invalid file counts as missing and is replaced by the next measurement. Beyond `MOST` files the oldest
 go. What this process has seen is kept in memory, by the folder it came from.
 """
 
@@ -60,7 +60,7 @@ def remember(verdict: Verdict) -> Verdict:
         replace_file(path, json.dumps(verdict.as_json(), indent=1, default=str, allow_nan=False).encode())
         _bound(path.parent)
     except OSError as exc:
-        log.warning("what was measured cannot be kept in %s: %s", path.parent, exc.strerror)
+        log.warning("the measurements cannot be stored in %s: %s", path.parent, exc.strerror)
     return verdict
 
 

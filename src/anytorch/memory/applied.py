@@ -1,4 +1,4 @@
-"""What a mode does to the process and to a model, each step with the step that undoes it."""
+"""Apply a mode to the process and to a model, each step with the step that undoes it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def attention_kernel(device: torch.device) -> str:
 
 
 def device_budget(mode: Mode, device: torch.device) -> int | None:
-    """Bytes a model may keep on the device; None where nobody knows what is free."""
+    """Bytes a model may keep on the device; None if the free memory is unknown."""
     free = memory(device).free
     return None if free is None else int(free * mode.device_share)
 

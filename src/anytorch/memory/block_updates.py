@@ -71,7 +71,7 @@ def refuse_packed(fitted: Fitted, blocks: Mapping[str, Sequence[tuple[str, torch
         for path, _ in found:
             if packing and (path in packing.weights or fitted.plan.homes[name] == "disk"):
                 raise UsageError(
-                    f"{path} is in a block that rests as {fitted.rest_format}, and cannot be trained there",
+                    f"{path} is in a block stored as {fitted.rest_format}, which cannot be trained",
                     hint="fit the model without rest_format, freeze it (requires_grad_(False)), or keep what is "
                     "trained on the device with resident=[…]",
                 )

@@ -272,11 +272,12 @@ class Fitted:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError(
-                "this fitted model is closed", hint="what was not on the device is gone: load or make it again"
+                "this fitted model is closed",
+                hint="its weights outside the device are gone: load or create the model again",
             )
 
     def close(self) -> None:
-        """Give threads, files and buffers back, now. Calling it twice is no error; give an optimizer back before.
+        """Free threads, files and buffers now. May be called twice; close an optimizer before.
 
         The model is an ordinary one afterwards. Its weights on the device stay; those that were not are lost, and using one
         raises UsageError: `unfit` keeps them. Nothing of ours refers to the model any more, nor the other way round, so that

@@ -60,17 +60,17 @@ def fit(
 
     >>> import torch, anytorch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    >>> model = anytorch.memory.fit(model, "cpu", device_budget="20KB")
+    >>> model = anytorch.memory.fit(model, "cpu", device_budget="20KiB")
     >>> model(torch.ones(1, 64)).shape
     torch.Size([1, 64])
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"fit takes a torch.nn.Module, not a {type(model).__name__}",
+            f"fit needs a torch.nn.Module, not a {type(model).__name__}",
             hint="a folder with a checkpoint: anytorch.memory.load" if isinstance(model, (str, Path)) else "",
         )
     if HANDLE in model.__dict__:
-        raise UsageError("this model is fitted already", hint="anytorch.memory.unfit(model) first")
+        raise UsageError("this model is already fitted", hint="anytorch.memory.unfit(model) first")
     tiers = create_tiers(
         device,
         device_budget=device_budget,

@@ -71,7 +71,7 @@ def kind_of(factory: Any) -> str | None:
 
 
 def can_do(kind: str | None, update: Update) -> bool:
-    """Is this a step of torch's fused kernel that ours gives the same bits for?"""
+    """True if our kernel gives the same bits as torch's fused one for this step."""
     options, tensors = update.options, (*update.weight, update.gradient, *(update.state.get(k) for k in MOMENTS))
     if kind is None or not options.get("fused") or any(options.get(key) != value for key, value in PLAIN.items()):
         return False
@@ -102,7 +102,7 @@ def step(kind: str, updates: Sequence[Update], scale: float | None, threads: int
     if library.anytorch_adam((Span * len(parts))(*parts), len(parts), max(1, threads)):
         for update in updates:
             update.state["step"].sub_(1)
-        raise MemoryError("there is no memory left for the optimizer's step; no weight was changed")
+        raise MemoryError("out of memory for the optimizer's step; no weight was changed")
     for update in updates:
         if update.gradient.numel() % WHOLE:
             _rest(kind, update, scale)
@@ -176,7 +176,7 @@ _proofs: dict[tuple[bool, torch.dtype], bool] = {}
 
 
 def proved(is_decoupled: bool, dtype: torch.dtype) -> bool:
-    """Has our loop given the bits of torch's kernel here? Tried once per process and kind, on random numbers."""
+    """True if our loop gave the same bits as torch's kernel, tried once per process and kind on random numbers."""
     with _lock:
         key = (is_decoupled, dtype)
         if key not in _proofs:

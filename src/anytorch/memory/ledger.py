@@ -1,4 +1,4 @@
-"""Who holds how many bytes at which level. The one place where a budget says no."""
+"""Track who holds how many bytes at which level, and refuse what exceeds a budget."""
 
 from __future__ import annotations
 

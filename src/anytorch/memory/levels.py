@@ -87,7 +87,7 @@ def _budget(given: Size | None, what: str, free: int | None, share: float) -> tu
     if given is not None:
         return parse_nbytes(given, what), "given"
     if free is None:
-        raise UsageError(f"nobody knows how much memory is free for {what}", hint=f'give it: {what}="8GB"')
+        raise UsageError(f"the free memory for {what} is unknown", hint=f'give it: {what}="8GB"')
     return int(free * share), f"{share:.0%} of what is free"
 
 

@@ -141,7 +141,7 @@ def image_of(found: Found, name: str, by_id: Mapping[int, StoredTensor], in_plac
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside, a module's parameters take no memory and initialising them no time; its buffers are real."""
+    """A context in which a new module's parameters take no memory and no time to initialise; its buffers are real."""
     original = nn.Module.register_parameter
 
     def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -192,7 +192,7 @@ def match(model: nn.Module, located: Mapping[str, StoredTensor], checkpoint: Pat
             missing.append(path)
         elif place.shape != shapes[path]:
             raise ModelError(
-                f"{place.path}: {place.name!r} has the shape {list(place.shape)}, the model wants {list(shapes[path])}",
+                f"{place.path}: {place.name!r} has the shape {list(place.shape)}, the model needs {list(shapes[path])}",
                 hint="the checkpoint belongs to another configuration",
             )
         else:

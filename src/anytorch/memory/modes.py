@@ -67,7 +67,7 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
         with _switching:
             if _active is not None:
                 raise UsageError(
-                    f"mode {self.mode.name!r} was asked for while {_active.mode.name!r} is on",
+                    f"mode {self.mode.name!r} cannot be turned on while {_active.mode.name!r} is on",
                     hint="leave the first `with anytorch.mode(...)` block, or call its off()",
                 )
             if self.mode.fused_attention:

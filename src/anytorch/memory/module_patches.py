@@ -1,4 +1,4 @@
-"""What is replaced of a fitted model's modules: forward, state_dict, load_state_dict and to. `detach` puts it all back."""
+"""Replace forward, state_dict, load_state_dict and to of a fitted model's modules; `detach` restores them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _keep(loading: StateLoading, module: nn.Module, keys: Any) -> None:
 def _refuse_copy(_: dict[int, Any]) -> NoReturn:
     raise UsageError(
         "a fitted model cannot be copied: it owns files, threads and memory",
-        hint="copy it before it is fitted, or anytorch.memory.unfit(model) first",
+        hint="copy it before fitting, or call anytorch.memory.unfit(model) first",
     )
 
 
@@ -177,8 +177,8 @@ class StateLoading:
                 continue
             if metadata.get("assign_to_params_buffers"):
                 raise UsageError(
-                    "load_state_dict(assign=True) would put other parameters in the place of a fitted model's",
-                    hint="leave assign out: values are copied to where the model rests",
+                    "load_state_dict(assign=True) would replace the parameters of a fitted model",
+                    hint="leave assign out: the values are then copied into the fitted model",
                 )
             if values.shape == parameter.shape:  # torch says so if not
                 wake(parameter, values.detach().to("cpu", parameter.dtype, copy=True))

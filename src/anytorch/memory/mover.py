@@ -346,7 +346,7 @@ class Mover:
     # --- changing what rests ---------------------------------------------------------------------------------------
 
     def begin_change(self, name: str) -> None:
-        """A block's image at home is about to be written: it leaves the ring, and nobody fetches it before `end_change`.
+        """Announce a write to a block's image at home: it leaves the ring and is not fetched before `end_change`.
 
         One writer at a time: who comes while another one changes the block waits until that one is done.
         """
@@ -362,7 +362,7 @@ class Mover:
             raise
 
     def end_change(self, name: str) -> None:
-        """It is whole again: who waited for it goes on, and it may be fetched ahead."""
+        """End the write: waiting threads continue, and the block may be fetched again."""
         with self._changed:
             self._changing.discard(name)
             self._changed.notify_all()
@@ -370,7 +370,7 @@ class Mover:
         self._work_ahead()
 
     def wait_unchanged(self, name: str) -> None:
-        """Return when nobody writes the block's image at home."""
+        """Wait until no write to the block's image at home is running."""
         with self._changed:
             while name in self._changing:
                 self._changed.wait()
@@ -387,7 +387,7 @@ class Mover:
         return None
 
     def close(self) -> None:
-        """Give all memory back. No step may be in use."""
+        """Free all memory. No step may be in use."""
         with self._changed:
             if self._closed:
                 return

@@ -36,7 +36,7 @@ def described(
                 hint="load_state_dict(…, assign=True) gives the model weights again; unfit(model) before closing keeps them",
             )
         raise UsageError(
-            f"{function_name(func)} was called on a weight whose values are on another memory level just now",
+            f"{function_name(func)} was called on a weight whose values are on another memory level",
             hint="use it inside the forward of its module, or read it through state_dict(); "
             "resident=[…] keeps a module's weights on the device, unfit(model) brings all of them back",
         )
@@ -57,7 +57,7 @@ class _Away:
 
 
 def _words(what: str, tensor: torch.Tensor) -> str:
-    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level just now"
+    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level"
 
 
 class Parked(_Away, nn.Parameter):
@@ -109,7 +109,7 @@ def park(parameter: torch.Tensor, device: torch.device) -> None:
 
 
 def give_up(parameter: torch.Tensor) -> None:
-    """What a parked parameter stands for is lost, and whoever uses it is told so."""
+    """Mark a parked parameter's values as lost, so that using it raises."""
     parameter.__class__ = Gone if isinstance(parameter, nn.Parameter) else GoneBuffer
 
 

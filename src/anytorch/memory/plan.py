@@ -186,13 +186,13 @@ def settle(
     needed = sum(blocks[name].resting for name in on_disk_names)
     if budgets.disk is None and needed:
         raise BudgetTooSmall(
-            f"{words(needed)} fit in no memory budget, and no disk may be used",
+            f"{words(needed)} exceed the memory budgets, and the disk may not be used",
             hint="name a folder with disk=…, or raise the device budget to "
             f"{sum(block.nbytes for block in blocks.values())} bytes",
         )
     if not on_disk and budgets.disk is not None and needed > budgets.disk:
         raise DiskTooSmall(
-            f"{words(needed)} have to rest on disk, where {words(budgets.disk)} may be used",
+            f"{words(needed)} must be stored on disk, but the disk budget is {words(budgets.disk)}",
             hint=f"the smallest disk budget that works is {needed} bytes ({words(needed)})",
         )
     homes.update(dict.fromkeys(on_disk_names, "disk"))

@@ -25,7 +25,7 @@ SHARES = (0.6, 0.35, 0.2)  # of the device's memory for weights, tried in turn: 
 
 @dataclass(frozen=True)
 class Rescue(Generic[T]):
-    """What came of it. `steps` says in words what was changed; empty when the first try worked."""
+    """The result of a rescue. `steps` says in words what was changed; empty if the first try worked."""
 
     result: T
     batch: int
@@ -81,7 +81,7 @@ def with_rescue(
             if isinstance(failure, Done):
                 return Rescue(failure.result, size, tuple(steps))
     raise OutOfMemory(
-        f"it does not fit, even with a batch of {size}: {_first_line(failure)}; tried: {'; '.join(steps) or 'nothing else'}",
+        f"out of memory, even with a batch of {size}: {_first_line(failure)}; tried: {'; '.join(steps) or 'nothing else'}",
         hint="shorten the input, or quantize the model" if stream else "allow streaming with stream=True",
     ) from failure
 

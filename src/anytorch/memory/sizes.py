@@ -10,9 +10,9 @@ SCALES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_nbytes(value: int | float | str, what: str = "size") -> int:
-    """ "8GB", "512 MiB", 1073741824 → bytes. GB and GiB both mean 2**30, as everywhere in anytorch."""
+    """ "8GiB", "512 MB", 1073741824 → bytes. GB and GiB both mean 2**30, as everywhere in anytorch."""
     if isinstance(value, bool):
-        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GB" or as a number of bytes')
+        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GiB" or as a number of bytes')
     if isinstance(value, (int, float)):
         number = float(value)
     else:
@@ -23,7 +23,7 @@ def parse_nbytes(value: int | float | str, what: str = "size") -> int:
         except ValueError:
             number = -1.0
     if not 0 <= number < 2**60:
-        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GB" or as a number of bytes')
+        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GiB" or as a number of bytes')
     return int(number)
 
 

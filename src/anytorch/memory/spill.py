@@ -59,7 +59,7 @@ class Spill:
             self.folder = hidden.rename(self.parent / f"{PREFIX}{token}")  # seen by others only when it is locked
         except OSError as exc:
             raise UsageError(
-                f"cannot use {self.parent} as the disk level: nothing can be written there ({exc.strerror})",
+                f"cannot use {self.parent} as the disk level: it is not writable ({exc.strerror})",
                 hint="name a folder you may write to",
             ) from exc
         self._bounce: torch.Tensor | None = None

@@ -127,9 +127,9 @@ def _checked(level: Mapping[str, Any], number: int) -> StackLevel:
         speed = float(level.get("speed_gbps", level.get("transfer_speed_gbps", 0.0)))
     except (KeyError, TypeError, ValueError) as exc:
         raise UsageError(
-            f"level {number} is not understood: {exc}",
+            f"level {number} is invalid: {exc}",
             hint='write {"capacity_mb": 2000, "device": "cpu", "speed_gbps": 50}',
         ) from exc
     if not capacity >= 0:
-        raise UsageError(f"level {number} has a capacity of {capacity} MiB")
+        raise UsageError(f"level {number} has an invalid capacity of {capacity} MiB; use 0 or more")
     return StackLevel(capacity, device, speed)

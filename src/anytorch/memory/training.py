@@ -69,7 +69,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         if clip_norm is not None and clip_norm <= 0:
             raise UsageError(f"clip_norm is {clip_norm}; it must be above 0")
         if overlap not in (None, "forward", "backward"):
-            raise UsageError(f"overlap is {overlap!r}; it can be None, 'forward' or 'backward'")
+            raise UsageError(f"overlap is {overlap!r}; use None, 'forward' or 'backward'")
         if overlap == "backward" and clip_norm is not None:
             raise UsageError(
                 "the norm of all gradients is known only after backward, so blocks cannot be updated during it",
@@ -227,7 +227,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._updates.wait()
 
     def give_up(self) -> None:
-        """Forget the step that is under way, failed or broken off: all weights and states are about to be new ones."""
+        """Discard the current step, because all weights and states are about to be replaced."""
         try:
             self.wait()
         except ModelError as exc:

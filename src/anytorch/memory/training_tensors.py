@@ -142,7 +142,7 @@ class Gradients(BlockTensors):
         self._down.synchronize()
 
     def is_whole(self, block: str) -> bool:
-        """Has backward made all of the block's gradients?"""
+        """True if backward has made all of the block's gradients."""
         return block in self and block not in self._pending
 
     def keep_rest(self) -> None:

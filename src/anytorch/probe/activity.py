@@ -40,7 +40,7 @@ class Activity:
         self.cpu_share()
 
     def cpu_share(self) -> float | None:
-        """The share of all cores that were busy since the last call; None where nobody tells, or at the first look."""
+        """The busy share of all cores since the last call; None at the first call or where it is unknown."""
         line = (self._tree.text("/proc/stat") or "").partition("\n")[0].split()
         numbers = [number for word in line[1:9] if (number := whole(word)) is not None]
         if not line or line[0] != "cpu" or len(numbers) < 5:

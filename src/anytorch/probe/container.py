@@ -1,4 +1,4 @@
-"""Is this a container, and which kind? Is it Linux on Windows?"""
+"""Detect containers, their kind, and WSL."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SOFTWARE = ("lvp_icd", "lavapipe", "swiftshader", "libvulkan_lvp", "vk_swiftshad
 
 
 def is_software_icd(icd: Icd) -> bool:
-    """Does this Vulkan driver draw on the CPU? It must never be taken for a GPU."""
+    """True if this Vulkan driver draws on the CPU and must not be taken for a GPU."""
     text = f"{posixpath.basename(icd.path)} {icd.library or ''}".lower()
     return any(mark in text for mark in SOFTWARE)
 

@@ -84,7 +84,7 @@ def _from_files(tree: Tree) -> list[Gpu]:
 
 
 def _fabric_manager(tree: Tree, container: bool) -> bool | None:
-    """Does the Fabric Manager run? None: no NVSwitch here that would need one, or the host's is hidden from us."""
+    """True if the Fabric Manager runs; None if no NVSwitch needs one or the host's is hidden."""
     if tree.exists(FABRIC_MANAGER):
         return True
     if container or not tree.names("/proc/driver/nvidia-nvswitch/devices"):

@@ -92,7 +92,7 @@ class Tree:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def allows(self, name: str, mode: int) -> bool:
-        """May this process read (os.R_OK) or write (os.W_OK) it?"""
+        """True if this process may read (os.R_OK) or write (os.W_OK) the path."""
         path = self.path(name)
         return path is not None and self._access(path, mode)
 

@@ -106,7 +106,7 @@ _streams = threading.local()  # two threads that record at once must not meet on
 
 
 def others_left_alone(record: Callable[..., Any]) -> dict[str, str]:
-    """What other threads do on the device meanwhile (another engine, a copy) is none of a recording's business."""
+    """Arguments that let other threads (another engine, a copy) use the device during a recording."""
     known = "capture_error_mode" in inspect.signature(record).parameters
     return {"capture_error_mode": "thread_local"} if known else {}
 

@@ -21,7 +21,7 @@ log = logs.logger(__name__)
 
 
 def can_stage(device: torch.device) -> bool:
-    """Has the device pinned memory and events? Tried, because no torch answers the question for every vendor."""
+    """True if the device has pinned memory and events, found by trying, since torch does not tell."""
     if device.type == "cpu":
         return False  # its memory is the host's
     try:

@@ -1,4 +1,4 @@
-"""Answers that end points write themselves, with orjson: large ones, and streams of events."""
+"""Responses that end points write with orjson: large ones, and streams of events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENT_STREAM = "text/event-stream"
 
 
 def json_answer(document: Any) -> Response:
-    """NaN and infinities become null, which is what JSON has for them."""
+    """A JSON response of a value; NaN and infinities become null."""
     return Response(orjson.dumps(document, option=OPTIONS), media_type="application/json")
 
 
@@ -34,7 +34,7 @@ def event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: the problem documents it may answer with."""
+    """The problem documents for a route's `responses`."""
     return {
         status: {"content": {"application/problem+json": {"schema": PROBLEM}}, "description": WORDS[status]}
         for status in statuses
@@ -43,16 +43,16 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 PROBLEM = {"$ref": "#/components/schemas/Problem"}
 WORDS = {
-    400: "the body is not what it says it is",
-    401: "an API key is needed",
-    403: "not from this origin",
-    404: "there is no such model",
-    409: "one is under way",
+    400: "the body does not match its content type",
+    401: "an API key is required",
+    403: "requests from this origin are not allowed",
+    404: "unknown model",
+    409: "one is already running",
     413: "too large",
-    415: "a kind of body that is not taken",
-    422: "the input cannot be used; `detail` says which part",
-    429: "too many are waiting; try again after Retry-After seconds",
-    503: "not now",
+    415: "unsupported content type",
+    422: "invalid input; `detail` says which part",
+    429: "the queue is full; try again after Retry-After seconds",
+    503: "not available now",
     504: "the deadline passed",
 }
 __all__ = ["event", "event_stream", "json_answer", "problems", "schemas"]

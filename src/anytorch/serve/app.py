@@ -109,7 +109,7 @@ def create_app(options: ServeOptions | None = None) -> Service:
 
 
 async def passed_on(request: Request, exc: Exception) -> Response:
-    """What an end point raised, as a problem document."""
+    """Turn an end point's exception into a problem document."""
     problem = problem_of(exc)
     if isinstance(exc, RequestValidationError):
         problem = validation_problem(exc.errors())

@@ -1,4 +1,4 @@
-"""Benchmarks that clients start: one at a time, in a child process that ends with its reader; earlier runs are kept.
+"""Benchmarks that clients start: one at a time, each in a child process that ends with its reader; earlier runs are stored.
 
 The child calls `main([request])`, which writes one JSON document per line to standard output: a driver that crashes while
 it is measured takes that process with it and not the service.
@@ -43,17 +43,17 @@ class BenchmarkRunner:
         self._started = False
 
     def reserve(self) -> None:
-        """Raises a 409 Problem while another one is under way. A reservation that nobody took up lapses."""
+        """Reserve the benchmark. Raises a 409 Problem while another runs. An unused reservation expires."""
         now = time.monotonic()
         if self._reserved_at is not None and (self._started or now - self._reserved_at < LAPSES_S):
             raise Problem(
-                409, "benchmark-under-way", "A benchmark is under way", "one benchmark runs at a time",
+                409, "benchmark-under-way", "A benchmark is already running", "one benchmark runs at a time",
                 hint="wait until it is done, or close the page that runs it",
             )  # fmt: skip
         self._reserved_at, self._started = now, False
 
     async def run(self, asked: schemas.BenchmarkRequest) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Events: progress, result, problem, then done or failed. Ending the iteration early ends the measuring."""
+        """Yield events: progress, result, problem, then done or failed. Ending the iteration early stops the benchmark."""
         request = json.dumps({"devices": asked.devices, "seconds": asked.seconds, "workloads": asked.workloads})
         process: asyncio.subprocess.Process | None = None
         rows: list[dict[str, Any]] = []
@@ -135,12 +135,12 @@ def keep(
         for old in sorted(folder().glob("*.json"))[:-KEPT]:
             old.unlink(missing_ok=True)
     except OSError as exc:
-        log.warning("the benchmark is not kept: %s", exc)
+        log.warning("the benchmark was not stored: %s", exc)
     return run
 
 
 def earlier() -> list[schemas.BenchmarkRun]:
-    """Newest first. A file that cannot be read is left out, and said in the log."""
+    """Earlier runs, newest first. An unreadable file is skipped and logged."""
     found = []
     for path in sorted(folder().glob("*.json"), reverse=True):
         if not RUN_ID.fullmatch(path.stem):
@@ -153,7 +153,7 @@ def earlier() -> list[schemas.BenchmarkRun]:
 
 
 def check(asked: schemas.BenchmarkRequest) -> None:
-    """Raise for devices and workloads that make no sense, before anything streams."""
+    """Raise for invalid devices and workloads, before anything streams."""
     workload_names(asked.workloads)
     for name in asked.devices or ():
         try:

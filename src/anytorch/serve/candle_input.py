@@ -1,4 +1,4 @@
-"""From what a client sends to a history that can be forecast: JSON columns, CSV text, an upload, or made-up candles."""
+"""Turn a client's input (JSON columns, CSV text, an upload, or a sample) into a history to forecast."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"ARROW1")
 
 
 def check(asked: schemas.ForecastRequest, options: ServeOptions) -> None:
-    """Raise a Problem for what is too much or not said. Cheap: before anything is read."""
+    """Raise a Problem for input that is missing or too large. Cheap: runs before anything is read."""
     given = [name for name in ("candles", "csv", "sample") if getattr(asked, name)]
     if len(given) != 1:
         raise Problem(
-            422, "invalid-body", "The body does not fit",
-            f"give one of candles, csv and sample; given: {', '.join(given) or 'none'}", param="candles",
+            422, "invalid-body", "The body is invalid",
+            f"send exactly one of candles, csv and sample; sent: {', '.join(given) or 'none'}", param="candles",
         )  # fmt: skip
     for name, value, most in (
         ("horizon", asked.horizon, options.max_forecast_steps),
@@ -39,20 +39,20 @@ def check(asked: schemas.ForecastRequest, options: ServeOptions) -> None:
     ):
         if value > most:
             raise Problem(
-                422, "invalid-body", "The body does not fit", f"{name} is {value}, it may be {most}", param=name
+                422, "invalid-body", "The body is invalid", f"{name} is {value}; the limit is {most}", param=name
             )
     rows = len(asked.candles.timestamps) if asked.candles else (asked.csv or "").count("\n")
     if rows > options.max_forecast_rows:
         raise Problem(
-            413, "too-many-rows", "Too many rows", f"{rows} rows of history, there may be {options.max_forecast_rows}",
-            hint="the model sees the last few hundred: send those",
+            413, "too-many-rows", "Too many rows", f"{rows} rows of history; the limit is {options.max_forecast_rows}",
+            hint="send the last few hundred rows: the model uses no more",
         )  # fmt: skip
 
 
 def decode_upload(body: bytes) -> str:
     if body.startswith(PACKED):
         raise Problem(
-            415, "not-text", "The file is not text", "the upload is packed or binary", hint="send plain CSV text"
+            415, "not-text", "The file is not text", "the upload is compressed or binary", hint="send plain CSV text"
         )
     for encoding in ("utf-8-sig", "latin-1"):
         try:
@@ -63,7 +63,7 @@ def decode_upload(body: bytes) -> str:
 
 
 def read(asked: schemas.ForecastRequest) -> CandleSeries:
-    """The one series to forecast. Takes a while: call it in a thread. Raises InputError that names line and column."""
+    """Read the series to forecast. Slow: call it in a thread. Raises InputError with line and column."""
     require_pandas()
     if asked.sample:
         table: Any = sample_candles(SAMPLE_ROWS, seed=(asked.seed or 0) % 2**31)
@@ -80,9 +80,11 @@ def read(asked: schemas.ForecastRequest) -> CandleSeries:
     if asked.symbol is not None:
         found = [one for one in found if one.name == asked.symbol]
         if not found:
-            raise InputError(f"there is no symbol {asked.symbol[:100]!r}; there are {', '.join(names[:10])}")
+            raise InputError(f"unknown symbol {asked.symbol[:100]!r}; known: {', '.join(names[:10])}")
     elif len(found) > 1:
-        raise InputError(f"there are {len(found)} instruments: {', '.join(names[:10])}", hint="name one with `symbol`")
+        raise InputError(
+            f"the data has {len(found)} instruments: {', '.join(names[:10])}", hint="name one with `symbol`"
+        )
     one = found[0]
     require_range(one.frame)
     return CandleSeries(
@@ -91,7 +93,7 @@ def read(asked: schemas.ForecastRequest) -> CandleSeries:
 
 
 def require_range(frame: Any) -> None:
-    """Raise InputError for numbers that a model, which computes in float32, cannot hold; sums of squares included."""
+    """Raise InputError for numbers too large for float32, in which the model computes and sums squares."""
     for name in COLUMNS:
         if name in frame and (large := frame[name].abs() > LARGEST).any():
             row = int(large.to_numpy().argmax())
@@ -102,7 +104,7 @@ def require_range(frame: Any) -> None:
 
 
 def require_finite(found: Any) -> None:
-    """Raise InputError where a forecast left the range of numbers: nulls would not say so."""
+    """Raise InputError for a forecast with NaN or infinities, which JSON would turn into null."""
     if not np.isfinite(found.mean[[name for name in COLUMNS if name in found.mean]].to_numpy()).all():
         raise InputError(
             "the forecast is not finite: the history's numbers are too far apart", hint="check the history"

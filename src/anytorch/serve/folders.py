@@ -50,14 +50,14 @@ def _folders(path: Path, depth: int) -> Iterator[Path]:
             return  # what lies inside a model is part of it
         inside = sorted(child for child in path.iterdir() if child.is_dir()) if depth else []
     except OSError as exc:
-        log.info("%s is not looked into: %s", path, exc)
+        log.info("%s is skipped: %s", path, exc)
         return
     for child in inside:
         yield from _folders(child, depth - 1)
 
 
 def job_of(path: Path) -> str | None:
-    """What a model folder is for, by its config.json; None: not known here."""
+    """The job of a model folder by its config.json; None if unknown."""
     config = read_config(path)
     if config is None:
         return None
@@ -82,7 +82,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def refusal(path: Path, root: Path) -> str:
-    """Why a folder may not be loaded: a link that leads out of the configured folder, or weights that are a pickle."""
+    """The reason a folder may not be loaded, or "": a link out of the configured folder, or pickled weights."""
     if not path.resolve().is_relative_to(root):
         return "it is a link that leads out of the model folder"
     weights, pickles = False, []

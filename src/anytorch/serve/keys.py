@@ -25,7 +25,7 @@ class Keys:
         self._first = next(iter(named.values()), "")
 
     def name_of(self, given: bytes) -> str | None:
-        """Whose key it is; None: nobody's."""
+        """The name of the key's owner; None if the key is unknown."""
         found = None
         digest = _hash_bytes(given)
         for name, known in self._hashes:
@@ -35,12 +35,12 @@ class Keys:
 
     @property
     def one(self) -> str:
-        """A key, for the service's own first request."""
+        """One of the keys, for the service's own first request."""
         return self._first
 
 
 def read_keys(path: Path) -> Keys:
-    """Raises UsageError for a file that cannot be read, holds no key, or holds one that is too short."""
+    """Read the keys of a file. Raises UsageError if it is unreadable, empty, or has a key that is too short."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
@@ -58,7 +58,7 @@ def read_keys(path: Path) -> Keys:
                 hint=f"make one: anytorch serve --new-key {path}",
             )
         if name in named:
-            raise UsageError(f"{path}, line {number}: there are two keys of the name {name!r}")
+            raise UsageError(f"{path}, line {number}: the name {name!r} is used twice")
         named[name] = key
     if not named:
         raise UsageError(f"--api-key-file {path}: holds no key", hint=f"make one: anytorch serve --new-key {path}")

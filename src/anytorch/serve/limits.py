@@ -1,4 +1,4 @@
-"""Who may ask, and how much: the first code every request meets. Pure ASGI, because it is on the way of every request.
+"""Access and limits: the first code every request meets, in pure ASGI because it runs for each of them.
 
 In this order: the Host header (a web page of another site must not reach a loopback service through its own name), the
 origin, the key, the rate, the size of the body, the time it may take. What is refused is counted and answered with a
@@ -43,11 +43,11 @@ NOT_A_PAGE = (b"content-security-policy", b"default-src 'none'; frame-ancestors 
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection; no response is needed."""
 
 
 class Call:
-    """One request on its way through: what the headers said, and what became of it."""
+    """One request: its headers and its outcome."""
 
     __slots__ = ("body_nbytes", "client", "ended", "headers", "method", "path", "receive", "route", "send", "started",
                  "status", "timeout_s")  # fmt: skip
@@ -134,8 +134,8 @@ class Guard:
             raise Problem(
                 421,
                 "unknown-host",
-                "The Host header names another machine",
-                "this service answers to its own name only: " + ", ".join(sorted(self._hosts)),
+                "Unknown host name",
+                "this service accepts only its own host names: " + ", ".join(sorted(self._hosts)),
                 hint="add a name with --allow-host",
             )
         origin = headers.get(b"origin")
@@ -143,7 +143,7 @@ class Guard:
             raise Problem(
                 403,
                 "foreign-origin",
-                "Pages of other sites may not use this service",
+                "Origin not allowed",
                 "the request comes from a web page of another origin",
                 hint="allow it with --allow-origin",
             )
@@ -153,18 +153,18 @@ class Guard:
                 429,
                 "rate-limit",
                 "Too many requests",
-                f"a client may send {self._options.rate_limit:g} a second",
+                f"the limit is {self._options.rate_limit:g} requests per second and client",
                 headers=retry_after(wait_s),
             )
         if self.under_way > self._options.max_connections:
-            raise Problem(503, "busy", "Too many requests are under way", headers=retry_after())
+            raise Problem(503, "busy", "Too many requests at once", headers=retry_after())
         call.timeout_s = self._timeout(headers.get(b"x-request-timeout"))
         length = headers.get(b"content-length")
         if length is not None and (not length.isdigit() or int(length) > self._options.max_body_nbytes):
             raise self._too_large()
 
     def _client(self, call: Call, scope: Scope) -> str:
-        """Who asks: the key's name, or the address. Raises a 401 Problem where a key is needed."""
+        """The client: its key's name, or its address. Raises a 401 Problem if a required key is missing."""
         address = scope.get("client")
         if self.keys is None:
             return address[0] if address else ""
@@ -177,8 +177,8 @@ class Guard:
             raise Problem(
                 401,
                 "key-needed",
-                "An API key is needed",
-                "the key is not known" if given else "no key was sent",
+                "An API key is required",
+                "the key is unknown" if given else "no key was sent",
                 hint="send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -202,15 +202,15 @@ class Guard:
             raise Problem(
                 400,
                 "bad-timeout",
-                "X-Request-Timeout makes no sense",
-                "X-Request-Timeout is a number of seconds above 0",
+                "X-Request-Timeout is invalid",
+                "X-Request-Timeout must be a number of seconds above 0",
             )
         return min(seconds, most)
 
     def _too_large(self) -> Problem:
         most = self._options.max_body_nbytes
         return Problem(
-            413, "body-too-large", "The body is too large", f"a body may have {most} bytes",
+            413, "body-too-large", "The body is too large", f"the limit is {most} bytes",
             hint="send less at a time, or start the service with a larger --max-body", headers={"Connection": "close"},
         )  # fmt: skip
 
@@ -249,13 +249,13 @@ class Guard:
             raise Problem(
                 429,
                 "bodies-full",
-                "Too much is being sent at once",
-                "the bodies of all requests under way are too large together",
+                "Too much data at once",
+                "the bodies of all current requests together exceed the limit",
                 headers={**retry_after(), "Connection": "close"},
             )
 
     async def _with_body(self, call: Call, scope: Scope, sending: Send) -> None:
-        """Run an end point of `inner`: its body read before, its time limited, and ended when the client goes."""
+        """Run an end point of `inner` with its body read, within its time limit, until the client disconnects."""
         body = await self.read(call)
         gone = asyncio.Event()
         given = False
@@ -338,8 +338,8 @@ class Guard:
 
 def stopped() -> Problem:
     return Problem(
-        503, "stopping", "The service is stopping", "it was stopped before the answer was ready",
-        hint="ask again: another worker or the next start answers", headers=retry_after(),
+        503, "stopping", "The service is stopping", "it stopped before the answer was ready",
+        hint="retry: another worker or the restarted service will answer", headers=retry_after(),
     )  # fmt: skip
 
 
@@ -351,17 +351,17 @@ PREFLIGHT = [
 
 
 def is_open(path: str) -> bool:
-    """The page's files and the health checks: no key is asked for, and nobody asks too often."""
+    """Paths that need no key and have no rate limit: the page's files and the health checks."""
     return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 def is_unrated(path: str) -> bool:
-    """Nor does who watches a busy service ask too often."""
+    """Paths exempt from rate limits."""
     return path == "/metrics" or is_open(path)
 
 
 def allowed_hosts(options: ServeOptions) -> frozenset[str] | None:
-    """The names a request may be addressed to; None: any. On loopback this is what stops DNS rebinding."""
+    """The host names a request may use; None: any. On loopback this prevents DNS rebinding."""
     if not options.loopback and not options.allow_hosts:
         return None
     own = {"localhost", "127.0.0.1", "::1", options.host.strip("[]").lower()} if options.loopback else set()

@@ -24,7 +24,7 @@ CPU_THREAD_TOKENS = 1024  # of a batch, for each thread
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to load: found by the command line or in a model folder, never a client's own text."""
+    """A model to load: from the command line or a model folder, never a path from a client."""
 
     id: str
     job: str
@@ -39,18 +39,18 @@ class Wanted:
 
 
 class Model(Protocol):
-    """What every job's model has; the rest is the job's own affair."""
+    """The interface of every job's loaded model."""
 
     info: ModelInfo
 
     def alive(self) -> str:
-        """Why it no longer answers; "" while it does."""
+        """Why the model stopped answering; "" while it works."""
 
     def close(self) -> None: ...
 
 
 def told(make: Callable[[], T]) -> tuple[T, str]:
-    """What `make` gives, and the last device fallback on the way there: a service tells it to its clients."""
+    """The result of `make`, and the last device fallback on the way there, for the service's clients."""
     said: list[str] = []
     with fallbacks_to(said.append):
         made = make()
@@ -58,7 +58,7 @@ def told(make: Callable[[], T]) -> tuple[T, str]:
 
 
 def batch_tokens(engine: ArrowEngine) -> int | None:
-    """Tokens of one batch; None: the engine's own, which is the fastest for many texts.
+    """Tokens per batch; None: the engine's own choice, the fastest for many texts.
 
     Our CPU encoder takes as long per token for 16 short texts as for 500, and whoever comes while a batch is computed
     waits for its end: so a batch is a quarter of a second of work rather than half of one.
@@ -69,7 +69,7 @@ def batch_tokens(engine: ArrowEngine) -> int | None:
 
 
 def count_parameters(folder: Path) -> int:
-    """From the headers of its files: nothing is read but names and shapes."""
+    """The number of a model's parameters, from the names and shapes in its files' headers."""
     with Checkpoint(folder) as checkpoint:
         return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
@@ -157,7 +157,7 @@ def tokenizer_of(folder: Path) -> Path:
         if (place / "config.json").is_file():
             return place
     raise ModelError(
-        f"{folder}: there is no tokenizer with this forecasting model",
+        f"{folder}: this forecasting model has no tokenizer",
         hint=f"put the folder of the tokenizer it was trained with at {folder / 'tokenizer'}",
     )
 
@@ -170,7 +170,7 @@ class TextModel:
 
         source = wanted.source
         if source is None:
-            raise ModelError("there is no embedded text model", hint="name a folder with --text-model")
+            raise ModelError("there is no built-in text model", hint="name a folder with --text-model")
         self.generator, _ = told(lambda: TextGenerator(source, device=wanted.asked, quantization=wanted.quantization))
         self.generator.warmup()
         self.info = ModelInfo(

@@ -1,4 +1,4 @@
-"""The devices and the doctor's findings as the page shows them, and the last survey they are told from."""
+"""The devices and the doctor's findings as the page shows them, and the latest survey of the machine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PAGED = frozenset(diagnosis.code for diagnosis in DIAGNOSES)
 
 
 def look(*, tried: bool, refresh: bool = False) -> Survey:
-    """One look at everything. `tried`: the devices are used in a child process, which may take seconds the first time."""
+    """A survey of the machine. `tried`: compute on the devices in a child process, which may take seconds at first."""
     return survey("always" if tried else "never", refresh=refresh)
 
 
 class SurveyCache:
-    """The last survey of the machine. Trying devices may take seconds: a thread does it, one at a time, and answers need not
-    wait for it."""
+    """The latest survey of the machine, made in a thread, one at a time: trying devices may take seconds, and answers do
+    not wait for it."""
 
     def __init__(self) -> None:
         self._tried: tuple[float, Survey] | None = None
@@ -63,7 +63,7 @@ class SurveyCache:
 
 
 async def in_background(work: Callable[[], T]) -> T:
-    """As asyncio.to_thread, in a thread that nobody waits for at the end: who stops the service has no use for it."""
+    """Like asyncio.to_thread, but in a daemon thread, so that stopping the service does not wait for it."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -103,7 +103,7 @@ def devices_of(found: Survey, activity: Activity, tried: bool = True) -> schemas
 
 
 def choice_of(found: Survey, tried: bool) -> tuple[str | None, str]:
-    """What a job without a device named would use, and why."""
+    """The device a job uses when none is named, and why."""
     if not tried:
         return None, "the devices are being tried"
     try:
@@ -135,10 +135,10 @@ def device_of(one: Candidate, best: bool, cards: Mapping[str, CardActivity], act
 
 
 def absent(name: str, title: str, reasons: Sequence[Reason]) -> schemas.Device:
-    """A back end of which nothing is here. What keeps even the CPU from working is not why this hardware is absent."""
+    """A back end without a device here, and the reason; what also stops the CPU is not that reason."""
     about = [r for r in reasons if name in r.backends and "cpu" not in r.backends and r.level is not Level.NOTE]
     told = [reason_of(reason) for reason in about] or [
-        schemas.Reason(code="not-seen", severity="note", title=f"no {title} was seen here")
+        schemas.Reason(code="not-seen", severity="note", title=f"no {title} was found here")
     ]
     return schemas.Device(id=name, backend=name, title=title, state="absent", reasons=told)
 
@@ -181,7 +181,7 @@ def facts_of(one: Candidate) -> Iterable[schemas.Fact]:
 
 
 def live(found: Survey, activity: Activity) -> schemas.LiveDevices:
-    """Memory and utilisation of every device that is here."""
+    """Memory and utilisation of every device of this machine."""
     cards = activity.cards()
     return schemas.LiveDevices(
         devices=[live_of(one, cards, activity) for one in found.devices if one.state is not State.UNUSABLE]

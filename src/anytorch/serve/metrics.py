@@ -1,4 +1,4 @@
-"""What the service counts, in Prometheus' text format. Labels are bounded: our routes, statuses, models."""
+"""The service's metrics in Prometheus' text format. Labels are bounded: our routes, statuses, models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 
 
 class Metrics:
-    """The counters of one process. Reading a queue's depth happens when somebody asks, not on every request."""
+    """The counters of one process. Queue depths are read when metrics are requested, not on every request."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder`: where several workers count together (prometheus_client's multiprocess mode)."""
@@ -92,7 +92,7 @@ class Metrics:
             self.registry.register(_Gauges(look))
 
     def refresh(self) -> None:
-        """Count what queues have ended; among several workers, put this one's gauges where the others can add them up.
+        """Count finished requests of the queues; with several workers, store this one's gauges for the others to add up.
 
         Called about every second in a worker, and when somebody asks.
         """
@@ -134,7 +134,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Look:
-    """What is read when somebody asks: of the loaded models, and of this process."""
+    """Values read when metrics are requested: of the loaded models, and of this process."""
 
     queues: Mapping[str, QueueStats] = field(default_factory=dict)  # by model
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by device
@@ -153,10 +153,10 @@ class Look:
 
 
 GAUGES = {
-    "anytorch_queue_requests": ("Requests that wait for a batch", ("model",)),
-    "anytorch_queue_tokens": ("Tokens that wait for a batch", ("model",)),
+    "anytorch_queue_requests": ("Requests waiting for a batch", ("model",)),
+    "anytorch_queue_tokens": ("Tokens waiting for a batch", ("model",)),
     "anytorch_memory_bytes": ("Memory in use, by device", ("device",)),
-    "anytorch_model_loaded": ("How many processes have this model loaded", ("job", "model", "device")),
+    "anytorch_model_loaded": ("Number of processes that have loaded this model", ("job", "model", "device")),
     "anytorch_requests_under_way": ("Requests being answered", ()),
 }
 

@@ -1,4 +1,4 @@
-"""From names to what is loaded: the models of the command line, and the one that a client's id means."""
+"""Turn names into models to load: those of the command line, and the one a client's id means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
 
 
 def first_models(options: ServeOptions) -> list[Wanted]:
-    """What the command line asks for: named models, else the embedded ones. Raises ModelError where one cannot be."""
+    """The models to load at start: those named, else the built-in ones. Raises ModelError for an invalid one."""
     wanted: list[Wanted] = []
     for name in options.models:
         wanted.append(_named(name, options))
@@ -69,7 +69,7 @@ def wanted_by(name: str, job: str | None, first: Sequence[Wanted], known: Mappin
     if found is None:
         near = difflib.get_close_matches(name, known, n=1)
         raise Problem(
-            404, "model-not-found", "There is no such model",
+            404, "model-not-found", "Unknown model",
             f"{name[:200]!r} is not in the model folders",
             hint=f"did you mean {near[0]!r}?" if near else "GET /api/models lists what can be loaded; "
             "folders are named with --model-folder",
@@ -78,7 +78,7 @@ def wanted_by(name: str, job: str | None, first: Sequence[Wanted], known: Mappin
     if job not in (None, found.job):
         raise Problem(
             404, "wrong-job", "The model is for another job",
-            f"{name[:200]!r} is a model for {found.job}, and {job} was asked for",
+            f"{name[:200]!r} is a model for {found.job}, not for {job}",
             hint="leave `job` out: the model's files say what it is for", param="job",
         )  # fmt: skip
     return Wanted(found.id, found.job, require(found))

@@ -1,4 +1,4 @@
-"""The models of the service: which are loaded, which is meant, and how one takes another's place without a lost request.
+"""The service's models: which are loaded, which one a request means, and how one replaces another without losing requests.
 
 All of it happens on the event loop's thread, so that no lock is needed; only building an engine, which takes seconds, is
 done in a thread. Requests hold their model while they use it (`use`), and a model that was replaced is closed when the
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class Slot:
-    """A model that is, will be or could be loaded. Its place in the registry stays when its engine is swapped."""
+    """A model that is, will be or could be loaded. It stays in the registry when its engine is swapped."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
@@ -99,14 +99,14 @@ class Registry:
         try:
             slots = {load.model: Slot(self._wanted_as(load)) for load in lineup.models}
         except (Problem, AnytorchError) as exc:  # it is followed later, if it can be by then
-            log.warning("a model that the other workers have cannot be found: %s", exc)
+            log.warning("a model loaded by the other workers was not found: %s", exc)
             return
         self._slots[lineup.job], self._default[lineup.job] = slots, lineup.default
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def slot(self, job: str, name: str | None) -> Slot:
-        """The slot a request means. Raises a 404 Problem that says what there is."""
+        """The slot a request means. Raises a 404 Problem that lists the loaded models."""
         slots = self._slots[job]
         wanted = self._default.get(job) if not name or name == "default" else name
         found = slots.get(wanted) if wanted is not None else None
@@ -119,13 +119,13 @@ class Registry:
                 404, f"no-{job}-model", f"No {job} model is loaded", f"no {job} model is loaded", hint=HOW[job]
             )
         raise Problem(
-            404, "model-not-found", "There is no such model",
+            404, "model-not-found", "Unknown model",
             f"the model {str(name)[:200]!r} is not loaded for {job}; loaded: {', '.join(slots)}",
             hint="leave `model` out for the default one, or load it with POST /api/load-model", param="model",
         )  # fmt: skip
 
     async def ready(self, slot: Slot) -> Model:
-        """The slot's model, loaded if it is not yet."""
+        """The slot's model, loaded on first use."""
         if slot.model is not None:
             return slot.model
         if slot.error is not None and time.monotonic() < slot.try_again_at:
@@ -215,7 +215,7 @@ class Registry:
         """
         if self._loads_waiting >= MOST_LOADS:
             raise Problem(
-                429, "load-under-way", "Another model is being loaded", f"{self._loads_waiting} more wait already",
+                429, "load-under-way", "Another model is being loaded", f"{self._loads_waiting} more are waiting",
                 hint="try again later", headers=retry_after(),
             )  # fmt: skip
         self._loads_waiting += 1
@@ -306,7 +306,7 @@ class Registry:
         task.add_done_callback(_closed)
 
     async def close(self) -> None:
-        """Let every engine finish what it has, then give its memory back."""
+        """Let every engine finish its requests, then free its memory."""
         for swapping in self.swapping:
             swapping.cancel()
         for slots in self._slots.values():
@@ -328,7 +328,7 @@ HOW = {
 
 
 def _seen(future: asyncio.Future[Any]) -> None:
-    """A failure that nobody waited for was logged where it happened: asyncio need not report it as lost."""
+    """Mark a task's exception as seen: it was logged where it happened."""
     if not future.cancelled():
         future.exception()
 
@@ -348,14 +348,14 @@ def close_model(model: Model) -> None:
 def not_installed(wanted: Wanted, exc: ModuleNotFoundError) -> Problem:
     extra = {"forecast": "forecast", "text": "generate"}.get(wanted.job, "embed")
     return Problem(
-        503, "not-installed", "Something this needs is not installed", f"{wanted.id} cannot be loaded: {exc}",
+        503, "not-installed", "A required package is not installed", f"{wanted.id} cannot be loaded: {exc}",
         hint=f"pip install 'anytorch[{extra}]'; `anytorch doctor` names the torch for this machine",
     )  # fmt: skip
 
 
 def not_loaded(name: str, exc: Exception) -> Problem:
     words = f"{name} cannot be loaded: {type(exc).__name__}: {exc}"
-    return Problem(503, "model-not-loaded", "The model cannot be loaded", words, hint="the service's log has more")
+    return Problem(503, "model-not-loaded", "The model cannot be loaded", words, hint="see the service's log")
 
 
 def failure(exc: Exception) -> str:

@@ -48,7 +48,7 @@ def _ref(name: str) -> dict[str, str]:
 EMBEDDINGS: dict[str, Any] = {
     "tags": ["embeddings"],
     "summary": "Embeddings",
-    "description": "Vectors of texts, as OpenAI has it. Requests that wait at the same time are computed together.",
+    "description": "Vectors of texts, compatible with OpenAI. Waiting requests are computed together.",
     "operationId": "embeddings",
     "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("EmbeddingsRequest")}}},
     "responses": {

@@ -1,4 +1,4 @@
-"""Everything `anytorch serve` can be told, checked in one place."""
+"""The options of `anytorch serve`, checked in one place."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ServeOptions:
 
     @property
     def loopback(self) -> bool:
-        """Does the host mean this machine alone?"""
+        """True if only this machine can reach the host address."""
         if self.host == "localhost":
             return True
         try:
@@ -97,7 +97,7 @@ class ServeOptions:
         """Raise UsageError where the service would be open to the network without a key."""
         if not self.loopback and self.api_key_file is None:
             raise UsageError(
-                f"--host {self.host} lets other machines in, and no API key is asked for",
+                f"--host {self.host} admits other machines without an API key",
                 hint="make keys with `anytorch serve --new-key keys.txt`, then --api-key-file keys.txt; "
                 "or leave --host at 127.0.0.1",
             )

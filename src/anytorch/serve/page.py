@@ -35,7 +35,7 @@ class File(NamedTuple):
 
 
 def read_page() -> dict[str, File]:
-    """Every file of the page by its path below web/. What is not in here cannot be asked for."""
+    """Every file of the page by its path below web/; no other file is served."""
     found: dict[str, File] = {}
 
     def walk(folder: object, prefix: str) -> None:
@@ -56,7 +56,7 @@ def read_page() -> dict[str, File]:
 def answer(request: Request, name: str) -> Response:
     file: File | None = request.app.state.page.get(name)
     if file is None:
-        raise Problem(404, "not-found", "There is no such file", "the page has no such file")
+        raise Problem(404, "not-found", "No such file", "the page has no such file")
     headers = {"ETag": file.etag, "Cache-Control": "no-cache", "Content-Security-Policy": POLICY}
     if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

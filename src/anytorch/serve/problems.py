@@ -34,7 +34,7 @@ REFUSALS = frozenset({401, 403, 413, 421, 429, 503, 504})
 
 
 class Problem(Exception):
-    """An answer that is an error. `code` is the last part of the problem's type."""
+    """An error response. `code` is the last part of the problem's type."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Problem(Exception):
 
     @property
     def refuses(self) -> bool:
-        """Was a request turned away that might have been answered elsewhere, later, or with a key? These are counted."""
+        """True if the request could succeed elsewhere, later, or with a key; such refusals are counted."""
         return self.status in REFUSALS
 
     def body(self, path: str) -> bytes:
@@ -78,34 +78,34 @@ class Problem(Exception):
 
 
 def clean(text: str) -> str:
-    """Text that any JSON writer takes: a lone surrogate in what a client sent must not become our own failure."""
+    """The text without lone surrogates, which JSON writers reject."""
     return text.encode("utf-8", "replace").decode()
 
 
 def problem_of(exc: BaseException) -> Problem | None:
-    """The problem a domain error is; None for what is nobody's fault but ours."""
+    """The problem for a domain error; None for an error that is a bug of ours."""
     if isinstance(exc, Problem):
         return exc
     if isinstance(exc, TimeoutError):
         return Problem(
             504, "deadline", "The deadline passed", str(exc) or "the answer was not ready in time",
-            hint="ask for less at a time, or send a larger X-Request-Timeout",
+            hint="send less per request, or a larger X-Request-Timeout",
         )  # fmt: skip
     if not isinstance(exc, AnytorchError):
         return None
     words: dict[str, Any] = {"detail": exc.message, "hint": exc.hint}
     if isinstance(exc, QueueFull):
-        return Problem(429, "queue-full", "Too many requests are waiting", **words, headers=retry_after())
+        return Problem(429, "queue-full", "The queue is full", **words, headers=retry_after())
     if isinstance(exc, QueueClosed):
         return Problem(503, "stopping", "The service is stopping", **words, headers=retry_after())
     if isinstance(exc, InputError):
-        return Problem(422, "unusable-input", "The input cannot be used", **words)
+        return Problem(422, "unusable-input", "The input is invalid", **words)
     if isinstance(exc, UsageError):
-        return Problem(422, "bad-request", "The request makes no sense", **words)
+        return Problem(422, "bad-request", "The request is invalid", **words)
     if isinstance(exc, OutOfMemory):
-        return Problem(503, "out-of-memory", "The device has not enough memory", **words, headers=retry_after())
+        return Problem(503, "out-of-memory", "The device is out of memory", **words, headers=retry_after())
     if isinstance(exc, (TorchMissing, PackageMissing, NativeUnavailable)):
-        return Problem(503, "not-installed", "Something this needs is not installed", **words)
+        return Problem(503, "not-installed", "A required package is not installed", **words)
     if isinstance(exc, DeviceError):
         return Problem(503, "device-failed", "The device could not compute it", **words)
     return None
@@ -130,7 +130,7 @@ def internal(reference: str) -> Problem:
 
 
 def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
-    """From pydantic's list: which field, and what is wrong with it. What was sent is not repeated."""
+    """The problem for pydantic's errors: each field and its error, without repeating the input."""
     said = []
     param = None
     for error in list(errors)[:5]:
@@ -139,4 +139,4 @@ def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
         said.append(f"{place or 'the body'}: {error.get('msg', 'invalid')}")
     if any(error.get("type") == "json_invalid" for error in errors):
         return Problem(400, "not-json", "The body is not JSON", "; ".join(said))
-    return Problem(422, "invalid-body", "The body does not fit", "; ".join(said) or "invalid", param=param)
+    return Problem(422, "invalid-body", "The body is invalid", "; ".join(said) or "invalid", param=param)

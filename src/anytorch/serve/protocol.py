@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with patience that ends: a client that sends its request byte by byte (slow loris) is let go.
+"""uvicorn's HTTP protocol with time limits: a client that sends byte by byte (slow loris) is disconnected.
 
 uvicorn itself waits for ever for the headers of a new connection and for a body. Here both have a time and the headers a
 size. A timer per connection costs about a microsecond per request. It waits for ever, too, for a client to read its answer,
@@ -63,7 +63,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Called by the transport when more than 64 KB wait to be sent; short answers never come here."""
+        """Called by the transport when more than 64 KiB wait to be sent; not for short answers."""
         super().pause_writing()
         self.unread[self] = None
         self._watch_reader()
@@ -99,7 +99,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def _left(self) -> int:
-        """What the client has not taken: here, and in the kernel, which asks for more only after megabytes were read."""
+        """Bytes the client has not received yet: here and in the kernel, which buffers megabytes."""
         return int(self.transport.get_write_buffer_size()) + kernel_nbytes(self.transport.get_extra_info("socket"))
 
     def _is_read(self) -> None:

@@ -1,4 +1,4 @@
-"""A token bucket per client. Bounded: who has not asked for a while is forgotten."""
+"""A token bucket per client. Bounded: idle clients are dropped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and when that was
 
     def wait_s(self, client: str) -> float:
-        """0 when the client may ask now (and it is counted); else the seconds until it may."""
+        """0 if the client may send a request now (which is then counted), else the seconds until it may."""
         now = self._clock()
         left, since = self._buckets.pop(client, (self._burst, now))
         left = min(self._burst, left + (now - since) * self._rate)

@@ -1,4 +1,4 @@
-"""JSON bodies as values. Pure reading: what may be in one is the end points' affair.
+"""Parse JSON bodies. The end points check what may be in one.
 
 A body of a few megabytes can hold millions of empty lists. Making them, and the garbage collector that walks them again and
 again while more are made, would hold up every other client for seconds. So they are counted before anything is made of
@@ -42,13 +42,13 @@ def refuse_crowds(body: bytes, most: int = MOST_NESTED) -> None:
     count = opened(body)  # more exactly: texts may be full of brackets
     if count > most:
         raise Problem(
-            413, "too-much", "Too much at once", f"the body has {count} lists and objects, it may have {most}",
+            413, "too-much", "The request is too large", f"the body has {count} lists and objects; the limit is {most}",
             hint="send it in several requests",
         )  # fmt: skip
 
 
 def opened(body: bytes) -> int:
-    """How many lists and objects a JSON text opens; brackets within its strings are none.
+    """The number of lists and objects a JSON text opens, not counting brackets in strings.
 
     >>> opened(rb'{"a": ["[", "\\\\\\"[{", []]}')
     3

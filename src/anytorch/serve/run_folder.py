@@ -1,4 +1,4 @@
-"""The folder that the workers of one service share, and what is left of services that were killed.
+"""The folder that the workers of one service share, and the removal of folders of killed services.
 
 A service holds a lock on its folder. Its workers inherit the lock, so the system lets go of it when the last of them has
 ended, however they ended; no process that has got one of their numbers since can be mistaken for them. A folder that
@@ -31,7 +31,7 @@ def make_run_folder() -> tuple[Path, int]:
 
 
 def sweep_run_folders() -> list[Path]:
-    """Remove our own folders that no service or worker holds any more; which they were."""
+    """Remove our own folders that no service or worker holds any more; return their paths."""
     swept = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
@@ -42,7 +42,7 @@ def sweep_run_folders() -> list[Path]:
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as exc:  # somebody else has just removed it
-            log.debug("%s is not looked at: %s", folder, exc)
+            log.debug("%s is skipped: %s", folder, exc)
             continue
         try:
             if _lock(descriptor):
@@ -54,7 +54,7 @@ def sweep_run_folders() -> list[Path]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a folder, unless somebody has; False as well where the file system has no locks."""
+    """Lock a folder; False if another process has it locked or the file system has no locks."""
     import fcntl
 
     try:

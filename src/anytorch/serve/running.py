@@ -63,7 +63,7 @@ def run_app(
 
 
 def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed: list[ModelError]) -> None:
-    """In a thread: wait for the first answer, tell how long it took, then let the rest be loaded."""
+    """In a thread: wait for the first answer, report how long it took, then load the other models."""
     keys = app.guard.keys
     service = app.state.service
     started = first_answer(
@@ -134,7 +134,7 @@ class Server(uvicorn.Server):
 
 
 def set_up_logs(access: bool) -> None:
-    """uvicorn's failures to standard error; every malformed request of a stranger is no news."""
+    """Log uvicorn's failures to standard error, but not malformed requests."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     quiet = logging.getLogger("uvicorn.access")
     quiet.handlers.clear()

@@ -17,7 +17,7 @@ MOST_WORDS = 256  # of a list that people write: stops, workloads
 
 
 class Body(BaseModel):
-    """What clients send. Fields nobody knows are ignored, as OpenAI's clients expect."""
+    """A request body. Unknown fields are ignored, as OpenAI's clients expect."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -189,8 +189,8 @@ class EmbeddingsRequest(Body):
     input: str | list[str] | list[int] | list[list[int]] = Field(
         description="one text, texts, or token ids of the model's own tokenizer (special tokens included)"
     )
-    model: str | None = Field(None, description="an id of /v1/models; the default one when left out")
-    dimensions: int | None = Field(None, ge=1, description="only the first so many, normalised again")
+    model: str | None = Field(None, description="an id of /v1/models; default: the default model")
+    dimensions: int | None = Field(None, ge=1, description="keep only the first N dimensions, normalised again")
     encoding_format: Literal["float", "base64"] = "float"
     user: str | None = None
     prompt: str | None = Field(
@@ -268,7 +268,7 @@ class Candles(Body):
 
 
 class ForecastRequest(Body):
-    """One of `candles`, `csv` and `sample` says what is forecast."""
+    """Forecast exactly one of `candles`, `csv` and `sample`."""
 
     candles: Candles | None = None
     csv: str | None = None
@@ -281,7 +281,7 @@ class ForecastRequest(Body):
     top_p: float = Field(1.0, gt=0, le=1)
     lookback: int | None = Field(None, ge=2)
     return_samples: bool = False
-    repair: bool = Field(False, description="mend what is wrong with the data, and say what was mended")
+    repair: bool = Field(False, description="repair faulty data, and report each repair")
     symbol: str | None = None
     timezone: str | None = Field(None, min_length=1, max_length=64)
     model: str | None = None

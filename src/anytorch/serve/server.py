@@ -15,7 +15,7 @@ from anytorch.serve.supervisor import check, supervise
 
 
 def serve(options: ServeOptions, told: Told) -> int:
-    """Serve until a signal comes; the exit status. `told` is called once, when the first request has been answered.
+    """Serve until a signal arrives; return the exit status. `told` is called once, after the first answer.
 
     SIGTERM and Ctrl-C drain: no new connections, requests under way finish within `drain_s`. A second Ctrl-C ends at once.
     """
@@ -30,7 +30,7 @@ def serve(options: ServeOptions, told: Told) -> int:
 
 
 def bind(options: ServeOptions) -> socket.socket:
-    """The listening socket. Raises UsageError where the port is taken or the address is not ours."""
+    """Open the listening socket. Raises UsageError if the port is in use or the address is not ours."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""What the workers of one service share: a file that says which models they have, since clients have loaded others.
+"""The file that tells all workers of a service which models clients have loaded.
 
 A worker that loads a model changes the file under a lock, by the same rule by which it changed its own models; every
 worker then brings its own in line with the file. So all end with the same models, whoever loaded what at the same time.
@@ -27,14 +27,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Lineup:
-    """The models of one job, and which of them is meant where a request names none ("": there is none)."""
+    """The models of one job, and the default among them ("": none)."""
 
     job: str
     models: tuple[Load, ...] = ()
     default: str = ""
 
     def after(self, load: Load) -> Lineup:
-        """With another model: it takes the place of itself with other options, else of the default, and is the default.
+        """The lineup with another model as default; it replaces the same model with other options, else the default.
 
         >>> one, two = Load("one", "text", "cpu", None), Load("two", "text", "cpu", None)
         >>> [load.model for load in Lineup("text", (one, two), "one").after(Load("three", "text", "cpu", None)).models]
@@ -47,7 +47,7 @@ class Lineup:
 
 
 class Shared:
-    """The file: the models of each job for which one was loaded. Whoever wrote it, every worker follows it."""
+    """The file with the models of each job that clients changed; every worker follows it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "models.json"
@@ -56,14 +56,14 @@ class Shared:
         self._newest: list[Lineup] = []
 
     def tell(self, load: Load, first: Lineup) -> None:
-        """A model was loaded here. `first`: what every worker of this service has been started with for its job."""
+        """Record a model loaded here. `first`: the models every worker was started with for its job."""
         with self._locked():
             told = {lineup.job: lineup for lineup in self._read()}
             told[load.job] = told.get(load.job, first).after(load)
             replace_file(self._path, json.dumps([asdict(lineup) for lineup in told.values()]).encode())
 
     def newest(self) -> list[Lineup]:
-        """What the workers are to have. Reads the file only when it is another one."""
+        """The models the workers should have. Reads the file only when it has changed."""
         try:
             found = self._path.stat()
         except FileNotFoundError:

@@ -21,7 +21,7 @@ BEGAN = time.monotonic()  # where the operating system does not tell when a proc
 
 @dataclass(frozen=True)
 class Started:
-    """What is told once the service answers."""
+    """What the start line reports once the service answers."""
 
     url: str
     device: str
@@ -35,7 +35,7 @@ Told = Callable[[Started], None]
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; since this module was imported where nobody knows."""
+    """Seconds since this process started, or since this module was imported where that is unknown."""
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
             fields = file.read().rpartition(b")")[2].split()
@@ -52,7 +52,7 @@ def first_answer(
     limit_s: float = math.inf,
     worth_asking: Callable[[], bool] = lambda: True,
 ) -> Started | ModelError:
-    """Ask the service over its port until it answers a real request; why it does not, with what to do, if it never will.
+    """Send a request until the service answers; return why it cannot, with a hint, if it never does.
 
     `worth_asking`: who runs in the same process sees when there is something to hear; the metrics count every question.
     """

@@ -1,4 +1,4 @@
-"""What the end points share: one value, made with the app, reached as `request.app.state.service`."""
+"""The state the end points share: one value, made with the app, at `request.app.state.service`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logs.logger(__name__)
 
 
 def allowed_s(request: Request, options: ServeOptions) -> float:
-    """How long a request may take, as its client says or the service does. (The guard has checked the header.)"""
+    """A request's time limit in seconds, from its header or the options. (The guard has checked the header.)"""
     return min(options.timeout_s, float(request.headers.get("x-request-timeout", options.timeout_s)))
 
 
@@ -59,7 +59,7 @@ class State:
         return ForecastModel(wanted, self.options) if wanted.job == "forecast" else TextModel(wanted)
 
     def look(self) -> Look:
-        """What the metrics read when they are asked for."""
+        """Read the values the metrics report."""
         found = [(job, model) for job in JOBS for model in self.models.loaded(job)]
         queues = {model.info.id: model.queue.stats for _, model in found if isinstance(model, EmbeddingModel)}
         devices = {model.info.device or "" for _, model in found} | {"cpu"}
@@ -83,14 +83,14 @@ class State:
             self.keep(asyncio.ensure_future(self.models.ready(slot)))
 
     def load_rest(self) -> None:
-        """Load in the background what nobody has waited for so far."""
+        """Load the remaining models in the background."""
         for job in JOBS:
             for slot in self.models.slots(job):
                 if slot.model is None and slot.loading is None and slot.error is None:
                     self.keep(asyncio.ensure_future(self.models.ready(slot)))
 
     def tell_others(self, slot: Slot) -> None:
-        """A model was loaded here: the other workers, and those that are started later, load it, too."""
+        """Tell the other workers, also those started later, to load a model that was loaded here."""
         if self.shared is not None:
             self.shared.tell(slot.load, self.models.first[slot.wanted.job])
 
@@ -106,14 +106,14 @@ class State:
             self.keep(self._refreshing)
 
     def _behind(self) -> Lineup | None:
-        """What the other workers have and this one has not; what failed here a moment ago is left for later."""
+        """The models other workers have and this one lacks, except those that failed here a moment ago."""
         for lineup in [] if self.shared is None else self.shared.newest():
             if self.models.lineup(lineup.job) != lineup and time.monotonic() >= self._not_before.get(lineup, 0.0):
                 return lineup
         return None
 
     async def _follow(self) -> None:
-        """Load until what is loaded here is what the file says: it may change while a model is built or waited for."""
+        """Load models until they match the shared file, which may change meanwhile."""
         lineup: Lineup | None = None
 
         def choose() -> Lineup | None:

@@ -1,4 +1,4 @@
-"""`--workers N`: processes that accept from one port, started again when one dies or no longer turns.
+"""`--workers N`: processes that share one port; one that dies or hangs is replaced.
 
 The parent holds the listening socket, so that no connection is refused while a worker is away. Workers follow each other's
 model swaps through a file in a folder of their own (`state`), and count into shared files that /metrics adds up.
@@ -93,7 +93,7 @@ class Supervisor:
             except BlockingIOError:
                 pass
             if worker.last_beat is not None and now - worker.last_beat > SILENT_S:
-                log.error("worker %d (process %d) no longer turns: killed", worker.number, worker.process.pid)
+                log.error("worker %d (process %d) hangs: killed", worker.number, worker.process.pid)
                 worker.process.kill()
             status = worker.process.poll()
             if status is None:
@@ -140,19 +140,19 @@ class Supervisor:
 
 
 def check(options: ServeOptions) -> None:
-    """Raise for what cannot work, once and here, and not in every worker."""
+    """Raise for invalid options once, before any worker starts."""
     if sys.platform == "win32":
-        raise UsageError("--workers needs a system that hands sockets to child processes", hint="use --workers 1")
+        raise UsageError("--workers needs a system that can pass sockets to child processes", hint="use --workers 1")
     first_models(options)
     if options.api_key_file is not None:
         read_keys(options.api_key_file)
 
 
 def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> int:
-    """Run the workers until a signal comes; the exit status."""
+    """Run the workers until a signal arrives; return the exit status."""
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
     for old in sweep_run_folders():
-        log.info("removed %s, which a service that was killed has left behind", old)
+        log.info("removed %s, left behind by a killed service", old)
     folder, lock = make_run_folder()
     (folder / "metrics").mkdir()
     supervisor = Supervisor(options, listening, folder, lock)

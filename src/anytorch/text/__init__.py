@@ -1,4 +1,4 @@
-"""Text: encoders and the vectors they give, decoders and the text they write. Importing this package imports nothing.
+"""Text: encoders that turn it into vectors, decoders that generate it. Importing this package imports nothing.
 
 checkpoints   a name → a folder → what its config.json says and its tensors (no torch)
 packed        encoders in our own C++ over packed tokens, for CPUs (no torch)

@@ -31,12 +31,12 @@ BROKEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Backend",
         ("OSError: no device",),
     ),
-    "wrong": ("def Backend(): return 42", "Backend", ("no back end", "try_out", "memory")),
+    "wrong": ("def Backend(): return 42", "Backend", ("not a back end", "try_out", "memory")),
     "partial": (
         "class Backend:\n    name = torch_type = 'partial'; title = 'x'; priority = 1; aliases = ()\n"
         "    def seen(self, hardware): return []",
         "Backend",
-        ("no back end", "try_out", "memory"),
+        ("not a back end", "try_out", "memory"),
     ),
     "clash": (WORKING.format(name="cuda", torch_type="cpu"), "Backend", ("'cuda' is taken by the back end 'cuda'",)),
     "alias": (

@@ -53,9 +53,9 @@ def test_a_missing_time_is_named_in_every_kind_of_table(
         (frame.assign(timestamps=frame["timestamps"].astype(object)), f"the table, row {rows[0]}"),
         (pl.from_pandas(frame), f"the table, row {rows[0]}"),
     ):
-        assert refused(source, repair=repair).message == f"{first}, column 'timestamps': there is no timestamp"
+        assert refused(source, repair=repair).message == f"{first}, column 'timestamps': the timestamp is missing"
     indexed = frame.set_index("timestamps")
-    assert f"row {rows[0]}, column 'timestamps': there is no timestamp" in refused(indexed, repair=repair).message
+    assert f"row {rows[0]}, column 'timestamps': the timestamp is missing" in refused(indexed, repair=repair).message
 
 
 # --- damaged files ---------------------------------------------------------------------------------------------------
@@ -71,10 +71,10 @@ def test_damaged_files(frame: pd.DataFrame, tmp_path: Path) -> None:
         ("a.csv.gz", packed[:100], "is a damaged gzip file: it ends too early"),
         ("b.csv.gz", bytes(broken), "is a damaged gzip file: "),
         ("c.csv.gz", packed[:-8] + b"\0" * 8, "is a damaged gzip file: "),
-        ("d.parquet", whole[:3000], "is a damaged Parquet file: it does not end like one, so a part of it is missing"),
-        ("e.parquet", b"\x07" + whole, "is no Parquet file: it does not begin like one"),
-        ("f.csv", bytes(range(256)) * 20, "is not text that we can read"),
-        ("g.json", b'{"timestamps":{"0":1704187800000,"1":1704188100000}}', "is JSON, which is not read"),
+        ("d.parquet", whole[:3000], "is a damaged Parquet file: its end is missing"),
+        ("e.parquet", b"\x07" + whole, "is not a Parquet file: its first bytes are wrong"),
+        ("f.csv", bytes(range(256)) * 20, "is not in a known text encoding"),
+        ("g.json", b'{"timestamps":{"0":1704187800000,"1":1704188100000}}', "is JSON, which is not supported"),
     ):
         (tmp_path / name).write_bytes(body)
         error = refused(tmp_path / name)
@@ -144,9 +144,11 @@ def test_times_that_do_not_exist_or_come_twice() -> None:
 def test_an_instrument_without_a_name(frame: pd.DataFrame) -> None:
     named = frame.assign(symbol="ABC")
     named.loc[[7, 9], "symbol"] = ""
-    assert refused(text(named)).message.startswith("the data, line 9, column 'symbol': there is no name")
+    assert refused(text(named)).message.startswith(
+        "the data, line 9, column 'symbol': the instrument's name is missing"
+    )
     named.loc[[7, 9], "symbol"] = None
-    assert "row 7, column 'symbol': there is no name of an instrument (and 1 more)" in refused(named).message
+    assert "row 7, column 'symbol': the instrument's name is missing (and 1 more)" in refused(named).message
 
 
 def test_a_table_has_rows_and_arguments_and_the_name_it_was_given(frame: pd.DataFrame) -> None:

@@ -44,7 +44,7 @@ def test_what_is_drawn(parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     prices, volumes = made[-1].axes
     labels = [text.get_text() for text in prices.get_legend().get_texts()]
     assert "10% to 90% of the paths" in labels and "25% to 75% of the paths" in labels and "50% quantile" in labels
-    assert "what came" in labels
+    assert "actual" in labels
     assert len(prices.patches) == 100 + 20  # bodies of history and forecast
     assert len(volumes.patches) == 100 + 20
     low, high = prices.get_ylim()

@@ -168,7 +168,7 @@ SAID = {
     "volume": r"line 22, column 'volume': -1.0 is negative",
     "upside-down": r"line 22, column 'high': .* is below the low",
     "unsorted": r"line 22, column 'timestamps': .* comes after a later timestamp",
-    "duplicate": r"line 22, column 'timestamps': .* is there twice",
+    "duplicate": r"line 22, column 'timestamps': .* occurs twice",
     "gap": r"line 22, column 'timestamps': .* a gap far beyond the usual step",
     "constant": r"line 2, column 'close': all prices are 5, in every row",
 }
@@ -214,14 +214,14 @@ def test_too_much_is_not_made_up(frame: pd.DataFrame) -> None:
     [
         (b"", "is empty"),
         (b"hello", "no separator"),
-        (b"timestamps,open,high,low,close\n", "a header and no rows"),
+        (b"timestamps,open,high,low,close\n", "a header but no rows"),
         (b"timestamps,open,high,low\n2024-01-01,1,2,3\n", "no column for close"),
         (b"when,open,high,low,close\n2024-01-01,1,2,3,4\n", "no column for timestamps"),
         (b"timestamps,open,high,low,close\n2024-01-01,1,2,1,1\n2024-01-02,1,x,1,1\n", r"line 3, column 'high': 'x'"),
         (b"timestamps,open,high,low,close\n2024-01-01,1,2,1,1\n\nsoon,1,2,1,1\n", r"line 4, column 'timestamps'"),
         (b"timestamps,open,high,low,close\n2024-01-01,1,2,1,1\n", r"1 usable row"),
         (b"timestamps,open,high,low,close\n2024-01-01,1,2,1,1,9,9\n,,,,\n1,2\n", "separators|columns|fields|line"),
-        (b"PAR1 is not all there is to it", "is a damaged Parquet file: it does not end like one"),
+        (b"PAR1 is not all there is to it", "is a damaged Parquet file: its end is missing"),
     ],
 )
 def test_wrong_files(body: bytes, said: str) -> None:

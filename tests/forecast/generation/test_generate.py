@@ -260,7 +260,7 @@ def test_evicting_and_trimming_are_other_numbers(minutes: Any, predictor: Any) -
     series = [series_of(minutes, slice(0, 20), 12)]
     same(made.paths(series, SAMPLER, 2, rolling="evict", seed=1), made.paths(series, SAMPLER, 2, seed=1))
     same(made.paths(series, SAMPLER, 2, rolling="trim", seed=1), made.paths(series, SAMPLER, 2, seed=1))
-    with pytest.raises(InputError, match="rolling='trim' leaves no history"):
+    with pytest.raises(InputError, match="rolling='trim' needs pred_len"):
         made.paths([series_of(minutes, slice(0, 28), 32)], SAMPLER, 1, rolling="trim")
     with pytest.raises(InputError, match="rolling is 'slide'; use one of: exact, evict, trim"):
         made.paths(series, SAMPLER, 1, rolling="slide")

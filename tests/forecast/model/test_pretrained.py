@@ -76,7 +76,7 @@ def test_missing_unknown_and_misshapen_keys_are_named(copied: Path) -> None:
 
 
 def test_a_tokenizer_is_not_a_model(golden: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="this is the configuration of a Kronos tokenizer; a model was asked for"):
+    with pytest.raises(ModelError, match="this is the configuration of a Kronos tokenizer, not of a model"):
         Kronos.from_pretrained(golden.folder("a", "tokenizer"))
     golden.tokenizer("a").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="holds a Kronos tokenizer; saving a model there would overwrite it"):
@@ -97,10 +97,10 @@ def test_folders_that_are_none(tmp_path: Path, copied: Path) -> None:
     (copied / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="holds a list"):
         Kronos.from_pretrained(copied)
-    with pytest.raises(ModelError, match=r"no such model: .*deeper' is no folder here, .*kronos-small"):
+    with pytest.raises(ModelError, match=r"unknown model .*deeper': not a folder here, .*kronos-small"):
         Kronos.from_pretrained(tmp_path / "nowhere" / "deeper")
     for empty in ("", " "):
-        with pytest.raises(ModelError, match=r"no such tokenizer: .*tiny, kronos-tokenizer-base") as caught:
+        with pytest.raises(ModelError, match=r"unknown tokenizer .*tiny, kronos-tokenizer-base") as caught:
             KronosTokenizer.from_pretrained(empty)
         assert "kronos-small" not in caught.value.message
     with pytest.raises(ModelError, match="is a file, and a model is a folder"):
@@ -108,16 +108,16 @@ def test_folders_that_are_none(tmp_path: Path, copied: Path) -> None:
 
 
 def test_a_hub_name_without_a_network(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="nor downloaded earlier") as caught:
+    with pytest.raises(ModelError, match="was not downloaded before") as caught:
         Kronos.from_pretrained("kronos-small", local_files_only=True, cache_dir=tmp_path)
     said = caught.value.hint
     assert "hf download NeoQuasar/Kronos-small --local-dir Kronos-small && " in said
     assert "hf download NeoQuasar/Kronos-Tokenizer-base --local-dir Kronos-Tokenizer-base" in said
     assert "--model Kronos-small --tokenizer Kronos-Tokenizer-base" in said and "--context" not in said
-    with pytest.raises(ModelError, match="nor downloaded earlier") as caught:
+    with pytest.raises(ModelError, match="was not downloaded before") as caught:
         Kronos.from_pretrained("kronos-mini", local_files_only=True, cache_dir=tmp_path)
     assert "--tokenizer Kronos-Tokenizer-2k --context 2048" in caught.value.hint
-    with pytest.raises(ModelError, match="nor downloaded earlier") as caught:
+    with pytest.raises(ModelError, match="was not downloaded before") as caught:
         KronosTokenizer.from_pretrained("somebody/some-tokenizer", local_files_only=True, cache_dir=tmp_path)
     assert "hf download somebody/some-tokenizer --local-dir some-tokenizer;" in caught.value.hint
 
@@ -181,7 +181,7 @@ def test_force_download_reaches_the_hub(monkeypatch: pytest.MonkeyPatch, golden:
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     Kronos.from_pretrained("kronos-small", force_download=True, revision="main")
     assert asked["name"] == "NeoQuasar/Kronos-small" and asked["force_download"] and asked["revision"] == "main"
-    with pytest.raises(ModelError, match="a tokenizer was asked for"):  # the fake hub has but this one folder
+    with pytest.raises(ModelError, match="not of a tokenizer"):  # the fake hub has but this one folder
         KronosTokenizer.from_pretrained("Kronos-Mini")
     assert asked["name"] == "NeoQuasar/Kronos-Tokenizer-2k", "the tokenizer of the pair"
 
@@ -224,7 +224,7 @@ def test_tiny_by_its_name(cls: Any, bits: int, tmp_path: Path, monkeypatch: pyte
         ("n_layers", 2.5, "n_layers is 2.5, not a whole number"),
         ("d_model", True, "d_model is True, not a whole number"),
         ("ffn_dropout_p", None, "ffn_dropout_p is None, not a number"),
-        ("ffn_dropout_p", 1.5, "ffn_dropout_p is 1.5, and a share lies between 0 and 1"),
+        ("ffn_dropout_p", 1.5, "ffn_dropout_p is 1.5; use a number from 0 to 1"),
         ("learn_te", "yes", "learn_te is 'yes', not true or false"),
     ],
 )

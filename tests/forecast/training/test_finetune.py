@@ -218,7 +218,7 @@ def test_a_step_that_cannot_be_repeated_to_the_bit_is_taken_and_told(
         return
     with caplog.at_level("WARNING", "anytorch"):
         assert train().steps == 8
-    assert len(inside) == 1 and "may end with other digits: sum_by_chance" in caplog.text
+    assert len(inside) == 1 and "may end with slightly different weights: sum_by_chance" in caplog.text
 
 
 # --- LoRA ------------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_mistakes(market: Any, shape: dict[str, Any], tokenizer: Any, model_conf
         finetune_predictor(
             market, output=tmp_path, model=model_config, tokenizer=tokenizer, **{**shape, "batch_size": 100_000}
         )
-    with pytest.raises(UsageError, match="they do not belong together"):
+    with pytest.raises(UsageError, match="they do not match"):
         wrong = {**model_config, "s2_bits": 5}
         finetune_predictor(market, output=tmp_path, model=wrong, tokenizer=tokenizer, **shape)
     with pytest.raises(
@@ -368,7 +368,7 @@ def test_another_run_is_forgotten_where_that_is_asked_for(
     assert begin(**short, resume="same").resumed_from == 2 and not caplog.text
     done = begin(**{**short, "batch_size": 4}, resume="same")
     assert done.resumed_from == 0 and done.steps == 2
-    assert "another plan, other data or another model: it is forgotten, and this run begins anew" in caplog.text
+    assert "another plan, other data or another model: it is discarded, and this run starts over" in caplog.text
 
 
 def test_tiny_and_the_short_names(market: Any, shape: dict[str, Any], tmp_path: Path) -> None:

@@ -119,14 +119,14 @@ def test_no_data() -> None:
 def test_times_with_and_without_a_zone_are_not_mixed(market: dict[str, Any]) -> None:
     first, second = market.values()
     zoned = second.assign(timestamps=second["timestamps"].dt.tz_localize("Asia/Shanghai"))
-    with pytest.raises(InputError, match="zoned has timestamps with a time zone, and plain has some without"):
+    with pytest.raises(InputError, match="zoned has timestamps with a time zone, plain without one"):
         split_windows(as_series({"plain": first, "zoned": zoned}), lookback=12, horizon=4)
 
 
 def test_tables_by_name_are_refused_by_that_name() -> None:
     good, bad = sample_candles(60), sample_candles(60)
     bad.loc[30, "timestamps"] = pd.NaT
-    with pytest.raises(InputError, match=r"^B, row 30, column 'timestamps': there is no timestamp") as caught:
+    with pytest.raises(InputError, match=r"^B, row 30, column 'timestamps': the timestamp is missing") as caught:
         as_series({"A": good, "B": bad})
     bad = sample_candles(60)
     bad.loc[30, "close"] = np.nan

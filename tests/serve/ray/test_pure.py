@@ -106,7 +106,7 @@ def test_a_journal_that_cannot_be_understood_is_left_alone(tmp_path: Path) -> No
     folder = journal(tmp_path).folder
     folder.mkdir()
     (folder / "journal.json").write_text('{"format": 9, "parts": {}}')
-    with pytest.raises(UsageError, match="cannot be understood"), journal(tmp_path):
+    with pytest.raises(UsageError, match="is invalid"), journal(tmp_path):
         pass
 
 

@@ -126,7 +126,7 @@ def test_pickles_are_refused_with_advice(tmp_path: Path) -> None:
 
 
 def test_no_weights(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="there are no weights"):
+    with pytest.raises(ModelError, match="found no weights"):
         Checkpoint(tmp_path)
 
 

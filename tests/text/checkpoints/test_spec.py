@@ -57,7 +57,7 @@ def test_nomic_as_first_published() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "clip"}, "model_type 'clip' is not a text encoder"),
+        ({"model_type": "clip"}, "model_type 'clip' is not a supported text encoder"),
         ({"model_type": None}, "model_type None"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),

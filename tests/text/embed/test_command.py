@@ -54,7 +54,7 @@ def test_lines_on_standard_output(embed: Callable[..., Answer], texts: Path) -> 
     done = embed(texts, "--dim", 4, "--device", "cpu")
     vectors = np.array([json.loads(line) for line in done.out.splitlines()])
     assert done.status == 0 and vectors.shape == (5, 4) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert "5 texts in " in done.err and "warning: 1 text had more than 256 tokens: cut there" in done.err
+    assert "5 texts in " in done.err and "warning: 1 text had more than 256 tokens: truncated" in done.err
 
 
 def test_one_document(embed: Callable[..., Answer], texts: Path) -> None:
@@ -92,7 +92,7 @@ def test_search_in_texts_and_in_vectors(embed: Callable[..., Answer], texts: Pat
         hits = json.loads(embed(source, "--search", LINES[3], "--k", 2, "--json").out)["hits"]
         assert hits[0] == {"row": 4, "score": 1.0, "text": LINES[3]} and len(hits) == 2
     done = embed(tmp_path / "out.parquet", "--search", "x", "--dim", 3)
-    assert done.status == 2 and "of 16 dimensions; the model's have 3" in done.err
+    assert done.status == 2 and "with 16 dimensions; the model makes 3" in done.err
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_standard_input(embed: Callable[..., Answer], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["missing.txt"], "there is no such file"),
+        (["missing.txt"], ": no such file"),
         (["texts.txt", "--output", "out.xls"], "must end in .parquet"),
         (["texts.txt", "--output", "no/folder/out.npy"], "there is no folder"),
         (["texts.txt", "--output", "out.npy", "--search", "x"], "cannot be combined"),
@@ -232,9 +232,9 @@ def test_an_interruption_says_what_was_kept(
     monkeypatch.setattr(engine_module.ArrowEngine, "encode", interrupted)
     done = embed(source, "--output", target, "--device", "cpu")
     assert done.status == 130 and "interrupted" in done.err and not target.exists()
-    assert "rows are finished and kept beside" in done.err and "the same command goes on from there" in done.err
+    assert "rows are finished and kept beside" in done.err and "run the same command to resume" in done.err
     again = embed(source, "--output", target, "--device", "cpu")
     assert again.status == 0 and "finished by an earlier run: " in again.err and target.exists()
     calls[0] = 3
     done = embed(source, "--output", tmp_path / "other.parquet", "--device", "cpu")
-    assert done.status == 130 and "no part of" in done.err and "starts afresh" in done.err
+    assert done.status == 130 and "no part of" in done.err and "starts over" in done.err

@@ -73,11 +73,11 @@ def test_layers_that_do_not_fit_are_refused(tmp_path: Path, model_folder: Path) 
     with pytest.raises(ModelError, match=r"weights \[10, 24\] follows vectors of 30"):
         Head(with_steps(model_folder, Step("dense", folder)), 30)
     for config in ({"activation_function": "os.system"}, {"activation_function": "torch.nn.modules.activation.Mish"}):
-        with pytest.raises(ModelError, match="cannot be computed"):
+        with pytest.raises(ModelError, match="is not supported"):
             Head(with_steps(model_folder, Step("dense", folder, config)), 24)
     with pytest.raises(ModelError, match="token_embeddings"):
         Head(with_steps(model_folder, Step("dense", folder, {"module_input_name": "token_embeddings"})), 24)
-    with pytest.raises(ModelError, match="there are no weights"):
+    with pytest.raises(ModelError, match="found no weights"):
         Head(with_steps(model_folder, Step("layer_norm", tmp_path)), 24)
 
 

@@ -86,7 +86,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices_that_are_not_there(cpu_wheel: None) -> None:
     with pytest.raises(UnknownDevice):
         choose_devices(["cdua:0"])
-    with pytest.warns(DeviceFallbackWarning, match="'cuda:0' was asked for"):
+    with pytest.warns(DeviceFallbackWarning, match="'cuda:0' cannot be used"):
         assert [place.id for place in choose_devices(["cuda:0", "cpu", "cpu"])] == ["cpu", "cpu"]
 
 

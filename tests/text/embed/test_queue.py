@@ -378,7 +378,7 @@ def test_no_more_may_wait_than_can_be_computed_in_time(engine: Any, encoder: Any
         assert rate is not None and 0 < rate <= tokens / 0.1
         queue._line.tokens_per_s = tokens / 0.1  # on a busy machine it was slower
         accepted = []
-        with pytest.raises(QueueFull, match=r"which takes 0\.\d s; 0\.35 s may wait"):
+        with pytest.raises(QueueFull, match=r"which takes 0\.\d s; the limit is 0\.35 s"):
             for _ in range(20):
                 accepted.append(queue.submit(["text number"] * 40))
         gate.opened.set()

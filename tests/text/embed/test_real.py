@@ -130,7 +130,7 @@ def test_half_precision_on_the_cpu_is_torchs(model_folder: Path, corpus: Any, co
     texts = corpus.sentences(20)
     with ArrowEngine(model_folder, "cpu", dtype="bfloat16") as engine:
         assert cosine(engine.encode(texts), real_engine().encode(texts)).min() >= 0.9995
-        assert "dtype='bfloat16' was asked for" in engine.explain()
+        assert "dtype='bfloat16' was requested" in engine.explain()
 
 
 # --- small random models of every family, saved by sentence-transformers -------------------------------------------------

@@ -65,7 +65,7 @@ def test_the_tokenizer_can_be_built_from_a_vocabulary(tokenizer: TextTokenizer, 
     with pytest.raises(ModelError, match=r"vocab\.txt: has no \[CLS\]"):
         TextTokenizer(read_recipe(copied_model), 256)
     (copied_model / "vocab.txt").unlink()
-    with pytest.raises(ModelError, match="there is no tokenizer"):
+    with pytest.raises(ModelError, match="found no tokenizer"):
         TextTokenizer(read_recipe(copied_model), 256)
 
 

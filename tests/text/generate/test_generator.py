@@ -373,7 +373,7 @@ def test_a_template_that_leaves_nothing_is_told(llama: TextGenerator, monkeypatc
         ([True], "token 0"),
         (b"bytes", "type bytes"),
         (7, "type int"),
-        ("cut \ud83d", "half a character"),
+        ("cut \ud83d", "a lone surrogate"),
         ([{"role": "user"}], "message 0"),
         ([{"content": "x"}], "no role"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),

@@ -51,7 +51,7 @@ def test_code_in_the_folder_is_not_run(copy: Path) -> None:
     [
         (lambda f: (f / "config.json").unlink(), "no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
-        (lambda f: (f / "config.json").write_text("[]"), "no JSON object"),
+        (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
         (lambda f: (f / "model.safetensors").unlink(), "no weights"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\0" * 20), "model.safetensors"),
         (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "tokenizer"),

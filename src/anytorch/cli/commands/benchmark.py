@@ -14,7 +14,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--duration", type=float, default=10.0, metavar="SECONDS", help="per device (default: 10)")
     parser.add_argument("--iterations", type=int, metavar="N", help="timed runs of each case, instead of a duration")
-    parser.add_argument("--workloads", nargs="+", metavar="NAME", help="matmul, bandwidth, launch, copies, transformer")
+    parser.add_argument(
+        "--workloads", nargs="+", metavar="NAME", help="what to measure: matmul, bandwidth, launch, copies, transformer"
+    )
     parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="of the transformer block")
     parser.add_argument("--seq-lengths", nargs="+", type=int, metavar="N", help="of the transformer block")
     parser.add_argument("--hidden-sizes", nargs="+", type=int, metavar="N", help="of the transformer block")

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         output.note(f"settings written to {path}")
     else:
         path = load(Path(options.file))
-        output.note(f"settings of {options.file} are now those of {path}")
+        output.note(f"settings loaded from {options.file} into {path}")
     if output.json:
         output.data({"settings_file" if action != "save" else "file": str(path)})
     elif action == "path":
@@ -101,7 +101,7 @@ def save(path: Path) -> Path:
 
 
 def load(path: Path) -> Path:
-    """Check every setting in the file, then make it the settings file. Nothing is written unless all make sense."""
+    """Check every setting in the file, then make it the settings file. Nothing is written unless all are valid."""
     if not path.exists():
         raise ConfigError(f"there is no file {path}", hint="`anytorch config save FILE` writes one")
     data = read_json(path) if path.suffix.lower() == ".json" else settings.read_settings_file(path)
@@ -122,5 +122,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{path} is not valid JSON: {exc}", hint="`anytorch config save FILE` writes one") from exc
     if not isinstance(data, dict) or not all(isinstance(data.get(table, {}), dict) for table in ("settings", "tuned")):
-        raise ConfigError(f"{path} is no settings file: it needs the tables settings and tuned", hint="")
+        raise ConfigError(f"{path} is not a settings file: it needs the tables settings and tuned", hint="")
     return data

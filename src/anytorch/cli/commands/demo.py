@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-persistent",
         action="store_true",
-        help="say nothing of the persistent decoding kernel, which this version does not have",
+        help="do not mention the persistent decoding kernel, which this version does not have",
     )
 
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         if found.facts.hardware.torch is None:
             python = found.facts.hardware.machine.executable
             raise TorchMissing(
-                f"the demo needs torch, and {python} has none", hint=advise(found.facts.hardware).command
+                f"the demo needs torch, which is not installed in {python}", hint=advise(found.facts.hardware).command
             )
         chosen = to_run(named_device(options.backend, "--backend"), found)
     output.text(f"anytorch {__version__}: write PyTorch once, run it on whatever hardware is there")
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def to_run(request: str, found: Survey) -> list[Candidate]:
-    """Every usable real device, the CPU last; or the one that was asked for (with a warning if it had to fall back)."""
+    """The devices to train on: every usable one, the CPU last, or the requested one (with a warning if it falls back)."""
     if request.strip().lower() != "all":
         return [resolve(request).chosen]
     usable = [d for d in found.devices if d.state is State.USABLE and not d.software and d.backend != "cpu"]
@@ -133,8 +133,8 @@ def show(results: Sequence[dict[str, Any]], output: Output, iterations: int) -> 
     output.heading("what next")
     output.pairs(
         [
-            ("anytorch doctor", "why a device is missing, and the command that mends it"),
-            ("anytorch benchmark", "what each device really reaches, against its limits"),
+            ("anytorch doctor", "why a device is missing, and the command that fixes it"),
+            ("anytorch benchmark", "the measured speed of each device, against its limits"),
             ("anytorch optimize", "settings that are faster on this machine, by measurement"),
             ("anytorch.resolve()", "the same choice in your own code: anytorch.resolve('auto').device"),
         ]

@@ -1,4 +1,4 @@
-"""`anytorch doctor`: every diagnosis, worst first, with the command that mends it."""
+"""`anytorch doctor`: every diagnosis, worst first, with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LINE = 300  # characters of evidence that are shown without --verbose
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "code", nargs="?", metavar="CODE", help="explain this diagnosis instead of looking at the machine"
+        "code", nargs="?", metavar="CODE", help="explain this diagnosis instead of examining the machine"
     )
-    parser.add_argument("--no-probe", action="store_true", help="start no child process: only what files can tell")
-    parser.add_argument("--refresh", action="store_true", help="try the devices again, whatever was found before")
+    parser.add_argument("--no-probe", action="store_true", help="start no child process: read files only")
+    parser.add_argument("--refresh", action="store_true", help="try the devices again, even if results are cached")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -75,11 +75,11 @@ def examine(options: argparse.Namespace, output: Output) -> int:
         errors = sum(reason.level is Level.ERROR for reason in wrong)
         output.text(f"{counted(errors, 'error')}, {counted(len(wrong) - errors, 'warning')}")
     else:
-        output.text("nothing is wrong")
+        output.text("no problem found")
     if usable or not options.no_probe or hardware.torch is None:
         output.text(f"usable devices: {', '.join(usable) or 'none'}")
     else:
-        output.note("nothing was tried (--no-probe)")
+        output.note("no device was tried (--no-probe)")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""`anytorch embed`: texts of a file, or of standard input, into vectors; or the nearest to a question among them."""
+"""`anytorch embed`: turn texts from a file or standard input into vectors, or search them by meaning."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--column", metavar="NAME", help="which column holds the texts")
     parser.add_argument(
-        "--format", metavar="KIND", help="parquet, csv, tsv, jsonl or txt, where the name does not say it"
+        "--format", metavar="KIND", help="parquet, csv, tsv, jsonl or txt, if the file name does not tell"
     )
-    parser.add_argument("--output", metavar="FILE", help="write to this .parquet (goes on after an interruption), .npy or "
+    parser.add_argument("--output", metavar="FILE", help="write to this .parquet (can be resumed), .npy or "
                         ".jsonl file; without it JSON Lines go to standard output")  # fmt: skip
-    parser.add_argument("--search", metavar="QUESTION", help="show the texts that are nearest in meaning")
-    parser.add_argument("--k", type=int, default=5, metavar="N", help="how many of them (default: 5)")
-    parser.add_argument("--model", metavar="MODEL", help="a folder, or a model of the Hugging Face Hub")
+    parser.add_argument("--search", metavar="QUESTION", help="show the texts nearest in meaning to this query")
+    parser.add_argument("--k", type=int, default=5, metavar="N", help="number of texts to show (default: 5)")
+    parser.add_argument("--model", metavar="MODEL", help="a folder, or a model on the Hugging Face Hub")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, vulkan, …")
     parser.add_argument("--devices", metavar="LIST", help="several at once: all, or cuda:0,cuda:1")
     parser.add_argument("--quantization", metavar="KIND", help="int8, int4, int2 or fp4")
@@ -45,17 +45,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", default="float32", metavar="KIND", help="float32, float16, int8, binary, ubinary"
     )
-    parser.add_argument("--max-length", type=int, metavar="N", help="tokens at which a text is cut")
-    parser.add_argument("--batch-tokens", type=int, metavar="N", help="tokens computed at once; measured when left out")
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output file that is there already")
-    parser.add_argument("--no-resume", action="store_true", help="forget what an interrupted run has finished")
+    parser.add_argument("--max-length", type=int, metavar="N", help="truncate texts to this many tokens")
+    parser.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
+    parser.add_argument("--no-resume", action="store_true", help="discard the finished part of an interrupted run")
     parser.add_argument(
         "--ray", nargs="?", const="local", metavar="ADDRESS",
-        help="as a Ray Data job, a worker per device: of this cluster (auto, ray://host:10001), or of one that is started "
-        "here; Parquet in and out",
+        help="run as a Ray Data job, one worker per device, on this cluster (auto, ray://host:10001) or on a new local one; "
+        "input and output are Parquet",
     )  # fmt: skip
-    parser.add_argument("--explain", action="store_true", help="also say which device and kernels were used, and why")
+    parser.add_argument("--explain", action="store_true", help="also explain which device and kernels were used")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if target is not None and target.suffix.lower() not in endings:
         raise UsageError(f"--output {target}: the name must end in {', '.join(endings)}")
     if target is not None and target.exists() and target.suffix.lower() in ENDINGS and not options.overwrite:
-        raise UsageError(f"--output {target}: is there already", hint="--overwrite, or name another file")
+        raise UsageError(f"--output {target}: the file exists", hint="--overwrite, or name another file")
     if options.ray is not None:
         return on_ray(options, target, output)
     with ExitStack() as stack:
@@ -109,11 +109,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
         rate = f" ({stats.texts / seconds:,.0f} texts/s)" if stats.texts >= 50 and seconds else ""
         where = f"; written to {target}" if target is not None else ""
         if target is not None and not stats.texts:
-            output.note(f"{target} is complete: nothing was left to do")
+            output.note(f"{target} is already complete")
         else:
             output.note(f"{counted(stats.texts, 'text')} in {seconds:.1f} s{rate} on {engine.device}{where}")
         if stats.truncated:
-            output.warn(f"{counted(stats.truncated, 'text')} had more than {engine.max_length} tokens: cut there")
+            output.warn(f"{counted(stats.truncated, 'text')} had more than {engine.max_length} tokens: truncated")
         if options.explain:
             output.note(engine.explain())
         if output.json:
@@ -123,18 +123,18 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def what_was_kept(target: Path, *, from_stdin: bool) -> str:
-    """What an interrupted run has left behind, and how to go on."""
+    """The message after an interruption: what was kept and how to resume."""
     from anytorch.text.embed.files_journal import finished_rows
 
     if target.suffix.lower() not in (".parquet", ".pq"):
-        return f"{target} has not been written: only a Parquet file can be resumed"
+        return f"{target} was not written: only a Parquet output can be resumed"
     rows = finished_rows(target)
     if not rows:
-        return f"no part of {target} was finished yet; the same command starts afresh"
+        return f"no part of {target} was finished; the same command starts over"
     kept = f"{counted(rows, 'row is', 'rows are')} finished and kept beside {target}"
     if from_stdin:
-        return f"{kept}; the same command with the same input goes on"
-    return f"{kept}; the same command goes on from there"
+        return f"{kept}; run the same command with the same input to resume"
+    return f"{kept}; run the same command to resume"
 
 
 def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> int:
@@ -143,7 +143,8 @@ def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> 
 
     if target is None or options.file == "-" or options.search is not None or options.devices:
         raise UsageError(
-            "--ray goes from one Parquet file to another", hint="anytorch embed a.parquet --output b.parquet --ray"
+            "--ray needs a Parquet file as input and as output",
+            hint="anytorch embed a.parquet --output b.parquet --ray",
         )
     engine = {
         "model_path": options.model,
@@ -175,14 +176,14 @@ def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> 
         output.note(f"finished by an earlier run: {report.resumed:,} of {counted(report.rows, 'row')}")
     output.note(f"{counted(report.rows, 'row')} in {report.seconds:.1f} s; written to {target}")
     if report.truncated:
-        output.warn(f"{counted(report.truncated, 'text')} had more tokens than the model takes: cut there")
+        output.warn(f"{counted(report.truncated, 'text')} had more tokens than the model's limit: truncated")
     if output.json:
         output.data({"output": str(target), "rows": report.rows, "resumed": report.resumed, "seconds": report.seconds})
     return 0
 
 
 def stdin_or_file(options: argparse.Namespace, stack: ExitStack) -> Path:
-    """The file; standard input as one, so that it can have every format a file can have."""
+    """The input file; standard input is first saved to a file, so that it can have any format a file can."""
     if options.file != "-":
         return Path(options.file)
     import shutil
@@ -253,7 +254,7 @@ def search(engine: ArrowEngine, source: Source, options: argparse.Namespace, out
 
 
 def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> tuple[list[str], Any]:
-    """The texts and their vectors: those in the file if it was written by this command with this model, else made now."""
+    """The texts and their vectors: read from the file if this command wrote it with this model, else computed."""
     import numpy as np
 
     from anytorch.errors import UsageError
@@ -272,7 +273,7 @@ def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> 
     wanted = options.dim or engine.dim
     if vectors.shape[1] != wanted or vectors.dtype.kind != "f":
         raise UsageError(
-            f"{source.path}: its vectors are {vectors.dtype} of {vectors.shape[1]} dimensions; the model's have {wanted}",
+            f"{source.path}: its vectors are {vectors.dtype} with {vectors.shape[1]} dimensions; the model makes {wanted}",
             hint="name the model (and --dim) they were made with",
         )
     return kept, vectors

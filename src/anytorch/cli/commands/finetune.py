@@ -1,4 +1,4 @@
-"""`anytorch finetune`: train the tokenizer, then the model, on files of candles; on one process or under torchrun."""
+"""`anytorch finetune`: train the tokenizer or the model on files of candles, in one process or under torchrun."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ SAMPLE = {"instruments": 8, "rows": 3000}
 # Field of the plan, type, what it means. Defaults are the plan's own, which differ between the two kinds.
 OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("lookback", int, "rows of history in a window (90)"),
-    ("horizon", int, "rows after them (10)"),
+    ("horizon", int, "rows to predict after them (10)"),
     ("epochs", int, "passes over the data (10)"),
-    ("steps_per_epoch", int, "at most so many steps in a pass; 0: every window"),
+    ("steps_per_epoch", int, "most steps in a pass; 0: every window"),
     ("batch_size", int, "windows per process and step (32)"),
-    ("accumulate", int, "pieces a step's gradient is summed from (1)"),
-    ("learning_rate", float, "the highest (tokenizer 2e-4, predictor 4e-5)"),
-    ("weight_decay", float, "of AdamW (0.1)"),
-    ("patience", int, "evaluations without improvement before it stops; 0: never"),
-    ("evaluate_every", int, "steps; 0: after every pass"),
-    ("validation_windows", int, "at most so many, evenly spread (2000)"),
+    ("accumulate", int, "batches whose gradients are summed for one step (1)"),
+    ("learning_rate", float, "highest learning rate (tokenizer 2e-4, predictor 4e-5)"),
+    ("weight_decay", float, "weight decay of AdamW (0.1)"),
+    ("patience", int, "stop after this many evaluations without improvement; 0: never"),
+    ("evaluate_every", int, "steps between evaluations; 0: after every pass"),
+    ("validation_windows", int, "most windows in an evaluation, evenly spread (2000)"),
     ("save_every", int, "steps from one save to the next (200)"),
     ("stride", int, "rows from one window to the next (1)"),
-    ("validation", float, "share of the data, by time, to choose the best weights with (0.1)"),
-    ("test", float, "share of the data, the latest, that is not touched (0.1)"),
-    ("lora_rank", int, "train a low-rank addition of this rank instead of all weights; 0: all"),
+    ("validation", float, "share of the data, by time, for choosing the best weights (0.1)"),
+    ("test", float, "share of the data, the latest, to leave unused for tests (0.1)"),
+    ("lora_rank", int, "train a low-rank adapter (LoRA) of this rank instead of all weights; 0: all weights"),
     ("seed", int, "the same seed gives the same weights (100)"),
 )
 
@@ -38,19 +38,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "kind", choices=(*KINDS, BOTH), help="what to train; the tokenizer comes first; both need a --config"
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="a YAML file of Kronos's finetune_csv; options beside it count more"
+        "--config", metavar="FILE", help="a YAML file of Kronos's finetune_csv; options on the command line override it"
     )
     data = parser.add_argument_group("data")
     data.add_argument("--data", nargs="+", metavar="FILE", help="CSV or Parquet files, or folders of them")
     data.add_argument("--sample", action="store_true", help="train on generated candles")
-    data.add_argument("--columns", metavar="FIELD=NAME,…", help="columns whose names are not understood")
-    data.add_argument("--timezone", metavar="ZONE", help="of the timestamps")
-    data.add_argument("--repair", action="store_true", help="mend what is wrong with the data, and say what was mended")
+    data.add_argument(
+        "--columns", metavar="FIELD=NAME,…", help="names of columns that are not recognised, as OURS=THEIRS"
+    )
+    data.add_argument("--timezone", metavar="ZONE", help="time zone of the timestamps")
+    data.add_argument("--repair", action="store_true", help="repair faulty data, and report each repair")
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help="tiny (default), kronos-mini, -small, -base, or a folder")
-    model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer to train, or the one the model works with")
-    model.add_argument("--context", type=int, metavar="N", help="rows of the window that forecasts with it may have")
-    model.add_argument("--from-scratch", action="store_true", help="take the shape of the model, and new weights")
+    model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer to train, or the one the model uses")
+    model.add_argument("--context", type=int, metavar="N", help="most rows in the window of later forecasts")
+    model.add_argument("--from-scratch", action="store_true", help="keep the model's shape, but start from new weights")
     model.add_argument("--objective", default="generation", metavar="NAME", help="generation (default) or published")
     model.add_argument("--device", metavar="DEVICE", help="auto (default), cpu, cuda, …; under torchrun, its type")
     plan = parser.add_argument_group("training")
@@ -58,9 +60,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         plan.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=words)
     plan.add_argument("--no-mixed-precision", action="store_true", help="float32 throughout")
     where = parser.add_argument_group("answer")
-    where.add_argument("--output", metavar="DIR", help="where the run lives; again, to go on after a kill")
-    where.add_argument("--restart", action="store_true", help="forget the run that is there")
-    where.add_argument("--restart-changed", action="store_true", help="forget it if it has another plan, data or model")
+    where.add_argument("--output", metavar="DIR", help="folder of the run; name it again to resume")
+    where.add_argument("--restart", action="store_true", help="discard the existing run")
+    where.add_argument(
+        "--restart-changed", action="store_true", help="discard the existing run if its plan, data or model differ"
+    )
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -76,7 +80,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
             output.data(found if options.kind == BOTH else found[options.kind])
         return 0
     if options.kind == BOTH:
-        raise UsageError("both are trained from a file of settings", hint="name it with --config, or train one by one")
+        raise UsageError("training both needs a settings file", hint="name it with --config, or train them one by one")
     if options.output is None:
         raise UsageError("name the folder of the run with --output")
     done = train(options, {}, output)
@@ -86,7 +90,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -> dict[str, Any] | None:
-    """Fill in what was not said beside the file; → its plan, or None where it wants this stage left out."""
+    """Fill in the options that the command line left out; return the file's plan, or None if it skips this stage."""
     from anytorch.cli.finetune_config import read_config
 
     config = read_config(options.config, options.kind, options.output)
@@ -94,10 +98,10 @@ def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -
         output.note(f"not used: {', '.join(config.unused)}")
     options.output = str(config.output)
     if one_of_two and not config.wanted:
-        output.note(f"the {options.kind} is left out, as {options.config} says")
+        output.note(f"{options.config} skips the {options.kind}")
         return None
     if config.skip_existing and (config.output / "best_model").is_dir():
-        output.note(f"{config.output / 'best_model'} is there and kept")
+        output.note(f"{config.output / 'best_model'} exists and is kept")
         return None
     if not options.data and not options.sample:
         options.data = [config.data]
@@ -110,7 +114,7 @@ def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -
 
 
 def speaks() -> bool:
-    """Of several processes, one."""
+    """True in the one process that prints, of several."""
     from anytorch.forecast.training.processes import number
 
     return number("RANK", 0) == 0
@@ -170,7 +174,7 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise UsageError for what cannot be meant so, before anything is read."""
+    """Check the options before anything is read; raises UsageError."""
     from anytorch.cli.requests import new_folder
     from anytorch.errors import UsageError
     from anytorch.forecast.training.plan import wrong
@@ -186,14 +190,14 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(f"--context {options.context}: a window has at least 2 rows")
     if options.from_scratch and options.lora_rank:
         raise UsageError(
-            f"--from-scratch --lora-rank {options.lora_rank}: an addition needs trained weights to be added to",
-            hint="leave one of the two out",
+            f"--from-scratch --lora-rank {options.lora_rank}: LoRA needs trained weights",
+            hint="leave out one of the two",
         )
     new_folder(options.output, "--output")
 
 
 def longest(own: int, seen: int, options: argparse.Namespace) -> int:
-    """Rows of the longest window that the model has learnt from, then or now. New weights know nothing of then."""
+    """Rows of the longest window the model was trained on, before or now; new weights count only now."""
     return seen if options.from_scratch else max(own, seen)
 
 
@@ -202,9 +206,9 @@ def left_behind(options: argparse.Namespace) -> str:
     from pathlib import Path
 
     if not (Path(options.output) / "last.pt").is_file():
-        return "no step was finished, and nothing was saved"
+        return "no step was finished; nothing was saved"
     again = "the same command without --restart" if options.restart else "the same command"
-    return f"what was saved is in {options.output}; {again} goes on from there"
+    return f"what was saved is in {options.output}; {again} resumes it"
 
 
 def raise_lack_of_memory(exc: Exception, options: argparse.Namespace) -> None:
@@ -228,7 +232,7 @@ def start(source: str, options: argparse.Namespace) -> Any:
 
 
 def silent(words: str) -> None:
-    """What the other processes say."""
+    """Discard a message: in all processes but the first."""
 
 
 def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
@@ -256,7 +260,7 @@ def tell(done: Any, options: argparse.Namespace, output: Output) -> None:
             ("validation", f"{done.first_loss:.5g} before, {done.best_loss:.5g} at step {done.best_step}")
             if done.first_loss is not None
             else ("validation", "none"),
-            ("stopped", "early: nothing improved any more" if done.stopped_early else ""),
+            ("stopped", "early: no further improvement" if done.stopped_early else ""),
             ("time (s)", f"{done.seconds:.1f}"),
             ("best weights", done.folder),
             ("log and curve", f"{options.output}/log.jsonl, loss.png"),

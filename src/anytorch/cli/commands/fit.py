@@ -1,4 +1,4 @@
-"""`anytorch fit MODEL_DIR`: where a model's blocks would rest, and how long a pass would take. Reads headers alone."""
+"""`anytorch fit MODEL_DIR`: where a model's blocks would be stored, and how long a pass would take. Reads headers only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", metavar="DEVICE", help="where it should run (default: the best device)"
     )
-    parser.add_argument("--device-budget", metavar="SIZE", help="device memory the weights may take, such as 8GB")
-    parser.add_argument("--host-budget", metavar="SIZE", help="host memory the weights may take")
+    parser.add_argument("--device-budget", metavar="SIZE", help="device memory the weights may use, such as 8GiB")
+    parser.add_argument("--host-budget", metavar="SIZE", help="host memory the weights may use")
     parser.add_argument(
-        "--compute", type=float, default=0.0, metavar="SECONDS", help="how long one pass computes, if known"
+        "--compute", type=float, default=0.0, metavar="SECONDS", help="compute time of one pass, if known"
     )
     parser.add_argument("--plot", metavar="FILE", help="also draw the plan to this .png or .svg file")
 

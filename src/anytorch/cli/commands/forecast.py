@@ -1,4 +1,4 @@
-"""`anytorch forecast`: from a file of candles to a table, a file and a picture of what may come."""
+"""`anytorch forecast`: read candles from a file; show the forecast as a table, a file and a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anytorch.cli.output import Output
 SAMPLE_ROWS = 600
 DTYPES = ("float32", "bfloat16", "float16")
 ROLLING = ("exact", "evict", "trim")
-ROLLED = "what happens when the window is full; exact is the published way, the others are faster"
+ROLLED = "what happens when the window is full; exact follows the paper, the others are faster"
 FEW_ROWS = 64  # fewer are forecast from, but not without saying so
 
 
@@ -19,28 +19,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data")
     data.add_argument("file", nargs="?", metavar="FILE", help="CSV, TSV, Parquet or Feather; - for standard input")
     data.add_argument("--sample", action="store_true", help="forecast generated candles instead of a file")
-    data.add_argument("--symbol", metavar="NAME", help="of several instruments in the file, this one alone")
-    data.add_argument("--columns", metavar="FIELD=NAME,…", help="columns whose names are not understood")
-    data.add_argument("--timezone", metavar="ZONE", help="of the timestamps, such as Europe/Berlin")
-    data.add_argument("--repair", action="store_true", help="mend what is wrong with the data, and say what was mended")
-    data.add_argument("--holdout", action="store_true", help="keep the last HORIZON rows back and compare with them")
+    data.add_argument("--symbol", metavar="NAME", help="forecast only this instrument of the file")
+    data.add_argument(
+        "--columns", metavar="FIELD=NAME,…", help="names of columns that are not recognised, as OURS=THEIRS"
+    )
+    data.add_argument("--timezone", metavar="ZONE", help="time zone of the timestamps, such as Europe/Berlin")
+    data.add_argument("--repair", action="store_true", help="repair faulty data, and report each repair")
+    data.add_argument(
+        "--holdout", action="store_true", help="hold back the last HORIZON rows and compare the forecast with them"
+    )
     what = parser.add_argument_group("forecast")
     what.add_argument(
         "--horizon", type=int, default=24, metavar="N", help="bars to forecast, up to 10,000 (default: 24)"
     )
     what.add_argument("--samples", type=int, default=20, metavar="N", help="paths to draw, up to 10,000 (default: 20)")
-    what.add_argument("--quantiles", default="0.1,0.5,0.9", metavar="Q,…", help="of the paths (default: 0.1,0.5,0.9)")
+    what.add_argument(
+        "--quantiles", default="0.1,0.5,0.9", metavar="Q,…", help="quantiles of the paths (default: 0.1,0.5,0.9)"
+    )
     what.add_argument("--lookback", type=int, metavar="N", help="rows of history the model sees (default: what fits)")
-    what.add_argument("--temperature", type=float, default=1.0, metavar="T", help="above 1 wilder, below 1 tamer")
-    what.add_argument("--top-k", type=int, default=0, metavar="N", help="draw from the N likeliest; 0: all; 1: no dice")
-    what.add_argument("--top-p", type=float, default=1.0, metavar="P", help="below 1 rare moves are cut (default: 1.0)")
+    what.add_argument("--temperature", type=float, default=1.0, metavar="T", help="above 1: more spread; below 1: less")
+    what.add_argument(
+        "--top-k", type=int, default=0, metavar="N", help="draw from the N likeliest tokens; 0: all; 1: deterministic"
+    )
+    what.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="below 1: leave out rare moves (default: 1.0)"
+    )
     what.add_argument("--rolling", default="exact", choices=ROLLING, help=f"{', '.join(ROLLING)}: {ROLLED}")
-    what.add_argument("--seed", type=int, metavar="N", help="the same paths on every device (default: any, and told)")
+    what.add_argument(
+        "--seed", type=int, metavar="N", help="seed; the same paths on every device (default: random, and shown)"
+    )
     model = parser.add_argument_group("model")
     model.add_argument("--model", default="tiny", metavar="NAME", help="tiny, kronos-mini, -small, -base, or a folder")
-    model.add_argument("--tokenizer", metavar="NAME", help="for a folder that does not name its own")
+    model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer, for a model folder that names none")
     model.add_argument("--context", type=int, metavar="N", help="rows of the model's window (default: its own)")
-    model.add_argument("--dtype", choices=DTYPES, help=f"{', '.join(DTYPES)}: what the model computes in")
+    model.add_argument("--dtype", choices=DTYPES, help=f"{', '.join(DTYPES)}: the model's number format")
     model.add_argument("--quantization", metavar="FORMAT", help="compute with packed weights, such as int8")
     model.add_argument("--device", default="auto", metavar="DEVICE", help="where to run (default: the best one)")
     where = parser.add_argument_group("answer")
@@ -60,7 +72,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     series = read(options, output)
     check_bars(options, len(series))
     if unsaid:
-        output.note(f"seed {options.seed}: with --seed {options.seed} the same paths are drawn again")
+        output.note(f"seed {options.seed}: --seed {options.seed} draws the same paths again")
     from anytorch.cli.forecast_answer import described, show, write
     from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
 
@@ -76,12 +88,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
         )
     jobs = [histories(one, options, predictor.max_context) for one in series]
     told = [
-        f"{one.name}: only {len(history)} rows of history, too few to know the series' scale and rhythm by"
+        f"{one.name}: only {len(history)} rows of history, too few to estimate the series' scale and rhythm"
         for one, (history, _) in zip(series, jobs, strict=True)
         if len(history) < FEW_ROWS
     ]
     if predictor.max_context > own:
-        told.append(f"--context {options.context}: {options.model} was made for windows of up to {own} rows")
+        told.append(f"--context {options.context}: {options.model} supports windows of at most {own} rows")
     for words in told:
         output.note(words)
     ahead = [times_ahead(one, actual, options) for one, (_, actual) in zip(series, jobs, strict=True)]
@@ -130,7 +142,7 @@ def forecast(
 
     if options.rolling == "trim" and options.horizon >= predictor.max_context:
         raise UsageError(
-            f"--rolling trim leaves no history: --horizon is {options.horizon}, the window has {predictor.max_context} rows",
+            f"--rolling trim needs --horizon {options.horizon} below the window's {predictor.max_context} rows",
             hint="use --rolling exact or evict, or forecast fewer bars",
         )
     try:
@@ -154,14 +166,14 @@ def forecast(
         if not is_out_of_memory(exc):
             raise
         raise OutOfMemory(
-            f"{predictor.device} has not enough memory for --samples {options.samples}, --horizon {options.horizon}",
+            f"{predictor.device} has too little memory for --samples {options.samples}, --horizon {options.horizon}",
             hint="ask for fewer samples or bars, or use another --device",
         ) from exc
     return found
 
 
 def read(options: argparse.Namespace, output: Output) -> list[Any]:
-    """The series to forecast; what was guessed about them goes to standard error."""
+    """Read the series to forecast; guesses about the data go to standard error."""
     from anytorch.errors import UsageError
     from anytorch.forecast.candles.generate import sample_candles
     from anytorch.forecast.candles.read import newest_parts, read_many
@@ -170,7 +182,7 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
     if options.sample:
         (made,) = read_many([sample_candles(SAMPLE_ROWS, seed=options.seed)])
         found = [replace(made, name="sample", where="the sample")]
-        output.note("generated candles: every 5 minutes, of nothing that exists")
+        output.note("synthetic candles, one every 5 minutes")
     else:
         given = parse_given(options.columns) if options.columns else None
         found = read_many([options.file], columns=given, timezone=options.timezone, repair=options.repair)
@@ -193,7 +205,7 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
 
 
 def histories(one: Any, options: argparse.Namespace, context: int) -> tuple[Any, Any]:
-    """What the model sees, and what really came after it (None unless it is held back)."""
+    """The history the model sees, and the rows held back for comparison (None without --holdout)."""
     from anytorch.forecast.candles.read import require_rows
 
     held = options.horizon if options.holdout else 0

@@ -1,4 +1,4 @@
-"""`anytorch generate`: a language model goes on with a text, or answers a message; the text appears as it is made."""
+"""`anytorch generate`: continue a text or answer a message with a language model; the output streams."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ from anytorch.counts import counted
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help="the text to go on with; - for standard input")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - for standard input")
     parser.add_argument("--model", required=True, metavar="MODEL", help="a folder with config.json, tokenizer.json and "
-                        "safetensors weights, or a model of the Hugging Face Hub")  # fmt: skip
+                        "safetensors weights, or a model on the Hugging Face Hub")  # fmt: skip
     parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
-    parser.add_argument("--system", metavar="TEXT", help="a message before it that says how to answer (with --chat)")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="at most so many (default: 256)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 for the most likely text; the model's own "
-                        "setting when left out")  # fmt: skip
-    parser.add_argument("--top-p", type=float, metavar="P", help="only the likeliest tokens with this share together")
+    parser.add_argument("--system", metavar="TEXT", help="the system message (with --chat)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="most tokens to generate (default: 256)"
+    )
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 for the most likely text (default: the model's "
+                        "own setting)")  # fmt: skip
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="draw only from the likeliest tokens whose probabilities add up to P"
+    )
     parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may be repeated")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, vulkan, …")
     parser.add_argument("--dtype", default="auto", metavar="DTYPE", help="auto, float32, float16, bfloat16")
     parser.add_argument("--quantization", metavar="KIND", help="int8, int4, int2 or fp4")
-    parser.add_argument("--device-budget", metavar="SIZE", help="use no more of the device's memory, such as 8GB; the rest "
-                        "of the model is brought up for every token")  # fmt: skip
-    parser.add_argument("--explain", action="store_true", help="also say where it computes, and what limits its speed")
+    parser.add_argument("--device-budget", metavar="SIZE", help="device memory the weights may use, such as 8GiB; the rest "
+                        "of the model is streamed for every token")  # fmt: skip
+    parser.add_argument(
+        "--explain", action="store_true", help="also explain which device is used and what limits its speed"
+    )
 
 
 def run(options: argparse.Namespace, output: Output) -> int:

@@ -1,4 +1,4 @@
-"""`anytorch info`: what this machine has, from files alone. It never fails and imports nothing that is slow."""
+"""`anytorch info`: this machine's hardware and settings, read from files. It never fails and imports nothing slow."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe", action="store_true", help="also try every device, in a child process with a time limit"
     )
-    parser.add_argument("--refresh", action="store_true", help="with --probe: try again, whatever was found before")
+    parser.add_argument("--refresh", action="store_true", help="with --probe: try again, even if results are cached")
     parser.add_argument(
         "--why",
         action="store_true",
-        help="also say why each device would be chosen or not, and what each back end supports",
+        help="also explain why each device would be chosen or not, and what each back end supports",
     )
 
 
@@ -141,7 +141,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
         if not mine:
             # What keeps even the CPU from working is about torch: it does not explain hardware that is not there.
             about = [r for r in about if "cpu" not in r.backends]
-        missing = "" if mine else f"no {backend.title} was seen here"
+        missing = "" if mine else f"no {backend.title} was found here"
         backends.append(
             {
                 "name": backend.name,

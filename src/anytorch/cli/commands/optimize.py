@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", metavar="DEVICE", help="the device to tune for (default: auto)")
-    parser.add_argument("--duration", type=float, default=20.0, metavar="SECONDS", help="time to measure (default: 20)")
-    parser.add_argument("--apply", action="store_true", help="write the plan to the settings file; later runs obey it")
+    parser.add_argument(
+        "--duration", type=float, default=20.0, metavar="SECONDS", help="seconds to measure (default: 20)"
+    )
+    parser.add_argument("--apply", action="store_true", help="write the plan to the settings file; later runs use it")
     parser.add_argument(
         "--show",
         action="store_true",
@@ -44,7 +46,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         return 0
     show(plan, output)
     if path is not None:
-        output.note(f"written to {path}; `anytorch reset` takes it back")
+        output.note(f"written to {path}; `anytorch reset` removes it")
     elif any(item.changed for item in plan.items):
         output.note("nothing was changed; `anytorch optimize --apply` stores the plan")
     return 0

@@ -1,4 +1,4 @@
-"""`anytorch reset`: forget settings, or what was measured. It works on files that cannot be read, too."""
+"""`anytorch reset`: remove settings or cached measurements; works on unreadable files, too."""
 
 from __future__ import annotations
 

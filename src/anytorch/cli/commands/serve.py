@@ -26,64 +26,98 @@ PACKAGES = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where")
     where.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="this machine alone (127.0.0.1, the default)"
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1, this machine only)",
     )
-    where.add_argument("--port", type=int, default=8765, metavar="N", help="0: any free one (default: 8765)")
+    where.add_argument("--port", type=int, default=8765, metavar="N", help="port; 0: any free one (default: 8765)")
     where.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the port (default: 1)")
-    where.add_argument(
-        "--no-browser", action="store_true", help="do not open the page, even at a terminal with a display"
-    )
+    where.add_argument("--no-browser", action="store_true", help="do not open the page in a browser")
     model = parser.add_argument_group("models")
     model.add_argument(
         "--model", action="append", default=[], metavar="NAME",
-        help="a folder or a name, for embeddings, forecasts or text; may be repeated (default: the embedded ones)",
+        help="a folder or a name, for embeddings, forecasts or text; may be repeated (default: the built-in models)",
     )  # fmt: skip
     model.add_argument("--text-model", metavar="FOLDER", help="a causal language model for /v1/completions")
     model.add_argument(
         "--model-folder", action="append", default=[], metavar="FOLDER", type=Path,
-        help="what POST /api/load-model may load from; may be repeated (default: nothing)",
+        help="a folder POST /api/load-model may load from; may be repeated (default: none)",
     )  # fmt: skip
-    model.add_argument("--no-forecast", action="store_true", help="do not load the embedded forecasting model")
+    model.add_argument("--no-forecast", action="store_true", help="do not load the built-in forecasting model")
     model.add_argument("--device", default="auto", metavar="DEVICE", help="where to run (default: the best one)")
-    model.add_argument("--quantization", metavar="FORMAT", help="of the embedding model: int8, int4, int2, fp4")
+    model.add_argument(
+        "--quantization", metavar="FORMAT", help="format of the embedding model's weights: int8, int4, int2, fp4"
+    )
     model.add_argument(
         "--threads", type=int, metavar="N", help="CPU threads of each process (default: all cores, shared)"
     )
-    who = parser.add_argument_group("who may ask")
+    who = parser.add_argument_group("access")
     who.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="keys, one a line (`name:key`); needed off loopback"
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="API keys, one per line (`name:key`); required unless the address is loopback",
     )
-    who.add_argument("--new-key", type=Path, metavar="FILE", help="append a new key to this file, print it, and end")
+    who.add_argument("--new-key", type=Path, metavar="FILE", help="append a new key to this file, print it, and exit")
     who.add_argument(
-        "--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may ask (CORS)"
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a web origin whose pages may send requests (CORS)",
     )
-    who.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name this service has")
-    who.add_argument("--rate-limit", type=float, metavar="N", help="requests a second of one key (default: no limit)")
-    much = parser.add_argument_group("how much")
-    much.add_argument("--max-body", default="16MB", metavar="SIZE", help="of a request (default: 16MB)")
-    much.add_argument("--max-texts", type=int, default=2048, metavar="N", help="in a request (default: 2048)")
-    much.add_argument("--max-tokens", type=int, default=300_000, metavar="N", help="in a request (default: 300000)")
-    much.add_argument("--max-waiting-tokens", type=int, default=400_000, metavar="N", help="then 429 (default: 400000)")
-    much.add_argument(
-        "--max-waiting", type=float, default=10.0, metavar="SECONDS", help="of work; then 429 (default: 10)"
+    who.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="another host name of this service"
     )
-    much.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of a request (default: 60)")
+    who.add_argument("--rate-limit", type=float, metavar="N", help="requests per second and key (default: no limit)")
+    much = parser.add_argument_group("limits")
+    much.add_argument("--max-body", default="16MB", metavar="SIZE", help="largest request body (default: 16MiB)")
     much.add_argument(
-        "--drain", type=float, default=30.0, metavar="SECONDS", help="for what is under way (default: 30)"
+        "--max-texts", type=int, default=2048, metavar="N", help="most texts in a request (default: 2048)"
+    )
+    much.add_argument(
+        "--max-tokens", type=int, default=300_000, metavar="N", help="most tokens in a request (default: 300000)"
+    )
+    much.add_argument(
+        "--max-waiting-tokens",
+        type=int,
+        default=400_000,
+        metavar="N",
+        help="most tokens in the queue; then 429 (default: 400000)",
+    )
+    much.add_argument(
+        "--max-waiting",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="most seconds of work in the queue; then 429 (default: 10)",
+    )
+    much.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="time limit of a request (default: 60)"
+    )
+    much.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time to finish running requests at shutdown (default: 30)",
     )
     much.add_argument(
         "--drain-delay", type=float, default=0.0, metavar="SECONDS",
-        help="say `draining` so long before the port closes, for a load balancer (default: 0)",
+        help="seconds to report `draining` before the port closes, for a load balancer (default: 0)",
     )  # fmt: skip
     out = parser.add_argument_group("scaling out")
     out.add_argument(
         "--ray", nargs="?", const="local", metavar="ADDRESS",
-        help="on Ray Serve: of this cluster (auto, ray://host:10001), or of one that is started here",
+        help="run on Ray Serve, on this cluster (auto, ray://host:10001) or on a new local one",
     )  # fmt: skip
     out.add_argument(
-        "--replicas", metavar="N|MIN:MAX", help="with --ray: how many (default: 1:, as many as there are devices)"
+        "--replicas",
+        metavar="N|MIN:MAX",
+        help="with --ray: number of replicas (default: 1:, up to the number of devices)",
     )
-    parser.add_argument("--access-log", action="store_true", help="a line on standard error for every request")
+    parser.add_argument("--access-log", action="store_true", help="log every request on standard error")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -129,7 +163,7 @@ def serve_options(options: argparse.Namespace) -> Any:
     try:
         nbytes = settings.parse_nbytes(options.max_body)
     except ValueError as exc:
-        raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MB") from exc
+        raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MiB") from exc
     return ServeOptions(
         host=options.host,
         port=options.port,
@@ -188,7 +222,7 @@ def show(started: Any, options: argparse.Namespace, output: Output) -> None:
 
 
 def has_display() -> bool:
-    """Is a person here who can see a browser? A terminal, and a screen behind it."""
+    """True if a browser can be shown: standard output is a terminal and there is a display."""
     if sys.stdout is None or not sys.stdout.isatty():
         return False
     if sys.platform in ("darwin", "win32"):

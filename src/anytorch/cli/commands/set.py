@@ -1,4 +1,4 @@
-"""`anytorch set`: the device that is used when none is named."""
+"""`anytorch set`: choose the device used when none is named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     path = settings.write_settings_file({**stored, "settings": chosen})
     source = settings.lookup("backend").source
     if source not in ("file", "code"):
-        output.warn(f"the environment variable {source} is set and goes before the settings file")
+        output.warn(f"the environment variable {source} is set and overrides the settings file")
     if output.json:
         output.data({"backend": backend, "device_uuid": uuid or None, "usable": usable, "settings_file": str(path)})
     else:
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
-    """What to store for a request, back end and UUID, and whether it can be used now.
+    """The back end and UUID to store for a request, and whether the device can be used now.
 
     Raises DeviceIndexError for an index beyond the usable devices, UsageError for a UUID nobody has.
     """
@@ -66,7 +66,7 @@ def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
         return word, "", usable
     if chosen is not None and chosen.uuid:
         return word, chosen.uuid, usable
-    output.note(f"{word}:{request.index} has no UUID that is known here, so the index is stored; an index can change")
+    output.note(f"{word}:{request.index} has no known UUID, so the index is stored; an index can change")
     return f"{word}:{request.index}", "", usable
 
 

@@ -138,7 +138,7 @@ def absent(
     reasons: Sequence[Reason],
     report: TorchReport,
 ) -> list[dict[str, str]]:
-    """The back ends no device was seen of, each with the words `resolve` has for it, and the child's own."""
+    """The back ends without a device here, each with `resolve`'s reason and the child process's own."""
     listed = {device.backend for device in devices}
     found = []
     for backend in known.backends.values():
@@ -151,7 +151,7 @@ def absent(
 
 
 def show(output: Output, documents: Sequence[dict[str, Any]], report: TorchReport) -> set[str]:
-    """The table and, for each device that did not pass, why. Returns the reasons' texts that were told."""
+    """Show the table and why each failing device failed. Returns the texts of the reasons shown."""
     told: set[str] = set()
     rows: list[tuple[object, ...]] = []
     for device in documents:

@@ -8,8 +8,10 @@ from anytorch.cli.output import Output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", metavar="DEVICE", help="the level 0 (default: the best device)")
-    parser.add_argument("--disk", metavar="FOLDER", help="a folder on the disk to measure; the cache folder by default")
+    parser.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="the device to measure as level 0 (default: the best device)"
+    )
+    parser.add_argument("--disk", metavar="FOLDER", help="a folder on the disk to measure (default: the cache folder)")
     parser.add_argument("--refresh", action="store_true", help="measure again, even if a result is cached")
 
 

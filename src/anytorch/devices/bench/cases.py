@@ -1,4 +1,4 @@
-"""Which cases a device is measured with."""
+"""The cases a device is measured with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a number comes from: machine, torch, driver, date, version and commit. A number without these is a rumour."""
+"""Where a number comes from: machine, torch, driver, date, version and commit. Every result carries them."""
 
 from __future__ import annotations
 

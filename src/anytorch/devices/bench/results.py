@@ -102,7 +102,7 @@ def from_json(data: Any) -> BenchmarkReport:
         return BenchmarkReport(**{**data, "devices": devices})
     except (KeyError, TypeError) as exc:
         raise UsageError(
-            f"this is no benchmark report: {exc}", hint="make one with `anytorch benchmark --output results.json`"
+            f"this is not a benchmark report: {exc}", hint="make one with `anytorch benchmark --output results.json`"
         ) from exc
 
 

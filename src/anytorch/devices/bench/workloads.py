@@ -25,7 +25,7 @@ REDUCED_TOLERANCE = 5e-3  # of float32 when the user has allowed tf32 or bf16 in
 
 
 class Skip(Exception):
-    """A case that makes no sense on this device; the text says why."""
+    """Raised for a case that does not apply to this device; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Bench:
     hurried: bool  # less than a second or two for everything: smaller set-ups
 
     def room_for(self, nbytes: float) -> bool:
-        """Leaves most of the memory to whoever else uses the device."""
+        """The bytes a case may use; most of the memory is left to other users of the device."""
         return self.free is None or nbytes <= self.free / 4
 
 

@@ -1,4 +1,4 @@
-"""Small questions that several diagnoses ask of the facts."""
+"""Small functions on the facts that several diagnoses share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gib(nbytes: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Texts carry words from files and drivers: no line break and no control character may come along."""
+    """The text on one line, without the control characters that files and drivers may bring along."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
@@ -88,7 +88,7 @@ def wants_webgpu(facts: Facts) -> bool:
 
 
 def vendor_path(facts: Facts) -> bool:
-    """Does the installed torch drive at least one GPU of this machine, as far as files and the child can tell?"""
+    """True if the installed torch drives at least one GPU here, as far as files and the child process can tell."""
     for backend in ("cuda", "rocm", "npu", "xpu", "mps"):
         report = report_of(facts, backend)
         if report is not None and report.devices:

@@ -1,4 +1,4 @@
-"""This Python: torch itself, packages that quarrel, plug-ins that fail, and what the child process went through."""
+"""This Python: torch itself, conflicting packages, failing plug-ins, and failures of the child process."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _tuned(candidate: Candidate) -> Tuned | None:
         )
     except (KeyError, TypeError, ValueError) as exc:
         raise ConfigError(
-            f"the settings file {settings.settings_file()}: [tuned.{name!r}] cannot be understood: {exc!r}",
+            f"the settings file {settings.settings_file()}: [tuned.{name!r}] is invalid: {exc!r}",
             hint="delete that table, or run `anytorch optimize --apply` again",
         ) from exc
 

@@ -1,4 +1,4 @@
-"""Candles (open, high, low, close, volume, amount) as tables: made up, read, checked, mended, drawn. No torch here.
+"""Candles (open, high, low, close, volume, amount) as tables: generated, read, checked, repaired, drawn. No torch here.
 
 A series is a pandas DataFrame with the columns `timestamps`, `open`, `high`, `low`, `close`, `volume` and `amount`.
 """

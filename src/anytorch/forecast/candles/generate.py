@@ -1,4 +1,4 @@
-"""Made-up candles that behave like a market's, from a seed: something to learn from and to test with, with no download.
+"""Synthetic candles that behave like a market's, generated from a seed, for training and tests without a download.
 
 The price is a random walk with Student-t shocks, GARCH volatility, three regimes and gaps between sessions, plus a
 component that returns to its mean; volume has a daily and a weekly shape, persistence, and grows with the size of the
@@ -68,7 +68,7 @@ def sample_candles(
     import numpy as np
 
     if not 1 <= rows <= MOST_ROWS:
-        raise InputError(f"rows={rows}: ask for 1 to {MOST_ROWS} candles")
+        raise InputError(f"rows={rows}: use 1 to {MOST_ROWS}")
     if not price > 0:
         raise InputError(f"price={price}: the first price must be above 0")
     recipe = Recipe() if recipe is None else recipe
@@ -90,7 +90,7 @@ def sample_market(instruments: int = 8, rows: int = 2000, *, seed: int = 0, **op
     import numpy as np
 
     if not 1 <= instruments <= 10_000:
-        raise InputError(f"instruments={instruments}: ask for 1 to 10000")
+        raise InputError(f"instruments={instruments}: use 1 to 10000")
     given: Recipe = options.pop("recipe", None) or Recipe()
     market = {}
     for number in range(instruments):

@@ -51,7 +51,7 @@ def draw_forecast(
         _candles(panel, ahead, mean, faint=True)
     if actual is not None:
         places = range(len(shown), len(shown) + len(actual))
-        panel.plot(places, actual["close"], color=TRUTH, lw=1, ls="--", label="what came")
+        panel.plot(places, actual["close"], color=TRUTH, lw=1, ls="--", label="actual")
     _volume(below, shown, mean, ahead, quantiles or {})
     for one in (panel, below):
         one.axvline(len(shown) - 0.5, color="#888888", lw=0.8, ls=":")

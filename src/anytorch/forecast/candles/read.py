@@ -1,7 +1,7 @@
 """Candles from CSV, TSV, Parquet or Feather: one instrument or many, a file or standard input.
 
-What is not said is guessed (separator, columns, decimal comma, time format, rhythm) and told in `notes`. What is wrong is
-refused with line and column, or mended by `repair`:
+What is not said is guessed (separator, columns, decimal comma, time format, rhythm) and reported in `notes`. Faults are
+refused with line and column, or corrected by `repair`:
 
 | what is wrong | the repair |
 |---|---|
@@ -55,7 +55,7 @@ GAP_DAYS = 14  # … and never below this
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: the first place where it is, and how many there are."""
+    """One kind of fault: its first place and how often it occurs."""
 
     kind: str
     line: int
@@ -69,7 +69,7 @@ class Problem:
 
 
 def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
-    """All that is wrong with a frame of our columns; `lines` are the rows' places in their file."""
+    """All faults of a frame with our columns; `lines` are the rows' line numbers in their file."""
     import numpy as np
 
     found: list[Problem] = []
@@ -84,7 +84,7 @@ def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
     steps = times.diff()
     zero = steps - steps  # NaT in the first row, so that it is never counted
     note("unsorted", "timestamps", (steps < zero).to_numpy(), "{value} comes after a later timestamp")
-    note("duplicate", "timestamps", times.duplicated().to_numpy(), "{value} is there twice")
+    note("duplicate", "timestamps", times.duplicated().to_numpy(), "{value} occurs twice")
     for column in [name for name in FIELDS if name in frame]:
         values = frame[column].to_numpy(dtype=float)
         note("missing", column, ~np.isfinite(values), "{value} is not a number")
@@ -153,9 +153,9 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> 
                 where,
                 kept[np.flatnonzero(bad)[0]],
                 column,
-                f"{bad.mean():.0%} of the prices are missing or not above 0, more than a repair may make up "
+                f"{bad.mean():.0%} of the prices are missing or not above 0, more than a repair may fill in "
                 f"({MOST_MENDED:.0%})",
-                hint="leave the broken part out",
+                hint="remove the faulty part",
             )
         values[bad] = np.nan
         frame[column] = values
@@ -181,11 +181,11 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> 
         if problem.kind not in ("gap", "constant")
     ]
     notes += [
-        f"kept: {problem.said(where)}; their forecast is themselves" for problem in found if problem.kind == "constant"
+        f"kept: {problem.said(where)}; their forecast is constant" for problem in found if problem.kind == "constant"
     ]
     if len(left_out):
         rows = counted(len(left_out), f"{Origin.of(where).unit} is", f"{Origin.of(where).unit}s are")
-        notes.append(f"repaired: {rows} left out, from {left_out[0]} on: no price comes before to take instead")
+        notes.append(f"repaired: {rows} left out, from {left_out[0]} on: there is no earlier price to use instead")
     return frame, kept, notes
 
 
@@ -200,7 +200,7 @@ TAKEN = {
 
 
 def _changed(problem: Problem, frame: pd.DataFrame, kept: Any) -> str:
-    """What a repair made of the first place that had the problem."""
+    """What the repair changed at the first place of a fault, in words."""
     if problem.kind == "unsorted":
         return "the rows are sorted by time"
     if problem.kind == "duplicate":
@@ -222,7 +222,7 @@ def require_rows(rows: int, need: int, where: str, what: str) -> None:
 
 @dataclass(frozen=True)
 class CandleSeries:
-    """One instrument: clean candles in time order. `notes` say what was guessed and mended."""
+    """One instrument: clean candles in time order. `notes` list guesses and repairs."""
 
     name: str
     frame: Any  # DataFrame: timestamps, open, high, low, close, and volume, amount where the file has them
@@ -235,7 +235,7 @@ class CandleSeries:
         return len(self.frame)
 
     def future(self, horizon: int) -> pd.DatetimeIndex:
-        """The times of the next bars, by the rhythm of the whole series: its last rows alone would not show it."""
+        """The times of the next bars, by the rhythm of the whole series."""
         return future_times(self.frame["timestamps"], horizon, self.rhythm)
 
 
@@ -295,7 +295,7 @@ def read_many(sources: Sequence[str | Path | Any], **options: Any) -> list[Candl
             if isinstance(part, (str, Path)) and part != STANDARD_INPUT:
                 path = Path(part).resolve()
                 if path in seen:
-                    again.append(f"{part} is named more than once; it is read once")
+                    again.append(f"{part} is listed more than once; it is read once")
                     continue
                 seen.add(path)
             found += read_candles(part, **options)
@@ -311,7 +311,7 @@ def read_many(sources: Sequence[str | Path | Any], **options: Any) -> list[Candl
 
 
 def newest_parts(series: Sequence[CandleSeries]) -> list[CandleSeries]:
-    """Of what was cut at huge gaps the last part: what came before says little about what comes next."""
+    """The last part of each series that was cut at huge gaps."""
     return list({one.part_of or one.name: one for one in series}.values())
 
 
@@ -336,7 +336,7 @@ def _without_blank_lines(table: Any, lines: list[int], where: Origin) -> tuple[A
         filled = (table != "").any(axis=1).to_numpy()
     rows = np.flatnonzero(filled)
     if not len(rows):
-        raise InputError(f"{where.name} has a header and no rows")
+        raise InputError(f"{where.name} has a header but no rows")
     return table.iloc[rows].reset_index(drop=True), [lines[row] for row in rows]
 
 
@@ -362,7 +362,7 @@ def _instruments(table: Any, columns: Columns, lines: Sequence[int], where: Orig
     blank = np.flatnonzero((table[column].isna() | (symbols == "")).to_numpy())
     if len(blank):
         more = f" (and {len(blank) - 1} more)" if len(blank) > 1 else ""
-        raise refused(where, lines[blank[0]], column, f"there is no name of an instrument{more}", hint="fill it in")
+        raise refused(where, lines[blank[0]], column, f"the instrument's name is missing{more}", hint="fill it in")
     for name in symbols.unique():
         yield str(name), np.flatnonzero((symbols == name).to_numpy())
 

@@ -1,4 +1,4 @@
-"""How often bars come, when none come, and so the times of the bars to come.
+"""The rhythm of a series: the step between bars and the market's pauses, and from it the times of future bars.
 
 The hour and the weekday are input to the model: a bar at a wrong time is a wrong forecast. The step is the most frequent
 difference; bars of whole months (on the same, the first or the last day) are counted in months. The pauses of a market are
@@ -141,7 +141,7 @@ def rhythm_of(times: Any) -> Rhythm:
         return rhythm_of(index)
     if len(index) < 2:
         raise InputError(
-            f"{counted(len(index), 'timestamp')}: the step between bars cannot be told", hint="give at least two"
+            f"{counted(len(index), 'timestamp')}: too few to find the step between bars", hint="give at least two"
         )
     if index.tz is not None:
         moments = _nanoseconds(index.tz_localize(None))
@@ -224,7 +224,7 @@ def future_times(times: Any, horizon: int, rhythm: Rhythm | None = None) -> pd.D
     if isinstance(horizon, bool) or not hasattr(horizon, "__index__"):
         raise InputError(f"horizon={horizon!r} is not a whole number")
     if horizon < 1:
-        raise InputError(f"horizon={horizon}: forecast at least one bar")
+        raise InputError(f"horizon={horizon}: use at least 1")
     rhythm = rhythm_of(index) if rhythm is None else rhythm
     try:
         return _ahead(index, horizon, rhythm)

@@ -1,7 +1,7 @@
-"""A table of candles as it is given: where its rows are from, which column is which, and its text as numbers.
+"""A table of candles: where its rows are from, which column is which, and its text as numbers.
 
 From bytes to a table of text, from names to the columns we know, and from text to numbers. What a file does not say is
-guessed and told.
+guessed and reported.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Origin:
     @property
     def mend(self) -> str:
         if self.in_memory:
-            return "mend the table, or let it be mended with repair=True, which says what it changes"
-        return "mend the file, or let it be mended with --repair (repair=True), which says what it changes"
+            return "correct the table, or repair it with repair=True, which reports each change"
+        return "correct the file, or repair it with --repair (repair=True), which reports each change"
 
     def name_columns(self, fields: Sequence[str]) -> str:
         if self.in_memory:
             named = ", ".join(f"{field!r}: NAME" for field in fields)
-            return f"rename its columns, or say which is which: read_candles(…, columns={{{named}}})"
+            return f"rename its columns, or map them: read_candles(…, columns={{{named}}})"
         return f"name them: --columns {','.join(f'{field}=NAME' for field in fields)}"
 
     @property
@@ -60,7 +60,7 @@ def refused(where: Origin | str, place: int, column: str, words: str, hint: str 
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names in quotes, cut short: a file that is no table can have thousands of columns."""
+    """Names in quotes, cut short: a file that is not a table can have thousands of columns."""
     every = [str(name) for name in names]
     shown = [repr(name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…") for name in every[:MOST_NAMES]]
     more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
@@ -116,7 +116,7 @@ KLINE_AMOUNT = 7
 
 @dataclass(frozen=True)
 class Columns:
-    """`of` maps our names to the file's; `ignored` are the file's others; `notes` say what was not plain."""
+    """`of` maps our names to the file's; `ignored` are the file's others; `notes` describe guesses."""
 
     of: Mapping[str, str]
     ignored: tuple[str, ...] = ()
@@ -257,7 +257,7 @@ def read_table(source: Any, name: str | None = None) -> tuple[Origin, Any, list[
         return Origin(said, "row"), _without_index(table), list(range(1, len(table) + 1)), []
     if isinstance(source, (str, Path)) and kind_of(said) in ("parquet", "feather"):
         raise InputError(
-            f"{said} is no {kind_of(said).capitalize()} file: it does not begin like one", hint="write it again"
+            f"{said} is not a {kind_of(said).capitalize()} file: its first bytes are wrong", hint="write it again"
         )
     return (Origin(said), *_text_table(body, said))
 
@@ -287,7 +287,7 @@ def as_pandas(source: Any, where: str) -> Any:
         try:
             source = pandas.DataFrame(dict(source))
         except (ValueError, TypeError) as exc:
-            raise InputError(f"{where} is no table: {exc}", hint="give columns of one length by name") from exc
+            raise InputError(f"{where} is not a table: {exc}", hint="pass named columns of equal length") from exc
     return source if isinstance(source, pandas.DataFrame) else None
 
 
@@ -307,7 +307,7 @@ def _bytes_of(source: Any) -> tuple[str, bytes]:
         return where, body.encode() if isinstance(body, str) else bytes(body)
     if str(source) == STANDARD_INPUT:
         if sys.stdin is None or sys.stdin.isatty():
-            raise InputError("standard input is a terminal: there is nothing to read", hint="pipe a file into it")
+            raise InputError("standard input is a terminal, not a file", hint="pipe a file into it")
         return "standard input", sys.stdin.buffer.read()
     path = Path(source)
     try:
@@ -330,7 +330,7 @@ def _unpacked(body: bytes, where: str) -> bytes:
 def _damaged(where: str, what: str, why: str) -> InputError:
     first = (why.splitlines() or [""])[0]
     if "magic bytes not found in footer" in first:
-        first = "it does not end like one, so a part of it is missing"
+        first = "its end is missing"
     return InputError(f"{where} is a damaged {what}: {first}", hint="download or write it again")
 
 
@@ -340,7 +340,9 @@ def _without_index(table: Any) -> Any:
         table = table.copy()
         table.columns = [str(part[0]) for part in table.columns]
         if table.columns.has_duplicates:
-            raise InputError("the table has two levels of columns and several instruments", hint="stack them in rows")
+            raise InputError(
+                "the table has two levels of columns and several instruments", hint="stack the instruments in rows"
+            )
     if isinstance(table.index, pandas.PeriodIndex):
         table = table.set_axis(table.index.to_timestamp(), axis=0)
     if not isinstance(table.index, pandas.RangeIndex) and pandas.api.types.is_datetime64_any_dtype(table.index):
@@ -354,7 +356,7 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
     pandas = require_pandas()
     text, notes = _decoded(body, where)
     if JSON.match(text):
-        raise InputError(f"{where} is JSON, which is not read", hint="write it as CSV, Parquet or Feather")
+        raise InputError(f"{where} is JSON, which is not supported", hint="write it as CSV, Parquet or Feather")
     rows = text.splitlines()
     separator = max(SEPARATORS, key=lambda mark: _evenness(rows[:50], mark))
     if _evenness(rows[:50], separator) <= 1:
@@ -399,7 +401,7 @@ def _decoded(body: bytes, where: str) -> tuple[str, list[str]]:
         if "\0" in text:
             break
         return text, [f"the text is not UTF-8; it is read as {known}"] if known else []
-    raise InputError(f"{where} is not text that we can read", hint="save it as UTF-8, or as Parquet")
+    raise InputError(f"{where} is not in a known text encoding", hint="save it as UTF-8, or as Parquet")
 
 
 def _chinese(body: bytes) -> bool:
@@ -463,7 +465,7 @@ def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Origin 
         lines[int(bad[0])],
         column,
         f"{text.iloc[int(bad[0])]!r} is not a number",
-        hint=f"mend that {source.unit}, or name another column with {option}",
+        hint=f"correct that {source.unit}, or name another column with {option}",
     )
 
 

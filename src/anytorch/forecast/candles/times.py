@@ -1,4 +1,4 @@
-"""Timestamps, read from whatever a file holds."""
+"""Read timestamps in any common format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Epochs by size: seconds of the years 1973 to 2100, and their thousandths.
 EPOCHS = ((1e8, 4.2e9, "s"), (1e11, 4.2e12, "ms"), (1e14, 4.2e15, "us"), (1e17, 4.2e18, "ns"))
 DIGITS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-EMPTY = "fill it in, or leave that row out"
+EMPTY = "fill it in, or remove that row"
 ZONE = re.compile(r"[\d:.]\s*(Z|UTC|[+-]\d{2}:?\d{2})$")
 OTHER_FORMATS = tuple(
     f"{date}{time}"
@@ -30,7 +30,7 @@ OTHER_FORMATS = tuple(
 def parse_times(
     values: Any, lines: Sequence[int], column: str, where: Origin | str, *, zoned: bool = False
 ) -> tuple[pd.Series, list[str]]:
-    """A column as datetimes, and what had to be guessed. Raises InputError with the first line that is no time.
+    """A column as datetimes, and notes on guesses. Raises InputError with the first line that is not a time.
 
     `zoned`: epochs, which are moments in UTC, come out as such; else as what clocks in UTC show, as in most files.
     """
@@ -42,7 +42,7 @@ def parse_times(
     if pd.api.types.is_datetime64_any_dtype(values):
         if values.hasnans:
             raise refused(
-                where, lines[int(np.flatnonzero(values.isna())[0])], column, "there is no timestamp", hint=EMPTY
+                where, lines[int(np.flatnonzero(values.isna())[0])], column, "the timestamp is missing", hint=EMPTY
             )
         return values, []
     numbers = pd.to_numeric(values, errors="coerce")
@@ -51,7 +51,7 @@ def parse_times(
     text = values.astype(str).str.strip()
     empty = np.flatnonzero((text == "") | values.isna() | text.str.lower().isin(["nan", "nat", "none", "null"]))
     if len(empty):
-        raise refused(where, lines[empty[0]], column, "there is no timestamp", hint=EMPTY)
+        raise refused(where, lines[empty[0]], column, "the timestamp is missing", hint=EMPTY)
     zones = text.str.extract(ZONE, expand=False)
     aware = zones.notna().to_numpy()
     if aware.any() and not aware.all():
@@ -103,7 +103,7 @@ def _from_numbers(
         where,
         lines[bad],
         column,
-        f"{digits[bad]!r} is no date",
+        f"{digits[bad]!r} is not a date",
         hint="write 2024-01-31 09:30:00, or an epoch in s or ms",
     )
 
@@ -128,7 +128,7 @@ def _other_formats(text: Any, lines: Sequence[int], column: str, where: Origin |
             where,
             lines[furthest],
             column,
-            f"{text[furthest]!r} is no date we can read",
+            f"{text[furthest]!r} is not a known date format",
             hint="write 2024-01-31 09:30:00, or an epoch in s or ms",
         )
 
@@ -174,7 +174,7 @@ def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str,
         return times
     source = Origin.of(where)
     if not timezone.strip():
-        raise InputError(f"timezone {timezone!r} names no zone", hint="write a name such as Europe/Berlin or UTC")
+        raise InputError(f"unknown time zone {timezone!r}", hint="write a name such as Europe/Berlin or UTC")
     try:
         empty = times[:0]
         (empty.dt.tz_localize if times.dt.tz is None else empty.dt.tz_convert)(timezone)

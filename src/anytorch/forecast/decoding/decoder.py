@@ -1,4 +1,4 @@
-"""A model and its tokenizer, checked to belong together and made ready to generate.
+"""Check that a model and its tokenizer match, and prepare both for inference.
 
 `Codec` turns candles into ids and back without computing a shared row twice. `Decoder` has fused weights, tables instead of
 products, and the s2 step without keys.
@@ -54,7 +54,7 @@ def check_pair(model: Any, tokenizer: Any) -> None:
             )
     if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
         raise ModelError(
-            f"the model speaks {model.s1_bits}+{model.s2_bits} bits, the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}",
+            f"the model uses {model.s1_bits}+{model.s2_bits} bits, the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}",
             hint="load the tokenizer that the model was trained with",
         )
     if tokenizer.d_in != 6:
@@ -141,7 +141,7 @@ class Decoder:
         self.kept_rolled: Any = None
 
     def fits(self, model: Kronos) -> bool:
-        """Is this still a picture of `model`? Training, loading and moving it make it none."""
+        """True if this still matches `model`, which training, loading or moving changes."""
         return model is self.model and versions(model) == self.built_from
 
     def _fusion_tables(self) -> tuple[Tensor, Tensor]:
@@ -221,7 +221,7 @@ class Codec:
         self.built_from = versions(tokenizer)
 
     def fits(self, tokenizer: KronosTokenizer) -> bool:
-        """Is this still a picture of `tokenizer`?"""
+        """True if this still matches `tokenizer`."""
         return tokenizer is self.tokenizer and versions(tokenizer) == self.built_from
 
     def encode(self, values: Sequence[Tensor], keep: int, limit_rows: int) -> list[tuple[Tensor, Tensor]]:

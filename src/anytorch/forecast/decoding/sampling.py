@@ -24,7 +24,7 @@ from anytorch.forecast.decoding.uniform import fill
 
 @dataclass(frozen=True)
 class Sampler:
-    """How an id is drawn. Raises InputError for values that mean nothing.
+    """How an id is drawn. Raises InputError for invalid values.
 
     `top_k` above 0 keeps the k likeliest ids (and those as likely as the last of them), and then `top_p` is not used;
     else `top_p` below 1 keeps the likeliest ids until their sum passes it. `top_k=1` is greedy: ties go to the lowest id.
@@ -89,7 +89,7 @@ class Noise:
         if seed is None:
             return cls(torch.default_generator.get_state(), rows, sizes, torch.default_generator)
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise InputError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed!r}")
+            raise InputError(f"invalid seed {seed!r}: use a whole number from 0 to 2**63 - 1")
         return cls(torch.Generator().manual_seed(seed).get_state(), rows, sizes)
 
     def finish(self) -> None:
@@ -164,7 +164,7 @@ def exponential(noise: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def exponential_from_uniform() -> bool:
-    """Does this torch make an exponential number from one uniform double? Then the costly half need not be the host's."""
+    """True if this torch makes an exponential number from one uniform double, so that the device can do that part."""
     first, second = (torch.Generator().manual_seed(5) for _ in range(2))
     wanted = torch.empty(1000).exponential_(generator=first)
     found = exponential(torch.empty(1000, dtype=torch.float64).uniform_(generator=second))

@@ -52,7 +52,7 @@ def fill_by(library: Any, numbers: Tensor, generator: torch.Generator) -> None:
 
 
 class UniformLibrary:
-    """The library, once it is compiled and has drawn what torch draws."""
+    """The compiled library, used once it has drawn the same numbers as torch."""
 
     def __init__(self) -> None:
         self.library: Any = None
@@ -70,7 +70,7 @@ class UniformLibrary:
         if draws_the_same(library):
             self.library = library
         else:
-            log.info("random numbers are drawn by torch: this version's are others")
+            log.info("random numbers are drawn by torch: this torch version draws differently")
 
 
 @lru_cache(maxsize=2)

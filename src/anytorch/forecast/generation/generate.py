@@ -1,4 +1,4 @@
-"""The loop: prompts in, generated pairs of ids out. Exact in the published sense, whatever the window does.
+"""The loop: prompts in, generated pairs of ids out, with the published results also when the window rolls.
 
 While a window grows, the cache answers. Once it is full, the published loop drops the oldest row and computes all
 others anew, and every hidden state changes with it, so nothing of the cache may be used (`rolling="exact"`). What can be
@@ -208,7 +208,7 @@ def begin(
 
 
 class Run:
-    """One chunk on its way through the steps."""
+    """The state of one chunk during the steps."""
 
     def __init__(self, decoder: Decoder, prompts: Prompts, plan: GenerationPlan, draws: Draws | None) -> None:
         self.decoder, self.prompts, self.plan, self.draws = decoder, prompts, plan, draws

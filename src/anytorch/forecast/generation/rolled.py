@@ -1,4 +1,4 @@
-"""Steps of full windows, several prepared at once and recorded: for devices on which starting a kernel is what costs.
+"""Steps of full windows, several prepared at once and recorded, for devices where launching a kernel is the main cost.
 
 A rolled step computes its window anew (see `generate`). The history's part of it does not depend on what is drawn, so
 that of many coming steps is known and goes through the model in one pass, which leaves its keys and values. A step then
@@ -52,7 +52,7 @@ MOST_NBYTES = 2**28  # for their keys and values
 
 @dataclass(frozen=True)
 class RolledShape:
-    """What a recording is good for."""
+    """The shape a recording is valid for."""
 
     series: int
     samples: int
@@ -164,11 +164,11 @@ class RolledSteps:
         return self.ids[:, :, :count]
 
     def _may_try(self, place: tuple[int, int]) -> bool:
-        """Now, at these steps? What was compiled for some of them is measured at the same ones: others have other shapes."""
+        """True if kernels may be tried at these steps, whose shapes they were compiled for."""
         return self.chooser is None or (self.chooser.ready and self.tried_at == place)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running compilation."""
         if self.chooser is not None:
             self.chooser.stop()
         self.chooser = None

@@ -36,7 +36,7 @@ NOISE_STEPS = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """What a recording is good for."""
+    """The shape a recording is valid for."""
 
     series: int
     samples: int
@@ -151,13 +151,13 @@ class StaticSteps:
             self.recorder.clear()  # of torch's kernels
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running compilation."""
         if self.chooser is not None:
             self.chooser.stop()
         self.chooser = self.trial = None
 
     def _choose(self, step: KernelStep, chooser: Chooser) -> bool:
-        """Let the step take what measures best; whatever goes wrong there, its built-in kernels are still good."""
+        """Let the step use the fastest measured kernels; on any error it keeps its built-in ones."""
         try:
             return step.choose(chooser)
         except Exception as exc:  # noqa: BLE001  (a driver may raise anything)
@@ -166,7 +166,7 @@ class StaticSteps:
             return True
 
     def _differences(self, step: KernelStep, wanted: Sequence[Tensor], given: tuple[Tensor, Tensor, Tensor]) -> str:
-        """Why our kernels' first row will not do; "" if it will."""
+        """Why our kernels' first row is wrong; "" if it is right."""
         self._start(*given)
         step()
         apart = max(float((a - b).abs().max()) for a, b in zip((step.last, step.logits[1]), wanted, strict=True))

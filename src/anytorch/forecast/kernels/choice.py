@@ -1,4 +1,4 @@
-"""Which way computes a part of a step: all that are worth it are checked, timed on the device, and the result remembered.
+"""Choose how each part of a step is computed: check the candidates, time them on the device, and store the result.
 
 No table of devices could say it: on an H200 the library's product of 20 rows took 55 µs where our kernel took 95, and with
 one row it was the other way round. Every way is float32, and one that is off by more than float32's rounding is never
@@ -96,7 +96,7 @@ class Chooser:
         return found
 
     def stop(self) -> None:
-        """Nobody is going to ask again: compile no more, and let go of what was to be compiled."""
+        """Stop compiling and drop the waiting tasks."""
         if self.compiling is not None:
             self.compiling.cancel()
 

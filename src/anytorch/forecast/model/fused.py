@@ -50,7 +50,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def adjacent(parts: Sequence[Tensor]) -> bool:
-    """Do the parameters lie behind one another in one storage?"""
+    """True if the parameters are adjacent in one storage."""
     start = parts[0]
     expected = start.storage_offset()
     for part in parts:

@@ -84,7 +84,7 @@ def check_name(source: Any, kind: str) -> None:
 
 
 def no_such(source: str | Path, kind: str) -> ModelError:
-    """What to say of a name that is no folder and cannot be a repository's."""
+    """The error for a name that is neither a folder nor a possible repository."""
     name, folder = str(source), Path(source).expanduser()
     known = [TINY, *(HUB if kind == "tokenizer" else PUBLISHED)]
     if kind == "tokenizer":
@@ -93,7 +93,7 @@ def no_such(source: str | Path, kind: str) -> ModelError:
         return ModelError(f"{name} is a file, and a {kind} is a folder", hint=f"name the folder of its {CONFIG}")
     near = difflib.get_close_matches(name.lower(), known, n=1)
     return ModelError(
-        f"no such {kind}: {name!r} is no folder here, and none of the known ones: {', '.join(known)}",
+        f"unknown {kind} {name!r}: not a folder here, and not one of {', '.join(known)}",
         hint=(f"did you mean {near[0]!r}? Or " if near else "")
         + "name a folder, or a Hugging Face repository such as NeoQuasar/Kronos-small",
     )
@@ -119,14 +119,14 @@ def download(name: str, **options: Any) -> Path:
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError as exc:
         raise ModelError(
-            f"{name!r} is no folder here, and reading it from Hugging Face needs {exc.name}",
+            f"{name!r} is not a folder here, and downloading it from Hugging Face needs {exc.name}",
             hint="pip install 'anytorch[forecast]', or give a folder",
         ) from exc
     try:
         folder = snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **options)
     except LocalEntryNotFoundError as exc:
         raise ModelError(
-            f"{name!r} is neither a folder, nor downloaded earlier, and Hugging Face cannot be asked now",
+            f"{name!r} is not a folder, was not downloaded before, and Hugging Face cannot be reached",
             hint=f"on a machine with a network: {by_hand(name)}",
         ) from exc
     except (HFValidationError, OSError) as exc:  # every refusal of the hub is an OSError: no such name, no access, …
@@ -262,7 +262,7 @@ def shares_storage(value: Tensor) -> bool:
 
 
 def check_shape(d_model: int, heads: int, s1_bits: int, s2_bits: int) -> None:
-    """Refuse what could not be computed, before torch does in its own words."""
+    """Raise for shapes that cannot be computed, before torch does."""
     if min(d_model, heads, s1_bits, s2_bits) < 1 or s1_bits + s2_bits > 62:
         raise UsageError(f"d_model {d_model}, heads {heads}, bits {s1_bits}+{s2_bits}: out of range")
     if d_model % (2 * heads):
@@ -305,13 +305,13 @@ def arguments_of(cls: type[Pretrained]) -> dict[str, str]:
 
 
 def check_config(cls: type[Pretrained], config: Mapping[str, Any], where: str) -> None:
-    """Raises ModelError with the arguments of the constructor that are missing, or the value that is none."""
+    """Check a configuration against the constructor; raises ModelError with the missing arguments or the invalid value."""
     known = arguments_of(cls)
     missing = [name for name in known if name not in config]
     if missing:
         other = kind_of(config)
         hint = (
-            f"this is the configuration of a Kronos {other}; a {cls.kind} was asked for ({cls.__name__})"
+            f"this is the configuration of a Kronos {other}, not of a {cls.kind} ({cls.__name__})"
             if other not in (None, cls.kind)
             else f"all arguments of {cls.__name__} must be there: {', '.join(known)}"
         )
@@ -322,7 +322,7 @@ def check_config(cls: type[Pretrained], config: Mapping[str, Any], where: str) -
         if not isinstance(value, fits) or (kind != "bool" and isinstance(value, bool)):
             raise ModelError(f"{where}: {name} is {value!r}, not {words}")
         if name.endswith("dropout_p") and not 0 <= float(config[name]) <= 1:
-            raise ModelError(f"{where}: {name} is {value!r}, and a share lies between 0 and 1")
+            raise ModelError(f"{where}: {name} is {value!r}; use a number from 0 to 1")
 
 
 def read_weights(path: Path, module: nn.Module, dtype: torch.dtype, strict: bool) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """The checkpoints that are known by name: configurations and context lengths, which config.json does not say.
 
-"tiny" comes with anytorch: half a million weights, trained on generated candles alone. It makes `anytorch forecast --sample`
+"tiny" comes with anytorch: half a million weights, trained on synthetic candles only. It makes `anytorch forecast --sample`
 work at once and offline, and is a start for experiments. It has never seen a real price. `examples/train_tiny.py` makes it
 again.
 """

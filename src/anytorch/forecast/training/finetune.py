@@ -121,7 +121,7 @@ class PredictorObjective(nn.Module):
         if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
             raise UsageError(
                 f"the model has {model.s1_bits}+{model.s2_bits} bits and the tokenizer {tokenizer.s1_bits}+"
-                f"{tokenizer.s2_bits}: they do not belong together"
+                f"{tokenizer.s2_bits}: they do not match"
             )
         self.model = model
         self.tokenizer = tokenizer.requires_grad_(False)
@@ -254,7 +254,7 @@ def chosen(model: Any, tokenizer: Any, max_context: int | None, plan: TrainingPl
     """The two to start from, and the rows that a window of the trained model may have."""
     if tokenizer is None and not isinstance(model, NAMED):
         raise UsageError(
-            "name the tokenizer that the model is to work with: a module and a new model do not say it",
+            "name the tokenizer: a module or a new model does not tell which one it uses",
             hint="tokenizer=… takes a folder, a name, or a module",
         )
     # "tiny" stands in for what has no name: that half of the answer is not used.
@@ -319,11 +319,11 @@ def warn_of_small_columns(windows: Windows) -> None:
 
 
 def is_there(run: Run) -> bool:
-    """Is what the folder holds this very run, or nothing?"""
+    """True if the folder is empty or holds this very run."""
     try:
         run.folder.check(run.fingerprint)
     except InputError as exc:
-        log.warning("%s: it is forgotten, and this run begins anew", exc.message)
+        log.warning("%s: it is discarded, and this run starts over", exc.message)
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, held back where it would leave something half done."""
+"""Delay Ctrl-C while an action must finish."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Interrupt:
 
     @contextmanager
     def ignored(self) -> Iterator[None]:
-        """For what must be finished although Ctrl-C was pressed, and may be pressed again."""
+        """A context that ignores Ctrl-C until it ends."""
         self.ignoring = True
         try:
             yield

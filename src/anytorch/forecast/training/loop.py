@@ -49,7 +49,7 @@ class Objective(Protocol):
         """The loss of a batch, and its parts for the log."""
 
     def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
-        """The mean loss of a batch by which the best weights are chosen: no dropout, no dice, no look ahead."""
+        """The mean loss of a batch, by which the best weights are chosen: deterministic and without dropout."""
 
     def save(self, folder: Path) -> None:
         """Write the published layout, and beside it what `describe` says."""
@@ -60,7 +60,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run. `folder` is the best model in the published layout."""
+    """The result of a run. `folder` is the best model in the published layout."""
 
     folder: Path
     best_loss: float
@@ -100,7 +100,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def fingerprint(plan: TrainingPlan, world: World, train: Windows, what: dict[str, Any]) -> str:
-    """Equal for runs that can go on from each other's state: the plan, the data, the model."""
+    """A fingerprint of plan, data and model; runs with equal ones can resume each other's state."""
     plan_now = {**asdict(plan), "batch_size": plan.batch_size * world.size}
     data = hashlib.sha256(np.ascontiguousarray(train.values).tobytes() + train.starts.tobytes()).hexdigest()
     body = json.dumps([plan_now, data, what], sort_keys=True, default=plain)
@@ -184,7 +184,7 @@ class Run:
         return tuple(part.to(self.world.device, non_blocking=self.staged) for part in (values, stamps))  # type: ignore[return-value]
 
     def take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """→ loss and its parts. To the bit the same again where the device can: a killed run then ends like any other."""
+        """→ loss and its parts. Deterministic where possible, so that a resumed run ends like an uninterrupted one."""
         if self.repeatable:
             try:
                 with repeatable(self.world.device):
@@ -195,7 +195,7 @@ class Run:
                 self.repeatable = False
                 self._forget_gradients()
                 log.warning(
-                    "%s: a run that goes on after a kill may end with other digits: %s",
+                    "%s: a resumed run may end with slightly different weights: %s",
                     self.world.device,
                     str(exc).splitlines()[0],
                 )
@@ -321,7 +321,7 @@ class Run:
     # --- the state -------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """After this, a kill costs nothing up to here."""
+        """Save the state, from which a killed run resumes."""
         self._write()
         self.world.wait()
 

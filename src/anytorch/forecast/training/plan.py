@@ -69,7 +69,7 @@ class TrainingPlan:
 
 
 def plain(name: str, value: Any) -> Any:
-    """A value that `wrong` has nothing against, in Python's own type: NumPy's 32 is the same plan, and no JSON."""
+    """Convert NumPy scalars to Python numbers."""
     if name in LEAST:
         return int(value)
     if name == "betas":
@@ -82,7 +82,7 @@ def is_real(value: Any) -> bool:
 
 
 def wrong(name: str, value: Any) -> str:
-    """What is wrong with a value of a plan, as what to use instead; "" if nothing is.
+    """What to use instead of an invalid value of a plan; "" if the value is valid.
 
     >>> wrong("patience", -1)
     'use a whole number from 0 on'

@@ -32,7 +32,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Is this the process that writes files and tells people?"""
+        """True in the process that writes files and prints."""
         return self.rank == 0
 
     def mean(self, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A training step recorded once and replayed: for devices on which starting the kernels takes longer than running them.
+"""Record a training step once and replay it, for devices where launching the kernels takes longer than running them.
 
 The step reads its windows from the same memory every time, its learning rate from a tensor, and its dice from a generator
 that was seeded for the step; nothing of it looks at the host. Before the first step of a process it is rehearsed on that
@@ -43,7 +43,7 @@ class RecordedStep:
         weights: Sequence[Tensor],
         state: Callable[[], list[Tensor]],
     ) -> None:
-        """`begin` seeds the dice of the step at hand; `state` is what a step changes besides the weights."""
+        """`begin` seeds the random numbers of a step; `state` is what a step changes besides the weights."""
         self.work, self.device, self.forget_gradients = work, device, forget_gradients
         self.begin, self.weights, self.state = begin, list(weights), state
         self.module: Any = torch.get_device_module(device)

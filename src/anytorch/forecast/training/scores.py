@@ -1,4 +1,4 @@
-"""How good forecasts are, against baselines that cost nothing, over many held-out windows, with confidence intervals.
+"""Score forecasts against simple baselines over many held-out windows, with confidence intervals.
 
 Errors are divided by the standard deviation of the window's own past, so that instruments can be averaged. Points are
 judged by the mean absolute error of the median path, whole distributions by the continuous ranked probability score

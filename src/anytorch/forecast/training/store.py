@@ -1,4 +1,4 @@
-"""What a run leaves on disk, so that a kill at any moment loses no more than the steps since the last save.
+"""The files of a run; a kill at any moment loses only the steps since the last save.
 
 DIR/best_model/     config.json, model.safetensors: the published layout; of a model also its tokenizer/ and anytorch.json
 DIR/last.pt         all that is needed to go on: weights, optimiser, step, what was best so far
@@ -71,7 +71,7 @@ FORMAT = 1
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses in this block becomes an OutputError that names the file. torch wraps it in its own."""
+    """A context that turns a failed write into an OutputError with the file's name, also one that torch wraps."""
     try:
         yield
     except (OSError, RuntimeError) as exc:
@@ -82,12 +82,12 @@ def writing(path: Path) -> Iterator[None]:
             raise
         raise OutputError(
             f"{path} cannot be written: {link.strerror or link}",
-            hint="what was saved before is kept: make room, and the same command goes on from there",
+            hint="what was saved before is kept: free some space, then run the same command to resume",
         ) from exc
 
 
 def plain(value: Any) -> Any:
-    """For JSON: NumPy's numbers as Python's (32 is 32, whoever counted it), anything else in words."""
+    """A value for JSON: NumPy's numbers as Python's, anything else as text."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
@@ -113,7 +113,7 @@ class RunFolder:
         return self._read(fingerprint, map_location=device)
 
     def check(self, fingerprint: str) -> None:
-        """Raise what `load` would, of a file that may be gigabytes having read the words and none of the numbers."""
+        """Raise what `load` would, without reading the file's tensors, which may be gigabytes."""
         self._read(fingerprint, map_location="cpu", mmap=True)
 
     def _read(self, fingerprint: str, **how: Any) -> dict[str, Any] | None:
@@ -124,17 +124,17 @@ class RunFolder:
             state: dict[str, Any] = torch.load(self.state, weights_only=True, **how)
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as exc:
             raise ModelError(
-                f"{self.state} cannot be read: {str(exc).splitlines()[0]}", hint="start afresh with --restart"
+                f"{self.state} cannot be read: {str(exc).splitlines()[0]}", hint="start over with --restart"
             ) from exc
         if state.get("format") != FORMAT or state.get("fingerprint") != fingerprint:
             raise InputError(
                 f"{self.folder} holds a run with another plan, other data or another model",
-                hint="repeat the options of that run, name another --output, or start afresh with --restart",
+                hint="repeat the options of that run, name another --output, or start over with --restart",
             )
         return state
 
     def forget(self) -> None:
-        """Start afresh: the files that a new run would otherwise go on from."""
+        """Remove the files that a new run would otherwise resume from."""
         for path in (self.state, self.log, self.summary):
             path.unlink(missing_ok=True)
 

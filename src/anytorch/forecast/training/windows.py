@@ -1,4 +1,4 @@
-"""Training windows over many instruments: cut by time, normalised from their past alone, gathered on demand.
+"""Training windows over many instruments: cut by time, normalised by their past only, gathered on demand.
 
 A window lies whole in one split, so nothing a model is validated on was seen in training. Its numbers are normalised by
 mean and deviation of its lookback part only: what comes after has no influence on what the model is given. (The published
@@ -125,8 +125,8 @@ def _require_one_kind_of_time(series: Sequence[CandleSeries]) -> None:
     naive = [one for one in series if one.frame["timestamps"].dt.tz is None]
     if aware and naive:
         raise InputError(
-            f"{aware[0].name} has timestamps with a time zone, and {naive[0].name} has some without",
-            hint="say which one is meant with --timezone, or write all files alike",
+            f"{aware[0].name} has timestamps with a time zone, {naive[0].name} without one",
+            hint="name the zone with --timezone, or write all files alike",
         )
 
 

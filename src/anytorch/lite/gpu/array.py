@@ -317,7 +317,7 @@ def without(shape: tuple[int, ...], over: tuple[int, ...], keepdims: bool) -> tu
 def reduced(name: str, x: GpuArray, axis: Any = None, keepdims: bool = False) -> GpuArray:
     over = axes_of(x, axis)
     if name in ("amax", "amin") and not all(x.shape[d] for d in over):
-        raise ValueError(f"{name} of no numbers")
+        raise ValueError(f"{name} of an empty array")
     (out,) = folds.folded(name, x.layout, over)
     return GpuArray(folds.as_shape(out, without(x.shape, over, keepdims)))
 
@@ -335,7 +335,7 @@ def matmul(a: GpuArray, b: GpuArray) -> GpuArray:
     right = b if b.ndim > 1 else b.reshape(-1, 1)
     (m, k), n = left.shape[-2:], right.shape[-1]
     if k != right.shape[-2]:
-        raise ValueError(f"shapes {a.shape} and {b.shape} do not fit")
+        raise ValueError(f"shapes {a.shape} and {b.shape} do not match")
     batch = () if left.ndim == right.ndim == 2 else np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     count = folds.size_of(batch)
     shape = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))

@@ -66,7 +66,7 @@ class TransformerEncoderLayer(Module):
         norm_first: bool = False,
     ) -> None:
         if activation not in ("relu", "gelu"):
-            raise UsageError(f"unknown activation {activation!r}; there are 'relu' and 'gelu'")
+            raise UsageError(f"unknown activation {activation!r}; known: 'relu', 'gelu'")
         self.self_attn = MultiheadAttention(d_model, nhead)
         self.linear1 = CustomLinear(d_model, dim_feedforward)
         self.linear2 = CustomLinear(dim_feedforward, d_model)

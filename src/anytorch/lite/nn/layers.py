@@ -24,7 +24,7 @@ class CustomLinear(Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         if min(in_features, out_features) < 0:
-            raise UsageError(f"a layer from {in_features} to {out_features} features")
+            raise UsageError(f"invalid layer from {in_features} to {out_features} features: use numbers above 0")
         self.in_features, self.out_features = in_features, out_features
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
         self.weight = uniform(bound, out_features, in_features)
@@ -130,7 +130,7 @@ class LayerNorm(Module):
 class Dropout(Module):
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
-            raise UsageError(f"a dropout probability of {p}")
+            raise UsageError(f"invalid dropout probability {p}: use a number from 0 to 1")
         self.p = p
 
     def forward(self, x: CustomTensor) -> CustomTensor:

@@ -107,7 +107,7 @@ class Module:
             raise ModelError(
                 f"the state does not fit {type(self).__name__}: "
                 f"missing {', '.join(missing) or 'none'}; unexpected {', '.join(unexpected) or 'none'}",
-                hint="load_state_dict(state, strict=False) takes what fits",
+                hint="load_state_dict(state, strict=False) loads what matches",
             )
         arrays = {name: as_array(state[name]) for name in own.keys() & state.keys()}
         for name, host in arrays.items():  # all are looked at before any is changed

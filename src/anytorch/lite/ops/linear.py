@@ -75,7 +75,7 @@ def embedding(indices: Base, weight: T) -> T:
     """Rows of `weight` (n, d) by number: (…) → (…, d)."""
     where = indices.data
     if where.dtype.kind not in "iu":
-        raise UsageError(f"embedding wants whole numbers, got {where.dtype}", hint="CustomTensor(ids, dtype='int64')")
+        raise UsageError(f"embedding needs whole numbers, got {where.dtype}", hint="CustomTensor(ids, dtype='int64')")
     if where.size and (where.min() < 0 or where.max() >= weight.data.shape[0]):
         raise UsageError(f"embedding: numbers {where.min()} to {where.max()}, rows 0 to {weight.data.shape[0] - 1}")
 

@@ -21,7 +21,7 @@ def reduced(values: Array, reduction: str, n: int) -> tuple[Array, float]:
     if reduction == "none":
         return values, 1.0
     if reduction not in ("mean", "sum"):
-        raise UsageError(f"unknown reduction {reduction!r}; there are 'mean', 'sum' and 'none'")
+        raise UsageError(f"unknown reduction {reduction!r}; known: 'mean', 'sum', 'none'")
     share = (1 / n if n else float("nan")) if reduction == "mean" else 1.0
     return array(np.sum(values) * values.dtype.type(share)), share
 

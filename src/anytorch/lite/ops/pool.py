@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Base)
 
 def pooling(x: Base, kernel: Pair, stride: Pair | None, padding: Pair) -> Windows:
     if x.data.ndim not in (3, 4):
-        raise UsageError(f"pooling wants (N, C, H, W) or (C, H, W), got {x.data.shape}")
+        raise UsageError(f"pooling needs (N, C, H, W) or (C, H, W), got {x.data.shape}")
     size, pad = pair(kernel), pair(padding)
     if pad[0] * 2 > size[0] or pad[1] * 2 > size[1]:
         raise UsageError(f"pooling: padding {pad} is more than half of the kernel {size}")

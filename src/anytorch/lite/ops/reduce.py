@@ -80,7 +80,7 @@ def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
     """amax and amin: equal winners share the gradient."""
     over, shape = axes(x.data, dim), x.data.shape
     if count(shape, over) == 0 and over:
-        raise UsageError(f"{name} of no numbers: the tensor has shape {shape}")
+        raise UsageError(f"{name} of an empty tensor of shape {shape}")
     result = array((np.max if name == "amax" else np.min)(x.data, axis=over, keepdims=keepdim))
 
     def backward(g: Array) -> tuple[Array]:
@@ -93,7 +93,7 @@ def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
 def arg_extreme(x: T, dim: int | None, keepdim: bool, largest: bool) -> T:
     """Where the extreme number is; the first one if several are equal. No gradient."""
     if x.data.size == 0:
-        raise UsageError(f"argmax or argmin of no numbers: the tensor has shape {x.data.shape}")
+        raise UsageError(f"argmax or argmin of an empty tensor of shape {x.data.shape}")
     find = np.argmax if largest else np.argmin
     out: T = make(x, array(find(x.data, axis=dim, keepdims=keepdim and dim is not None)).astype(int64))
     return out

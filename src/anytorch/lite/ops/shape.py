@@ -135,7 +135,7 @@ def with_item(x: T, index: Any, value: T) -> T:
 
 def cat(tensors: Sequence[T], dim: int = 0) -> T:
     if not tensors:
-        raise UsageError("cat of no tensors")
+        raise UsageError("cat needs at least one tensor")
     # torch lets an empty 1-d tensor stand beside anything, for loops that start with one.
     kept = [t for t in tensors if t.data.shape != (0,)] or list(tensors[:1])
     dtype = kept[0].data.dtype

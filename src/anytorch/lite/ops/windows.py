@@ -36,7 +36,9 @@ class Windows:
     def out(self) -> tuple[int, int]:
         if min(*self.kernel, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
             kernel, stride, padding, dilation = self.geometry
-            raise UsageError(f"a window of kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}")
+            raise UsageError(
+                f"invalid window: kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}"
+            )
         sizes = [
             (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(self.image, *self.geometry, strict=True)
         ]

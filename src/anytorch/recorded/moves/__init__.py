@@ -75,7 +75,7 @@ def _check(places: npt.NDArray[Any], count: int, what: str) -> None:
 
 
 def _plain(array: npt.NDArray[Any], dtype: type[np.generic] | None = None) -> bool:
-    """Does it lie in memory as C has it, and are its numbers of the kind that the library reads?"""
+    """True if the array is C-contiguous and of the dtype the library reads."""
     return bool(array.flags.c_contiguous and array.flags.aligned) and (dtype is None or array.dtype == dtype)
 
 

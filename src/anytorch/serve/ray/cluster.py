@@ -1,4 +1,4 @@
-"""A Ray cluster to work on: one that is there already, or one of this machine for as long as we need it."""
+"""A Ray cluster to work on: a running one, or a temporary one on this machine."""
 
 from __future__ import annotations
 

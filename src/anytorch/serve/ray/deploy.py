@@ -60,13 +60,13 @@ def parse_scale(text: str | None) -> Scale:
         least, most = -1, None
     if least < 0 or (most is not None and (most < 1 or most < least)):
         raise UsageError(
-            f"--replicas {text}: use a number, or two as 1:8", hint="1: means as many as there are devices"
+            f"--replicas {text}: use a number, or a range such as 1:8", hint="1: means as many as there are devices"
         )
     return Scale(least, most)
 
 
 def serve_on_ray(options: ServeOptions, told: Told, *, address: str | None = None, scale: Scale | None = None) -> int:
-    """Deploy the app and stay until a signal comes; then take it down again. The exit status."""
+    """Deploy the app, wait for a signal, then take it down; return the exit status."""
     options.require_safe()
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
     options = replace(options, port=options.port or free_port(options.host), workers=1)
@@ -147,7 +147,7 @@ class Replica:
         service = self.app.state.service
         status, detail = status_of(service)
         if status == "failed":
-            raise RuntimeError(detail or "an engine no longer answers")
+            raise RuntimeError(detail or "an engine stopped answering")
         if status == "ready":
             service.load_rest()
 

@@ -41,7 +41,7 @@ Progress = Callable[[int, "int | None"], None]
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs to know; plain data, for it travels."""
+    """The job as plain data, which is sent to the workers."""
 
     source: str
     column: str
@@ -78,17 +78,17 @@ def encode_file_on_ray(
     began = time.monotonic()
     source, target = Path(source).resolve(), Path(target).resolve()
     if target.suffix.lower() not in (".parquet", ".pq") or target.is_dir():
-        raise UsageError(f"{target}: the target is a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
+        raise UsageError(f"{target}: the target must be a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
     rows = Source(source, column, allow_missing=missing == "null")
     if rows.format != "parquet":
         raise UsageError(
-            f"{source.name}: with --ray the source is Parquet: workers begin to read anywhere in it",
+            f"{source.name}: with --ray the source must be Parquet: workers start reading anywhere in it",
             hint="convert it first, or leave --ray out",
         )
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target} is both source and target")
     if vector_column in rows.columns:
-        raise UsageError(f"{source.name} has a column {vector_column!r} already", hint="name another: vector_column=…")
+        raise UsageError(f"{source.name} already has a column {vector_column!r}", hint="name another: vector_column=…")
     made_with = dict(engine or {})
     options = {"prompt": prompt, "dim": dim, "precision": precision}
     with cluster(address) as ray:
@@ -130,7 +130,7 @@ def encode_file_on_ray(
 
 
 def _looked(ray: Any, share: Share, engine: dict[str, Any], options: dict[str, Any]) -> tuple[Identity, bool]:
-    """What the vectors depend on, found out where they are computed."""
+    """The properties the vectors depend on, found on the worker that computes them."""
     look = ray.remote(**share.options)(_look)
     found: dict[str, Any] = ray.get(look.remote(engine, options))
     if "error" in found:
@@ -163,7 +163,7 @@ def _complete(target: Path, identity: Identity, *, resume: bool, overwrite: bool
         if done is None
         else ", made from something else: " + "; ".join(differences(done.get("identity", {}), identity))
     )
-    raise UsageError(f"{target} is there already{told}", hint="overwrite=True, or name another target")
+    raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
 
 
 def _encode_rest(
@@ -204,7 +204,7 @@ def _results(ray: Any, job: Job, share: Share, numbers: list[int]) -> Iterator[d
 
 
 class ChunkWorker:
-    """In a process of its own: one engine, one chunk at a time."""
+    """A worker process: one engine that encodes one chunk at a time."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -216,7 +216,7 @@ class ChunkWorker:
         return {name: [row[name] for row in found] for name in found[0]}
 
     def _encoded(self, number: int) -> dict[str, Any]:
-        """Encode a chunk and write it. What is wrong with the texts comes back as data: it is nothing to try again."""
+        """Encode a chunk and write it. An error in the texts is returned as data, because a retry would not help."""
         answer: dict[str, Any] = {"number": number, "rows": 0, "missing": 0, "nbytes": 0, "truncated": 0}
         try:
             return {**answer, **self._written(number), "error": "", "hint": ""}

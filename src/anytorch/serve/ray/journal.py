@@ -63,7 +63,7 @@ class ScatteredJournal(RunFolder):
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise UsageError(f"{self.path}: cannot be understood: {exc}", hint="resume=False starts afresh") from exc
+            raise UsageError(f"{self.path}: is invalid: {exc}", hint="resume=False starts over") from exc
 
     def add(self, number: int, rows: int, missing: int, nbytes: int) -> None:
         self.parts[number] = {"rows": rows, "missing": missing, "nbytes": nbytes}

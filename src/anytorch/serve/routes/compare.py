@@ -32,7 +32,9 @@ async def similarity(asked: schemas.SimilarityRequest, request: Request) -> Resp
     service: State = request.app.state.service
     began = time.perf_counter()
     if len(asked.a) * len(asked.b or asked.a) > CELLS:
-        raise too_many(f"the matrix would have {len(asked.a)} × {len(asked.b or asked.a)} numbers, it may have {CELLS}")
+        raise too_many(
+            f"the matrix would have {len(asked.a)} × {len(asked.b or asked.a)} numbers; the limit is {CELLS}"
+        )
     async with Encoding(service, asked.model) as encoding:
         left = await encoding.vectors(asked.a)
         right = None if asked.b is None else await encoding.vectors(asked.b)
@@ -59,12 +61,12 @@ async def search(asked: schemas.SearchRequest, request: Request) -> Response:
     began = time.perf_counter()
     hits = min(asked.k, len(asked.corpus))
     if len(asked.queries) * hits > HITS:
-        raise too_many(f"the answer would have {len(asked.queries)} × {hits} texts, it may have {HITS}")
+        raise too_many(f"the answer would have {len(asked.queries)} × {hits} texts; the limit is {HITS}")
     # Every hit carries its text, so a few long texts found by every query make an answer many times the question.
     longest = sum(sorted((len(text) for text in asked.corpus), reverse=True)[:hits])
     if len(asked.queries) * longest > service.options.max_body_nbytes:
         raise too_many(
-            f"the answer could hold {len(asked.queries)} × {longest} characters of text, it may have "
+            f"the answer could hold {len(asked.queries)} × {longest} characters of text; the limit is "
             f"{service.options.max_body_nbytes}; ask for fewer with k"
         )
     async with Encoding(service, asked.model) as encoding:
@@ -106,12 +108,12 @@ class Encoding:
     async def vectors(self, texts: list[str], prompt: str | None = None) -> Any:
         options = self._service.options
         if len(texts) > options.max_texts:
-            raise too_many(f"{len(texts)} texts, a request may have {options.max_texts}")
+            raise too_many(f"{len(texts)} texts; the limit is {options.max_texts}")
         tokens: Tokens = await asyncio.to_thread(self.model.engine.tokenize, texts, prompt=prompt)
         count = int(tokens.starts[-1])
         self.tokens += count
         if self.tokens > options.max_request_tokens:
-            raise too_many(f"{self.tokens} tokens, a request may have {options.max_request_tokens}")
+            raise too_many(f"{self.tokens} tokens; the limit is {options.max_request_tokens}")
         found = await asyncio.wrap_future(self.model.queue.submit_tokens(tokens))
         self._service.metrics.tokens("embeddings", count)
         return found
@@ -121,4 +123,4 @@ class Encoding:
 
 
 def too_many(words: str) -> Problem:
-    return Problem(413, "too-much", "Too much at once", words, hint="send it in several requests")
+    return Problem(413, "too-much", "The request is too large", words, hint="send it in several requests")

@@ -1,4 +1,4 @@
-"""GET /v1/devices, /v1/devices/live, /v1/doctor: what this machine has, how busy it is, and what is wrong with it."""
+"""GET /v1/devices, /v1/devices/live, /v1/doctor: this machine's devices, their load, and the doctor's findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["devices"])
 
 @router.get("/v1/devices", responses=problems(401))
 async def devices(request: Request, refresh: bool = False) -> schemas.Devices:
-    """Every device, tried for real in a child process; for each one that is missing or broken, why, and how to mend it."""
+    """Every device, tried in a child process; for each missing or broken one, why and how to fix it."""
     service: State = request.app.state.service
     found, tried = await service.surveys.survey(refresh=refresh)
     return await asyncio.to_thread(machine.devices_of, found, service.activity, tried)
@@ -46,8 +46,8 @@ async def doctor(request: Request, refresh: bool = False) -> schemas.Findings:
     responses={200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}, **problems(401, 404)},
 )
 async def page(code: str) -> Response:
-    """All that is known about one diagnosis, in Markdown."""
+    """The page of one diagnosis, in Markdown."""
     try:
         return Response(explain(code), media_type="text/markdown; charset=utf-8")
     except UsageError as exc:
-        raise Problem(404, "no-such-diagnosis", "There is no such diagnosis", exc.message, hint=exc.hint) from exc
+        raise Problem(404, "no-such-diagnosis", "Unknown diagnosis", exc.message, hint=exc.hint) from exc

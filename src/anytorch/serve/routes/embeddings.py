@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it. The hot path: no model per field, no copy per float, no thread of its own.
+"""POST /v1/embeddings, compatible with OpenAI. The hot path: parsed and written directly, without pydantic or a thread.
 
 A short request is tokenized on the event loop (tens of microseconds) and handed to the engine's queue, whose worker
 computes it together with what else is there; the answer's bytes are written from the array at once.
@@ -49,24 +49,24 @@ def parse(body: bytes, options: ServeOptions) -> Asked:
     except orjson.JSONDecodeError as exc:
         raise Problem(400, "not-json", "The body is not JSON", f"the body is not JSON: {exc}") from exc
     if not isinstance(data, dict):
-        raise _invalid("input", "the body is a JSON object with the field `input`")
+        raise _invalid("input", "the body must be a JSON object with the field `input`")
     if "input" not in data:
         raise _invalid("input", "the field `input` is missing")
     texts, ids = _input(data["input"], options.max_texts)
     model, prompt, precision = data.get("model"), data.get("prompt"), data.get("precision") or "float32"
     dim, form = data.get("dimensions"), data.get("encoding_format") or "float"
     if model is not None and not isinstance(model, str):
-        raise _invalid("model", "`model` is text")
+        raise _invalid("model", "`model` must be text")
     if prompt is not None and not isinstance(prompt, str):
-        raise _invalid("prompt", "`prompt` is text")
+        raise _invalid("prompt", "`prompt` must be text")
     if dim is not None and (type(dim) is not int or dim < 1):
-        raise _invalid("dimensions", "`dimensions` is a whole number above 0")
+        raise _invalid("dimensions", "`dimensions` must be a whole number above 0")
     if form not in ("float", "base64"):
-        raise _invalid("encoding_format", "`encoding_format` is float or base64")
+        raise _invalid("encoding_format", "`encoding_format` must be float or base64")
     if precision not in PRECISIONS:
-        raise _invalid("precision", f"`precision` is one of {', '.join(PRECISIONS)}")
+        raise _invalid("precision", f"`precision` must be one of {', '.join(PRECISIONS)}")
     if ids is not None and prompt:
-        raise _invalid("prompt", "`prompt` goes with texts; token ids are used as they are")
+        raise _invalid("prompt", "`prompt` works with texts only; token ids are used as they are")
     return Asked(texts, ids, model, dim, form == "base64", prompt, precision)
 
 
@@ -74,24 +74,24 @@ def _input(given: Any, most: int) -> tuple[list[str] | None, list[list[int]] | N
     if isinstance(given, str):
         return [given], None
     if not isinstance(given, list) or not given:
-        raise _invalid("input", "`input` is a text, a list of texts, token ids, or a list of lists of token ids")
+        raise _invalid("input", "`input` must be a text, a list of texts, token ids, or a list of lists of token ids")
     kind = type(given[0])
     if kind is int:
         given, kind = [given], list
     if len(given) > most:
         raise Problem(
-            413, "too-many-texts", "Too many texts", f"`input` has {len(given)} texts, a request may have {most}",
-            hint="send them in several requests: the service merges what waits at the same time", param="input",
+            413, "too-many-texts", "Too many texts", f"`input` has {len(given)} texts; the limit is {most}",
+            hint="send them in several requests: the service batches waiting ones", param="input",
         )  # fmt: skip
     if kind is str and all(type(text) is str for text in given):
         return given, None
     if kind is list and all(type(row) is list for row in given):
         return None, given
-    raise _invalid("input", "`input` mixes kinds: use texts alone, or lists of token ids alone")
+    raise _invalid("input", "`input` mixes kinds: use only texts or only lists of token ids")
 
 
 def _invalid(field: str, words: str) -> Problem:
-    return Problem(422, "invalid-body", "The body does not fit", words, param=field)
+    return Problem(422, "invalid-body", "The body is invalid", words, param=field)
 
 
 def answer(vectors: Any, asked: Asked, model: str, tokens: int) -> bytes:
@@ -130,7 +130,7 @@ class Embeddings:
             if count > self._options.max_request_tokens:
                 raise Problem(
                     413, "too-many-tokens", "Too many tokens",
-                    f"`input` has {count} tokens, a request may have {self._options.max_request_tokens}",
+                    f"`input` has {count} tokens; the limit is {self._options.max_request_tokens}",
                     hint="send it in several requests", param="input",
                 )  # fmt: skip
             left = call.timeout_s - (time.perf_counter() - call.started)
@@ -165,7 +165,7 @@ def late(call: Call) -> TimeoutError:
 
 
 async def within(work: Coroutine[Any, Any, Any], call: Call) -> Any:
-    """What takes long before the queue has the request. No longer waited for when its time is up or the client has gone."""
+    """Await slow work before queueing; stop waiting when the time is up or the client has gone."""
 
     async def watch() -> None:
         while (await call.receive())["type"] != "http.disconnect":
@@ -184,7 +184,7 @@ async def within(work: Coroutine[Any, Any, Any], call: Call) -> Any:
 
 
 async def awaited(future: Future[Any], call: Call, timeout_s: float) -> Any:
-    """The queue's answer on the event loop. Withdraws the request when its time is up or the client has gone."""
+    """Await the queue's answer on the event loop; withdraw the request when its time is up or the client has gone."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
     watcher: asyncio.Future[Any] | None = None

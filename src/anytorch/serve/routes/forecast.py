@@ -1,4 +1,4 @@
-"""POST /v1/forecast: candles in as JSON or as a CSV upload, paths and quantiles of what may come out."""
+"""POST /v1/forecast: takes candles as JSON or a CSV upload, returns forecast paths and quantiles."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ async def forecast(request: Request) -> Response:
         document = await asyncio.to_thread(answer_of, found, series, asked)
         warnings = []
         if lookback < candle_input.FEW_ROWS:
-            warnings.append(f"only {lookback} rows of history: too few to know the series' scale and rhythm by")
+            warnings.append(f"only {lookback} rows of history: too few to estimate the series' scale and rhythm")
         if model.info.id == "tiny" and not asked.sample:
-            warnings.append("this model has seen generated candles alone; load a Kronos model for real prices")
+            warnings.append("this model was trained on synthetic candles only; load a Kronos model for real prices")
         return json_answer(
             {
                 **document,
@@ -123,7 +123,7 @@ async def read_body(request: Request) -> schemas.ForecastRequest:
             return schemas.ForecastRequest.model_validate(await read_form(request))
         if kind not in ("application/json", ""):
             raise Problem(
-                415, "unknown-body", "This kind of body is not taken", "send application/json or multipart/form-data"
+                415, "unknown-body", "Unsupported content type", "send application/json or multipart/form-data"
             )
         return schemas.ForecastRequest.model_validate(parse_json(await request.body()))
     except orjson.JSONDecodeError as exc:
@@ -133,7 +133,7 @@ async def read_body(request: Request) -> schemas.ForecastRequest:
 
 
 async def read_form(request: Request) -> dict[str, Any]:
-    """A form's fields as the JSON body would have them."""
+    """A form's fields as the equivalent JSON body."""
     values: dict[str, Any] = {}
     try:
         form = await request.form(

@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions, as OpenAI has them, streamed or whole."""
+"""POST /v1/completions and /v1/chat/completions, compatible with OpenAI, streamed or whole."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def described(model: Any) -> dict[int | str, dict[str, Any]]:
 
 @router.post("/v1/completions", response_class=Response, responses=described(schemas.CompletionAnswer))
 async def completions(asked: schemas.CompletionRequest, request: Request) -> Response:
-    """Go on with a text."""
+    """Continue a text."""
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
     if len(prompts) != 1:
-        raise Problem(422, "invalid-body", "The body does not fit", "`prompt` is one text", param="prompt")
+        raise Problem(422, "invalid-body", "The body is invalid", "`prompt` must be one text", param="prompt")
     return await Writing(request, asked, prompts[0], "text_completion").answer(asked.max_tokens)
 
 
@@ -56,7 +56,7 @@ async def chat(asked: schemas.ChatRequest, request: Request) -> Response:
 
 
 def given(value: float | None) -> float:
-    """OpenAI's default, where the client left it open."""
+    """The value, or OpenAI's default where the client sent none."""
     return 1.0 if value is None else value
 
 
@@ -85,7 +85,7 @@ class Writing:
         most = service.options.max_new_tokens
         if max_tokens is not None and max_tokens > most:
             raise Problem(
-                422, "invalid-body", "The body does not fit", f"max_tokens is {max_tokens}, it may be {most}",
+                422, "invalid-body", "The body is invalid", f"max_tokens is {max_tokens}; the limit is {most}",
                 param="max_tokens",
             )  # fmt: skip
         self._slot.users += 1
@@ -108,19 +108,19 @@ class Writing:
             self._let_go(stream)
 
     def _let_go(self, stream: Any) -> None:
-        """The answer has ended, whole or not: what was made of it counts."""
+        """Release the model and count the tokens made, when the answer has ended, whole or not."""
         stream.close()
         self._service.metrics.tokens("text", stream.completion_tokens)
         self._service.models.release(self._slot)
 
     def _check_length(self, model: TextModel) -> None:
-        """Refuse what cannot fit before it is tokenized: a token of more than a few characters is rare."""
+        """Refuse a prompt that is clearly too long before tokenizing it."""
         parts = [self._prompt] if isinstance(self._prompt, str) else [message["content"] for message in self._prompt]
         length = sum(len(part) + 1 for part in parts)
         most = LONGEST_TOKEN * (model.info.max_length or DEFAULT_LENGTH)
         if length > most:
             raise Problem(
-                413, "too-long", "The prompt is too long", f"it has {length} characters, this model takes at most {most}",
+                413, "too-long", "The prompt is too long", f"it has {length} characters; this model's limit is {most}",
                 hint="shorten the prompt", param="messages" if self._chat else "prompt",
             )  # fmt: skip
 

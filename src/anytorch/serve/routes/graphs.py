@@ -1,4 +1,4 @@
-"""GET /v1/graphs: what has been tuned by measurement on this machine so far."""
+"""GET /v1/graphs: the choices made by measurement on this machine so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/readyz and /v1/healthz: may requests be sent here, and does the service still answer them?"""
+"""GET /v1/readyz and /v1/healthz: whether the service is ready for requests, and whether it still works."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from anytorch.serve.models import JOBS, Slot, failure
 from anytorch.serve.state import State
 
 router = APIRouter(tags=["health"])
-UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": schemas.Health, "description": "not now; `detail` says why"}}
+UNREADY: dict[int | str, dict[str, Any]] = {
+    503: {"model": schemas.Health, "description": "not available now; `detail` says why"}
+}
 
 
 @router.head("/v1/readyz", include_in_schema=False)  # what some load balancers send
 @router.get("/v1/readyz", responses=UNREADY)
 async def readyz(request: Request, response: Response) -> schemas.Health:
-    """May requests be sent here? 503 while it starts and while it drains."""
+    """200 if the service is ready for requests; 503 while it starts or drains."""
     health = health_of(request.app.state.service)
     response.status_code = 200 if health.status == "ready" else 503
     return health
@@ -30,7 +32,7 @@ async def readyz(request: Request, response: Response) -> schemas.Health:
 @router.head("/v1/healthz", include_in_schema=False)
 @router.get("/v1/healthz", responses=UNREADY)
 async def healthz(request: Request, response: Response) -> schemas.Health:
-    """Does it still answer? 503 when an engine no longer does, or the service has not started."""
+    """200 if the service works; 503 if an engine stopped answering or the service has not started."""
     health = health_of(request.app.state.service)
     response.status_code = 200 if health.status in ("ready", "draining") else 503
     return health
@@ -54,7 +56,7 @@ def health_of(service: State) -> schemas.Health:
 
 
 def status_of(service: State) -> tuple[str, str]:
-    """A model that does not load fails the service only if it is one it cannot do without; the others are said beside."""
+    """The service's status. A model that does not load fails it only if it is required; the others are listed."""
     needed = service.needed()
     beside = []
     for job in JOBS:
@@ -74,7 +76,7 @@ def status_of(service: State) -> tuple[str, str]:
 
 
 def why_failed(service: State, slot: Slot) -> str:
-    """Strangers are told that a model failed and no more: what an error says may name folders and users."""
+    """Why a model failed; without details for unauthenticated clients, since an error may name folders and users."""
     name, error = slot.wanted.id, slot.error
     assert error is not None
     if not service.options.loopback:
@@ -84,7 +86,7 @@ def why_failed(service: State, slot: Slot) -> str:
 
 
 def hint_of(service: State) -> str | None:
-    """What to do about the first model that cannot be loaded; those the service cannot do without come first."""
+    """The hint for the first model that cannot be loaded; required ones come first."""
     if not service.options.loopback:
         return None
     slots = [*service.needed(), *(slot for job in JOBS for slot in service.models.slots(job))]
@@ -92,7 +94,7 @@ def hint_of(service: State) -> str | None:
 
 
 def torch_version() -> str | None:
-    """Without importing it: the version of the wheel that is there."""
+    """The version of the installed torch, without importing it."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "__version__"):
         return str(torch.__version__)

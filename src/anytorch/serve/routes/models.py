@@ -20,7 +20,7 @@ router = APIRouter(tags=["models"], route_class=JsonRoute)
 
 @router.get("/v1/models", responses=problems(401))
 async def listed(request: Request) -> schemas.OpenAIModels:
-    """The loaded models, as OpenAI lists them."""
+    """The loaded models, in OpenAI's format."""
     service: State = request.app.state.service
     return schemas.OpenAIModels(
         data=[schemas.OpenAIModel(id=info.id, created=service.created) for info in service.models.infos()]
@@ -29,13 +29,13 @@ async def listed(request: Request) -> schemas.OpenAIModels:
 
 @router.get("/v1/models/{name:path}", responses=problems(401, 404))
 async def one(name: str, request: Request) -> schemas.OpenAIModel:
-    """One of the loaded models, as OpenAI tells of it."""
+    """One of the loaded models, in OpenAI's format."""
     there = (await listed(request)).data
     for model in there:
         if model.id == name:
             return model
     raise Problem(
-        404, "model-not-found", "There is no such model",
+        404, "model-not-found", "Unknown model",
         f"{name!r} is not loaded; loaded: {', '.join(model.id for model in there) or 'none'}", param="model",
     )  # fmt: skip
 

@@ -85,7 +85,7 @@ class Checkpoint:
         return values
 
     def close(self) -> None:
-        """Forget the files. Arrays that were handed out keep their mapping alive for as long as they live."""
+        """Close the files. Arrays already returned keep their mapping alive."""
         self._maps.clear()
 
     def __enter__(self) -> Checkpoint:

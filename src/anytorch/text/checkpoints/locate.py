@@ -1,4 +1,4 @@
-"""From what a person names to a folder on this disk: nothing, a folder, or a model of the Hugging Face Hub."""
+"""Find a model's folder on this disk from a path, a name on the Hugging Face Hub, or None for the default model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def find_model(named: str | Path | None) -> Path:
-    """The folder of a model. None: the default one, which comes with a package. Raises ModelError with what to do."""
+    """The folder of a model. None: the default model, which is a package of its own. Raises ModelError."""
     if named is None:
         found = packaged_model()
         if found is None:
@@ -38,7 +38,9 @@ def find_model(named: str | Path | None) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ModelError(f"{text}: a model is a folder, this is a file", hint="name the folder that holds config.json")
+        raise ModelError(
+            f"{text}: this is a file, but a model is a folder", hint="name the folder that holds config.json"
+        )
     if isinstance(named, Path) or not HUB_NAME.fullmatch(text) or text.startswith((".", "/", "~")):
         raise ModelError(f"{text}: there is no such folder", hint=f"the working folder is {Path.cwd()}")
     if text in (DEFAULT_MODEL, DEFAULT_MODEL.partition("/")[2]) and (found := packaged_model()) is not None:
@@ -47,7 +49,7 @@ def find_model(named: str | Path | None) -> Path:
 
 
 def packaged_model() -> Path | None:
-    """Where the default model's package is, without importing it: that would import torch."""
+    """The folder of the default model's package, found without importing it, which would import torch."""
     try:
         spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     except (ImportError, ValueError):
@@ -59,7 +61,7 @@ def packaged_model() -> Path | None:
 
 
 def hub_model(name: str, *, asked: str) -> Path:
-    """The folder of a model of the Hub: the copy in its cache, or a download."""
+    """The folder of a model on the Hub: its cached copy, or a download."""
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError as exc:
@@ -84,6 +86,6 @@ def hub_model(name: str, *, asked: str) -> Path:
         raise ModelError(
             f"{asked}: there is no such folder, and the model {name!r} could not be fetched from the Hugging Face Hub: "
             f"{type(exc).__name__}: {reason}",
-            hint="check the name and the network; without one, copy the model's folder here and name it "
-            "(HF_HOME tells where the Hub keeps its copies)",
+            hint="check the name and the network; offline, copy the model's folder here and name it "
+            "(the Hub stores its copies in HF_HOME)",
         ) from exc

@@ -1,4 +1,4 @@
-"""What a text encoder is, as plain data: read from its config.json by one pure function.
+"""The shape of a text encoder as plain data, read from its config.json by one pure function.
 
 Whoever computes (the packed CPU encoder, the torch modules) asks these fields and never the family's name: a family is a
 set of values for them. Weights come under the names of `anytorch.text.checkpoints.weights`.
@@ -60,14 +60,14 @@ class EncoderSpec:
 def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> EncoderSpec:
     """The encoder that a Hugging Face config.json describes. Raises ModelError naming `where` for any other model."""
     if not isinstance(config, Mapping):
-        raise ModelError(f"{where}: does not hold a model's configuration", hint="the file is damaged")
+        raise ModelError(f"{where}: not a model configuration", hint="the file is damaged")
     named = config.get("model_type")
     reader = READERS.get(str(named))
     if reader is None:
         known = ", ".join(sorted(READERS))
         raise ModelError(
-            f"{where}: model_type {named!r} is not a text encoder that can be read; those that can: {known}",
-            hint="name another model; a cross-encoder, an image or an audio model is not one that makes text vectors",
+            f"{where}: model_type {named!r} is not a supported text encoder; supported: {known}",
+            hint="name another model; cross-encoders, image and audio models do not make text vectors",
         )
     try:
         spec = reader(config)
@@ -78,7 +78,7 @@ def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> Encod
         ) from exc
     except (TypeError, ValueError, AttributeError) as exc:
         _check_sizes(config, where)
-        raise ModelError(f"{where}: makes no sense as a {named} model: {exc}", hint="the file is damaged") from exc
+        raise ModelError(f"{where}: invalid for a {named} model: {exc}", hint="the file is damaged") from exc
     _check(spec, where)
     return spec
 
@@ -92,7 +92,7 @@ SIZES = (
 def _check_sizes(config: Mapping[str, Any], where: str) -> None:
     for name in SIZES:
         if name in config and not (isinstance(config[name], int) and config[name] > 0):
-            raise ModelError(f"{where}: {name} is {config[name]!r}, which is no size", hint="the file is damaged")
+            raise ModelError(f"{where}: {name} is {config[name]!r}, not a size", hint="the file is damaged")
 
 
 def _check(spec: EncoderSpec, where: str) -> None:
@@ -108,7 +108,7 @@ def _check(spec: EncoderSpec, where: str) -> None:
     }
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ModelError(f"{where}: {name} is {size!r}, which is no size", hint="the file is damaged")
+            raise ModelError(f"{where}: {name} is {size!r}, not a size", hint="the file is damaged")
     if spec.heads % spec.kv_heads:
         raise ModelError(f"{where}: {spec.heads} heads cannot share {spec.kv_heads} heads of keys and values")
     if spec.rotary_thetas and spec.head_width % 2:
@@ -128,9 +128,7 @@ def _activation(name: Any) -> str:
         "swiglu": "silu",
     }
     if name not in known:
-        raise ModelError(
-            f"config.json: activation {name!r} is not one that can be computed; those that can: {', '.join(known)}"
-        )
+        raise ModelError(f"config.json: activation {name!r} is not supported; supported: {', '.join(known)}")
     return known[name]
 
 
@@ -142,7 +140,7 @@ def _theta(config: Mapping[str, Any], default: float, kind: str = "", old_name: 
     for scaling in (parameters, config.get("rope_scaling") or {}):
         named = scaling.get("rope_type", scaling.get("type", "default"))
         if named != "default":
-            raise ModelError(f"config.json: rotary positions of type {named!r} cannot be computed, only the default")
+            raise ModelError(f"config.json: rotary positions of type {named!r} are not supported, only the default")
     return float(parameters.get("rope_theta", config.get(old_name, default)))
 
 

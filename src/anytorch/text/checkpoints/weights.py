@@ -96,7 +96,7 @@ class EncoderWeights(Mapping[str, "npt.NDArray[Any]"]):
 
 
 def is_optional(name: str) -> bool:
-    """May a checkpoint leave it out? Biases, and ModernBERT's first norm, which is the identity."""
+    """True if a checkpoint may lack this tensor: biases, and ModernBERT's first norm, which is the identity."""
     return name.endswith(".bias") or name == "layers.0.attn_norm.weight"
 
 

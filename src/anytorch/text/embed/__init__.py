@@ -1,4 +1,4 @@
-"""Text embeddings: the ArrowEngine, its queue, and what they stand on, in the order data flows.
+"""Text embeddings: the ArrowEngine, its queue, and their parts, in the order data flows.
 
 recipe      a folder → what it says about making vectors (plain data)
 tokens      texts → packed token ids     windows   any iterable, tokenized one window ahead

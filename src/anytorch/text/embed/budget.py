@@ -1,4 +1,4 @@
-"""How many tokens a batch should hold: found by timing the batches that are computed anyway, and remembered.
+"""Find the best number of tokens per batch by timing real batches, and store it.
 
 Nothing is computed only to be timed. A batch's time is divided by its work (products and attention, counted), so that
 batches of short and long texts can be compared.
@@ -64,7 +64,7 @@ class Budget:
             self.tokens, self.settled, self.source = int(known.chosen), True, "remembered"
 
     def record(self, tokens: int, work: float, seconds: float) -> None:
-        """One batch's time. Batches that did not come near the budget say nothing about it."""
+        """Record one batch's time; batches far below the budget are ignored."""
         if self.settled or seconds <= 0 or tokens < 0.6 * self.tokens:
             return
         here = self._rates.setdefault(self.tokens, [])
@@ -91,7 +91,7 @@ class Budget:
                 remember(Verdict(self.asked, tuple(trials), name, why))
 
     def lower(self, tokens: int) -> None:
-        """So many tokens fitted into memory where the budget did not.
+        """Lower the budget to the number of tokens that fitted in memory.
 
         Not remembered: who else uses the memory now may be gone when the next process starts.
         """

@@ -45,7 +45,7 @@ def as_matrix(vectors: Any, what: str = "vectors") -> npt.NDArray[Any]:
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
         raise InputError(
             f"the {what} must be rows of numbers; found {matrix.dtype} of shape {list(matrix.shape)}",
-            hint="give what `encode` returned",
+            hint="pass what `encode` returned",
         )
     return matrix
 
@@ -147,7 +147,7 @@ class _Found:
         self.scores = np.zeros(0, np.float32)
 
     def worth_scoring(self, estimates: npt.NDArray[np.float32], error: float, kind: str) -> npt.NDArray[np.intp]:
-        """The places of those that may be among the k nearest, given that no estimate is off by more than `error`."""
+        """The indices that may be among the k nearest if no estimate is off by more than `error`."""
         import numpy as np
 
         # Everywhere "not below" instead of "at least": NaN, which is last, is not lost.

@@ -53,7 +53,7 @@ class EncoderBuilder:
         return all(one.torch_name == CPU for one in self.devices)
 
     def build(self) -> Encoder:
-        """Raises OutOfMemory where the model does not fit, and may not be made smaller or is as small as can be."""
+        """Build the encoder. Raises OutOfMemory if the model does not fit and may or can not be quantized further."""
         return self._build_fitting(self.quantization)
 
     def build_smaller(self, old: Encoder) -> tuple[Encoder, bool]:
@@ -115,7 +115,7 @@ class EncoderBuilder:
             if not is_out_of_memory(exc):
                 raise
             raise OutOfMemory(
-                f"the model does not fit into the memory of {self.device.id}: {exc}",
+                f"the model does not fit in the memory of {self.device.id}: {exc}",
                 hint="use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
             ) from exc
         self.quantization, self.why = quantization, why
@@ -146,7 +146,7 @@ class EncoderBuilder:
 
 
 def check_tokens(asked: int | str) -> None:
-    """Raise UsageError for a `batch_tokens` that is none."""
+    """Raise UsageError for an invalid `batch_tokens`."""
     if asked == "auto":
         return
     if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= LARGEST:
@@ -156,7 +156,7 @@ def check_tokens(asked: int | str) -> None:
 
 
 def check_length(asked: int | None, recipe: Recipe) -> int:
-    """The longest text in tokens: what was asked for, or the model's own. Raises UsageError for what it cannot hold."""
+    """The maximum length in tokens: the requested one, or the model's own. Raises UsageError if it is invalid."""
     if asked is None:
         return recipe.max_length
     most = recipe.spec.max_positions

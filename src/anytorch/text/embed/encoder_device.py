@@ -1,4 +1,4 @@
-"""Where an encoder computes, and why: a device for the request, then our own C++ or torch on it.
+"""Choose where an encoder computes: a device for the request, then our own C++ or torch on it.
 
 On a machine whose files show no accelerator nothing imports torch: the CPU path starts in a fraction of a second.
 """
@@ -65,7 +65,7 @@ def choose_device(request: str | None) -> EncoderDevice:
 
 
 def accelerator_seen() -> bool:
-    """Could something faster than the CPU be here? From files alone; a plug-in's devices only it can see."""
+    """True if files show a device faster than the CPU, or a plug-in may bring one."""
     if set(registry().backends) - set(BUILT_IN):
         return True
     found = survey("never")
@@ -109,9 +109,9 @@ def build_encoder(
         return encoder, "torch computes on this device"
     reason = ""
     if dtype in ("float16", "bfloat16"):
-        reason = f"dtype={dtype!r} was asked for, and our own CPU encoder computes in float32"
+        reason = f"dtype={dtype!r} was requested, and our own CPU encoder computes in float32"
     elif len(pooling) > 1:
-        reason = "the model joins several poolings"
+        reason = "the model combines several poolings"
     if not reason:
         try:
             return _packed(recipe, checkpoint, pooling[0], quantization, threads), (

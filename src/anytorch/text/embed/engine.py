@@ -85,7 +85,7 @@ class ArrowEngine:
         if devices is not None and device is not None and str(device) != "auto":
             raise UsageError(
                 f"device={str(device)!r} and devices={devices!r} cannot be combined",
-                hint="pass device= or devices=, not both",
+                hint="pass device= for one device or devices= for several, not both",
             )
         check_threads(threads)
         self.recipe: Recipe = read_recipe(find_model(model_path))
@@ -120,12 +120,12 @@ class ArrowEngine:
 
     @property
     def quantization(self) -> str | None:
-        """What the weights are in: as asked for, or fewer bits where memory ran out and that was allowed."""
+        """The format of the weights: the requested one, or fewer bits if memory ran out and that was allowed."""
         return self._builder.quantization
 
     @property
     def device(self) -> str:
-        """The device that is used, by the name to ask for it: "cpu", "cuda:0"."""
+        """The name of the device in use: "cpu", "cuda:0"."""
         return self._builder.device.id
 
     @property
@@ -148,7 +148,7 @@ class ArrowEngine:
         return dict(self.recipe.prompts)
 
     def describe(self) -> dict[str, Any]:
-        """All that `explain` says, as plain data."""
+        """The facts of `explain` as plain data."""
         spec = self.recipe.spec
         return {
             "model": str(self.recipe.folder),
@@ -170,7 +170,7 @@ class ArrowEngine:
         }
 
     def explain(self) -> str:
-        """In words: the model, the device, the kernels, the quantization, and why each is what it is."""
+        """Describe in words the model, device, kernels and quantization, and why each was chosen."""
         return explained(self.describe())
 
     # --- encoding --------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class ArrowEngine:
                 for first, part in self._streamed(texts, prompt, dim, precision, report, known, into=whole):
                     done = first + len(part)
                 if done != known:
-                    raise InputError(f"the texts said that they are {known}, and gave {done}")
+                    raise InputError(f"the length of the texts is {known}, but {done} were read")
             else:
                 parts = [part for _, part in self._streamed(texts, prompt, dim, precision, report, None)]
                 whole = np.concatenate(parts) if parts else np.empty((0, columns), dtype)
@@ -224,7 +224,7 @@ class ArrowEngine:
         dim: int | None = None,
         precision: str = "float32",
     ) -> Iterator[npt.NDArray[Any]]:
-        """As `encode`, one vector after the other: memory stays the same however many texts there are."""
+        """Like `encode`, but yields one vector at a time, with memory bounded for any number of texts."""
         check_iterable(texts)
         if hasattr(texts, "to_pylist"):
             scalars: Iterable[Any] = texts
@@ -234,7 +234,7 @@ class ArrowEngine:
             yield from part
 
     async def aencode(self, texts: str | Iterable[str], **options: Any) -> Any:
-        """As `encode`, for asyncio: concurrent calls share batches (EngineQueue). Takes its options, but no `progress`."""
+        """Like `encode`, for asyncio: concurrent calls share batches (EngineQueue). Takes its options except `progress`."""
         return await self.queue.aencode(texts, **options)
 
     @property
@@ -259,7 +259,7 @@ class ArrowEngine:
         return tokens
 
     def start_tokens(self, tokens: Tokens) -> Callable[[], npt.NDArray[Any]]:
-        """Compute tokens that `tokenize` made as one batch; calling the answer waits for its pooled vectors.
+        """Start computing tokens from `tokenize` as one batch; calling the result waits for the pooled vectors.
 
         A device that can begins at once. `finish` makes pooled vectors the answer.
         """
@@ -279,17 +279,17 @@ class ArrowEngine:
         return 1 if isinstance(self._runner.encoder, AsyncEncoder) else 0
 
     def finish(self, pooled: npt.NDArray[Any], dim: int | None = None, precision: str = "float32") -> npt.NDArray[Any]:
-        """From pooled vectors to the model's: its Dense layers, normalising, fewer dimensions, a smaller type."""
+        """Turn pooled vectors into the model's: Dense layers, normalising, fewer dimensions, a smaller type."""
         return as_precision(self.head(pooled, dim), precision)
 
     def check_request(self, dim: int | None, precision: str, output: str) -> tuple[int, str]:
-        """Columns and dtype of the answer. Raises UsageError for what cannot be asked for."""
+        """Columns and dtype of the result. Raises UsageError for invalid options."""
         check_output(output)
         check_precision(precision)
         return out_shape(self.head.check_dim(dim), precision)
 
     def as_output(self, vectors: npt.NDArray[Any], output: str) -> Any:
-        """A NumPy matrix as the kind of output that was asked for."""
+        """Convert a NumPy matrix to the requested kind of output."""
         return as_output(vectors, output)
 
     def warmup(self) -> ArrowEngine:
@@ -342,7 +342,7 @@ class ArrowEngine:
     # --- the rest of its life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is queued and give the memory back. Calling it twice is no error."""
+        """Finish queued requests and free the memory. May be called twice."""
         with self._queue_lock:
             queue, self._queue = self._queue, None
         if queue is not None:
@@ -364,7 +364,7 @@ class ArrowEngine:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def prompt_text(self, prompt: str | None) -> str:
-        """What is put before each text. A name of one of the model's prompts, its default, or the text itself."""
+        """The text to put before each text: a prompt of the model by name, its default, or `prompt` itself."""
         return self._prompts.text(prompt)
 
     def _streamed(

@@ -1,4 +1,4 @@
-"""Products and scores whose bits depend on nothing but the two vectors: not on their neighbours, the CPU or its threads.
+"""Products and scores whose bits depend only on the two vectors, not on the batch, the CPU or its threads.
 
 The library behind `@` chooses its order of summing by shape, place in the block, instruction set and number of threads, and
 float sums depend on their order. Here they cannot: either every partial sum is exact, or NumPy sums each row by itself.

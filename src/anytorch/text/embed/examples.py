@@ -1,4 +1,4 @@
-"""Texts that a layer's inputs are looked at with before it is rounded to few bits (`text.encoders.calibrate`).
+"""Sample texts for calibrating a layer before it is quantized (`text.encoders.calibrate`).
 
 Of many kinds and lengths, because features that none of them wakes are rounded coarsely. Written for this purpose.
 """

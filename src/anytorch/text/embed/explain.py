@@ -1,4 +1,4 @@
-"""An engine's facts in words. Pure: what `ArrowEngine.describe()` gives in, text out."""
+"""Turn the facts of `ArrowEngine.describe()` into words. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLD = ("device", "device_name", "dtype", "kernels", "quantization", "why", "qua
 
 
 def explained(facts: Mapping[str, Any]) -> str:
-    """The model, the device, the kernels, the quantization, and why each is what it is: one line for each."""
+    """Lines about the model, device, kernels and quantization, and why each was chosen."""
     encoder, batch, stats = facts["encoder"], facts["batch"], facts["stats"]
     steps = f", then {', '.join(facts['steps'])}" if facts["steps"] else ""
     lines = [
@@ -28,9 +28,7 @@ def explained(facts: Mapping[str, Any]) -> str:
     lines += [f"{name}: {value}" for name, value in encoder.items() if name not in TOLD and value not in (None, "")]
     lines += [f"note: {note}" for note in facts["notes"]]
     if stats["truncated"]:
-        lines.append(
-            f"note: longer than that and cut: {stats['truncated']:,} of {counted(stats['texts'], 'text')} so far"
-        )
+        lines.append(f"note: truncated so far: {stats['truncated']:,} of {counted(stats['texts'], 'text')}")
     return "\n".join(lines)
 
 

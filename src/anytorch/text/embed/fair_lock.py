@@ -1,4 +1,4 @@
-"""A lock that goes to whoever has waited longest: threading's own may go to the same thread again and again."""
+"""A first-come, first-served lock; threading's own may go to the same thread again and again."""
 
 from __future__ import annotations
 

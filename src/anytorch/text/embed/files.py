@@ -1,4 +1,4 @@
-"""A file of texts in, a Parquet file with their vectors out: streamed, in parts, and resumable after anything."""
+"""Encode a file of texts into a Parquet file with their vectors: streamed, in parts, and resumable."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def encode_file(
     if missing not in ("error", "null"):
         raise UsageError(f"missing={missing!r}: use 'error' or 'null'")
     if target.is_dir() or target.suffix.lower() not in (".parquet", ".pq"):
-        raise UsageError(f"{target}: the target is a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
+        raise UsageError(f"{target}: the target must be a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
     rows = Source(source, column, format=format, allow_missing=missing == "null")
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target} is both source and target")
     if vector_column in rows.columns:
-        raise UsageError(f"{source.name} has a column {vector_column!r} already", hint="name another: vector_column=…")
+        raise UsageError(f"{source.name} already has a column {vector_column!r}", hint="name another: vector_column=…")
     with ExitStack() as stack:
         if engine is None:
             engine = stack.enter_context(ArrowEngine())
@@ -115,7 +115,7 @@ def encode_file(
                     if done is None
                     else ", made from something else: " + "; ".join(differences(done.get("identity", {}), identity))
                 )
-                raise UsageError(f"{target} is there already{told}", hint="overwrite=True, or name another target")
+                raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
         report = progress if callable(progress) else None
         if progress is True:
             report = stack.enter_context(progress_bar(source.name))
@@ -139,7 +139,7 @@ class _Run:
         self.resumed = journal.rows
         self._truncated_before = engine.stats.truncated
         if self.resumed:
-            log.info("%s: %s finished; going on from there", rows.path, counted(self.resumed, "row is", "rows are"))
+            log.info("%s: %s finished; resuming", rows.path, counted(self.resumed, "row is", "rows are"))
 
     @property
     def truncated(self) -> int:

@@ -1,4 +1,4 @@
-"""What makes a run over a file resumable: whose run it is, and which parts of it are finished.
+"""The journal that makes a run over a file resumable: its identity and its finished parts.
 
     .<target>.partial/
       journal.json              format, identity, finished parts; replaced whole
@@ -68,7 +68,7 @@ def model_identity(folder: Path) -> str:
 
 
 def engine_identity(engine: Any) -> Identity:
-    """What the bits of a vector depend on beside the model: how and with what it is computed."""
+    """The settings besides the model that a vector's bits depend on."""
     about = engine.describe()
     encoder = about.get("encoder", {})
     kinds = {name.partition(":")[0].strip() for name in str(about.get("device", "")).split(",")}
@@ -86,7 +86,7 @@ def engine_identity(engine: Any) -> Identity:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """In words, what is not the same. Pure.
+    """The differences between two identities, in words. Pure.
 
     >>> differences({"source": {"size": 1}, "dim": 4}, {"source": {"size": 2}, "dim": 4})
     ['source size was 1 and is 2']
@@ -147,7 +147,7 @@ class RunFolder:
         if changed:
             raise UsageError(
                 f"{self.target} has an unfinished run that cannot be resumed: {'; '.join(changed)}",
-                hint="resume=False (on the command line --no-resume) starts afresh and drops what is finished",
+                hint="resume=False (on the command line --no-resume) starts over and discards the finished part",
             )
 
     def _is_whole(self, number: int, nbytes: int) -> bool:
@@ -178,7 +178,7 @@ class Journal(RunFolder):
             self._check_same(stored["identity"])
             for number, part in enumerate(stored["parts"]):
                 if not self._is_whole(number, part["nbytes"]):
-                    log.warning("%s is damaged; going on from there", self.part(number))
+                    log.warning("%s is damaged; resuming before it", self.part(number))
                     break
                 self.parts.append(part)
         self._keep_only(range(len(self.parts)))
@@ -192,11 +192,11 @@ class Journal(RunFolder):
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as exc:
-            raise UsageError(f"{self.path}: cannot be understood: {exc}", hint="resume=False starts afresh") from exc
+            raise UsageError(f"{self.path}: is invalid: {exc}", hint="resume=False starts over") from exc
         return stored
 
     def add(self, rows: int, missing: int) -> None:
-        """The next part is in its place."""
+        """Record the next part as finished."""
         nbytes = self.part(len(self.parts)).stat().st_size
         self.parts.append({"rows": rows, "missing": missing, "nbytes": nbytes})
         self._write()
@@ -206,14 +206,14 @@ class Journal(RunFolder):
         replace_file(self.path, json.dumps(body, indent=1).encode())
 
     def remove(self) -> None:
-        """The target is complete: nothing here is needed any more."""
+        """Remove the folder once the target is complete."""
         assert self._lock is not None
         self._lock.close()
         shutil.rmtree(self.folder)
 
 
 def remove_leftovers(target: Path) -> None:
-    """Of a run that was killed when its target was complete and its parts were not yet removed."""
+    """Remove the parts left by a run that was killed after its target was complete."""
     shutil.rmtree(partial_folder(target), ignore_errors=True)
 
 

@@ -55,7 +55,7 @@ class Source:
         self.format = file_format(path, format)
         self.allow_missing = allow_missing
         if not path.is_file():
-            raise InputError(f"{path}: there is no such file")
+            raise InputError(f"{path}: no such file")
         reader: Callable[[Source], _Reader] = {"parquet": _Parquet, "jsonl": _JsonLines, "txt": _Lines}.get(
             self.format, _Csv
         )
@@ -83,7 +83,7 @@ class Source:
                 value.encode()
             except UnicodeEncodeError as exc:
                 raise self.bad(
-                    row, f"holds a lone surrogate (U+{ord(value[exc.start]):04X}), which is no character"
+                    row, f"holds a lone surrogate (U+{ord(value[exc.start]):04X}), which is not a character"
                 ) from exc
             return value
         if value is None and self.allow_missing:
@@ -105,11 +105,11 @@ def file_format(path: Path, asked: str | None = None) -> str:
     found = ENDINGS.get(Path(name).suffix)
     if found is None or (found == "parquet" and path.name.lower().endswith(".gz")):
         if not path.exists():
-            raise InputError(f"{path} is not there")
+            raise InputError(f"{path}: no such file")
         raise UsageError(
-            f"{path.name}: cannot tell its format from its name; those that can be read: {', '.join(ENDINGS)}, and all "
+            f"{path.name}: its name does not show a known format; known: {', '.join(ENDINGS)}, and all "
             "but Parquet with .gz",
-            hint="say which: format='csv', 'tsv', 'jsonl', 'txt' or 'parquet' (--format on the command line)",
+            hint="name it: format='csv', 'tsv', 'jsonl', 'txt' or 'parquet' (--format on the command line)",
         )
     return found
 
@@ -147,7 +147,7 @@ class _Reader:
         if len(usual) == 1:
             return usual[0]
         raise InputError(
-            f"{name}: which column holds the texts? Its columns: {', '.join(self.columns) or 'none'}",
+            f"{name}: name the column with the texts; its columns: {', '.join(self.columns) or 'none'}",
             hint=f"column={(self.textual or self.columns or ['text'])[0]!r}",
         )
 
@@ -283,7 +283,7 @@ class _Csv(_TextReader):
         with self.open() as lines:
             header = next(csv.reader(self.decoded(lines), delimiter=self._delimiter), None)
         if header is None:
-            raise InputError(f"{source.path.name}: is empty: it has not even a header")
+            raise InputError(f"{source.path.name}: is empty: it has no header")
         if len(set(header)) < len(header):
             raise InputError(f"{source.path.name}: its header names a column twice: {', '.join(header)}")
         self.columns = self.textual = header
@@ -302,13 +302,13 @@ class _Csv(_TextReader):
                     if len(fields) != len(self.columns):
                         raise self.source.bad(
                             row,
-                            f"cannot be told: the row has {len(fields)} fields, the header {len(self.columns)}",
+                            f"is ambiguous: the row has {len(fields)} fields, the header {len(self.columns)}",
                             line=reader.line_num,
-                            hint="a text with a comma or a line break stands in quotes",
+                            hint="put a text with a comma or a line break in quotes",
                         )
                     yield fields
             except csv.Error as exc:
-                raise self.source.bad(row + 1, f"cannot be told: {exc}", line=reader.line_num) from exc
+                raise self.source.bad(row + 1, f"cannot be read: {exc}", line=reader.line_num) from exc
 
     def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
         import pyarrow as pa
@@ -339,9 +339,9 @@ class _JsonLines(_TextReader):
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as exc:
-                    raise self.source.bad(row, f"cannot be told: not valid JSON: {exc}", line=number) from exc
+                    raise self.source.bad(row, f"cannot be read: not valid JSON: {exc}", line=number) from exc
                 if not isinstance(value, dict):
-                    raise self.source.bad(row, f"cannot be told: {type(value).__name__}, not an object", line=number)
+                    raise self.source.bad(row, f"cannot be read: {type(value).__name__}, not an object", line=number)
                 yield value
 
     def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:

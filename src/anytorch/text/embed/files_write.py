@@ -27,9 +27,9 @@ def disk_errors(doing: str, kept: str) -> Iterator[None]:
         yield
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            why, hint = "the disk is full", "make room and run it again: it goes on where it was"
+            why, hint = "the disk is full", "free some space and run it again: it resumes"
         else:
-            why, hint = exc.strerror or str(exc), "run it again when this is mended: it goes on where it was"
+            why, hint = exc.strerror or str(exc), "run it again when this is fixed: it resumes"
         raise OutputError(f"{doing}: {why}; {kept}", hint=hint) from exc
 
 
@@ -75,7 +75,7 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
     need = sum(path.stat().st_size for path in parts)
     free = shutil.disk_usage(target.parent).free
     if need > free:
-        raise OSError(errno.ENOSPC, f"{need >> 20} MiB are needed and {free >> 20} are free")
+        raise OSError(errno.ENOSPC, f"{need >> 20} MiB are needed, {free >> 20} MiB are free")
     whole = common_schema([pq.read_schema(path) for path in parts]) if parts else schema
     whole = whole.with_metadata({**(whole.metadata or {}), METADATA_KEY: json.dumps(dict(facts)).encode()})
     try:

@@ -1,4 +1,4 @@
-"""From pooled vectors to the answer: Dense, LayerNorm, normalising, Matryoshka dimensions, int8 and binary, in NumPy.
+"""Turn pooled vectors into the result: Dense, LayerNorm, normalising, Matryoshka dimensions, int8 and binary, in NumPy.
 
 Every function treats each row by itself and gives it the same bits whatever rows stand beside it.
 """
@@ -51,7 +51,7 @@ class Head:
 
     @property
     def does_nothing(self) -> bool:
-        """Are pooled vectors the answer as they are?"""
+        """True if pooled vectors are the result as they are."""
         return not self._steps
 
     def __call__(self, pooled: Vectors, dim: int | None = None) -> Vectors:
@@ -82,7 +82,7 @@ def chosen_steps(recipe: Recipe, normalize: bool | None) -> list[Step]:
 
 
 def only_normalizes(recipe: Recipe, normalize: bool | None) -> bool:
-    """Is there nothing to do after pooling but to normalise? Then a device may as well do that, too."""
+    """True if normalising is the only step after pooling, so that the device may do it."""
     return [step.kind for step in chosen_steps(recipe, normalize)] == ["normalize"]
 
 
@@ -158,8 +158,7 @@ def _activation(name: str, step: Step) -> Callable[[Vectors], Vectors]:
     short = name.rpartition(".")[2]
     if not name.startswith("torch.nn.") or short not in known:
         raise ModelError(
-            f"{step.folder}: a Dense layer with the activation {name!r} cannot be computed; those that can: "
-            f"{', '.join(known)}"
+            f"{step.folder}: a Dense layer with the activation {name!r} is not supported; supported: {', '.join(known)}"
         )
     return known[short]
 

@@ -1,4 +1,4 @@
-"""Vectors of a stream of texts as a NumPy file or as JSON Lines: memory stays the same, and no half file is ever seen.
+"""Write the vectors of a stream of texts to a NumPy file or JSON Lines, with bounded memory and atomically.
 
 (Parquet files, which keep all columns and go on after an interruption, are `files`.)
 """
@@ -119,6 +119,6 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
         if isinstance(exc, OSError):
             raise OutputError(
                 f"cannot write {target}: {exc.strerror or exc}",
-                hint="nothing was changed; make room, or name another file",
+                hint="nothing was changed; free some space, or name another file",
             ) from exc
         raise

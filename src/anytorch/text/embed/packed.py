@@ -1,4 +1,4 @@
-"""Our C++ encoder as the engine's protocol has it. Imported only where it is used: it loads (or builds) the library."""
+"""Our C++ encoder behind the engine's protocol. Imported only when used, because it loads or builds the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One encoder made of several: a process per device, all working off one queue of batches.
+"""One encoder made of several: a process per device, all served from one queue of batches.
 
 To the engine a pool is an encoder that can be given batches ahead (`protocol.AsyncEncoder`). Each worker is a fresh
 interpreter (so a program needs no `if __name__ == "__main__"` guard) with a thread here that takes the next batch from
@@ -216,7 +216,7 @@ class PoolEncoder:
         return None
 
     def again(self, task: Task, name: str, why: str, error: Exception) -> None:
-        """A worker did not finish this batch: another one gets it first of all, unless two have tried already."""
+        """Give a batch that a worker did not finish to another one first, unless two have tried already."""
         task.tried.append(f"{name}: {why}")
         with self._change:
             if len(task.tried) < 2 and any(worker.alive or worker.may_restart for worker in self._workers):
@@ -262,7 +262,7 @@ class PoolEncoder:
                 return
             left, self._waiting = list(self._waiting), deque()
         for task in left:
-            self.finish(task, error=DeviceLost(f"no worker is left: {why}", hint="make the engine anew"))
+            self.finish(task, error=DeviceLost(f"all workers have ended: {why}", hint="create a new engine"))
 
     @property
     def folder(self) -> Path:
@@ -277,7 +277,7 @@ class PoolEncoder:
     def _check_alive(self) -> None:
         if not any(worker.alive or worker.may_restart for worker in self._workers):
             why = self._notes[-1] if self._notes else "all have ended"
-            raise DeviceLost(f"no worker is left: {why}", hint="make the engine anew")
+            raise DeviceLost(f"all workers have ended: {why}", hint="create a new engine")
 
     def _wait_until_started(self, timeout_s: float) -> None:
         with self._change:
@@ -309,7 +309,7 @@ class Process:
         self.close_input()
 
     def close_input(self) -> None:
-        """Which a worker takes for the end of its work."""
+        """Close the worker's input, which ends it."""
         popen = self.popen
         if popen is not None and popen.stdin is not None and not popen.stdin.closed:
             try:

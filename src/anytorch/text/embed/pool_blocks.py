@@ -1,4 +1,4 @@
-"""Memory that two processes see: token ids on their way to a worker, vectors on their way back. Nothing is pickled.
+"""Shared memory for token ids sent to a worker and vectors sent back. Nothing is pickled.
 
 A block is a file in a folder of the pool's own, mapped by both sides: in /dev/shm, which is memory, where that has room,
 else in the temporary folder. Not `multiprocessing.shared_memory`: its tracker unlinks a block when any process that has
@@ -101,7 +101,7 @@ class Blocks:
                 raise
             raise OutOfMemory(
                 f"no room for {nbytes >> 20} MiB of shared memory in {self.folder.parent}",
-                hint="lower batch_tokens, or make it larger (docker run --shm-size=1g)",
+                hint="lower batch_tokens, or enlarge /dev/shm (docker run --shm-size=1g)",
             ) from exc
         return Block(path, nbytes)
 

@@ -1,4 +1,4 @@
-"""From `devices=` to workers: which devices, and on the CPU how many processes with which cores."""
+"""Turn `devices=` into workers: which devices, and on the CPU how many processes with which cores."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def choose_devices(devices: Sequence[str] | str) -> list[EncoderDevice]:
             continue  # choose_device has warned, or raised
         if device.torch_name != CPU and any(device.id == other.id for other in found):
             raise UsageError(
-                f"devices={names!r}: {device.id} is named twice", hint="only the CPU may be, for more processes"
+                f"devices={names!r}: {device.id} is named twice",
+                hint="only the CPU may be named twice, for more processes",
             )
         found.append(device)
     if not found:
@@ -60,7 +61,7 @@ def _all_devices() -> list[EncoderDevice]:
     best = [c for c in usable if c.backend == usable[0].backend]
     if not best:
         return [EncoderDevice(CPU, CPU, "no other device can be used here")]
-    return [EncoderDevice(c.id, c.torch_name, "all devices of the best kind were asked for") for c in best]
+    return [EncoderDevice(c.id, c.torch_name, "all devices of the best kind were requested") for c in best]
 
 
 def build_encoders(
@@ -95,8 +96,8 @@ def build_encoders(
         for device in devices
     ]
     if on_cpu and on_cpu < len(devices):
-        log.warning("devices names the CPU beside others: it takes cores from the work for them")
-    return PoolEncoder(jobs), f"{len(jobs)} processes, one for each device named, that work off one queue"
+        log.warning("devices names the CPU beside others: it takes cores that feeding them needs")
+    return PoolEncoder(jobs), f"{len(jobs)} processes, one for each device named, with one queue"
 
 
 def cpu_jobs(count: int, model: dict[str, Any], threads: int | None) -> list[Job]:

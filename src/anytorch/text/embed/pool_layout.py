@@ -1,4 +1,4 @@
-"""How many processes are fastest on this CPU: one with all the cores, or several with a share each. Measured, remembered."""
+"""Measure how many processes are fastest on this CPU, one with all cores or several with a share each, and store it."""
 
 from __future__ import annotations
 

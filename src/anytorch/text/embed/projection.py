@@ -1,4 +1,4 @@
-"""Vectors on a plane, for looking at them: the two directions in which they differ most (PCA)."""
+"""Project vectors onto a plane for display: the two directions in which they differ most (PCA)."""
 
 from __future__ import annotations
 

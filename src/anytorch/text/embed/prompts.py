@@ -1,4 +1,4 @@
-"""What is put before each text: a prompt of the model's own by its name, or a text."""
+"""The text put before each text: a prompt of the model by its name, or any text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Prompts:
         self._told: set[str] = set()  # odd prompts that were warned about
 
     def text(self, prompt: str | None) -> str:
-        """A name of one of the model's prompts, its default, or the text itself."""
+        """The prompt for a name of one of the model's prompts, for None its default, else `prompt` itself."""
         if prompt is not None and not isinstance(prompt, str):
             raise UsageError(f"prompt={prompt!r}: use the name of one of the model's prompts, or a text")
         prompts = self._recipe.prompts
@@ -45,7 +45,7 @@ class Prompts:
         return text
 
     def _warn(self, prompt: str) -> None:
-        """Said once for each: a word alone is more often a name with a typing error than a text.
+        """Warn once about each single word, which is more often a mistyped name than a prompt.
 
         Python keeps each text that was warned about, too: after MOST_TOLD of them no more is said or kept.
         """
@@ -55,8 +55,8 @@ class Prompts:
             self._told.add(prompt)
         known = ", ".join(self._recipe.prompts) or "none"
         warnings.warn(
-            f"unknown prompt name {prompt!r}; known: {known}. It is put before every text as it is: if that is meant, end "
-            "it with a space or a colon",
+            f"unknown prompt name {prompt!r}; known: {known}. It is put before every text as it is: if that is intended, "
+            "end it with a space or a colon",
             stacklevel=callers_level(),
         )
 

@@ -1,4 +1,4 @@
-"""What an encoder is to the engine: token ids of many texts in, one pooled vector per text out.
+"""The interface of an encoder: token ids of many texts in, one pooled vector per text out.
 
 **Texts come packed.** `ids` is int32[total]: the tokens of all texts one after the other, no padding, special tokens
 included. `starts` is int32[n + 1]: text i is `ids[starts[i]:starts[i + 1]]`, at least one token long and at most the
@@ -45,7 +45,7 @@ class Encoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the memory back. Calling it twice is no error; `run` after it is."""
+        """Free the memory. May be called twice; `run` afterwards is an error."""
         ...
 
 

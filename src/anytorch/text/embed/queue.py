@@ -1,4 +1,4 @@
-"""EngineQueue: many callers, one engine. Requests that wait at the same time are computed together.
+"""EngineQueue: many callers share one engine; waiting requests are computed together.
 
 A worker thread (`queue_worker`) takes texts from all waiting requests (`queue_line`) up to a token budget (`sharing`), so
 that a short request is not held up behind a long one. Texts are tokenized in the caller's thread: bad input is the caller's
@@ -69,7 +69,7 @@ class EngineQueue:
         output: str = "numpy",
         timeout_s: float | None = None,
     ) -> Future[Any]:
-        """Give a request to the queue; the future has what `ArrowEngine.encode` would return.
+        """Queue a request; the future holds what `ArrowEngine.encode` would return.
 
         Cancelling the future takes what has not been computed yet out of the queue. After `timeout_s` it gets a
         TimeoutError (at the latest when the batch under way is done; `encode` and `aencode` raise it on time). Raises
@@ -134,15 +134,15 @@ class EngineQueue:
 
     @property
     def closing(self) -> bool:
-        """Has `close` been called? Then no more requests are taken."""
+        """True once `close` was called; no more requests are accepted."""
         return self._line.closing
 
     def stuck(self, after_s: float = 120.0) -> str:
-        """Why nothing is answered: a batch has taken longer than `after_s`, or the worker is gone. "" if all is well."""
+        """Why no answers come: a batch takes longer than `after_s`, or the worker is gone. "" if all is well."""
         return self._worker.stuck(after_s)
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more requests; finish those that wait, or with `drain=False` cancel them. Calling it twice is no error."""
+        """Accept no more requests; finish the waiting ones, or cancel them with `drain=False`. May be called twice."""
         changed = self._line.changed
         with changed:
             self._line.closing = True

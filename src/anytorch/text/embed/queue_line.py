@@ -1,4 +1,4 @@
-"""Who waits for an engine: requests that have room, and behind them, outside, those for which there is none yet.
+"""The waiting requests of an engine: those admitted, and behind them those for which there is no room yet.
 
 Callers' threads put requests in and take them out again, the worker's thread takes batches. `changed` guards all of it;
 every method but `expire` and `stats` is called by who holds it.
@@ -124,8 +124,8 @@ class WaitingLine:
     def _full_words(self) -> str:
         waiting = f"{counted(self.tokens, 'token')} of {counted(len(self.requests), 'request')} are waiting"
         if self._max_s is not None and self._seconds() > self._max_s:
-            return f"{waiting}, which takes {self._seconds():.1f} s; {self._max_s:g} s may wait"
-        return f"{waiting}, {self._max_tokens:,} may"
+            return f"{waiting}, which takes {self._seconds():.1f} s; the limit is {self._max_s:g} s"
+        return f"{waiting}; the limit is {self._max_tokens:,} tokens"
 
     def count_rate(self, tokens_per_s: float) -> None:
         """How fast a full batch was worked off."""
@@ -172,7 +172,7 @@ class WaitingLine:
         return given_up
 
     def expire(self, request: Request) -> None:
-        """Its time is up: the caller gets the TimeoutError now, and others its room."""
+        """Time out a request: its caller gets the TimeoutError now, and others its room."""
         with self.changed:
             mine = request.claim()
             if mine:

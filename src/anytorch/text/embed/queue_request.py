@@ -55,8 +55,8 @@ class Request:
     finished: bool = False  # somebody answers it, or nobody has to: see `claim`
 
     def claim(self) -> bool:
-        """Is it the caller, who holds the queue's lock, who answers this request? Only now is the future running, so that
-        it could be cancelled until here.
+        """Claim the right to resolve it (lock held): True for the first caller. Until then the future can still be
+        cancelled.
 
         The answer itself is set after the lock: it calls what others have hung on the future, and that may need a lock
         whose holder is about to call `submit`.
@@ -86,7 +86,7 @@ def make_request(
     output: str,
     timeout_s: float | None,
 ) -> Request:
-    """Raises UsageError for what the engine cannot give."""
+    """Make a checked request. Raises UsageError for invalid options."""
     import numpy as np
 
     columns, dtype = engine.check_request(dim, precision, output)

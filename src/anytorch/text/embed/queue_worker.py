@@ -1,4 +1,4 @@
-"""The thread behind a queue: it takes batches from those who wait, has the engine compute them, and answers.
+"""The thread behind a queue: it takes batches of waiting requests, has the engine compute them, and answers.
 
 If a batch fails, its requests are computed one by one and only the culprit gets the error.
 """
@@ -52,7 +52,7 @@ class Worker:
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Have somebody work; called by who holds the line's lock."""
+        """Start the worker thread if needed; called with the line's lock held."""
         if self.thread is None:
             self.thread = threading.Thread(target=self._work, name="anytorch-queue", daemon=True)
             self.thread.start()
@@ -69,7 +69,7 @@ class Worker:
         if began is not None and time.monotonic() - began > after_s:
             return f"a batch has not come back for {time.monotonic() - began:.0f} s"
         if waiting and (thread is None or not thread.is_alive()):
-            return "requests are waiting and nobody computes them"
+            return "requests are waiting and no worker computes them"
         return ""
 
     @property

@@ -1,4 +1,4 @@
-"""What a model folder says about turning text into a vector, as plain data. Reads JSON files only.
+"""How a model folder turns text into a vector, as plain data. Reads JSON files only.
 
 Two kinds of folder: sentence-transformers (modules.json lists the steps, each with a folder of its own) and plain Hugging
 Face (config.json and weights; the vector is then the mean of the tokens, as sentence-transformers has it, unless the
@@ -72,7 +72,7 @@ class Recipe:
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """Read a model folder. Raises ModelError that names the file which is missing or makes no sense."""
+    """Read a model folder. Raises ModelError that names the missing or invalid file."""
     if (folder / "modules.json").is_file():
         return _sentence_transformers(folder)
     if not (folder / "config.json").is_file():
@@ -115,14 +115,14 @@ def _sentence_transformers(folder: Path) -> Recipe:
             steps.append(Step("normalize"))
         elif kind != "Dropout":  # which does nothing once training is over
             raise ModelError(
-                f"{path}: the module {module['type']!r} cannot be computed; those that can: Transformer, Pooling, Dense, "
+                f"{path}: the module {module['type']!r} is not supported; supported: Transformer, Pooling, Dense, "
                 "LayerNorm, Normalize",
                 hint="models with other modules (word vectors, CNN, LSTM, routers, images) are not supported",
             )
     if encoder is None:
         raise ModelError(f"{path}: lists no Transformer", hint="static word-vector models are not supported")
     if pooling is None:
-        raise ModelError(f"{path}: lists no Pooling, so that there is no one vector for a text")
+        raise ModelError(f"{path}: lists no Pooling, which makes one vector per text")
     config_file = encoder / "config.json"
     spec = read_spec(read_json(config_file), where=str(config_file))
     lengths: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def read_pooling(config: Mapping[str, Any], where: Path) -> tuple[str, ...]:
 
 
 def chosen_pooling(asked: str) -> tuple[str, ...]:
-    """The caller's word for a pooling; several joined by "+". Raises UsageError for one that is none."""
+    """Parse the caller's pooling; several are joined by "+". Raises UsageError for an unknown one."""
     found = tuple(POOLING_ALIASES.get(part.strip(), part.strip()) for part in asked.split("+"))
     for mode in found:
         if mode not in POOLINGS:

@@ -1,4 +1,4 @@
-"""Tokenized texts through an encoder: sorted by length, cut into batches, timed, and made to fit into memory."""
+"""Run tokenized texts through an encoder: sorted by length, cut into batches, timed, and fitted to memory."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ class Runner:
             old.close()  # twice is no error
         if not smaller:
             raise OutOfMemory(
-                f"a single text of {longest} tokens does not fit into the device's memory: {exc.message}",
+                f"a single text of {longest} tokens does not fit in the device's memory: {exc.message}",
                 hint="set max_length, use quantization='int8' (or allow_quantize=True), a smaller model, or device='cpu'",
             ) from exc
         return self._timed(ids, starts)
@@ -286,7 +286,7 @@ class _UnderWay:
 
 @lru_cache(maxsize=16)
 def _takes_places(kind: type) -> bool:
-    """Does an encoder write its vectors to the caller's rows itself?"""
+    """True if an encoder writes its vectors to the caller's rows itself."""
     return "places" in inspect.signature(kind.submit).parameters  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Which texts of which requests go into the next batch. Pure, so that fairness can be tested without a clock."""
+"""Choose which texts of which requests form the next batch. Pure, so that fairness can be tested without a clock."""
 
 from __future__ import annotations
 

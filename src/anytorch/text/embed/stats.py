@@ -42,4 +42,4 @@ class Counting:
         with self._lock:
             self.stats = self.stats.plus(tokens, seconds)
         if tokens.truncated:
-            log.info("%s had more than %d tokens: cut there", counted(tokens.truncated, "text"), self._max_length)
+            log.info("%s had more than %d tokens: truncated", counted(tokens.truncated, "text"), self._max_length)

@@ -1,4 +1,4 @@
-"""From texts to packed token ids: Hugging Face's Rust tokenizers, truncation counted, very long texts cut first."""
+"""Turn texts into packed token ids with Hugging Face's Rust tokenizers; very long texts are cut first."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TextTokenizer:
 
     @property
     def parallel(self) -> bool:
-        """Does one call use several cores by itself, and next to none of the GIL?"""
+        """True if one call uses several cores by itself and hardly holds the GIL."""
         return self._twin is not None
 
     @property
@@ -138,8 +138,8 @@ def check_texts(texts: Sequence[object], first: int = 0) -> None:
             text.encode()
         except UnicodeEncodeError as exc:
             raise InputError(
-                f"text {index} holds a lone surrogate (U+{ord(text[exc.start]):04X}) at character {exc.start}, which is no "
-                "character by itself",
+                f"text {index} holds a lone surrogate (U+{ord(text[exc.start]):04X}) at character {exc.start}, which is not "
+                "a character by itself",
                 hint='decode the text with its own encoding, or text.encode("utf-8", "replace").decode() to replace it',
             ) from exc
 
@@ -157,7 +157,7 @@ QWEN_SPLIT = (
 
 
 def words_are_independent(layout: Mapping[str, Any]) -> bool:
-    """Is it certain that cutting a text at BETWEEN_WORDS leaves the tokens in front of the cut as they are?
+    """True if cutting a text at BETWEEN_WORDS certainly leaves the tokens before the cut unchanged.
 
     True when the normalizer works character by character there, the pre-tokenizer splits there, every word gives at least
     one token, and no added token holds a space: then a text's first n tokens are those of its first n + 1 words. Anything
@@ -215,7 +215,7 @@ def load_tokenizer(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
         layout = json.loads(tokenizer.to_str())
     else:
         raise ModelError(
-            f"{folder}: there is no tokenizer: neither tokenizer.json nor, for BERT, vocab.txt",
+            f"{folder}: found no tokenizer: neither tokenizer.json nor, for BERT, vocab.txt",
             hint="fetch tokenizer.json; transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder) writes it",
         )
     if recipe.lower_case and not _lowers(layout.get("normalizer")):
@@ -301,7 +301,7 @@ def pack_ids(rows: Sequence[Sequence[int]], *, vocabulary: int, max_length: int)
         if type(number) is not int or not 0 <= number < vocabulary:
             text = int(np.searchsorted(starts, place, side="right")) - 1
             raise InputError(
-                f"text {text} has the token id {str(number)[:40]}, and the model's go from 0 to {vocabulary - 1}",
-                hint="ids are those of the model's own tokenizer; texts can be sent as they are",
+                f"text {text} has the token id {str(number)[:40]}; the model's ids go from 0 to {vocabulary - 1}",
+                hint="use the model's own tokenizer, or send texts",
             )
     return Tokens(np.array(flat, np.int32), starts, 0)

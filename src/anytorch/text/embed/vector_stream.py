@@ -1,4 +1,4 @@
-"""Any iterable of texts to finished vectors, a window at a time: tokenized ahead, computed, finished, in order."""
+"""Turn any iterable of texts into finished vectors, in order, a window at a time, tokenizing ahead."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class VectorStream:
                 else:
                     rows = into[window.first : window.first + window.count]
                     if len(rows) < window.count:
-                        raise InputError(f"the texts said that they are {known}, and gave more")
+                        raise InputError(f"the length of the texts is {known}, but more were read")
 
                 def store(places: Any, pooled: Any, rows: Any = rows) -> None:
                     nonlocal done

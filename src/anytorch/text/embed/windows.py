@@ -1,4 +1,4 @@
-"""Texts of any iterable, a window at a time, tokenized one window ahead of whoever computes.
+"""Read texts from any iterable a window at a time, tokenized one window ahead of the computation.
 
 The iterable is drawn from in the caller's own thread (a database cursor may belong to it); only tokenizing, which
 releases the GIL, happens beside. Memory is bounded: at most `AHEAD` windows exist besides the one being computed.

@@ -1,4 +1,4 @@
-"""Rounding an encoder's layers to few bits as they are loaded, by what a few texts show about each layer's inputs.
+"""Quantize an encoder's layers as they are loaded, guided by the inputs each layer gets for a few texts.
 
 Rounded without looking, MiniLM's vectors in int4 have a cosine of 0.967 to float32's; so, 0.99. It is done as our C++
 encoder does it, with the same function: weights of features with large values are made larger before they are rounded (and

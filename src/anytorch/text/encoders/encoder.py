@@ -182,7 +182,7 @@ class TorchEncoder:
         out: npt.NDArray[np.float32] | None = None,
         places: npt.NDArray[np.intp] | None = None,
     ) -> Pending:
-        """Give the device a batch; `.result()` waits for it.
+        """Start a batch on the device; `.result()` waits for it.
 
         With `out`, float32[…, width], text i's vector is written to its row i, or to row `places[i]`: straight from pinned
         memory to where the caller wants it.

@@ -123,7 +123,7 @@ def tile_for(longest: int) -> int:
 
 
 def fits(longest: int, head_width: int, blocks: int = 0) -> bool:
-    """Do our kernels attend within such texts? `blocks` as `attend_short` has it."""
+    """True if our kernels support such texts. `blocks` as in `attend_short`."""
     return longest <= (LONGEST_IN_BLOCKS if blocks else LONGEST) and head_width in HEAD_WIDTHS
 
 

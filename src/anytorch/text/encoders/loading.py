@@ -138,7 +138,7 @@ def read(weights: EncoderWeights, name: str) -> Tensor:
 
 
 def refuse_leftovers(weights: EncoderWeights, checkpoint: Checkpoint, spec: EncoderSpec) -> None:
-    """Raises ModelError for tensors of the encoder that the spec has no place for: a layer too many, a variant."""
+    """Raise ModelError for encoder tensors that the spec does not use: an extra layer, a variant."""
     used = {source.name for source in weights.sources.values()}
     word = weights.sources["word"].name
     prefix = next((word[: -len(tail)] for tail in _WORDS if word.endswith(tail)), "")
@@ -153,7 +153,7 @@ def refuse_leftovers(weights: EncoderWeights, checkpoint: Checkpoint, spec: Enco
         shown = ", ".join(sorted(left)[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         raise ModelError(
             f"{checkpoint.folder}: the checkpoint has {len(left)} tensors that a {spec.family} with {spec.layers} "
-            f"layers, as config.json has it, has no place for: {shown}",
+            f"layers (config.json) does not use: {shown}",
             hint="config.json and the weights are of different models, or it is a variant that is not supported",
         )
 

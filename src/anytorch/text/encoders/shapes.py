@@ -1,4 +1,4 @@
-"""Which shapes a batch is cut into. Pure: lengths in, a plan out.
+"""Choose the shapes a batch is cut into. Pure: lengths in, a plan out.
 
 A recorded graph, a compiled kernel or Metal's kernel cache belongs to one shape. Texts come in any length, so the shapes
 are rounded up to a small set: few enough to be kept, close enough together that little is computed for nothing.

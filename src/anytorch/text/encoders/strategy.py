@@ -1,4 +1,4 @@
-"""Which layout, with graphs or without, is fastest for a model on a device: measured once, then remembered.
+"""Choose the fastest layout, with or without graphs, for a model on a device: measured once, then stored.
 
 Candidates follow from what the device states it can do. Each is compared with the plainest way and timed on texts of mixed
 lengths (`anytorch.measured`), under the machine, the device and the model.
@@ -93,7 +93,7 @@ def half_dtypes(caps: Caps, host: bool, stored_bfloat16: bool) -> list[str]:
 
 
 def may_pack(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
-    """Could a variable-length flash kernel run? What it needs of the model; whether there is one is tried."""
+    """True if the model allows a variable-length flash kernel; whether the device has one is tried."""
     fits = spec.head_width % 8 == 0 and spec.head_width <= 256 and not spec.relative_buckets
     return caps.flash_attention and not host and dtype in ("float16", "bfloat16") and fits
 
@@ -125,7 +125,7 @@ def candidates(
 
 
 def may_use_kernels(caps: Caps, spec: EncoderSpec, dtype: str, host: bool) -> bool:
-    """Have our Triton kernels something to do? They know heads of these widths, and LayerNorm behind a sum."""
+    """True if our Triton kernels apply: they support heads of these widths, and LayerNorm after a sum."""
     if host or not caps.triton or dtype == "float32":
         return False
     return spec.head_width in (16, 32, 64, 128) or not (spec.pre_norm or spec.rms_norm)
@@ -138,7 +138,7 @@ def choose(encoder: TorchEncoder, layout: str, graphs: bool | None, asked: Quest
     plans = candidates(encoder.caps, encoder.spec, encoder.dtype_name, host, layout, graphs, can_fuse=can_fuse)
     if len(plans) == 1:
         only = Trial(plans[0].short, facts=asdict(plans[0]))
-        verdict = Verdict(asked, (only,), only.name, "the only way here, or asked for")
+        verdict = Verdict(asked, (only,), only.name, "the only possible layout, or requested")
     else:
         verdict = _measure(encoder, plans, asked)
     return plan_of(remember(verdict))

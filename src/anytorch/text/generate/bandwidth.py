@@ -1,4 +1,4 @@
-"""How fast a device reads its memory, and how many bytes of weights one token needs: the limit of generating text."""
+"""A device's memory bandwidth and the bytes of weights one token reads, which limit the speed of generation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bandwidth:
 
 
 def bandwidth_of(device: torch.device) -> Bandwidth | None:
-    """What the device states, else what reading a large buffer measures (once; then from the cache). None: no room."""
+    """The bandwidth the device states, else the measured one (cached). None if there is no memory to measure with."""
     backend, index = require(device)
     stated = capabilities(backend.name, index).peak_gb_per_s
     if stated:

@@ -71,12 +71,12 @@ def new_cache(config: Any) -> Any:
 
 
 def can_share(cache: Any) -> bool:
-    """May this cache's request be computed with others? Only plain layers: a window or a state has no places to hide."""
+    """True if this cache's request can share a batch: only with plain layers, where unused places can be masked."""
     return bool(cache.layers) and all(type(layer) is GrowingLayer for layer in cache.layers)
 
 
 def truncate(cache: Any, length: int) -> None:
-    """Forget what a computation that failed half-way has written."""
+    """Remove what a failed computation has written."""
     for layer in cache.layers:
         if layer.length > length:
             layer.set_length(length)

@@ -1,4 +1,4 @@
-"""What a generator is and does, in words. Pure: from the data of `describe`."""
+"""Turn the facts of `describe` into words. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def explained(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['model']}: {facts['family']}, {facts['parameters'] / 1e6:,.0f} million parameters, "
         f"{counted(facts['layers'], 'layer')}, up to {facts['max_length'] or 'any number of'} tokens; "
-        + ("takes messages of a chat" if facts["chat"] else "goes on with a text; it has no chat template"),
+        + ("answers chat messages" if facts["chat"] else "continues a text; it has no chat template"),
         f"computes on {facts['device']} ({facts['device_why']}) in {facts['dtype']}"
         + (f", weights in {facts['quantization']}" if facts["quantization"] else ""),
         f"weights: {facts['placed']}",

@@ -39,7 +39,7 @@ class TextGenerator:
     cannot be used falls back to the CPU with a DeviceFallbackWarning. `dtype`: "auto" (the stored one where the device is
     fast at it), "float32", "float16", "bfloat16". `quantization`: None, "int8", "int4", "int2", "fp4".
 
-    `device_budget` ("8GB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
+    `device_budget` ("8GiB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
     what does not fit rests in host memory or in its files and is brought up for every token (`anytorch.memory`).
 
     Thread-safe. Concurrent requests are computed together, token by token (`at_once` of them; `waiting` more may wait,
@@ -116,7 +116,7 @@ class TextGenerator:
         repetition_penalty: float | None = None,
         timeout_s: float | None = None,
     ) -> Stream:
-        """Pieces of text as they are made. `prompt`: a text to go on with, token ids, or messages of a chat
+        """Stream the generated text in pieces. `prompt`: a text to continue, token ids, or messages of a chat
         (`[{"role": "user", "content": "…"}]`, put together by the model's own template).
 
         What is left out comes from the model's generation_config.json; `temperature=0` takes the most likely token. The
@@ -143,7 +143,7 @@ class TextGenerator:
         room = max_tokens if self.max_length is None else self.max_length - len(ids)
         if room < 1:
             raise InputError(
-                f"the prompt has {len(ids)} tokens and the model {self.max_length} positions: none is left for an answer",
+                f"the prompt has {len(ids)} tokens and the model {self.max_length} positions: no room is left for an answer",
                 hint="shorten the prompt",
             )
         random = torch.Generator()
@@ -164,7 +164,7 @@ class TextGenerator:
         return stream
 
     def complete(self, prompt: Prompt, **options: Any) -> Completion:
-        """As `stream`, the whole text at once, with the facts: tokens, seconds, tokens per second. Takes its options."""
+        """Like `stream`, but returns the whole text with tokens, seconds and tokens per second. Takes its options."""
         with self.stream(prompt, **options) as stream:
             return stream.completion()
 
@@ -206,7 +206,7 @@ class TextGenerator:
         return self._scheduler.stats
 
     def describe(self) -> dict[str, Any]:
-        """All that `explain` says, as plain data. Raises UsageError after `close`."""
+        """The facts of `explain` as plain data. Raises UsageError after `close`."""
         config, stats = self._open_model().config, self.stats
         item_nbytes = getattr(torch, self.dtype).itemsize
         return {
@@ -241,7 +241,7 @@ class TextGenerator:
         }
 
     def explain(self) -> str:
-        """In words: the model, the device, how its weights are kept, and what limits its speed."""
+        """Describe in words the model, the device, how its weights are stored, and what limits its speed."""
         return explained(self.describe())
 
     def warmup(self) -> TextGenerator:
@@ -252,7 +252,7 @@ class TextGenerator:
     # --- the rest of its life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop what is under way and give the memory back. Calling it twice is no error."""
+        """Stop running requests and free the memory. May be called twice."""
         self._scheduler.close()
         self._loaded.close()
         self.model = None
@@ -297,11 +297,11 @@ class TextGenerator:
 
 
 def check_forward(model: Any, folder: Path) -> frozenset[str]:
-    """The names of what the model's forward takes. Raises ModelError for one that keeps no keys and values."""
+    """The argument names of the model's forward. Raises ModelError for a model without keys and values."""
     names = frozenset(inspect.signature(model.forward).parameters)
     if "past_key_values" not in names:
         raise ModelError(
-            f"{folder}: {type(model).__name__} keeps no keys and values, which this generator goes by",
+            f"{folder}: {type(model).__name__} keeps no keys and values, which this generator needs",
             hint="use transformers' own model.generate for it",
         )
     return names

@@ -1,4 +1,4 @@
-"""From a folder to a model that computes: the checks, the dtype, and whether it is plain, packed or in tiers."""
+"""Load a model from a folder: the checks, the dtype, and whether it is plain, packed or in tiers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Loaded:
         return self.placed == "in tiers"
 
     def close(self) -> None:
-        """Let go of the model. One in tiers and its movers hold each other: its memory would stay until the garbage
+        """Free the model. One in tiers and its movers hold each other: its memory would stay until the garbage
         collector comes by, so it is given back here."""
         model, self.model = self.model, None
         if model is not None and self.in_tiers:
@@ -65,7 +65,9 @@ def find_folder(named: str | Path) -> Path:
     if text.strip() and folder.is_dir():
         return folder
     if text.strip() and folder.exists():
-        raise ModelError(f"{text}: a model is a folder, this is a file", hint="name the folder that holds config.json")
+        raise ModelError(
+            f"{text}: this is a file, but a model is a folder", hint="name the folder that holds config.json"
+        )
     if isinstance(named, Path) or "/" not in text or not HUB_NAME.fullmatch(text):
         raise ModelError(
             f"{text or 'the empty name'}: there is no such folder",
@@ -111,15 +113,15 @@ def load(
                 notes.append(str(quantize(model, quantization)))
             return Loaded(model.to(device).eval(), tokenizer, chosen, "on the device", notes)
         notes = [
-            f"{words(packed)} of weights and {words(kept)} for {CONTEXT_KEPT} tokens do not fit into {words(room)}: "
-            "what does not fit rests in slower memory and is brought up for every token"
+            f"{words(packed)} of weights and {words(kept)} for {CONTEXT_KEPT} tokens do not fit in {words(room)}: "
+            "the rest stays in slower memory and is streamed for every token"
         ]
         reserve = min(kept, room // 4)
         options: dict[str, Any] = {"device_budget": room, "reserve": reserve}
         if quantization is not None:
             model = from_folder(transformers, folder, chosen)
             fit(model, device, rest_format=quantization, **options)
-            notes.append(f"layers that are not on the device all the time rest in {quantization}")
+            notes.append(f"layers that are not always on the device are stored in {quantization}")
         else:
             model, chosen = in_tiers(transformers, folder, device, chosen, stored, notes, options)
     log.info("%s: %s", folder.name, notes[0])
@@ -168,7 +170,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as exc:
         raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
     if not isinstance(config, dict):
-        raise ModelError(f"{path}: is no JSON object", hint="fetch it again")
+        raise ModelError(f"{path}: not a JSON object", hint="fetch it again")
     return config
 
 
@@ -256,7 +258,7 @@ def first_line(exc: Exception) -> str:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Inside, transformers draws no bars, and what it imports says nothing aside: the words of a program are its own."""
+    """A context in which transformers and its imports print no progress bars or messages."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

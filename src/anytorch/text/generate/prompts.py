@@ -1,4 +1,4 @@
-"""From what a caller gives to token ids: a text, ids, or the messages of a chat. No torch."""
+"""Turn a text, token ids, or the messages of a chat into token ids. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prompt_ids(tokenizer: Any, prompt: Any, vocabulary: int) -> list[int]:
         if not ids and tokenizer.bos_token_id is not None:
             ids = [int(tokenizer.bos_token_id)]
         if not ids:
-            raise InputError("the prompt is empty", hint="this model needs at least one token to go on from")
+            raise InputError("the prompt is empty", hint="this model needs at least one token")
         return ids
     if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
         raise InputError(
@@ -33,7 +33,7 @@ def prompt_ids(tokenizer: Any, prompt: Any, vocabulary: int) -> list[int]:
 
 
 def is_chat(prompt: Any) -> bool:
-    """Are these the messages of a chat?"""
+    """True if the prompt is a list of chat messages."""
     return isinstance(prompt, Sequence) and not isinstance(prompt, str) and any(isinstance(m, Mapping) for m in prompt)
 
 
@@ -41,7 +41,7 @@ def chat_ids(tokenizer: Any, messages: list[dict[str, str]], name: str) -> list[
     """The messages in the model's own form, with the beginning of its answer. Never none."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"the model {name} has no chat template: it goes on with a text, it does not answer messages",
+            f"the model {name} has no chat template: it can continue a text, but not answer messages",
             hint="give the prompt as one text, or use a model that was trained for chats",
         )
     try:
@@ -53,7 +53,7 @@ def chat_ids(tokenizer: Any, messages: list[dict[str, str]], name: str) -> list[
     if not ids:
         raise InputError(
             f"the chat template of {name} makes an empty text of these messages",
-            hint="the model needs at least one token to go on from: give a message with words, or the prompt as a text",
+            hint="the model needs at least one token: pass a message with words, or the prompt as a text",
         )
     return ids
 
@@ -81,7 +81,7 @@ def part_text(part: Any, place: int) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise InputError(f"message {place} has a part of type {kind!r}: only texts are taken")
+    raise InputError(f"message {place} has a part of type {kind!r}; only text is supported")
 
 
 def check_text(text: str, what: str) -> str:
@@ -89,8 +89,8 @@ def check_text(text: str, what: str) -> str:
         text.encode()
     except UnicodeEncodeError as exc:
         raise InputError(
-            f"{what} has half a character at {exc.start} ({text[exc.start]!r})",
-            hint="it was cut, or read in the wrong code",
+            f"{what} has a lone surrogate at {exc.start} ({text[exc.start]!r})",
+            hint="it was cut, or read with the wrong encoding",
         ) from exc
     return text
 
@@ -98,8 +98,8 @@ def check_text(text: str, what: str) -> str:
 def check_stop(stop: Any) -> list[str]:
     strings = [stop] if isinstance(stop, str) else list(stop or [])
     if len(strings) > MOST_STOPS:
-        raise UsageError(f"stop has {len(strings)} strings, {MOST_STOPS} may be")
+        raise UsageError(f"stop has {len(strings)} strings; the limit is {MOST_STOPS}")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise UsageError(f"stop={string!r}: use texts that are not empty")
+            raise UsageError(f"stop={string!r}: use non-empty texts")
     return strings

@@ -49,7 +49,7 @@ def _check(
 
 
 def defaults_of(generation_config: Any) -> Sampling:
-    """What the model's own generation_config.json asks for; greedy where it does not say that it samples."""
+    """The sampling settings of the model's generation_config.json; greedy if it does not enable sampling."""
     penalty = float(getattr(generation_config, "repetition_penalty", None) or 1.0)
     if not getattr(generation_config, "do_sample", False):
         return Sampling(repetition_penalty=penalty)

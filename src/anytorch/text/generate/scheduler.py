@@ -85,7 +85,9 @@ class Scheduler:
             if len(self._waiting) >= self._most_waiting:
                 self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
                 waiting = counted(len(self._waiting), "request for text is", "requests for text are")
-                raise QueueFull(f"{waiting} waiting, {self._most_waiting:,} may", hint="try again later")
+                raise QueueFull(
+                    f"queue full: {waiting} waiting; the limit is {self._most_waiting:,}", hint="try again later"
+                )
             self._waiting.append(request)
             self._stats = replace(
                 self._stats,
@@ -103,7 +105,7 @@ class Scheduler:
             return replace(self._stats, running=len(self._running), waiting=len(self._waiting))
 
     def close(self) -> None:
-        """Cancel what waits and what runs. Calling it twice is no error."""
+        """Cancel waiting and running requests. May be called twice."""
         with self._changed:
             self._closing = True
             for request in (*self._waiting, *self._running):
@@ -126,7 +128,7 @@ class Scheduler:
                     self._ended(request, "cancelled", exc)
 
     def _admitted(self) -> bool:
-        """Is there something to compute? Waits for it a while; False: this thread is done."""
+        """Wait a while for work; False if there is none and this thread should end."""
         with self._changed:
             while True:
                 while self._waiting and len(self._running) < self._most_at_once:
@@ -236,7 +238,7 @@ class Scheduler:
         made = 0
         for row, request in enumerate(requests):
             if not outlook.finite[row]:
-                what = "the model gave numbers that are no numbers (NaN or infinity)"
+                what = "the model computed NaN or infinity"
                 self._ended(request, "cancelled", ArithmeticError(what))
                 continue
             try:

@@ -1,4 +1,4 @@
-"""What a caller holds while text is made: an iterator of pieces, for threads and for asyncio."""
+"""The stream of a generated text: an iterator of pieces, for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Stream:
     # --- the rest of its life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop it. Text that was not read is lost. Calling it twice is no error."""
+        """Stop the stream; unread text is lost. May be called twice."""
         self._request.cancelled = True
         if self.finish_reason is None:
             self._finish("cancelled")

@@ -1,4 +1,4 @@
-"""Losing less by rounding: what a few texts show about each layer's inputs while they run through its float32 weights.
+"""Measure each layer's inputs on a few texts in float32, so that rounding loses less.
 
 8-bit activations: a feature ten times larger than its neighbours leaves them a tenth of the 256 steps. Dividing a feature
 by a factor, and multiplying its weights by the same factor, changes nothing but the rounding. The factor is the geometric

@@ -130,7 +130,7 @@ class PackedEncoder:
         return dict(zip(binding.PARTS, seconds.tolist(), strict=True))
 
     def close(self) -> None:
-        """Give the memory back, as soon as a run that is under way in another thread has ended."""
+        """Free the memory as soon as a run in another thread has ended."""
         with self._using:
             handle, self._handle = self._handle, None
             if handle:
@@ -334,7 +334,7 @@ def _check_choices(pooling: str, quantization: str | None, threads: int | None) 
 
 def _made(answer: int) -> None:
     if answer != binding.OK:
-        raise OutOfMemory("no memory for the packed weights", hint="take a smaller model, or quantize it")
+        raise OutOfMemory("no memory for the packed weights", hint="use a smaller model, or quantize it")
 
 
 def available_cores() -> int:

@@ -65,7 +65,7 @@ async function send(path, { method = "GET", json, form, signal } = {}, key = sto
     if (error.name === "AbortError") throw error;
     throw new Problem({
       title: "The service does not answer",
-      detail: "No connection could be made.",
+      detail: "Could not connect.",
       hint: "is it still running? start it with: anytorch serve",
     });
   }

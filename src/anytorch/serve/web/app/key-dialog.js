@@ -20,12 +20,12 @@ function open(wrong) {
       el(
         "form",
         { method: "dialog" },
-        el("h2", { id: `${id}-title`, text: "This service asks for a key" }),
+        el("h2", { id: `${id}-title`, text: "This service requires an API key" }),
         el("p", {
           class: "soft",
           text: wrong
-            ? "The key that was sent is not one of the service’s keys."
-            : "Whoever started it has a file of keys (--api-key-file). Yours stays in this tab and is forgotten when you close it.",
+            ? "The service does not know this key."
+            : "The operator of the service has the keys (--api-key-file). Yours stays in this tab until you close it.",
         }),
         el("label", { for: id, text: "API key" }),
         field,

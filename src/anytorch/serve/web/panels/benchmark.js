@@ -25,7 +25,7 @@ export function benchmarkPanel(section) {
   const results = el("div", { class: "stack" }, skeleton(5));
 
   section.append(
-    heading("Benchmark", "Measured rates beside what each device could do at most. The answer of every test is checked before it is timed."),
+    heading("Benchmark", "Measured rates of each device beside its limits. Every result is checked before it is timed."),
     el("div", { class: "card controls" }, deviceChoice, length.element, el("div", { class: "actions" }, start, stop), progress.element),
     problems,
     runChoice,
@@ -43,7 +43,7 @@ export function benchmarkPanel(section) {
     drawRunChoice(runChoice, runs, chosen, live, draw);
     if (!all.length) {
       results.replaceChildren(
-        emptyState("benchmark", "Nothing has been measured yet", el("p", { text: "A quick run takes a few seconds for each device. Runs are kept, so that you can compare before and after." })),
+        emptyState("benchmark", "Nothing has been measured yet", el("p", { text: "A quick run takes a few seconds for each device. Runs are stored, so that you can compare them." })),
       );
       return;
     }

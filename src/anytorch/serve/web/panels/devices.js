@@ -14,7 +14,7 @@ const TRIED_MS = 1000;
 export function devicesPanel(section) {
   const waiting = el("p", { class: "soft", role: "status" }, el("span", { class: "spinner" }), " The devices are tried in another process. The first time takes some seconds.");
   const body = el("div", { class: "stack" }, waiting, skeleton(4, "cards"));
-  section.append(heading("Devices", "What this machine has, what the service computes on, and what would have to change for the rest."), body);
+  section.append(heading("Devices", "The devices of this machine, the one the service uses, and what the others need to work."), body);
 
   const meters = new Map();
   let timer = 0;
@@ -74,7 +74,7 @@ function pageOf(devices, choice, findings, meters) {
     choiceCard(devices, choice),
     usable.length
       ? el("div", { class: "device-grid" }, usable.map((device) => deviceCard(device, meters)))
-      : emptyState("devices", "No device can compute here", el("p", { text: "Even the CPU was refused; the reasons are below." })),
+      : emptyState("devices", "No device can compute here", el("p", { text: "Not even the CPU works; the reasons are below." })),
     missing.length || others.length ? el("h2", { text: "What would help" }) : null,
     ...missing.map(missingCard),
     ...others.map((finding) => reasonCard(finding)),
@@ -214,7 +214,7 @@ function absentList(devices) {
   return el(
     "details",
     { class: "card absent" },
-    el("summary", { text: `Also looked for, and not in this machine (${devices.length})` }),
+    el("summary", { text: `Not found in this machine (${devices.length})` }),
     el("ul", {}, devices.map((device) => el("li", { text: device.title }))),
   );
 }

@@ -74,7 +74,7 @@ export function embeddingsPanel(section) {
     announce(`${plural(compared.length, "text")} compared in ${duration(answer.seconds)}`);
   });
 
-  section.append(heading("Embeddings", "Texts become vectors; texts that mean the same lie close together, whatever words they use."), form, problems, results);
+  section.append(heading("Embeddings", "Turn texts into vectors: texts with similar meaning lie close together, whatever words they use."), form, problems, results);
 }
 
 function views(texts, compared, answer, whole, picker) {

@@ -29,7 +29,7 @@ export function forecastPanel(section) {
   const temperature = numberField("Temperature", { value: 1, min: 0.1, max: 10, step: 0.1, hint: "above 1 wilder, below tamer" });
   const topP = numberField("Top p", { value: 1, min: 0.05, max: 1, step: 0.05, hint: "below 1 rare moves are cut" });
   const start = el("button", { class: "button", type: "submit" }, icon("forecast"), "Forecast");
-  const useSample = el("button", { class: "button plain", type: "button", text: "Take the sample" });
+  const useSample = el("button", { class: "button plain", type: "button", text: "Use the sample" });
   const chosen = el("p", { class: "chosen", role: "status" });
   const problems = el("div");
   const results = el("div", { class: "stack" });
@@ -49,7 +49,7 @@ export function forecastPanel(section) {
     else results.replaceChildren();
   };
   useSample.addEventListener("click", () => {
-    choose({ sample: true }, "sample", "The sample: made-up candles, of no real market");
+    choose({ sample: true }, "sample", "The sample: synthetic candles");
     form.requestSubmit();
   });
 
@@ -61,7 +61,7 @@ export function forecastPanel(section) {
     el("div", { class: "fields" }, horizon.element, samples.element, seed.element, temperature.element, topP.element),
     el("div", { class: "actions" }, start, picker.element),
   );
-  choose({ sample: true }, "sample", "The sample: made-up candles, of no real market");
+  choose({ sample: true }, "sample", "The sample: synthetic candles");
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const body = {
@@ -83,9 +83,9 @@ export function forecastPanel(section) {
   });
 
   results.append(
-    emptyState("forecast", "Nothing forecast yet", el("p", { text: "Drop a file of candles, or take the sample and press Forecast. It is sent to this service and nowhere else." })),
+    emptyState("forecast", "Nothing forecast yet", el("p", { text: "Drop a file of candles, or use the sample and press Forecast. The file is sent to this service only." })),
   );
-  section.append(heading("Forecast", "Candles go in, and what may come next comes out: not one line but a spread of likely ones."), form, problems, results);
+  section.append(heading("Forecast", "Forecast the next candles: not one line, but a range of likely paths."), form, problems, results);
 }
 
 /** The file as it was read, before anything is sent. */
@@ -138,7 +138,7 @@ function views(answer, name) {
     ),
     figures(answer),
     answer.guessed.length
-      ? el("details", { class: "card" }, el("summary", { text: "How the file was understood" }), el("ul", {}, answer.guessed.map((text) => el("li", { text }))))
+      ? el("details", { class: "card" }, el("summary", { text: "How the file was read" }), el("ul", {}, answer.guessed.map((text) => el("li", { text }))))
       : null,
   ].filter(Boolean);
 }

@@ -78,7 +78,7 @@ export function generatePanel(section) {
   });
   stop.addEventListener("click", () => aborter?.abort());
 
-  section.append(heading("Generate", "Text as it is written, and how much of the memory’s bandwidth that speed uses."), picker.element, empty, body);
+  section.append(heading("Generate", "Generate text, and see what share of the memory bandwidth its speed uses."), picker.element, empty, body);
   return { show: () => picker.refresh() };
 }
 
@@ -88,7 +88,7 @@ function noModel(models) {
     "No text model is loaded",
     el("p", {
       text: models.length
-        ? "Choose one above; it is loaded while everything else goes on."
+        ? "Choose one above; the service keeps working while it loads."
         : "Start the service with a folder that holds a causal language model (config.json and safetensors):",
     }),
     models.length ? null : command("anytorch serve --text-model path/to/model"),

@@ -10,7 +10,7 @@ import { ordered, summaryOf } from "../charts/tuned.js";
 
 export function graphsPanel(section) {
   const body = el("div", { class: "stack" }, skeleton(4, "cards"));
-  section.append(heading("Graphs", "Kernels and layouts chosen by measurement on this machine, with every candidate that was tried."), body);
+  section.append(heading("Graphs", "Kernels and layouts chosen by measurement on this machine, with every candidate tried."), body);
   const load = async () => {
     try {
       const { graphs } = await get("v1/graphs");

@@ -70,7 +70,7 @@ class WordPiece:
             starts.ctypes.data, flags.ctypes.data,
         )  # fmt: skip
         if total < 0:
-            raise MemoryError(f"there is no memory left to tokenize {count} texts")
+            raise MemoryError(f"out of memory while tokenizing {count} texts")
         return ids[:total], starts, flags
 
     def __del__(self) -> None:
@@ -141,7 +141,7 @@ def unsuitable(layout: dict[str, Any]) -> str:
         return "it adds no tokens of its own, so that an empty text would have none"
     for token in layout.get("added_tokens") or []:
         if token.get("normalized") or token.get("lstrip") or token.get("rstrip") or token.get("single_word"):
-            return f"its added token {token.get('content')!r} is matched in a way of its own"
+            return f"its added token {token.get('content')!r} has its own matching rules"
         if not token.get("content"):
             return "it has an empty added token"
     return ""
@@ -191,7 +191,7 @@ def _compile(reference: Any, layout: dict[str, Any]) -> WordPiece:
         len(after), vocabulary[str(model.get("unk_token") or "[UNK]")], int(model.get("max_input_chars_per_word") or 100),
     )  # fmt: skip
     if not handle:
-        raise MemoryError(f"there is no memory left for a tokenizer of {len(entries)} pieces")
+        raise MemoryError(f"out of memory for a tokenizer of {len(entries)} pieces")
     return WordPiece(library, handle)
 
 
