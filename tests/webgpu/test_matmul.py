@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.webgpu.agree import agree
 
+from anytorch.errors import WrongAnswer
 from anytorch.gpu.adapters import Adapter
 from anytorch.gpu.native import ShaderError
 from anytorch.gpu.wgsl.matmul import Schedule
@@ -268,7 +269,7 @@ def test_names_tell_schedules_apart() -> None:
     assert Tiling(DIRECT, 3).name == Tiling(DIRECT).name == "direct tm=4 tn=8 unroll=4"
 
 
-@pytest.mark.parametrize("kind", ["plain", "sliced and added", "few columns", "halves"])
+@pytest.mark.parametrize("kind", ["plain", "sliced and added", "few columns", "halves", "compared there"])
 def test_what_is_tried_for_real_is_the_product(kind: str, fresh_plans: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every schedule that is tried gives the right answer, split or not, swapped or not: none is refused."""
     from anytorch.gpu.runtime import open_runtime
@@ -277,6 +278,8 @@ def test_what_is_tried_for_real_is_the_product(kind: str, fresh_plans: None, mon
     runtime = open_runtime()
     monkeypatch.setattr(runtime, "adapter", replace(runtime.adapter, kind="DiscreteGPU"))
     monkeypatch.setattr(tuning, "WORTH_MEASURING", 1)
+    if kind == "compared there":
+        monkeypatch.setattr(tuning, "READ_BACK", 0)
     monkeypatch.setattr(tuning, "TILES", (FORMS["tiled"], FORMS["tiled double"]))
     dtype = torch.float16 if kind == "halves" else torch.float32
     a, b, d = make(40, 512, dtype=dtype), make(512, 3 if kind == "few columns" else 24, dtype=dtype), None
@@ -290,3 +293,20 @@ def test_what_is_tried_for_real_is_the_product(kind: str, fresh_plans: None, mon
     (verdict,) = store.verdicts()
     assert len(verdict.trials) > 1 and all(one.seconds for one in verdict.trials), verdict.explain()
     assert "x512" in verdict.question.title
+
+
+def test_a_large_answer_is_compared_on_the_device(webgpu: Any) -> None:
+    from anytorch.webgpu.tuning import _near_on_device
+
+    truth = make(30, 40)
+    truth[3, 4] = float("inf")
+    check = _near_on_device(truth.to("webgpu"))
+    wrong, unknown = truth.clone(), truth.clone()
+    wrong[0, 0] += 1
+    unknown[1, 1] = float("nan")
+    assert check(truth.to("webgpu")) == 0
+    assert check(wrong.to("webgpu")) == pytest.approx(1 / float(truth[truth.isfinite()].norm()), rel=1e-4)
+    assert not check(unknown.to("webgpu")) <= 1e9
+    for other in (truth[:, :39], truth.half()):
+        with pytest.raises(WrongAnswer, match="the answer is"):
+            check(other.to("webgpu"))

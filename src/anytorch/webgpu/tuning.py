@@ -13,11 +13,13 @@ from functools import partial
 
 import torch
 
+from anytorch import settings
+from anytorch.errors import WrongAnswer
 from anytorch.gpu.runtime import Runtime
 from anytorch.gpu.stopwatch import stopwatch_of
 from anytorch.gpu.wgsl.matmul import Schedule
 from anytorch.measured.answers import near
-from anytorch.measured.engine import Candidate, measure
+from anytorch.measured.engine import Candidate, Check, measure
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import Question
 
@@ -42,6 +44,10 @@ SMALL = Schedule("tiled", 32, 32, 16, 4, 4)
 TILES = (LARGE, LARGE_DOUBLE, LARGE_SHALLOW, LARGE_UNROLLED, TALL, WIDE, MIDDLE, MIDDLE_DOUBLE, MIDDLE_DENSE, SMALL)
 
 ROUNDS, SAMPLE_S = 3, 2e-3
+COMPILING = 5  # times the setting `measure_s`: a driver compiles every schedule first
+READ_BACK = (
+    1 << 20
+)  # elements of an answer that are compared on the host, in float64; more take longer than the products
 # Of the result's size: sums in another order, and the result's own rounding.
 MOST_ERROR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
@@ -148,20 +154,40 @@ def choose(runtime: Runtime, shape: Shape, dtype: str, run: Launch) -> Tiling:
     device = f"{adapter.name} {adapter.driver} {adapter.api}"
     question = Question.of("matrix product", title, device, case=title, half=shape.half)
     by_name = {option.name: option for option in options}
-    verdict = recall(question, names=by_name)
+    budget_s = COMPILING * float(settings.get("measure_s"))
+    verdict = recall(question, names=by_name, budget_s=budget_s)
     if verdict is None and runtime.recorder is not None:
         return options[0]  # what is tried would be recorded with the rest, and answers cannot be read back
     (plain,) = offered(software=True)
     if verdict is None:
-        truth = run(plain).cpu()
+        try:
+            truth = run(plain)
+            check = near(truth, dtype=truth.dtype) if truth.numel() <= READ_BACK else _near_on_device(truth)
+        except torch.OutOfMemoryError:
+            return options[0]  # there is memory for the product, not for comparing; another time there may be
         verdict = measure(
             question,
             [Candidate.of(option.name, partial(run, option)) for option in options],
-            near(truth, dtype=truth.dtype),
+            check,
             most_error=MOST_ERROR[truth.dtype],
             stopwatch=stopwatch_of(runtime),
+            budget_s=budget_s,
             rounds=ROUNDS,
             sample_s=SAMPLE_S,
         )
         remember(verdict)
     return by_name.get(verdict.chosen, plain)
+
+
+def _near_on_device(truth: torch.Tensor) -> Check:
+    """A check of large answers where they are: by the device's elementwise ops and sums, no products."""
+    finite = truth.isfinite()
+    wanted = torch.where(finite, truth, 0).float()
+    size = max(float(wanted.norm()), 1e-30)
+
+    def check(answer: torch.Tensor) -> float:
+        if answer.dtype != truth.dtype or answer.shape != truth.shape:
+            raise WrongAnswer(f"the answer is {answer.dtype} of shape {tuple(answer.shape)}")
+        return float(torch.where(finite, answer.float() - wanted, 0).norm()) / size
+
+    return check
