@@ -153,6 +153,6 @@ def test_weights_that_rest_in_fewer_bits_are_not_trained(tmp_path: Path) -> None
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
     anytorch.memory.fit(model, "cpu", device_budget="120KB", reserve=60_000, disk=str(tmp_path), rest_format="int8")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UsageError, match=r"rests as int8.*cannot be trained"):
+    with pytest.raises(UsageError, match=r"stored as int8.*cannot be trained"):
         TieredOptimizer(model, torch.optim.SGD, lr=0.1)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

@@ -87,9 +87,9 @@ def test_a_long_request_is_tokenized_off_the_loop(service: Any) -> None:
 
 BAD: list[tuple[Any, int, str]] = [
     ({}, 422, "missing"),
-    ({"input": []}, 422, "`input` is"),
-    ({"input": {}}, 422, "`input` is"),
-    ({"input": None}, 422, "`input` is"),
+    ({"input": []}, 422, "`input` must be"),
+    ({"input": {}}, 422, "`input` must be"),
+    ({"input": None}, 422, "`input` must be"),
     ({"input": ["a", 1]}, 422, "mixes"),
     ({"input": [1, "a"]}, 422, "token id"),
     ({"input": [[1], "a"]}, 422, "mixes"),

@@ -65,7 +65,7 @@ def test_which_tokenizer_goes_with_which_model() -> None:
     assert choose_checkpoint("NeoQuasar/Kronos-base").max_context == 512
     mine = choose_checkpoint("runs/model", "runs/tokenizer", 300)
     assert (mine.model, mine.tokenizer, mine.max_context) == ("runs/model", "runs/tokenizer", 300)
-    with pytest.raises(ModelError, match="not known which tokenizer"):
+    with pytest.raises(ModelError, match="unknown which tokenizer"):
         choose_checkpoint("runs/model")
 
 

@@ -216,7 +216,7 @@ def test_a_full_queue_refuses_or_waits(engine: Any, encoder: Any) -> None:
         first = queue.submit(["a text that is larger than the whole queue may be " * 3])  # one alone is always taken
         assert gate.reached.wait(120)
         second = queue.submit("waiting " * 15)
-        with pytest.raises(QueueFull, match="20 may"):
+        with pytest.raises(QueueFull, match="the limit is 20 tokens"):
             queue.submit("no room " * 5)
         assert queue.stats.rejected == 1 and queue.stats.waiting_tokens == 17
         gate.opened.set()
