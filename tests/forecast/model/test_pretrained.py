@@ -18,7 +18,9 @@ from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
 @pytest.fixture
 def copied(golden: Any, tmp_path: Path) -> Path:
     folder = tmp_path / "model"
-    shutil.copytree(golden.folder("a", "model"), folder)
+    folder.mkdir()  # not copytree: the originals may be read-only, and so would be their copies
+    for path in golden.folder("a", "model").iterdir():
+        shutil.copyfile(path, folder / path.name)
     for path in folder.iterdir():
         path.chmod(0o644)
     return folder
