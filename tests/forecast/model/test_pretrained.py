@@ -21,8 +21,6 @@ def copied(golden: Any, tmp_path: Path) -> Path:
     folder.mkdir()  # not copytree: the originals may be read-only, and so would be their copies
     for path in golden.folder("a", "model").iterdir():
         shutil.copyfile(path, folder / path.name)
-    for path in folder.iterdir():
-        path.chmod(0o644)
     return folder
 
 
