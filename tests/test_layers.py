@@ -34,6 +34,7 @@ LAYERS = [
     {"devices"},
     {"native"},  # C++ compiled once on first use and cached; no torch
     {"gpu"},  # the torch-free GPU runtime that lite and webgpu share
+    {"graph"},  # kernel graphs: one form that generated kernels come from
     {"webgpu"},
     {"recorded"},  # what forecasts, embeddings and training replay, and the pinned memory they are fed from
     {"quant"},  # below memory: what rests on a slow tier may rest quantized
@@ -69,6 +70,9 @@ LATE = {
     "anytorch.devices.base": "the trial computation runs in the child alone",
     "anytorch.devices.gather": "json, hashing and processes: `anytorch info` answers from files alone, in 80 ms",
     "anytorch.devices.cpu": "the process's own memory is read only when it is asked for",
+    "anytorch.graph.backs": "each back end needs a compiler of its own",
+    "anytorch.graph.kernel_graph": "a graph is built without torch; calling and searching it need torch",
+    "anytorch.graph.tracing": "the graph class is for who calls it from Python",
     "anytorch.lite.moving": "the GPU path needs wgpu, which only those who use it have",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.forecast.kernels.*": "Triton's kernels are for machines that have Triton",

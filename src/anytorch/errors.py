@@ -7,6 +7,7 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 │   ├── ConfigError          the settings file or an environment variable cannot be understood
 │   ├── CacheError           a cache file cannot be read
 │   ├── QueueClosed          a queue was closed before the request came
+│   ├── GraphError           a kernel graph cannot be built or called like this; names the op or the input
 │   ├── InputError           the data given to a job cannot be used; names the item, row or column
 │   └── ModelError           a model folder or checkpoint cannot be used; names the file
 ├── TorchMissing             the job needs torch and this Python has none (or one that does not import)
@@ -70,6 +71,10 @@ class ConfigError(UsageError):
 
 
 class CacheError(UsageError):
+    pass
+
+
+class GraphError(UsageError, ValueError):
     pass
 
 

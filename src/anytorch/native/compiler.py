@@ -28,6 +28,7 @@ FLAGS = (
     "-fvisibility=hidden",
     "-w",  # what a compiler of some other year warns about is no news to a user
 )
+SHARED = Path(__file__).parent / "code"  # headers that every library may include
 HINT = "install a C++ compiler (Debian: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
 
 
@@ -67,7 +68,7 @@ def compile_library(compiler: Compiler, sources: Sequence[Path], flags: Sequence
     """Compile the sources side by side and link them to the shared library `target`. Raises CompilerFailed."""
     objects = [target.parent / f"{number}-{source.stem}.o" for number, source in enumerate(sources)]
     commands = [
-        [*compiler.command, *FLAGS, *flags, "-c", str(source), "-o", str(one)]
+        [*compiler.command, *FLAGS, *flags, f"-I{SHARED}", "-c", str(source), "-o", str(one)]
         for source, one in zip(sources, objects, strict=True)
     ]
     link = [*compiler.command, "-shared", *(["-pthread"] if sys.platform != "win32" else []), "-o", str(target)]

@@ -24,7 +24,7 @@ from typing import IO
 from anytorch import logs, settings
 from anytorch.errors import CompilerFailed, CompilerMissing
 from anytorch.native import simd
-from anytorch.native.compiler import FLAGS, Compiler, compile_library, find_compiler
+from anytorch.native.compiler import FLAGS, SHARED, Compiler, compile_library, find_compiler
 
 log = logs.logger(__name__)
 
@@ -39,9 +39,10 @@ _private: dict[Path, tempfile.TemporaryDirectory[str]] = {}
 def load(name: str, sources: Sequence[Path], *, level: str | None = None, flags: Sequence[str] = ()) -> ctypes.CDLL:
     """The library built from `sources` for a SIMD level (None: the best here), compiled now if it is not in the cache.
 
-    Header files beside the sources count as part of them. Calls through the library release the GIL. Functions meant
-    to be called are marked `extern "C" __attribute__((visibility("default")))`; the caller sets `argtypes` and `restype`.
-    Raises NativeUnavailable: CompilerMissing, or CompilerFailed when it was compiled and cannot be loaded either.
+    Header files beside the sources, and ours in native/code, count as part of them. Calls through the library release
+    the GIL. Functions meant to be called are marked `extern "C" __attribute__((visibility("default")))`; the caller sets
+    `argtypes` and `restype`. Raises NativeUnavailable: CompilerMissing, or CompilerFailed when it was compiled and cannot
+    be loaded either.
 
     >>> native.load("packed", [folder / "encoder.cpp"], level="avx2")
     """
@@ -157,7 +158,8 @@ def _hold(file: IO[bytes]) -> None:
 def _digest(sources: Sequence[Path], flags: Sequence[str]) -> str:
     if not sources:
         raise ValueError("a native library needs at least one source file")
-    headers = {one for source in sources for one in source.parent.iterdir() if one.suffix in HEADERS}
+    folders = {SHARED, *(source.parent for source in sources)}
+    headers = {one for folder in folders for one in folder.iterdir() if one.suffix in HEADERS}
     parts = [platform.machine(), sys.platform, *FLAGS, *flags]
     digest = hashlib.sha256("\0".join(parts).encode())
     for path in [*sources, *sorted(headers)]:

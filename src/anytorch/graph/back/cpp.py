@@ -1,0 +1,75 @@
+"""Generated C++ on the CPU: compiled once into the cache, run by our own pool of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anytorch import native, settings
+from anytorch.files import replace_file
+from anytorch.graph.emit import cpp
+from anytorch.graph.emit.cpp_schedules import Machine, schedules
+from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.emit.sharing import sizes_of
+from anytorch.graph.loops import Kernel
+
+CODE = Path(cpp.__file__).parent / "code"
+Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
+
+
+def machine() -> Machine:
+    return Machine(torch.get_num_threads(), native.level().width // 4)
+
+
+def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
+    return schedules(kernel, known, machine())
+
+
+def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
+    """Compile a kernel. What comes back takes the tensors of its buffers and the named sizes. Raises NativeUnavailable."""
+    text = cpp.render(kernel, schedule)
+    library = _library(text, settings.cache_folder(), settings.get("simd"))
+    run, address = _pool(settings.cache_folder(), settings.get("simd")), ctypes.cast(library.kernel, ctypes.c_void_p)
+    names = sizes_of(kernel)
+    pointers, numbers = ctypes.c_void_p * len(kernel.buffers), ctypes.c_int64 * max(1, len(names))
+    width = native.level().width // 4
+    static = None if names else cpp.items(kernel, schedule, {}, width)
+    no_sizes = numbers()
+
+    def launch(tensors: Sequence[torch.Tensor], known: Mapping[str, int]) -> None:
+        addresses = pointers(*[tensor.data_ptr() for tensor in tensors])
+        sizes = numbers(*[known[name] for name in names]) if names else no_sizes
+        count = cpp.items(kernel, schedule, known, width) if static is None else static
+        run(address, addresses, sizes, count, torch.get_num_threads())
+
+    return launch
+
+
+@lru_cache(maxsize=4096)
+def _library(text: str, cache: Path, level: str | None) -> Any:
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    source = cache / "graph" / "cpp" / digest / "kernel.cpp"
+    if not source.exists():
+        source.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(source, f"// {digest}\n{text}".encode())
+    return native.load("graph", [source], level=level)
+
+
+@lru_cache(maxsize=4)
+def _pool(cache: Path, level: str | None) -> Any:
+    library = native.load("graph-pool", [CODE / "pool.cpp"], level="baseline")
+    function = library.run_kernel
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    function.restype = None
+    return function
+
+
+def ready() -> None:
+    """Raise NativeUnavailable unless C++ can be compiled here."""
+    _pool(settings.cache_folder(), settings.get("simd"))

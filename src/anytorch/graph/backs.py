@@ -1,0 +1,53 @@
+"""Which back end runs the kernels of a graph on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anytorch.devices.locate import locate
+from anytorch.errors import NativeUnavailable
+from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.loops import Kernel
+
+Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
+
+
+@dataclass(frozen=True)
+class Back:
+    """`candidates` lists the schedules worth trying for a kernel, `render` gives a kernel's text, `prepare` compiles it."""
+
+    name: str
+    candidates: Callable[[Kernel, Mapping[str, int]], list[Schedule]]
+    render: Callable[[Kernel, Schedule], str]
+    prepare: Callable[[Kernel, Schedule], Launch]
+
+
+def back_of(device: torch.device) -> tuple[Back | None, str]:
+    """The back end for a device, and why there is none where there is none: torch computes the graph then."""
+    if device.type == "cpu":
+        return _cpp()
+    backend, index = locate(device)
+    if backend.caps(index).triton:
+        return _triton()
+    return None, f"kernels are not generated for {device.type} yet"
+
+
+def _triton() -> tuple[Back | None, str]:
+    from anytorch.graph.back import triton
+    from anytorch.graph.emit import triton as emit
+
+    return Back("triton", triton.candidates, emit.render, triton.prepare), ""
+
+
+def _cpp() -> tuple[Back | None, str]:
+    from anytorch.graph.back import cpp
+    from anytorch.graph.emit import cpp as emit
+
+    try:
+        cpp.ready()
+    except NativeUnavailable as exc:
+        return None, exc.message
+    return Back("cpp", cpp.candidates, emit.render, cpp.prepare), ""

@@ -1,0 +1,162 @@
+"""What happens when a kernel graph is called or searched: inputs are checked, sizes found, programs kept for them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytorch import logs
+from anytorch.errors import GraphError
+from anytorch.graph import reference
+from anytorch.graph.ir import Graph
+from anytorch.graph.partition import least_bytes, moved_bytes
+from anytorch.graph.search import Found, Search, Tell
+from anytorch.graph.sizes import names_of, words
+from anytorch.measured.verdict import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytorch.graph.kernel_graph import KernelGraph
+
+log = logs.logger(__name__)
+
+# Mirage's arguments, which describe its own search: taken so that its programs run, and not used.
+MIRAGES = (
+    *(
+        "imaps",
+        "omaps",
+        "griddims",
+        "blockdims",
+        "fmaps",
+        "franges",
+        "config",
+        "backend",
+        "warmup_iters",
+        "profile_iters",
+    ),
+    *("use_graph_dataset", "use_cached_graphs", "save_codes", "is_formal_verified", "previous_checkpoint"),
+    *("use_symbolic_search", "symbolic_checkpoint"),
+)
+
+
+def call(owner: KernelGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    graph = owner.graph
+    check_inputs(graph, tensors, owner.device(tensors))
+    known = reference.sizes_of(graph, tensors)
+    found = owner._found.get(_key(known, tensors[0].device if tensors else torch.device("cpu")))
+    made = reference.evaluate(graph, tensors) if found is None else found.run(graph, tensors)
+    return [tensor.contiguous() for tensor in made]
+
+
+def check_inputs(graph: Graph, tensors: Sequence[Any], device: torch.device) -> None:
+    """Raise GraphError, with the number of the input, unless the graph can be called with these."""
+    if len(tensors) != len(graph.inputs):
+        raise GraphError(f"the graph takes {len(graph.inputs)} inputs, not {len(tensors)}")
+    for place, (number, tensor) in enumerate(zip(graph.inputs, tensors, strict=True)):
+        node = graph.nodes[number]
+        said = f"input {place}"
+        if node["name"]:
+            said += f" ({node['name']})"
+        if not isinstance(tensor, torch.Tensor):
+            raise GraphError(f"{said} is {type(tensor).__name__}, not a tensor")
+        if str(tensor.dtype) != f"torch.{node.dtype}":
+            raise GraphError(
+                f"{said} has dtype {str(tensor.dtype).removeprefix('torch.')}; the graph wants {node.dtype}",
+                hint=f"pass it as {node.dtype}, or build the graph with dtype={str(tensor.dtype).removeprefix('torch.')!r}",
+            )
+        if tensor.device.type != device.type:
+            raise GraphError(
+                f"{said} is on {tensor.device}; the graph runs on {device}", hint=f"move it with .to({str(device)!r})"
+            )
+        if node["strides"] is not None and tuple(tensor.stride()) != node["strides"]:
+            raise GraphError(f"{said} has strides {tuple(tensor.stride())}; the graph wants {node['strides']}")
+        if tensor.dim() != len(node.shape):
+            raise GraphError(f"{said} has shape {words(tensor.shape)}; the graph wants {words(node.shape)}")
+
+
+def superoptimize(
+    owner: KernelGraph,
+    examples: Sequence[torch.Tensor],
+    sizes: Mapping[str, int],
+    time_limit_s: float,
+    verbose: bool | None,
+    options: Mapping[str, Any],
+) -> None:
+    unknown = set(options) - set(MIRAGES)
+    if unknown:
+        raise GraphError(f"superoptimize: unknown options {', '.join(sorted(unknown))}")
+    if options:
+        log.info("superoptimize: %s describe Mirage's own search and are not used", ", ".join(sorted(options)))
+    if not time_limit_s > 0:
+        raise GraphError(f"superoptimize: time_limit_s={time_limit_s} is invalid: use a number above 0")
+    graph = owner.graph
+    device = owner.device(examples)
+    if examples:
+        check_inputs(graph, examples, device)
+    known = {**(reference.sizes_of(graph, examples) if examples else {}), **sizes}
+    named = names_of(size for number in graph.inputs for size in graph.nodes[number].shape)
+    missing, extra = named - set(known), set(known) - named
+    if missing or extra:
+        wanted = ", ".join(f"{name!r}: …" for name in sorted(named))
+        lacking, odd = (", ".join(sorted(one)) or "none" for one in (missing, extra))
+        raise GraphError(
+            f"superoptimize: sizes without a number: {lacking}; unknown sizes: {odd}",
+            hint=f"pass sizes={{{wanted}}}, or example tensors",
+        )
+    with _progress(verbose, time_limit_s) as tell:
+        found = Search(graph, known, device, time_limit_s, tell).run()
+    if found.why:
+        log.warning("the graph runs op by op through torch: %s", found.why)
+    owner._found[_key(known, device)] = found
+
+
+def _key(known: Mapping[str, int], device: torch.device) -> tuple[Any, ...]:
+    return (device.type, device.index or 0, *sorted(known.items()))
+
+
+@contextmanager
+def _progress(verbose: bool | None, time_limit_s: float) -> Iterator[Tell]:
+    """A bar on standard error while the search runs; by default if that is a terminal."""
+    if not (sys.stderr.isatty() if verbose is None else verbose):
+        yield lambda what, share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("searching"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[what]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("search", total=1.0, what="")
+        yield lambda what, share: bar.update(task, completed=min(share, 1.0), what=what)
+
+
+def explain(owner: KernelGraph) -> str:
+    if not owner._found:
+        return "The graph was not searched: it runs op by op through torch. Call superoptimize()."
+    return "\n\n".join(_explained(owner.graph, key, found) for key, found in owner._found.items())
+
+
+def _explained(graph: Graph, key: tuple[Any, ...], found: Found) -> str:
+    known = {name: value for name, value in key[2:]}
+    lines = [f"least bytes to move: {least_bytes(graph, known) / 2**20:.4g} MiB"]
+    if found.verdict is None:
+        return "\n".join([*lines, f"op by op through torch: {found.why}"])
+    lines.append(found.verdict.explain())
+    if found.program is not None:
+        by_title = {verdict.question.facts["kernel"]: verdict for verdict in found.kernels}
+        for number, step in enumerate(found.program.steps):
+            if step.kernel is None:
+                node = found.program.partition.graph.nodes[step.group.outputs[0]]
+                lines.append(f"step {number}: {node.op} by torch")
+                continue
+            verdict = by_title.get(str(step.kernel))
+            took = duration(verdict.seconds(verdict.chosen)) if verdict else "?"
+            size = moved_bytes(step.kernel, known) / 2**20
+            lines.append(
+                f"step {number}: {len(step.group.nodes)} ops in one kernel, {size:.4g} MiB, {took}, {step.schedule}"
+            )
+    return "\n".join(lines)

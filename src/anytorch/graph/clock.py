@@ -1,0 +1,72 @@
+"""How kernels are timed: as they run in earnest, not as they run when the host is slow to launch them or the cache is warm.
+
+Where a device records its work (CUDA graphs), a round of launches is recorded once and replayed. The launches of a round
+read different copies of the inputs, so that weights come from memory, as they do in a model, and not from a warm cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from anytorch.devices.locate import locate
+from anytorch.devices.stopwatch import stopwatch_of
+from anytorch.measured.stopwatch import Run, Stopwatch
+
+LAUNCHES = 12  # in a recorded round
+MOST_COPIES = 12
+CACHES = 4  # times the cache: what all copies together have at least
+
+
+class Clock:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        backend, index = locate(device)
+        self._records = backend.caps(index).graphs
+        plain = stopwatch_of(device)
+        self.stopwatch = plain
+        if self._records:
+            self.stopwatch = Stopwatch(partial(_shared, plain.seconds), plain.is_passing, plain.now)
+
+    def copies(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The inputs, and copies of them that together are larger than the device's cache."""
+        if not self._records:
+            return [list(inputs)]
+        cache = int(getattr(torch.cuda.get_device_properties(self.device), "L2_cache_size", 0) or 1 << 26)
+        nbytes = sum(tensor.nbytes for tensor in inputs) or 1
+        count = max(1, min(MOST_COPIES, -(-CACHES * cache // nbytes)))
+        return [list(inputs), *([tensor.clone() for tensor in inputs] for _ in range(count - 1))]
+
+    def timed(self, runs: Sequence[Callable[[], Any]]) -> Run:
+        """What is timed: a replay of launches on one set of inputs after another, or the first run by itself."""
+        if not self._records:
+            return runs[0]
+        graph = torch.cuda.CUDAGraph()
+        kept: list[Any] = []
+        torch.cuda.synchronize(self.device)
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                runs[0]()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for number in range(LAUNCHES):
+                kept.append(runs[number % len(runs)]())
+        return _Replay(graph, kept)
+
+
+class _Replay:
+    """A recorded round. It keeps what the launches wrote to, because the recording holds addresses only."""
+
+    def __init__(self, graph: Any, kept: list[Any]) -> None:
+        self._graph, self._kept = graph, kept
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+def _shared(seconds: Callable[[Run, int], float], run: Run, count: int) -> float:
+    return seconds(run, count) / LAUNCHES

@@ -1,0 +1,123 @@
+"""`torch.compile(model, backend="anytorch")`: what kernel graphs can express becomes kernels, the rest stays with ATen.
+
+The FX graphs of the forward and the backward pass are cut into regions of ops that have a form here. A region is searched
+when it is first called, each distinct one once: layers that are alike share what was found. Where eager torch is faster, the
+region runs as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from anytorch import logs, settings
+from anytorch.graph import reference
+from anytorch.graph.ir import Graph
+from anytorch.graph.search import Found, Search
+from anytorch.graph.tracing import RULES, SEVERAL, Untraceable, is_traceable, traced
+
+log = logs.logger(__name__)
+
+LEAST_OPS = 2  # of a region that is worth a kernel
+SEARCH = 10  # times the setting `measure_s`: what the search of one region may take
+
+
+def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """The back end that torch.compile calls."""
+    compiler = aot_autograd(fw_compiler=with_regions, decompositions=decompositions())
+    made: Callable[..., Any] = compiler(module, list(inputs))
+    return made
+
+
+def decompositions() -> dict[Any, Any]:
+    """torch's own, except for ops that have a form of their own here, and for attention.
+
+    The one for the CPU's flash attention (torch 2.13) gives wrong gradients of a causal one; the op itself is right.
+    """
+    every = core_aten_decompositions()
+    kept = {op: rule for op, rule in dict(every).items() if op not in RULES and op not in SEVERAL}
+    return {op: rule for op, rule in kept.items() if "attention" not in str(op)}
+
+
+class _Traceable(OperatorSupportBase):
+    def is_node_supported(self, submodules: Any, node: Node) -> bool:
+        return is_traceable(node)
+
+
+def with_regions(module: GraphModule, inputs: Sequence[Any]) -> Any:
+    """The module with regions in place of what they compute."""
+    partitioner = CapabilityBasedPartitioner(module, _Traceable(), allows_single_node_partition=False)
+    partitions = [one for one in partitioner.propose_partitions() if len(one.nodes) >= LEAST_OPS]
+    prefix = "anytorch_region_"
+    made = partitioner.fuse_partitions(partitions, prefix=prefix)
+    count = 0
+    for node in made.graph.nodes:
+        if node.op == "call_module" and node.target.startswith(prefix):
+            inner = getattr(made, node.target)
+            try:
+                setattr(made, node.target, Region(inner, traced(inner)))
+                count += 1
+            except Untraceable as exc:
+                log.info("a region stays with ATen: %s", exc)
+    made.recompile()
+    log.debug("a graph of %d nodes: %d regions", len(list(made.graph.nodes)), count)
+    return make_boxed_func(made.forward)
+
+
+def _laid_out(tensor: torch.Tensor, stride: Sequence[Any]) -> torch.Tensor:
+    if tensor.stride() == stride or any(not isinstance(step, int) for step in stride):
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+_found: dict[tuple[Any, ...], Found] = {}
+_lock = threading.Lock()
+
+
+class Region(torch.nn.Module):
+    """Nodes of an FX graph that one kernel graph computes. `plain` is the FX graph itself."""
+
+    def __init__(self, plain: GraphModule, graph: Graph) -> None:
+        super().__init__()
+        self.plain, self.kernel_graph = plain, graph
+        returned = next(node for node in plain.graph.nodes if node.op == "output").args[0]
+        self._single = not isinstance(returned, (list, tuple))
+        results = [returned] if self._single else returned
+        self._strides = [one.meta["val"].stride() for one in results]
+        self._chosen: dict[tuple[Any, ...], Found] = {}
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        key = (inputs[0].device, *[tuple(tensor.shape) for tensor in inputs])
+        found = self._chosen.get(key)
+        if found is None:
+            found = self._chosen[key] = self._search(inputs)
+        if found.program is None:
+            return self.plain(*inputs)
+        # What comes after was compiled, or is written, for the strides that torch's own ops would have given.
+        made = [_laid_out(one, stride) for one, stride in zip(found.program(inputs), self._strides, strict=True)]
+        return made[0] if self._single else made
+
+    def _eager(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        made = self.plain(*inputs)
+        return [made] if self._single else list(made)
+
+    def _search(self, inputs: Sequence[torch.Tensor]) -> Found:
+        device = inputs[0].device
+        known = reference.sizes_of(self.kernel_graph, inputs)
+        if any(tensor.device != device for tensor in inputs) or not all(tensor.numel() for tensor in inputs):
+            return Found(None, None, why="tensors on several devices, or empty ones")
+        key = (self.kernel_graph.key, str(device), *sorted(known.items()))
+        with _lock, torch.no_grad():
+            if key not in _found:
+                budget = SEARCH * float(settings.get("measure_s"))
+                _found[key] = Search(self.kernel_graph, known, device, budget, plain=self._eager, quick=True).run()
+            return _found[key]

@@ -1,0 +1,132 @@
+"""Which schedules are worth trying for a kernel in C++, the likeliest first: a function of kernel, sizes and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from anytorch.graph.emit.cpp import CannotVectorize, render
+from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.loops import Expr, Kernel, Reduction
+from anytorch.graph.sizes import at
+
+MOST_ROWS = 8  # of a product, in registers
+CACHED = 1 << 16  # bytes of sums in memory that stay near the processor
+MOST_ITEMS = 64  # per thread: more would be overhead
+LEAST_WORK = 1 << 14  # elementary steps worth an item of their own
+
+
+@dataclass(frozen=True)
+class Machine:
+    threads: int
+    width: int  # floats in a vector
+    registers: int = 16
+
+
+def schedules(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> list[Schedule]:
+    """Schedules that can be written, without repetition; the last one, without vectors, always can."""
+    found: dict[str, Schedule] = {}
+    for one in (*_of_products(kernel, known, machine), *_of_rows(kernel, known, machine), Schedule()):
+        one = _with_chunks(kernel, one, known, machine)
+        if one.name in found or any(axis not in kernel.extents for axis in one.blocks):
+            continue
+        try:
+            render(kernel, one)
+        except CannotVectorize:
+            continue
+        found[one.name] = one
+    return list(found.values())
+
+
+def loads(kernel: Kernel) -> Iterator[Expr]:
+    for store in kernel.stores:
+        yield from (one for one in store.value.walk() if one.op == "load")
+
+
+def size(kernel: Kernel, axis: str, known: Mapping[str, int]) -> int:
+    return int(at(kernel.extents[axis], known))
+
+
+def volume(kernel: Kernel, axes: frozenset[str], known: Mapping[str, int]) -> int:
+    count = 1
+    for axis in axes:
+        count *= size(kernel, axis, known)
+    return count
+
+
+def main_product(kernel: Kernel, known: Mapping[str, int]) -> Reduction | None:
+    """The sum of products that is most of the work, of those that stand in no other reduction."""
+    dots = [one for one in kernel.reductions if one.how == "dot" and one.axes <= set(kernel.axes)]
+    return max(dots, key=lambda one: volume(kernel, one.axes | set(one.over), known), default=None)
+
+
+def _of_products(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> Iterator[Schedule]:
+    dot = main_product(kernel, known)
+    if dot is None:
+        return
+    (over,) = dot.over
+    sides = [body.axes for body in dot.bodies]
+    rows = [axis for axis in kernel.axes if axis in sides[0] and axis not in sides[1]]
+    columns = [axis for axis in kernel.axes if axis in sides[1] and axis not in sides[0]]
+    last = kernel.axes[-1] if kernel.axes else ""
+    along = {axis: _evenly(kernel, axis) for axis in (over, *kernel.axes)}
+    # Several query heads, or rows of a batch, share what is read of the other side.
+    tile = {axis: min(MOST_ROWS, size(kernel, axis, known)) for axis in rows[-1:]}
+    few = {axis: min(4, size(kernel, axis, known)) for axis in rows[-1:]}
+    if columns and columns[-1] == last and along[last]:
+        for terms in (8, 4):
+            yield Schedule({**tile, over: terms}, frozenset({last}), spread=last)
+        for vectors in (2, 4):
+            yield Schedule({**few, last: vectors, over: 4}, frozenset({last}))
+    inner = [
+        one.over[0]
+        for one in kernel.reductions
+        if len(one.over) == 1 and along.get(one.over[0], _evenly(kernel, one.over[0]))
+    ]
+    if columns and along[over]:
+        yield Schedule({**few, columns[-1]: 4, over: 1}, frozenset({over}))
+        yield Schedule({**few, columns[-1]: 2, over: 2}, frozenset({over}))
+    if inner:
+        yield Schedule({**few}, frozenset({last, *inner}) - {over})
+        yield Schedule({}, frozenset({last, *inner}) - {over})
+
+
+def _of_rows(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> Iterator[Schedule]:
+    if not kernel.axes:
+        return
+    reduced = [axis for axis in kernel.extents if axis not in kernel.axes and _evenly(kernel, axis)]
+    last = kernel.axes[-1]
+    for vectors in ({last, *reduced}, set(reduced), {last}):
+        for count in (4, 1):
+            yield Schedule(dict.fromkeys(vectors, count), frozenset(vectors))
+
+
+def _evenly(kernel: Kernel, axis: str) -> bool:
+    """Do all loads take neighbouring elements, or the same one, along this axis?"""
+    steps = [one.index.step(axis) for one in loads(kernel) if one.index is not None]
+    steps += [store.index.step(axis) for store in kernel.stores]
+    return all(step in (0, 1) for step in steps)
+
+
+def _with_chunks(kernel: Kernel, one: Schedule, known: Mapping[str, int], machine: Machine) -> Schedule:
+    """The same with work items: enough for all threads, each worth its while, and sums in memory that stay cached."""
+    if not kernel.axes:
+        return one
+    total = volume(kernel, frozenset(kernel.axes), known)
+    work = total + sum(volume(kernel, r.axes | set(r.over), known) for r in kernel.reductions)
+    wanted = max(1, min(machine.threads * 8, work // LEAST_WORK))
+    chunks: dict[str, int] = {}
+    items = 1
+    for axis in kernel.axes:  # outer axes are divided first: an item then has whole rows
+        tile = one.block(axis) * (machine.width if axis in one.vectors else 1)
+        tiles = -(-size(kernel, axis, known) // tile)
+        parts = min(tiles, -(-wanted // items))
+        if axis == one.spread:
+            rows = 1
+            for other in kernel.axes:
+                rows *= one.block(other) if other != axis else 1
+            most = max(1, CACHED // (4 * rows * tile))
+            parts = max(parts, -(-tiles // most))
+        chunks[axis] = -(-tiles // parts)
+        items *= parts
+    return Schedule(one.blocks, one.vectors, chunks, one.spread, one.warps, one.stages, one.dots)

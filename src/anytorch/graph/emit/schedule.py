@@ -1,0 +1,34 @@
+"""How a kernel is cut for a device: the length of a tile along every axis, and what a compiler is told. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`blocks` says how much of an axis a tile has, 1 for an axis that is left out. For Triton these are elements, powers of
+    two, and a reduced axis whose block covers it is not looped over; for C++ they are values held in registers at a time,
+    each a whole vector along the axes in `vectors`. `chunks` are the C++ kernel's work items, in tiles."""
+
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    vectors: frozenset[str] = frozenset()
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    spread: str = ""  # C++: a vector axis whose sums lie in memory, so that the reduced axis can be the outer loop
+    warps: int = 4
+    stages: int = 3
+    dots: bool = True  # matrix units for sums of products, where the tile allows it
+
+    def block(self, axis: str) -> int:
+        return self.blocks.get(axis, 1)
+
+    @property
+    def name(self) -> str:
+        """The same for the same schedule: choices are remembered by it."""
+        cuts = " ".join(f"{axis}={block}" for axis, block in sorted(self.blocks.items()))
+        if self.vectors:
+            chunks = " ".join(f"{axis}:{chunk}" for axis, chunk in sorted(self.chunks.items()))
+            spread = f" sums of {self.spread} in memory" if self.spread else ""
+            return f"{cuts} lanes={','.join(sorted(self.vectors))} {chunks}{spread}".strip()
+        return f"{cuts} warps={self.warps} stages={self.stages}{'' if self.dots else ' sums'}"

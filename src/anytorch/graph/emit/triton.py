@@ -1,0 +1,419 @@
+"""Triton text of a kernel: every tiled axis is a dimension of blocks, every looped reduction a `for`.
+
+Values are emitted in the outermost scope that has all they depend on, so what does not change in a loop stands before it.
+Half precision is computed in float32; what goes into a matrix unit is rounded to the dtype the graph gives it.
+
+A sum that depends on a maximum over the same axis only as a factor exp(x - maximum) is summed in the same loop, and scaled
+anew when the maximum grows: softmax and attention are one pass over their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+
+from anytorch.graph import ops
+from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.emit.sharing import maxima, outermost, sizes_of, together
+from anytorch.graph.emit.triton_functions import BINARY, HELPERS, UNARY
+from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction
+from anytorch.graph.sizes import Size, SizeLike, at
+
+HEADER = "import triton\nimport triton.language as tl\n"
+LEAST_DOT = 16  # rows, columns and terms of what `tl.dot` takes
+TYPES = {"bool": "tl.int1", **{name: f"tl.{name}" for name in ops.DTYPES if name != "bool"}}
+Order = tuple[str, ...]  # the tiled axes of a value, in the order of its dimensions
+
+
+@dataclass
+class Scope:
+    """Lines at one depth. `axes` are the tiled axes that its loop binds; the outermost scope binds all others."""
+
+    depth: int
+    axes: frozenset[str] = frozenset()
+    lines: list[str] = field(default_factory=list)
+    names: dict[object, str] = field(default_factory=dict)
+
+
+def render(kernel: Kernel, schedule: Schedule, name: str = "kernel") -> str:
+    """The text of a module with one Triton function. Its arguments: a pointer for each buffer, then the named sizes."""
+    return _Writer(kernel, schedule).text(name)
+
+
+def grid(kernel: Kernel, schedule: Schedule, known: dict[str, int]) -> int:
+    """How many programs are launched for these sizes."""
+    count = 1
+    for axis in kernel.axes:
+        count *= -(-at(kernel.extents[axis], known) // schedule.block(axis))
+    return count
+
+
+class _Writer:
+    def __init__(self, kernel: Kernel, schedule: Schedule) -> None:
+        self.kernel, self.schedule = kernel, schedule
+        self.scopes = [Scope(1)]
+        self.helpers: dict[str, None] = {}
+        self.count = 0
+        # Tiled axes in one order for all: parallel ones first. An axis with a block of 1 is a plain number.
+        self.tiled = tuple(axis for axis in kernel.extents if schedule.block(axis) > 1)
+        self.looped = frozenset(axis for axis in kernel.extents if axis not in kernel.axes and not self._covered(axis))
+        self.guards: tuple[tuple[str, Order], ...] = ()  # what loads are masked with, under a `choose`
+
+    def _covered(self, axis: str) -> bool:
+        extent = self.kernel.extents[axis]
+        return isinstance(extent, int) and self.schedule.block(axis) >= extent
+
+    def _ragged(self, axis: str) -> bool:
+        extent = self.kernel.extents[axis]
+        return not isinstance(extent, int) or extent % self.schedule.block(axis) != 0
+
+    # --- the whole -----------------------------------------------------------------------------------------------------
+
+    def text(self, name: str) -> str:
+        top = self.scopes[0]
+        self._programs(top)
+        for store in self.kernel.stores:
+            order = tuple(axis for axis in self.tiled if axis in store.index.axes)
+            value = self.value(store.value, order)
+            dtype = self.kernel.buffers[store.buffer].dtype
+            place = self.index(store.index, order)
+            mask = self.mask(order, store.index.axes)
+            self._line(f"tl.store(b{store.buffer} + {place}, ({value}).to({TYPES[dtype]}){mask})")
+        arguments = [*(f"b{place}" for place in range(len(self.kernel.buffers))), *sizes_of(self.kernel)]
+        helpers = "".join(HELPERS[one] for one in self.helpers)
+        head = f"{HEADER}{helpers}\n\n@triton.jit\ndef {name}({', '.join(arguments)}):\n"
+        return head + "\n".join(top.lines) + "\n"
+
+    def _programs(self, top: Scope) -> None:
+        """Which part of every parallel axis this program has: the last axis changes fastest."""
+        # Places beyond 2**31 need wide numbers, and a step times a wide number is wide.
+        wide = any(not isinstance(b.elements, int) or b.elements >= 2**31 for b in self.kernel.buffers)
+        self._line(f"rest = tl.program_id(0){'.to(tl.int64)' if wide else ''}")
+        for place, axis in enumerate(reversed(self.kernel.axes)):
+            block, extent = self.schedule.block(axis), self.kernel.extents[axis]
+            count = _count(extent, block)
+            last = place == len(self.kernel.axes) - 1
+            own = "rest" if last else f"(rest % {count})"
+            if block == 1:
+                self._line(f"{axis} = {own}")
+            else:
+                self._line(f"{axis} = {own} * {block} + tl.arange(0, {block})")
+            if not last:
+                self._line(f"rest = rest // {count}")
+        for axis in self.kernel.extents:
+            if axis not in self.kernel.axes and self._covered(axis):
+                self._line(
+                    f"{axis} = tl.arange(0, {self.schedule.block(axis)})" if axis in self.tiled else f"{axis} = 0"
+                )
+        del top
+
+    def _line(self, text: str, scope: Scope | None = None) -> None:
+        scope = scope or self.scopes[-1]
+        scope.lines.append("    " * scope.depth + text)
+
+    def _new(self, letter: str = "v") -> str:
+        self.count += 1
+        return f"{letter}{self.count}"
+
+    def _home(self, expr: Expr) -> Scope:
+        """The outermost scope in which everything that the expression depends on is known."""
+        needed = expr.axes & self.looped
+        home = self.scopes[0]
+        for scope in self.scopes:
+            if scope.axes & needed or any(one in scope.names for one in expr.reductions):
+                home = scope
+        return home
+
+    # --- numbers of axes -----------------------------------------------------------------------------------------------
+
+    def index(self, index: Index, order: Order) -> str:
+        def text(atom: str | Part, step: SizeLike) -> str:
+            if isinstance(atom, Part):
+                base = f"(({self.index(atom.index, order)}) {atom.how} ({atom.by}))"
+            else:
+                base = _spread(atom, (atom,), order) if atom in self.tiled else atom
+            return base if step == 1 else f"{base} * ({step})" if isinstance(step, Size) else f"{base} * {step}"
+
+        said = [text(atom, step) for atom, step in index.terms]
+        return f"({' + '.join([*said, *([f'({index.start})'] if index.start != 0 or not said else [])])})"
+
+    def mask(self, order: Order, axes: frozenset[str], other: str = "") -> str:
+        """The argument `mask=` of a load or store whose place depends on these axes; "" if all of it exists."""
+        parts = [
+            _spread(f"({axis} < {self._extent(axis)})", (axis,), order)
+            for axis in order
+            if axis in axes and self._ragged(axis)
+        ]
+        parts += [_spread(guard, own, order) for guard, own in self.guards if set(own) <= axes]
+        return f", mask={' & '.join(parts)}{other}" if parts else ""
+
+    def _extent(self, axis: str) -> str:
+        return str(self.kernel.extents[axis])
+
+    # --- values --------------------------------------------------------------------------------------------------------
+
+    def order(self, expr: Expr, wanted: Order) -> Order:
+        """The dimensions of a value: the wanted ones that it depends on."""
+        return tuple(axis for axis in wanted if axis in expr.axes)
+
+    def value(self, expr: Expr, wanted: Order, *, raw: bool = False) -> str:
+        """The name of an expression's value with the dimensions it has among the wanted ones. `raw`: half stays half."""
+        order = self.order(expr, wanted)
+        if expr.op == "constant":
+            return _literal(expr)
+        if expr.reduction:
+            return self._spread_reduction(expr.reduction, order)
+        key = (expr, order, raw, self.guards)
+        for scope in self.scopes:
+            if key in scope.names:
+                return scope.names[key]
+        text = self._written(expr, order, raw)
+        home = self._home(expr) if not self.guards else self.scopes[-1]
+        name = self._new()
+        self._line(f"{name} = {text}", home)
+        home.names[key] = name
+        return name
+
+    def _spread_reduction(self, reduction: Reduction, order: Order) -> str:
+        name, own = self.reduced(reduction, order)
+        if own == order:
+            return name
+        return f"tl.trans({name})" if sorted(own) == sorted(order) and len(order) == 2 else name
+
+    def _written(self, expr: Expr, order: Order, raw: bool) -> str:
+        if expr.op == "load":
+            assert expr.index is not None
+            place = self.index(expr.index, order)
+            other = ", other=0.0" if expr.dtype in ops.FLOATS else ", other=0"
+            loaded = f"tl.load(b{expr.buffer} + {place}{self.mask(order, expr.index.axes, other)})"
+            return loaded if raw or expr.dtype not in ops.HALVES else f"{loaded}.to(tl.float32)"
+        if expr.op == "position":
+            assert expr.index is not None
+            text = self.index(expr.index, order)
+            return f"({text}) * 1.0" if expr.dtype in ops.FLOATS else text
+        if expr.op in ("where", "choose"):
+            return self._choice(expr, order)
+        args = [self._argument(arg, order) for arg in expr.args]
+        if expr.op == "cast":
+            return _cast(args[0], expr.args[0].dtype, expr.dtype)
+        whole = expr.dtype in ops.FLOATS and all(arg.dtype not in ops.FLOATS for arg in expr.args)
+        if whole:
+            args = [f"({arg}).to(tl.float32)" for arg in args]
+        template = UNARY.get(expr.op) or BINARY[expr.op]
+        for helper in HELPERS:
+            if template.startswith(helper):
+                self.helpers.setdefault(helper)
+        return template.format(*args)
+
+    def _argument(self, arg: Expr, order: Order) -> str:
+        return _spread(self.value(arg, order), self.order(arg, order), order)
+
+    def _choice(self, expr: Expr, order: Order) -> str:
+        condition, *branches = expr.args
+        chosen = self._argument(condition, order)
+        texts = []
+        for branch, taken in zip(branches, (True, False), strict=True):
+            kept = self.guards
+            if expr.op == "choose":
+                name, own = self.value(condition, order), self.order(condition, order)
+                self.guards = (*kept, (name if taken else f"({name} == 0)", own))
+            texts.append(self._argument(branch, order))
+            self.guards = kept
+        return f"tl.where({chosen}, {texts[0]}, {texts[1]})"
+
+    # --- reductions ----------------------------------------------------------------------------------------------------
+
+    def reduced(self, reduction: Reduction, wanted: Order) -> tuple[str, Order]:
+        """The name and the dimensions of a reduction's value, computed with all that can share its loop."""
+        order = tuple(axis for axis in self.tiled if axis in reduction.axes)
+        for scope in self.scopes:
+            if reduction in scope.names:
+                return scope.names[reduction], order
+        looped = [axis for axis in reduction.over if axis in self.looped]
+        if not looped:
+            self._at_once(reduction, order)
+        else:
+            self._loop(looped[0], self._together(reduction))
+        return self.reduced(reduction, wanted)
+
+    def _at_once(self, reduction: Reduction, order: Order) -> None:
+        """The reduced axes are within the tile: no loop."""
+        name = self._new("s")
+        inside = (*order, *(axis for axis in reduction.over if axis in self.tiled))
+        if self._as_dot(reduction, order):
+            text = self._dot(reduction, order, None)
+        else:
+            body = self._masked_body(reduction, inside)
+            for axis in reversed(range(len(order), len(inside))):
+                body = _fold(reduction.how, body, axis)
+            text = body
+        home = self._home(Expr("reduced", reduction=reduction))
+        self._line(f"{name} = {text}", home)
+        home.names[reduction] = name
+
+    def _masked_body(self, reduction: Reduction, inside: Order) -> str:
+        """What is folded, with the neutral element beyond the end of the reduced axes."""
+        if reduction.how == "dot":
+            left, right = (_spread(self.value(b, inside), self.order(b, inside), inside) for b in reduction.bodies)
+            body = f"({left} * {right})"
+        else:
+            (only,) = reduction.bodies
+            body = _spread(self.value(only, inside), self.order(only, inside), inside)
+        beyond = [axis for axis in reduction.over if axis in self.tiled and self._ragged(axis)]
+        for axis in beyond:
+            inside_it = _spread(f"({axis} < {self._extent(axis)})", (axis,), inside)
+            body = f"tl.where({inside_it}, {body}, {_neutral(reduction.how)})"
+        return body
+
+    def _as_dot(self, reduction: Reduction, order: Order) -> bool:
+        if reduction.how != "dot" or not self.schedule.dots or len(order) != 2 or len(reduction.over) != 1:
+            return False
+        (over,) = reduction.over
+        sides = [set(body.axes) & set(order) for body in reduction.bodies]
+        if over not in self.tiled or sides[0] & sides[1] or not all(len(side) == 1 for side in sides):
+            return False
+        return all(self.schedule.block(axis) >= LEAST_DOT for axis in (*order, over))
+
+    def _dot(self, reduction: Reduction, order: Order, into: str | None) -> str:
+        (over,) = reduction.over
+        left, right = reduction.bodies
+        if order[0] in right.axes:
+            left, right = right, left
+        row, column = order
+        left, right = _unwidened(left, right)
+        a, b = self._operand(left, (row, over), over), self._operand(right, (over, column), over)
+        kind = left.dtype if left.dtype == right.dtype else "float32"
+        a, b = (f"({one}).to({TYPES[kind]})" if kind in ops.HALVES else one for one in (a, b))
+        precise = ', input_precision="ieee"' if kind == "float32" else ""
+        return f"tl.dot({a}, {b}{f', {into}' if into else ''}{precise})"
+
+    def _operand(self, body: Expr, order: Order, over: str) -> str:
+        value = _spread(self.value(body, order, raw=True), self.order(body, order), order)
+        if self._ragged(over) and body.op != "load":
+            value = f"tl.where({_spread(f'({over} < {self._extent(over)})', (over,), order)}, {value}, 0.0)"
+        return value
+
+    def _together(self, first: Reduction) -> list[Reduction]:
+        done = [one for scope in self.scopes for one in scope.names if isinstance(one, Reduction)]
+        loops = frozenset().union(*(scope.axes for scope in self.scopes))
+        covered = frozenset(axis for axis in self.kernel.extents if self._covered(axis))
+        return together(self.kernel, first, done, frozenset(self.kernel.axes) | loops | covered)
+
+    @contextmanager
+    def _looping(self, axis: str) -> Iterator[Scope]:
+        outer, block = self.scopes[-1], self.schedule.block(axis)
+        scope = Scope(outer.depth + 1, frozenset({axis}))
+        base = f"{axis}_base"
+        head = f"for {base} in range(0, {self._extent(axis)}, {block}):"
+        self._line(f"{axis} = {base} + tl.arange(0, {block})" if block > 1 else f"{axis} = {base}", scope)
+        self.scopes.append(scope)
+        yield scope
+        self.scopes.pop()
+        self._line(head, outer)
+        outer.lines += scope.lines
+
+    def _loop(self, axis: str, group: Sequence[Reduction]) -> None:
+        """One loop over the axis for all of these, in this order, after what they need and the loop does not change."""
+        for one in group:
+            for body in one.bodies:
+                for inner in outermost(body):
+                    if inner not in group and axis not in inner.axes:
+                        self.reduced(inner, ())
+        outer = self.scopes[-1]
+        block = self.schedule.block(axis)
+        names: dict[Reduction, str] = {}
+        orders: dict[Reduction, Order] = {}
+        folded: dict[Reduction, bool] = {}  # True: the sum over the tile is taken in every round, else at the end
+        for one in group:
+            orders[one] = tuple(a for a in self.tiled if a in one.axes)
+            online = bool(maxima(one, group))
+            folded[one] = self._as_dot(one, orders[one]) or online or one.how in ("max", "min") or len(orders[one]) > 1
+            names[one] = self._new("s")
+            inside = orders[one] if folded[one] or block == 1 else (*orders[one], axis)
+            shape = ", ".join(str(self.schedule.block(a)) for a in inside)
+            start = _neutral(one.how)
+            self._line(f"{names[one]} = {f'tl.full(({shape},), {start}, tl.float32)' if inside else start}", outer)
+        with self._looping(axis) as scope:
+            for one in group:
+                self._update(one, names, orders, folded, axis, scope)
+        for one in group:
+            if not folded[one] and block > 1:
+                self._line(f"{names[one]} = {_fold(one.how, names[one], len(orders[one]))}", outer)
+            outer.names[one] = names[one]
+
+    def _update(
+        self,
+        one: Reduction,
+        names: dict[Reduction, str],
+        orders: dict[Reduction, Order],
+        folded: dict[Reduction, bool],
+        axis: str,
+        scope: Scope,
+    ) -> None:
+        name, order = names[one], orders[one]
+        for top in maxima(one, list(names)):
+            self._line(f"{name} = {name} * {_spread(f'{names[top]}_scale', orders[top], order)}", scope)
+        inside = (*order, axis) if axis in self.tiled else order
+        if self._as_dot(one, order):
+            self._line(f"{name} = {self._dot(one, order, name)}", scope)
+        elif one.how in ("max", "min"):
+            body = self._masked_body(one, inside)
+            if axis in self.tiled:
+                body = _fold(one.how, body, len(order))
+            self._line(f"{name}_next = tl.{one.how}imum({name}, {body})", scope)
+            # Where everything so far is masked the maximum is -inf, and -inf - -inf is not a number: nothing is scaled then.
+            safe = f"tl.where({name}_next == {_neutral(one.how)}, 0.0, {name}_next)"
+            self._line(f"{name}_safe = {safe}", scope)
+            self._line(f"{name}_scale = tl.exp({name} - {name}_safe)", scope)
+            self._line(f"{name} = {name}_next", scope)
+            scope.names[one] = f"{name}_safe"  # what sums in this loop subtract
+        else:
+            body = self._masked_body(one, inside)
+            if folded[one] and axis in self.tiled:
+                body = _fold("sum", body, len(order))
+            self._line(f"{name} = {name} + {body}", scope)
+
+
+def _unwidened(left: Expr, right: Expr) -> tuple[Expr, Expr]:
+    """The arguments of a product before they were widened from half precision, which changes nothing in it."""
+    inner = [one.args[0] if one.op == "cast" and one.dtype == "float32" else one for one in (left, right)]
+    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in ops.HALVES
+    return (inner[0], inner[1]) if same else (left, right)
+
+
+def _spread(text: str, own: Order, order: Order) -> str:
+    """A value with dimensions `own` for use beside one with `order`: new dimensions of length 1 where it has none."""
+    if not own or own == order:
+        return text
+    return f"{text}[{', '.join(':' if axis in own else 'None' for axis in order)}]"
+
+
+def _fold(how: str, body: str, axis: int) -> str:
+    return f"tl.{'sum' if how in ('sum', 'dot') else how}({body}, {axis})"
+
+
+def _neutral(how: str) -> str:
+    return {"max": 'float("-inf")', "min": 'float("inf")'}.get(how, "0.0")
+
+
+def _literal(expr: Expr) -> str:
+    value = expr.value
+    if expr.dtype not in ops.FLOATS:
+        return str(int(value))
+    if value != value or value in (inf, -inf):
+        return f'float("{value}")'
+    return repr(float(value))
+
+
+def _cast(text: str, old: str, new: str) -> str:
+    if new in ops.FLOATS and new != "float64":
+        return text if old in ops.FLOATS and old != "float64" else f"({text}).to(tl.float32)"
+    return f"({text}).to({TYPES[new]})"
+
+
+def _count(extent: SizeLike, block: int) -> str:
+    if isinstance(extent, int):
+        return str(-(-extent // block))
+    return f"({extent})" if block == 1 else f"tl.cdiv({extent}, {block})"

@@ -1,0 +1,96 @@
+"""A partition that runs: every group by a compiled kernel or by torch, on tensors in, tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anytorch.graph import reference
+from anytorch.graph.back.cpp import Launch
+from anytorch.graph.loops import Kernel
+from anytorch.graph.partition import Group, Partition, shown, sources
+from anytorch.graph.sizes import shape_at
+
+_Plan = tuple[dict[str, int], list[list[tuple[int, tuple[int, ...], torch.dtype]]]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One group of a program: a kernel that is launched, or (None) a node that torch computes."""
+
+    group: Group
+    kernel: Kernel | None = None
+    launch: Launch | None = None
+    schedule: str = ""
+    text: str = ""
+
+
+class Program:
+    def __init__(self, partition: Partition, steps: Sequence[Step]) -> None:
+        self.partition, self.steps = partition, tuple(steps)
+        self._plans: dict[tuple[torch.Size, ...], _Plan] = {}
+        graph = partition.graph
+        # After which step a stored node is needed no more.
+        self._last: dict[int, int] = {}
+        for place, step in enumerate(self.steps):
+            for number in self._reads(step):
+                self._last[number] = place
+        kept = {shown(graph, one) for one in graph.outputs}
+        self._drops: list[list[int]] = [[] for _ in self.steps]
+        for number, place in self._last.items():
+            if number not in kept:
+                self._drops[place].append(number)
+
+    def _reads(self, step: Step) -> set[int]:
+        if step.kernel is not None:
+            return {buffer.node for buffer in step.kernel.buffers}
+        return sources(self.partition.graph, step.group.outputs[0])
+
+    def __call__(self, tensors: Sequence[torch.Tensor], *, poison: bool = False) -> list[torch.Tensor]:
+        """The graph's outputs. With `poison` results are filled with NaN first, so that an element nobody writes shows."""
+        graph = self.partition.graph
+        key = tuple([tensor.shape for tensor in tensors])
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planned(reference.sizes_of(graph, tensors))
+        known, made_of = plan
+        device = tensors[0].device if tensors else torch.device("cpu")
+        values = {number: tensor.contiguous() for number, tensor in zip(graph.inputs, tensors, strict=True)}
+        for step, made, drops in zip(self.steps, made_of, self._drops, strict=True):
+            if step.launch is None or step.kernel is None:
+                (number,) = step.group.outputs
+                node = graph.nodes[number]
+                args = [self._view(arg, values, known, device) for arg in node.args]
+                dtype = reference.dtype_named(node.dtype)
+                values[number] = reference.compute(node, args, known, dtype, device).contiguous()
+            else:
+                for number, shape, dtype in made:
+                    values[number] = torch.empty(shape, dtype=dtype, device=device)
+                    if poison:
+                        values[number].fill_(torch.nan if dtype.is_floating_point else 113)
+                step.launch([values[buffer.node] for buffer in step.kernel.buffers], known)
+            for number in drops:
+                values.pop(number, None)
+        return [self._view(number, values, known, device) for number in graph.outputs]
+
+    def _planned(self, known: dict[str, int]) -> _Plan:
+        """What does not change between calls of the same sizes: the sizes, and every step's results."""
+        graph = self.partition.graph
+        made = []
+        for step in self.steps:
+            nodes = [(number, graph.nodes[number]) for number in step.group.outputs]
+            made.append([(n, shape_at(node.shape, known), reference.dtype_named(node.dtype)) for n, node in nodes])
+        return known, made
+
+    def _view(
+        self, number: int, values: Mapping[int, torch.Tensor], known: Mapping[str, int], device: torch.device
+    ) -> torch.Tensor:
+        """A node that is in memory, or a view, constant or row of positions made from such nodes."""
+        if number in values:
+            return values[number]
+        graph = self.partition.graph
+        node = graph.nodes[number]
+        args = [self._view(arg, values, known, device) for arg in node.args]
+        return reference.compute(node, args, known, reference.dtype_named(node.dtype), device)

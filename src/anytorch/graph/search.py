@@ -1,0 +1,330 @@
+"""The search: variants of a graph by rewrites, cut into kernels, each kernel cut into tiles; checked, timed, remembered.
+
+    variants     what is fused, what is left to the library, which rewrites are used; the first gate proves each (`field`)
+    kernels      every kernel's schedules are compiled, compared with float64 and timed (`measured`)
+    programs     each variant with its best schedules passes the second gate (`verify`) and is timed beside eager torch
+
+Eager torch is always a candidate, so the result is never slower. What was chosen is remembered by graph, sizes and machine;
+a program that is built again from memory is checked again before it is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from anytorch import logs
+from anytorch.errors import AnytorchError, WrongAnswer
+from anytorch.graph import field as finite_field
+from anytorch.graph import reference, verify
+from anytorch.graph.backs import Back, back_of
+from anytorch.graph.clock import Clock
+from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.ir import Builder, Graph
+from anytorch.graph.loops import Kernel
+from anytorch.graph.lower import lowered
+from anytorch.graph.partition import Group, Partition, moved_bytes, partition
+from anytorch.graph.program import Program, Step
+from anytorch.graph.rewrite import rewritten, split_products, split_softmax
+from anytorch.graph.shrink import shrunk
+from anytorch.measured.engine import Candidate, Ready, measure
+from anytorch.measured.store import recall, remember
+from anytorch.measured.verdict import Question, Verdict, fastest
+
+log = logs.logger(__name__)
+
+EAGER = "eager torch"
+KIND, KERNEL_KIND = "kernel graph", "kernel of a graph"
+QUICK = 3  # schedules of a kernel in a quick search
+NOISE = 0.02  # what a program must gain on eager torch
+FORMAT = 1  # of what is remembered; part of every key
+Tell = Callable[[str, float], None]  # what is being done, and the share of the time limit that is used
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. `program` is None where eager torch won."""
+
+    program: Program | None
+    verdict: Verdict | None
+    kernels: tuple[Verdict, ...] = ()
+    why: str = ""
+
+    def run(self, graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return reference.evaluate(graph, tensors) if self.program is None else self.program(tensors)
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    graph: Graph
+    library: frozenset[int] = frozenset()
+
+
+def variants(graph: Graph, wide: bool) -> Iterator[Variant]:
+    """Graphs of primitive ops for the same function, the boldest first. `wide`: for a device with many units, which sums are
+    split for."""
+    attention = any(node.op == "attention" for _, node in graph)
+    for keep, said in (((), ""), (("attention",), ", attention by torch")):
+        if keep and not attention:
+            continue
+        low = lowered(graph, keep)
+        products = frozenset(number for number, node in low if node.op == "matmul")
+        found: dict[Graph, str] = {}
+        better = rewritten(low)
+        found.setdefault(better, f"all fused, scales after products{said}")
+        found.setdefault(low, f"all fused{said}")
+        if wide:
+            for parts in (4, 16, 32, 64):
+                found.setdefault(rewritten(better, split_softmax(parts)), f"softmax in {parts} parts{said}")
+            for parts in (2, 4, 8):
+                found.setdefault(rewritten(better, split_products(parts)), f"sums in {parts} parts{said}")
+        for made, name in found.items():
+            yield Variant(name, made)
+        if products and (keep or not attention):
+            yield Variant(f"products by torch{said}", low, products)
+
+
+def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick: bool) -> Question:
+    sizes = ", ".join(f"{name}={known[name]}" for name in sorted(known))
+    ops = len([node for _, node in graph if node.op != "input"])
+    title = f"{graph.key[:8]}: {ops} ops{f', {sizes}' if sizes else ''}"
+    facts = {
+        "graph": graph.key,
+        "sizes": dict(known),
+        "threads": torch.get_num_threads(),
+        "format": FORMAT,
+        "quick": quick,
+    }
+    return Question.of(KIND, title, str(device), **facts)
+
+
+@dataclass
+class Search:
+    graph: Graph
+    known: Mapping[str, int]
+    device: torch.device
+    time_limit_s: float
+    tell: Tell = lambda what, share: None
+    plain: Callable[[Sequence[torch.Tensor]], Any] | None = None  # what it must beat; by default the graph op by op
+    quick: bool = False  # the likeliest variants and schedules only: for many graphs, as in torch.compile
+    began: float = field(default_factory=time.perf_counter)
+    kernels: list[Verdict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.device)
+
+    @property
+    def left_s(self) -> float:
+        return self.time_limit_s - (time.perf_counter() - self.began)
+
+    def run(self) -> Found:
+        """Recall or search. Ctrl-C ends the search with the best found so far."""
+        back, why = back_of(self.device)
+        if back is None:
+            return Found(None, None, why=why)
+        asked = question(self.graph, self.known, self.device, self.quick)
+        verdict = recall(asked, budget_s=0.0)
+        if verdict is not None:
+            found = self._again(back, verdict)
+            if found is not None:
+                return found
+        programs: dict[str, Program] = {}
+        refused: dict[str, str] = {}
+        try:
+            for variant in self._variants(back):
+                self._try(back, variant, programs, refused)
+        except KeyboardInterrupt:
+            log.warning("the search was stopped; what was found so far is used")
+        verdict = remember(self._race(asked, programs, refused))
+        return Found(programs.get(verdict.chosen), verdict, tuple(self.kernels))
+
+    def _variants(self, back: Back) -> list[Variant]:
+        found = list(variants(self.graph, back.name != "cpp"))
+        return [found[0], *found[1:][-1:]] if self.quick else found
+
+    def _try(self, back: Back, variant: Variant, programs: dict[str, Program], refused: dict[str, str]) -> None:
+        if programs and self.left_s <= 0:
+            refused[variant.name] = "no time was left to try it"
+            return
+        try:
+            self._prove(variant)
+            program = self._built(back, variant)
+            if all(step.kernel is None for step in program.steps):
+                return  # nothing of ours in it
+            verify.check(self.graph, self.known, partial(program, poison=True), self.device)
+            programs[variant.name] = program
+        except (AnytorchError, NotImplementedError) as exc:
+            refused[variant.name] = str(exc).splitlines()[0]
+            log.info("the variant %s is not used: %s", variant.name, refused[variant.name])
+
+    def _prove(self, variant: Variant) -> None:
+        """The first gate, on small sizes: is this variant the same function?"""
+        small = shrunk(self.graph, variant.graph)
+        try:
+            finite_field.check_same(*small)
+        except finite_field.Unfit as exc:
+            log.info("the variant %s is not judged in whole numbers: %s", variant.name, exc)
+
+    def _built(self, back: Back, variant: Variant) -> Program:
+        cut = partition(variant.graph, self.known, variant.library)
+        return Program(cut, [self._step(back, variant, cut, group) for group in cut.groups])
+
+    def _step(self, back: Back, variant: Variant, cut: Partition, group: Group) -> Step:
+        if group.library:
+            return Step(group)
+        kernel = cut.kernel(group)
+        verdict, schedules = self._tuned(back, cut, group, kernel)
+        if not verdict.chosen:
+            raise WrongAnswer(f"no schedule of a kernel can be used: {verdict.why}")
+        schedule = schedules[verdict.chosen]
+        return Step(group, kernel, back.prepare(kernel, schedule), schedule.name, back.render(kernel, schedule))
+
+    def _tuned(self, back: Back, cut: Partition, group: Group, kernel: Kernel) -> tuple[Verdict, dict[str, Schedule]]:
+        """The best schedule of a kernel, measured unless it is known."""
+        offered = back.candidates(kernel, self.known)
+        schedules = {one.name: one for one in (offered[:QUICK] if self.quick else offered)}
+        facts = {"kernel": str(kernel), "buffers": str(kernel.buffers), "sizes": dict(self.known), "back": back.name}
+        title = f"{len(group.nodes)} ops, {moved_bytes(kernel, self.known) / 2**20:.3g} MiB"
+        asked = Question.of(
+            KERNEL_KIND, title, str(self.device), threads=torch.get_num_threads(), format=FORMAT, **facts
+        )
+        verdict = recall(asked, budget_s=0.0, names=schedules)
+        if verdict is None:
+            self.tell(title, 1 - self.left_s / self.time_limit_s)
+            verdict = remember(self._measured(back, cut, group, kernel, schedules, asked))
+        self.kernels.append(verdict)
+        return verdict, schedules
+
+    def _measured(
+        self,
+        back: Back,
+        cut: Partition,
+        group: Group,
+        kernel: Kernel,
+        schedules: Mapping[str, Schedule],
+        asked: Question,
+    ) -> Verdict:
+        part = subgraph(cut, kernel, group)
+        inputs = verify.example(part, self.known, "normal", self.device)
+        truths = reference.evaluate(part, inputs, exact=True)
+        eager = reference.evaluate(part, inputs)
+        read = [buffer.node for buffer in kernel.buffers if not buffer.written]
+        sets = [dict(zip(read, copy, strict=True)) for copy in self.clock.copies(inputs)]
+
+        def prepare(schedule: Schedule) -> Ready:
+            launch = back.prepare(kernel, schedule)
+            made = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in eager]
+            written = dict(zip(group.outputs, made, strict=True))
+            ordered = [[{**given, **written}[buffer.node] for buffer in kernel.buffers] for given in sets]
+
+            def run() -> list[torch.Tensor]:
+                for one in made:
+                    one.fill_(torch.nan if one.is_floating_point() else 113)
+                launch(ordered[0], self.known)
+                return made
+
+            return Ready(run, timed=lambda: self.clock.timed([partial(launch, one, self.known) for one in ordered]))
+
+        return measure(
+            asked,
+            [Candidate(name, partial(prepare, schedule)) for name, schedule in schedules.items()],
+            partial(_error, truths=truths, eager=eager),
+            most_error=verify.TIMES_EAGER,
+            stopwatch=self.clock.stopwatch,
+            budget_s=max(1.0, self.left_s / 3),
+            quiet=True,
+        )
+
+    def _race(self, asked: Question, programs: Mapping[str, Program], refused: Mapping[str, str]) -> Verdict:
+        """Every program beside eager torch, in turns."""
+        inputs = verify.example(self.graph, self.known, "normal", self.device)
+        truths = reference.evaluate(self.graph, inputs, exact=True)
+        eager = reference.evaluate(self.graph, inputs)
+        self.tell("whole programs", 1 - self.left_s / self.time_limit_s)
+
+        sets = self.clock.copies(inputs)
+
+        def ready(run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], facts: Mapping[str, Any]) -> Ready:
+            timed = partial(self.clock.timed, [partial(run, one) for one in sets])
+            return Ready(partial(run, inputs), timed=timed, facts=facts)
+
+        def steps(program: Program) -> list[dict[str, Any]]:
+            return [{"nodes": sorted(step.group.nodes), "schedule": step.schedule} for step in program.steps]
+
+        plain = self.plain or partial(reference.evaluate, self.graph)
+        runs = [Candidate(EAGER, partial(ready, plain, {}))]
+        runs += [
+            Candidate(name, partial(ready, program, {"steps": steps(program)})) for name, program in programs.items()
+        ]
+        runs += [Candidate(name, _never, refused=why) for name, why in refused.items()]
+        return measure(
+            asked,
+            runs,
+            partial(_error, truths=truths, eager=eager),
+            most_error=verify.TIMES_EAGER,
+            stopwatch=self.clock.stopwatch,
+            budget_s=max(2.0, self.left_s),
+            decide=partial(fastest, noise=NOISE),
+            quiet=True,
+        )
+
+    def _again(self, back: Back, verdict: Verdict) -> Found | None:
+        """The program that was chosen another time, built from the cache and checked once more; None if it cannot be."""
+        if verdict.chosen == EAGER:
+            return Found(None, verdict)
+        variant = next((one for one in variants(self.graph, back.name != "cpp") if one.name == verdict.chosen), None)
+        if variant is None:
+            return None
+        try:
+            program = self._built(back, variant)
+            verify.check(self.graph, self.known, partial(program, poison=True), self.device, ("normal",))
+        except AnytorchError as exc:
+            log.warning("a remembered program is not used, and searched for again: %s", exc)
+            return None
+        return Found(program, verdict, tuple(self.kernels))
+
+
+def _never() -> Any:
+    raise AssertionError("a refused candidate is not prepared")
+
+
+def _error(answers: Sequence[torch.Tensor], truths: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> float:
+    """The largest error as a multiple of eager torch's, a few roundings aside."""
+    worst = 0.0
+    for answer, truth, plain in zip(answers, truths, eager, strict=True):
+        if answer.shape != truth.shape or answer.dtype != plain.dtype:
+            raise WrongAnswer(f"an output is {answer.dtype}{list(answer.shape)}")
+        if not answer.is_floating_point():
+            if not torch.equal(answer.cpu(), plain.cpu()):
+                raise WrongAnswer("an output of whole numbers differs")
+            continue
+        own = verify.errors(answer, truth)
+        allowed = verify.TIMES_EAGER * verify.errors(plain, truth) + verify.rounding(plain, truth)
+        if own > allowed:
+            raise WrongAnswer(f"an output is off by {own:.3g}; {allowed:.3g} is allowed")
+        worst = max(worst, verify.TIMES_EAGER * own / allowed if allowed else 0.0)
+    return worst
+
+
+def subgraph(cut: Partition, kernel: Kernel, group: Group) -> Graph:
+    """What one kernel computes, as a graph of its own: its inputs are the buffers it reads, in their order."""
+    builder = Builder()
+    numbers: dict[int, int] = {}
+    for buffer in kernel.buffers:
+        if not buffer.written:
+            node = cut.graph.nodes[buffer.node]
+            numbers[buffer.node] = builder.input(node.shape, node.dtype)
+
+    def build(number: int) -> int:
+        if number not in numbers:
+            node = cut.graph.nodes[number]
+            numbers[number] = builder.add(node.op, *(build(arg) for arg in node.args), **dict(node.attrs))
+        return numbers[number]
+
+    return builder.graph([build(number) for number in group.outputs])

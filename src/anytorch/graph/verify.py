@@ -1,0 +1,105 @@
+"""The second gate: a compiled program against float64, on inputs that find different mistakes.
+
+    normal     what people compute with
+    large      sums that overflow, or lose small terms
+    tiny       differences that cancel, denominators near zero
+    one-hot    every element of a weight is seen alone: a wrong place shows as a wrong number, not as noise
+
+A program may be wrong by a small multiple of what eager torch is wrong by: the same sums in another order, no more. Its
+results are filled with NaN before it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from anytorch.errors import WrongAnswer
+from anytorch.graph import reference
+from anytorch.graph.ir import Graph
+from anytorch.graph.ops import FLOATS
+from anytorch.graph.sizes import shape_at
+
+TIMES_EAGER = 8.0  # of the largest error of eager torch
+ROUNDINGS = 16.0  # of the result's dtype, of its largest element: where eager happens to be exact
+KINDS = ("normal", "large", "tiny", "one-hot")
+Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def example(
+    graph: Graph, known: Mapping[str, int], kind: str, device: torch.device, seed: int = 0
+) -> list[torch.Tensor]:
+    """Inputs of a graph for these sizes. Whole numbers are small, so that they can be ids of any table."""
+    made = []
+    for place, number in enumerate(graph.inputs):
+        node = graph.nodes[number]
+        shape, dtype = shape_at(node.shape, known), reference.dtype_named(node.dtype)
+        generator = torch.Generator().manual_seed(seed * 1009 + place)
+        if node.dtype not in FLOATS:
+            low, high = (0, 2) if node.dtype == "bool" else (1, max(2, _least_table(graph, known)))
+            tensor = torch.randint(low, high, shape, generator=generator)
+        elif kind == "one-hot":
+            tensor = torch.zeros(shape)
+            if shape and shape[-1]:
+                where = torch.randint(0, shape[-1], (*shape[:-1], 1), generator=generator)
+                tensor.scatter_(-1, where, 1.0)
+        else:
+            # Products of wide rows grow with the root of their length: this keeps half precision finite.
+            scale = {"normal": 1.0, "large": 30.0, "tiny": 1e-4}[kind]
+            tensor = torch.randn(shape, generator=generator) * scale
+        made.append(tensor.to(device=device, dtype=dtype))
+    return made
+
+
+def _least_table(graph: Graph, known: Mapping[str, int]) -> int:
+    tables = [graph.nodes[node.args[0]].shape for _, node in graph if node.op == "embedding"]
+    return min((shape_at(shape, known)[0] for shape in tables), default=4)
+
+
+def errors(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """The largest difference, where the truth is a number. Not-a-number where a number is due is infinitely wrong."""
+    found, asked = found.detach().cpu().double(), truth.isfinite()
+    if not bool(asked.any()):
+        return 0.0
+    difference = (found[asked] - truth[asked]).abs()
+    return float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
+
+
+def check(
+    graph: Graph, known: Mapping[str, int], run: Run, device: torch.device, kinds: Sequence[str] = KINDS
+) -> float:
+    """How many times eager torch's error the program's is, at the most. Raises WrongAnswer beyond the bound."""
+    worst = 0.0
+    for kind, inputs, truths, eager in _cases(graph, known, device, kinds):
+        before = [tensor.clone() for tensor in inputs]
+        answers = run(inputs)
+        for place, (old, now) in enumerate(zip(before, inputs, strict=True)):
+            if not torch.equal(old, now):
+                raise WrongAnswer(f"it changed its input {place}")
+        for place, (answer, truth, plain) in enumerate(zip(answers, truths, eager, strict=True)):
+            if answer.shape != truth.shape or answer.dtype != plain.dtype:
+                raise WrongAnswer(f"output {place} is {answer.dtype}{list(answer.shape)}")
+            if not answer.is_floating_point():
+                if not torch.equal(answer.cpu(), plain.cpu()):
+                    raise WrongAnswer(f"output {place} differs on {kind} inputs")
+                continue
+            own, allowed = errors(answer, truth), TIMES_EAGER * errors(plain, truth) + rounding(plain, truth)
+            if not own <= allowed:
+                raise WrongAnswer(f"output {place} is off by {own:.3g} on {kind} inputs; {allowed:.3g} is allowed")
+            worst = max(worst, own / allowed * TIMES_EAGER if allowed else 0.0)
+    return worst
+
+
+def rounding(plain: torch.Tensor, truth: torch.Tensor) -> float:
+    finite = truth[truth.isfinite()]
+    return ROUNDINGS * torch.finfo(plain.dtype).eps * float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _cases(
+    graph: Graph, known: Mapping[str, int], device: torch.device, kinds: Sequence[str]
+) -> Iterator[tuple[str, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]]:
+    for seed, kind in enumerate(kinds):
+        inputs = example(graph, known, kind, device, seed)
+        truths = reference.evaluate(graph, inputs, exact=True)
+        yield kind, inputs, truths, reference.evaluate(graph, inputs)

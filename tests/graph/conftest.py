@@ -1,0 +1,30 @@
+"""What tests of searches share: few candidates, as compilers are slow, and a choice that does not depend on the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from anytorch.graph import backs, search
+from anytorch.graph.backs import Back
+from anytorch.measured.verdict import Trial
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One schedule for every kernel; a program of ours is chosen wherever it is right, fast or not."""
+    plain = backs.back_of
+
+    def fewer(device: torch.device) -> tuple[Back | None, str]:
+        back, why = plain(device)
+        assert back is not None, why
+        return Back(back.name, lambda kernel, known: back.candidates(kernel, known)[:1], back.render, back.prepare), ""
+
+    def ours(trials: Sequence[Trial], *, noise: float = 0.0) -> tuple[str, str]:
+        timed = [one.name for one in trials if one.seconds is not None]
+        return next((name for name in timed if name != search.EAGER), search.EAGER), "a test wants it"
+
+    monkeypatch.setattr(search, "back_of", fewer)
+    monkeypatch.setattr(search, "fastest", ours)

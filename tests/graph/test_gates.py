@@ -1,0 +1,156 @@
+"""The gates: rewrites that are right pass, planted wrong ones do not; the same for compiled kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from anytorch.errors import WrongAnswer
+from anytorch.graph import field, reference, verify
+from anytorch.graph.ir import Builder, Graph
+from anytorch.graph.lower import lowered
+from anytorch.graph.rewrite import rewritten, scale_after_matmul, split_products, split_softmax
+from anytorch.graph.shrink import shrunk
+from tests.graph.cases import CASES
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lowering_and_rewriting_keep_the_function(name: str) -> None:
+    graph, _ = CASES[name]()
+    field.check_same(graph, lowered(graph))
+    field.check_same(graph, rewritten(lowered(graph)))
+
+
+def _rms(change: str = "") -> Graph:
+    b = Builder()
+    x, w = b.input((4, 12), "float32"), b.input((12, 8), "float32")
+    squares = b.add(
+        "reduce", b.add("square", x), how="sum" if change == "dropped mean" else "mean", dims=(1,), keepdim=True
+    )
+    scale = b.add("rsqrt", b.add("add", squares, b.constant(1e-3 if change == "eps" else 1e-6, "float32")))
+    if change == "after":
+        return b.graph([b.add("mul", b.add("matmul", x, w), scale)])
+    if change == "squared":
+        scale = b.add("mul", scale, scale)
+    return b.graph([b.add("matmul", b.add("mul", x, scale), w)])
+
+
+def _softmax(change: str = "") -> Graph:
+    b = Builder()
+    x, v = b.input((4, 12), "float32"), b.input((12, 8), "float32")
+    top = b.add("reduce", x, how="max", dims=(1,), keepdim=True)
+    e = b.add("exp", x if change == "no shift" else b.add("sub", x, top))
+    whole = b.add("exp", x) if change == "wrong denominator" else e
+    total = b.add("reduce", whole, how="sum", dims=(1,), keepdim=True)
+    if change in ("late", "wrong denominator"):
+        return b.graph([b.add("div", b.add("matmul", e, v), total)])
+    return b.graph([b.add("matmul", b.add("div", e, total), v)])
+
+
+def _gated(swapped: bool) -> Graph:
+    b = Builder()
+    x, gate, up = b.input((4, 12), "float32"), b.input((12, 8), "float32"), b.input((12, 8), "float32")
+    one, other = (up, gate) if swapped else (gate, up)
+    return b.graph([b.add("mul", b.add("silu", b.add("matmul", x, one)), b.add("matmul", x, other))])
+
+
+@pytest.mark.parametrize(
+    ("right", "other"),
+    [
+        (_rms, lambda: _rms("after")),
+        (_softmax, lambda: _softmax("no shift")),
+        (_softmax, lambda: _softmax("late")),
+    ],
+)
+def test_the_first_gate_accepts_what_is_equal(right: Callable[[], Graph], other: Callable[[], Graph]) -> None:
+    field.check_same(right(), other())
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (_rms, lambda: _rms("dropped mean")),
+        (_rms, lambda: _rms("eps")),
+        (_rms, lambda: _rms("squared")),
+        (_softmax, lambda: _softmax("wrong denominator")),
+        (lambda: _gated(False), lambda: _gated(True)),
+    ],
+)
+def test_the_first_gate_refuses_planted_mistakes(right: Callable[[], Graph], wrong: Callable[[], Graph]) -> None:
+    with pytest.raises(WrongAnswer, match="another function"):
+        field.check_same(right(), wrong())
+
+
+def test_relu_is_not_the_identity_and_a_maximum_is_associative() -> None:
+    def graph(kind: str) -> Graph:
+        b = Builder()
+        x = b.input((6, 8), "float32")
+        if kind == "relu":
+            return b.graph([b.add("relu", x)])
+        if kind == "x":
+            return b.graph([b.add("mul", x, b.constant(1.0, "float32"))])
+        if kind == "at once":
+            return b.graph([b.add("reduce", x, how="max", dims=(1,))])
+        halves = [b.add("slice", x, dim=1, start=s, stop=s + 4) for s in (0, 4)]
+        return b.graph([b.add("maximum", *(b.add("reduce", half, how="max", dims=(1,)) for half in halves))])
+
+    with pytest.raises(WrongAnswer):
+        field.check_same(graph("relu"), graph("x"))
+    field.check_same(graph("at once"), graph("in halves"))
+
+
+def test_splits_keep_the_function_and_the_numbers() -> None:
+    b = Builder()
+    q, k = b.input((2, 4, 1, 16), "float32"), b.input((2, 2, 64, 16), "float32")
+    graph = b.graph([b.add("attention", q, k, b.input((2, 2, 64, 16), "float32"))])
+    better = rewritten(lowered(graph), scale_after_matmul, split_softmax(4))
+    assert any(node.op == "store" for _, node in better)
+    field.check_same(graph, better)
+    inputs = verify.example(graph, {}, "normal", CPU)
+    (plain,), (split,) = reference.evaluate(graph, inputs), reference.evaluate(better, inputs)
+    torch.testing.assert_close(plain, split)
+    product, _ = CASES["rms norm and product"]()
+    wide = rewritten(lowered(product), split_products(1))
+    assert wide.key != lowered(product).key
+    field.check_same(product, wide)
+
+
+def test_small_versions_keep_what_reshapes_need() -> None:
+    b = Builder()
+    x, w = b.input((8, 4096), "float32"), b.input((4096, 4096), "float32")
+    heads = b.add("reshape", b.add("matmul", x, w), shape=(8, 32, 128))
+    (small,) = shrunk(b.graph([b.add("softmax", heads, dim=-1)]))
+    assert max(size for _, node in small for size in node.shape if isinstance(size, int)) < 512
+
+
+def _wrong(graph: Graph, kind: str) -> verify.Run:
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:  # type: ignore[override]
+        (answer,) = reference.evaluate(graph, inputs)
+        if kind == "a missing element":
+            answer[-1, -1] = math.nan
+        elif kind == "a wrong element":
+            answer[1, 2] += 0.01 * answer.abs().max()
+        elif kind == "half precision inside":
+            answer = reference.evaluate(graph, [one.bfloat16().float() for one in inputs])[0]
+        elif kind == "a changed input":
+            inputs[0].mul_(2)
+        elif kind == "another dtype":
+            answer = answer.double()
+        return [answer]
+
+    return run  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "kind", ["a missing element", "a wrong element", "half precision inside", "a changed input", "another dtype"]
+)
+def test_the_second_gate_refuses_planted_mistakes(kind: str) -> None:
+    graph, known = CASES["gated mlp"]()
+    verify.check(graph, known, lambda inputs: reference.evaluate(graph, inputs), CPU)
+    with pytest.raises(WrongAnswer):
+        verify.check(graph, known, _wrong(graph, kind), CPU)

@@ -1,0 +1,226 @@
+"""`new_kernel_graph`: building by Mirage's names, calling, searching, remembering, explaining."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
+from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
+from anytorch.graph.backs import Back
+from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.loops import Kernel
+from anytorch.graph.search import EAGER, Search
+from tests.graph.cases import CASES
+
+CPU = torch.device("cpu")
+
+
+def _mlp() -> KernelGraph:
+    g = new_kernel_graph(backend="cpu")
+    x, w = g.new_input(("b", 64), dtype="float32", name="x"), g.new_input((64, 48), dtype=torch.float32)
+    g.mark_output(g.silu(g.rms_norm(x) @ w) * 2 + 1)
+    return g
+
+
+@pytest.fixture
+def tensors() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(4, 64), torch.randn(64, 48)]
+
+
+def test_every_method_is_torchs_function() -> None:
+    torch.manual_seed(1)
+    x, y = torch.randn(3, 8), torch.randn(3, 8).abs() + 0.5
+    ids, table = torch.tensor([2, 0]), torch.randn(5, 8)
+    g = new_kernel_graph()
+    a, b = g.new_input((3, 8), dtype="float32"), g.new_input((3, 8), dtype="float32")
+    i, t = g.new_input((2,), dtype="int64"), g.new_input((5, 8), dtype="float32")
+    pairs: list[tuple[Any, torch.Tensor]] = [
+        (g.add(a, b), x + y),
+        (1 - a, 1 - x),
+        (2 / b, 2 / y),
+        (-a, -x),
+        (b**2, y**2),
+        (g.exp(a), x.exp()),
+        (g.log(b), y.log()),
+        (g.sqrt(b), y.sqrt()),
+        (g.rsqrt(b), y.rsqrt()),
+        (g.square(a), x.square()),
+        (g.silu(a), F.silu(x)),
+        (g.gelu(a), F.gelu(x)),
+        (g.gelu(a, approximate="tanh"), F.gelu(x, approximate="tanh")),
+        (g.relu(a), x.relu()),
+        (g.sigmoid(a), x.sigmoid()),
+        (g.tanh(a), x.tanh()),
+        (g.clamp(a, -0.5, 0.5), x.clamp(-0.5, 0.5)),
+        (g.clamp(a, max_val=0.1), x.clamp(max=0.1)),
+        (g.reduction(a, 1), x.sum(1, keepdim=True)),
+        (g.reduction(a, 0, "max", keepdim=False), x.amax(0)),
+        (g.reduction(a, (0, 1), "mean"), x.mean((0, 1), keepdim=True)),
+        (g.softmax(a), x.softmax(-1)),
+        (g.rms_norm(a, (8,)), F.rms_norm(x, (8,), eps=1e-6)),
+        (g.layer_norm(a), F.layer_norm(x, (8,))),
+        (g.concat([a, b], dim=1), torch.cat([x, y], 1)),
+        (g.concat(a, b, 0), torch.cat([x, y], 0)),
+        (g.split(a, 4, dim=1)[1], x[:, 4:]),
+        (g.split(a, [1, 7], dim=1)[0], x[:, :1]),
+        (g.transpose(a, 0, 1), x.T),
+        (g.reshape(a, (-1, 2)), x.reshape(-1, 2)),
+        (g.expand(g.reshape(a, (3, 1, 8)), (3, 2, 8)), x[:, None].expand(3, 2, 8)),
+        (g.embedding(t, i), table[ids]),
+        (g.where(g.cast(g.relu(a), "bool"), a, 0.0), x.relu()),
+        (g.maximum(a, b), torch.maximum(x, y)),
+    ]
+    for made, _ in pairs:
+        g.mark_output(made)
+    found = g(x, y, ids, table)
+    for answer, (made, wanted) in zip(found, pairs, strict=True):
+        torch.testing.assert_close(answer, wanted, msg=repr(made.node))
+
+
+def test_a_graph_is_called_both_ways_and_searched(few: None, tensors: list[torch.Tensor], tmp_path: Path) -> None:
+    g = _mlp()
+    (plain,) = g(*tensors)
+    torch.testing.assert_close(plain, F.silu(F.rms_norm(tensors[0], (64,), eps=1e-6) @ tensors[1]) * 2 + 1)
+    assert "was not searched" in g.explain()
+    assert g.superoptimize(sizes={"b": 4}, time_limit_s=60, config="mlp", griddims=None) is g
+    (fast,) = g(inputs=tensors)
+    torch.testing.assert_close(fast, plain, atol=1e-4, rtol=1e-5)
+    said = g.explain()
+    assert "eager torch" in said and "in one kernel" in said and "least bytes" in said
+    picture = g.visualize(tmp_path / "g.svg").read_text()
+    assert picture.startswith("<svg") and "matmul" in picture and "lanes" in picture
+    (other,) = g(torch.ones(2, 64), tensors[1])  # sizes that were not searched run through torch
+    assert other.shape == (2, 48)
+
+
+def test_a_graph_is_saved_and_read(tensors: list[torch.Tensor], tmp_path: Path) -> None:
+    g = _mlp()
+    for source in (g.to_json(tmp_path / "g.json"), tmp_path / "g.json"):
+        again = KernelGraph.from_json(source)
+        assert again.backend == "cpu" and torch.equal(again(*tensors)[0], g(*tensors)[0])
+    with pytest.raises(GraphError, match="cannot be read"):
+        KernelGraph.from_json(tmp_path / "none.json")
+    with pytest.raises(GraphError, match="damaged"):
+        KernelGraph.from_json("{")
+
+
+def test_wrong_calls_name_the_input(tensors: list[torch.Tensor]) -> None:
+    g = _mlp()
+    x, w = tensors
+    with pytest.raises(GraphError, match=r"input 0 \(x\) has dtype float64; the graph wants float32"):
+        g(x.double(), w)
+    with pytest.raises(GraphError, match=r"input 1 has shape \[48, 64\]; the graph wants \[64, 48\]"):
+        g(x, w.T)
+    with pytest.raises(GraphError, match="takes 2 inputs, not 1"):
+        g(x)
+    with pytest.raises(GraphError, match="input 1 is list, not a tensor"):
+        g(x, [1])
+    with pytest.raises(GraphError, match="not both"):
+        g(x, w, inputs=[x, w])
+    with pytest.raises(GraphError, match=r"input 1 is on meta"):
+        g(x, w.to("meta"))
+    strict = new_kernel_graph()
+    strict.mark_output(strict.exp(strict.new_input((4, 8), strides=(1, 4), dtype="float32")))
+    with pytest.raises(GraphError, match=r"input 0 has strides \(8, 1\); the graph wants \(1, 4\)"):
+        strict(torch.ones(4, 8))
+    assert strict(torch.ones(8, 4).T)[0].shape == (4, 8)
+
+
+def test_wrong_graphs_are_refused() -> None:
+    with pytest.raises(UnknownDevice, match="unknown back end 'tpu'; known: auto, cuda"):
+        new_kernel_graph(backend="tpu")
+    g, other = new_kernel_graph(), new_kernel_graph()
+    x = g.new_input((4, 4))
+    with pytest.raises(GraphError, match="no outputs"):
+        g(torch.ones(4, 4))
+    with pytest.raises(GraphError, match="belongs to another graph"):
+        other.exp(x)
+    with pytest.raises(GraphError, match="is not a tensor of a graph"):
+        g.exp("x")  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="unknown dtype 'float8'"):
+        g.new_input((4,), dtype="float8")
+    with pytest.raises(GraphError, match=r"size 1\.5 is invalid"):
+        g.new_input((1.5,))  # type: ignore[arg-type]
+    g.mark_output(x * 2)
+    with pytest.raises(GraphError, match="unknown options threads"):
+        g.superoptimize(threads=4)
+    with pytest.raises(GraphError, match="time_limit_s=0 is invalid"):
+        g.superoptimize(time_limit_s=0)
+    symbolic = _mlp()
+    with pytest.raises(GraphError, match="sizes without a number: b"):
+        symbolic.superoptimize()
+    with pytest.raises(GraphError, match="unknown sizes: c"):
+        symbolic.superoptimize(sizes={"b": 4, "c": 1})
+
+
+def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, known = CASES["gated mlp"]()
+    first = Search(graph, known, CPU, 60, quick=True).run()
+    assert first.program is not None and first.verdict is not None and first.verdict.chosen != EAGER
+    checks: list[Sequence[str]] = []
+    plain = verify.check
+
+    def counted(*args: Any) -> float:
+        checks.append(args[4] if len(args) > 4 else verify.KINDS)
+        return plain(*args)
+
+    monkeypatch.setattr(search.verify, "check", counted)
+    again = Search(graph, known, CPU, 60, quick=True).run()
+    assert again.verdict is not None and again.verdict.remembered and again.program is not None
+    assert checks == [("normal",)]
+
+
+@pytest.mark.parametrize("kind", ["wrong", "unfinished", "raises"])
+def test_a_planted_wrong_kernel_is_refused_and_eager_stays(
+    few: None, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    honest = search.back_of(CPU)[0]
+    assert honest is not None
+
+    def prepare(kernel: Kernel, schedule: Schedule) -> Any:
+        launch = honest.prepare(kernel, schedule)
+
+        def broken(tensors: Sequence[torch.Tensor], known: dict[str, int]) -> None:
+            if kind == "raises":
+                raise WrongAnswer("the device is gone")
+            if kind == "wrong":
+                launch(tensors, known)
+                place = next(n for n, buffer in enumerate(kernel.buffers) if buffer.written)
+                tensors[place].view(-1)[-1] += 1.0
+
+        return broken
+
+    planted = Back(honest.name, honest.candidates, honest.render, prepare)
+    monkeypatch.setattr(search, "back_of", lambda device: (planted, ""))
+    graph, known = CASES["gated mlp"]()
+    found = Search(graph, known, CPU, 60, quick=True).run()
+    assert found.program is None and found.verdict is not None and found.verdict.chosen == EAGER
+    refused = [one.refused for one in found.verdict.trials if one.name != EAGER]
+    assert refused and all("off by" in one or "the device is gone" in one for one in refused)
+
+
+def test_a_missing_compiler_leaves_torch_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tensors: list[torch.Tensor]
+) -> None:
+    monkeypatch.setattr(search, "back_of", lambda device: (None, "no C++ compiler on this machine"))
+    g = _mlp()
+    g.superoptimize(sizes={"b": 4})
+    assert "no C++ compiler" in g.explain() and g(*tensors)[0].shape == (4, 48)
+
+
+def test_a_function_is_traced(tensors: list[torch.Tensor]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.softmax(F.layer_norm(x @ w + bias, (48,)) * 2, -1).mean(0)
+
+    bias = torch.randn(48)
+    g = trace(function, *tensors, bias)
+    torch.testing.assert_close(g(*tensors, bias)[0], function(*tensors, bias))
+    with pytest.raises(GraphError, match="has no kernel graph"):
+        trace(lambda x: torch.linalg.inv(x), torch.eye(3))

@@ -1,0 +1,143 @@
+"""Emitters: every case, cut in several ways, compiled or interpreted, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from anytorch.graph import verify
+from anytorch.graph.back import cpp as back
+from anytorch.graph.emit import cpp, triton
+from anytorch.graph.emit.cpp_schedules import Machine, schedules
+from anytorch.graph.emit.triton_schedules import schedules as triton_schedules
+from anytorch.graph.lower import lowered
+from anytorch.graph.partition import Partition, partition
+from anytorch.graph.program import Program, Step
+from anytorch.graph.rewrite import rewritten
+from tests.graph.cases import CASES
+
+CPU = torch.device("cpu")
+
+
+def _cut(name: str) -> tuple[Partition, dict[str, int]]:
+    graph, known = CASES[name]()
+    return partition(rewritten(lowered(graph)), known), known
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_kernels_are_right(name: str) -> None:
+    graph, known = CASES[name]()
+    cut, _ = _cut(name)
+    for choice in (0, -1):  # the likeliest schedule of every kernel, and the one without vectors
+        steps = []
+        for group in cut.groups:
+            if group.library:
+                steps.append(Step(group))
+                continue
+            kernel = cut.kernel(group)
+            schedule = back.candidates(kernel, known)[choice]
+            steps.append(Step(group, kernel, back.prepare(kernel, schedule), schedule.name))
+        program = Program(cut, steps)
+        kinds = ("normal", "one-hot") if "lengths" not in name else ("normal",)
+        assert verify.check(graph, known, partial(program, poison=True), CPU, kinds) <= verify.TIMES_EAGER
+
+
+def test_the_kernels_of_the_known_fusions() -> None:
+    """Each of Mirage's wins is one kernel, or two where a value has to be complete first."""
+    counts = {name: len(_cut(name)[0].groups) for name in CASES}
+    assert counts["rms norm and product"] == counts["gated mlp"] == counts["attention"] == counts["softmax"] == 1
+    assert counts["layer norm"] == counts["rope"] == counts["attention with lengths"] == 1
+    assert counts["lora"] == 2
+
+
+SCRIPT = """
+import torch
+from functools import partial
+from anytorch.graph import verify
+from anytorch.graph.back import triton as back
+from anytorch.graph.lower import lowered
+from anytorch.graph.partition import partition
+from anytorch.graph.program import Program, Step
+from anytorch.graph.rewrite import rewritten
+from tests.graph.cases import CASES
+
+done = []
+for name in NAMES:
+    graph, known = CASES[name]()
+    cut = partition(rewritten(lowered(graph)), known)
+    steps = []
+    for group in cut.groups:
+        kernel = cut.kernel(group)
+        schedule = back.candidates(kernel, known)[0]
+        steps.append(Step(group, kernel, back.prepare(kernel, schedule), schedule.name))
+    verify.check(graph, known, partial(Program(cut, steps), poison=True), torch.device("cpu"), ("normal",))
+    done.append(name)
+answer(done=done)
+"""
+INTERPRETED = [
+    *("rms norm and product", "gated mlp", "lora", "linear with a transposed weight", "attention with order"),
+    *("softmax", "layer norm", "rope", "functions", "views", "several outputs"),
+]
+
+
+def test_tritons_text_is_right_in_its_interpreter(
+    run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]
+) -> None:
+    if find_spec("triton") is None:
+        missing("triton", "it is not installed")
+    found = run_script(SCRIPT.replace("NAMES", repr(INTERPRETED)), {"TRITON_INTERPRET": "1"})
+    assert found["done"] == INTERPRETED
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_can_be_written(name: str) -> None:
+    cut, known = _cut(name)
+    for group in cut.groups:
+        kernel = cut.kernel(group)
+        found = schedules(kernel, known, Machine(threads=4, width=8))
+        assert found and len({one.name for one in found}) == len(found)
+        for one in found:
+            assert "EXPORT void kernel(" in cpp.render(kernel, one)
+        for other in triton_schedules(kernel, known):
+            text = triton.render(kernel, other)
+            compile(text, name, "exec")
+            assert "def kernel(" in text
+
+
+def test_the_text_of_a_kernel() -> None:
+    """Stored text: a change of an emitter shows here first."""
+    cut, known = _cut("softmax")
+    kernel = cut.kernel(cut.groups[0])
+    assert str(kernel).splitlines()[0] == "for i0<b, i1<100:"
+    (first, *_) = triton_schedules(kernel, known)
+    assert triton.render(kernel, first) == TRITON_SOFTMAX
+
+
+TRITON_SOFTMAX = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(b0, b1, b):
+    rest = tl.program_id(0).to(tl.int64)
+    i1 = (rest % 1) * 128 + tl.arange(0, 128)
+    rest = rest // 1
+    i0 = rest
+    r0 = tl.arange(0, 128)
+    v1 = tl.load(b0 + (i0 * 100 + i1), mask=(i1 < 100), other=0.0)
+    v3 = tl.load(b0 + (i0 * 100 + r0), mask=(r0 < 100), other=0.0)
+    s2 = tl.max(tl.where((r0 < 100), v3, float("-inf")), 0)
+    v4 = (v1 - s2)
+    v5 = tl.exp(v4)
+    v7 = (v3 - s2)
+    v8 = tl.exp(v7)
+    s6 = tl.sum(tl.where((r0 < 100), v8, 0.0), 0)
+    v9 = (v5 / s6)
+    tl.store(b1 + (i0 * 100 + i1), (v9).to(tl.float32), mask=(i1 < 100))
+"""
