@@ -6,16 +6,15 @@ Storing a block anew makes the new version complete before the old one goes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import torch
 
 from anytorch.errors import BudgetTooSmall, ModelError
-from anytorch.memory.buffers import HostArena, bytes_of, host_buffer, parts_of, scatter
+from anytorch.memory.buffers import HostArena, host_buffer, parts_of, scatter
 from anytorch.memory.formats import Packing, pack_block, whole_tensors
 from anytorch.memory.images import Image, View, from_files, packed
 from anytorch.memory.ledger import Ledger
-from anytorch.memory.reader import CHUNK, Chunk, Reader, checksums_of, chunks_of, finish
+from anytorch.memory.reader import Chunk, Reader, checksums_of
 from anytorch.memory.spill import Spill
 from anytorch.memory.types import Home, Tiers
 from anytorch.memory.units import Group
@@ -94,14 +93,7 @@ class BlockHomes:
     def chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
         buffer = self._load_buffer if self._load_buffer is not None else self._make_load_buffer()
-        view = bytes_of(buffer)
-        for piece in self.images[name].pieces:
-            for chunk in chunks_of(piece, buffer.numel()):
-                parts = range(0, chunk.read_nbytes, CHUNK)
-                finish([self._reader.submit(partial(self._reader.read_part, part, chunk, view)) for part in parts])
-                wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
-                self._reader.check(chunk, wanted)
-                yield chunk, wanted
+        return self._reader.through(self.images[name].pieces, buffer)
 
     def load_through(self, ring: torch.Tensor) -> None:
         """Set up through memory that nobody uses yet, if it is the host's and large enough for a read."""

@@ -174,10 +174,7 @@ class Transfers:
     def _from_host(self, pieces: list[torch.Tensor], target: torch.Tensor) -> UnderWay:
         if self.copies.asynchronous:
             with self.copies.use():
-                at = 0
-                for piece in pieces:
-                    target[at : at + piece.numel()].copy_(piece, non_blocking=True)
-                    at += piece.numel()
+                gather(pieces, target, non_blocking=True)
             return UnderWay(arrived=self.copies.copied())
         if self.device.type == "cpu":
             return UnderWay([self.reader.submit(lambda: gather(pieces, target))])
@@ -189,7 +186,7 @@ class Transfers:
         try:
             while busy:
                 busy.pop().synchronize()
-            self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
+            self.reader.read_chunk(chunk, view)
             wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
             self.reader.check(chunk, wanted)
             with self.copies.use():
