@@ -8,13 +8,13 @@ uses; what does not rest on the device is brought there through a ring of device
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from anytorch.memory.plan_report import draw, explain
 
 Home = Literal["device", "host", "disk"]
-HOMES: tuple[Home, ...] = ("device", "host", "disk")
+Limit = Literal["computing", "host link", "disk", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,10 @@ class Prediction:
     """One pass in the steady state, by simulation."""
 
     pass_s: float
-    limit: Literal["computing", "host link", "disk", "nothing"]
+    limit: Limit
     from_host_nbytes: int  # streamed per pass from host homes
     from_disk_nbytes: int
-    busy_s: Mapping[str, float] = field(default_factory=dict)  # per kind of event
     timeline: tuple[Event, ...] = ()
-    schedule: tuple[tuple[str, ...], ...] = ()  # per step: the blocks whose fetch begins before or while it runs
 
 
 @dataclass(frozen=True)
@@ -123,14 +121,14 @@ class TierPlan:
     homes: Mapping[str, Home]
     ring_nbytes: int  # device memory that streamed blocks pass through
     staging_nbytes: int  # host memory that disk reads pass through on their way to a device of its own
-    prediction: Prediction
+    prediction: Prediction = Prediction(0.0, "nothing", 0, 0)
 
     def nbytes_at(self, home: Home) -> int:
         """Bytes that rest on a level; the ring and the staging buffers are not in it."""
         return sum(
             block.nbytes if home == "device" else block.resting
             for name, block in self.blocks.items()
-            if self.homes[name] == home
+            if self.homes.get(name) == home
         )
 
     @property

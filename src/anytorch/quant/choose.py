@@ -146,7 +146,7 @@ def _measure(
             return Ready(partial(prepared.run, x), facts=facts)
 
         refused = kernel.why_not(weight, dtype, m)
-        if getattr(kernel, "rounds_inputs", False) and allowed < BFLOAT16_ERROR:
+        if kernel.rounds_inputs and allowed < BFLOAT16_ERROR:
             refused = "rounds inputs to bfloat16; prefer='speed' allows that"
         return Candidate(kernel.name, prepare, refused=refused)
 

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from anytorch.errors import UsageError
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.model import Skip, _matches, as_linear, replace_module
+from anytorch.quant.model import Skip, _matches, as_linear, replace_module, rules_of
+from anytorch.quant.tensor import linear_of
 
 
 class LoRALinear(nn.Module):
@@ -50,13 +51,7 @@ class LoRALinear(nn.Module):
     def merged(self) -> nn.Linear:
         """One ordinary layer that computes the same."""
         plain = as_linear(self.base) if isinstance(self.base, QuantLinear) else self.base
-        joined = nn.Linear(
-            plain.in_features, plain.out_features, plain.bias is not None, device="meta", dtype=plain.weight.dtype
-        )
-        joined.weight = nn.Parameter(plain.weight.detach() + (self.lora_b @ self.lora_a).detach() * self.scaling)
-        if plain.bias is not None:
-            joined.bias = plain.bias
-        return joined
+        return linear_of(plain.weight.detach() + (self.lora_b @ self.lora_a).detach() * self.scaling, plain.bias)
 
 
 def add_lora(
@@ -72,8 +67,7 @@ def add_lora(
 
     `only` and `skip` take names, patterns or functions, as `quantize` does. Returns the adapted layers' names.
     """
-    skips = [skip] if isinstance(skip, str) or callable(skip) else list(skip)
-    onlys = [only] if isinstance(only, str) or callable(only) else list(only)
+    skips, onlys = rules_of(skip), rules_of(only)
     inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, LoRALinear))
     found: list[str] = []
     for name, module in list(model.named_modules()):

@@ -10,10 +10,10 @@ from torch import nn
 
 from anytorch.errors import ModelError, UsageError
 from anytorch.quant.choose import Prefer
-from anytorch.quant.container import Reader, packed_layout, writing
+from anytorch.quant.container import Reader, save_tensors
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.model import replace_module
-from anytorch.quant.tensor import PARTS, metadata
+from anytorch.quant.model import replace_module, set_tensor
+from anytorch.quant.tensor import PARTS
 
 FILE = "model.safetensors"
 
@@ -46,18 +46,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
         first[place] = name
         plain[name] = tensor.detach()
     packed = {f"{name}.weight" if name else "weight": layer.packed for name, layer in layers.items()}
-    layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for name in sorted(packed.keys() | plain.keys()):
-        if name in packed:
-            layout.update(packed_layout(name, packed[name].format, packed[name].shape))
-        else:
-            layout[name] = (tuple(plain[name].shape), plain[name].dtype)
-    about = {name: (one.format, one.shape, metadata(one)["dtype"]) for name, one in packed.items()}
-    with writing(path, layout, about, {"shared": shared}) as writer:
-        for name, one in packed.items():
-            writer.put_packed(name, one)
-        for name, tensor in plain.items():
-            writer.put(name, tensor)
+    save_tensors(path, packed, plain, {"shared": shared})
     return path
 
 
@@ -83,7 +72,8 @@ def load(model: nn.Module, folder: str | Path, *, prefer: Prefer = "memory", ver
         replace_module(model, owner, layer)
     for name in reader.plain:
         if not name.endswith(".input_scale"):
-            _put(model, name, reader.get(name))
+            owner, _, own = name.rpartition(".")
+            set_tensor(model.get_submodule(owner), own, reader.get(name))
     for name, other in shared.items():
         owner, _, own = other.rpartition(".")
         target, _, last = name.rpartition(".")
@@ -121,16 +111,3 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
         wanted, found_shape = tuple(state[name].shape), reader.tensors[name].shape
         if wanted != found_shape:
             raise ModelError(f"{reader.path}: {name} is {found_shape}; the model's is {wanted}")
-
-
-def _put(model: nn.Module, name: str, value: torch.Tensor) -> None:
-    owner, _, own = name.rpartition(".")
-    module = model.get_submodule(owner)
-    old = getattr(module, own)
-    if not old.is_meta:
-        with torch.no_grad():
-            old.copy_(value)
-    elif isinstance(old, nn.Parameter):
-        setattr(module, own, nn.Parameter(value.clone(), requires_grad=old.requires_grad))
-    else:
-        setattr(module, own, value.clone())

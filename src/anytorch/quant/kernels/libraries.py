@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from anytorch import logs
-from anytorch.quant.kernels.base import Prepared, nbytes_of
-from anytorch.quant.tensor import QuantTensor, unpack
+from anytorch.quant.kernels.base import Kernel, Prepared, nbytes_of
+from anytorch.quant.tensor import QuantTensor, linear_of, unpack
 
 
 @lru_cache(maxsize=4)
@@ -42,9 +42,8 @@ def installed(name: str) -> str:
         return f"no {name}"
 
 
-class BitsAndBytes:
+class BitsAndBytes(Kernel):
     name = "bitsandbytes"
-    batch_invariant = False
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
         format = weight.format
@@ -55,7 +54,7 @@ class BitsAndBytes:
         module = _import("bitsandbytes.functional")
         return module if isinstance(module, str) else ""
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         functional, package = _import("bitsandbytes.functional"), _import("bitsandbytes")
         kind = "nf4" if weight.format.family == "nf4" else "fp4"
         codes = weight.parts["codes"]
@@ -68,22 +67,20 @@ class BitsAndBytes:
             quant_type=kind,
             dtype=dtype,
         )
-        cast = None if bias is None else bias.detach().to(dtype)
 
         def run(x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
-                out: torch.Tensor = package.matmul_4bit(x, swapped.t(), quant_state=state, bias=cast)
+                out: torch.Tensor = package.matmul_4bit(x, swapped.t(), quant_state=state, bias=bias)
             return out
 
         return Prepared(run, nbytes_of(swapped))
 
 
-class TorchAo:
+class TorchAo(Kernel):
     """torchao's int8 weight-only layer. It rounds the unpacked weight again; the check against the reference says
     whether that came out the same."""
 
     name = "torchao"
-    batch_invariant = False
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
         if weight.format.bits != 8 or weight.format.group_size:
@@ -91,12 +88,9 @@ class TorchAo:
         module = _import("torchao.quantization")
         return module if isinstance(module, str) else ""
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         module = _import("torchao.quantization")
-        layer = torch.nn.Linear(weight.columns, weight.rows, bias=bias is not None, device="meta", dtype=dtype)
-        layer.weight = torch.nn.Parameter(unpack(weight, dtype).reshape(weight.rows, weight.columns), False)
-        if bias is not None:
-            layer.bias = torch.nn.Parameter(bias.detach().to(dtype), False)
+        layer = linear_of(unpack(weight, dtype).reshape(weight.rows, weight.columns), bias, trained=False)
         with logs.warnings_unheard():
             module.quantize_(layer, module.Int8WeightOnlyConfig())
         return Prepared(layer.forward, weight.rows * weight.columns + weight.rows * 4)
