@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from anytorch.errors import UsageError
-from anytorch.memory.formats import Packing, pack_block, packing_of, unpacked_nbytes
-from anytorch.memory.homes import BlockHomes, device_buffer
+from anytorch.memory.formats import pack_block, packing_of, unpacked_nbytes
+from anytorch.memory.homes import BlockHomes, FittedState, device_buffer
 from anytorch.memory.images import Image, views_of
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.levels import Size
@@ -36,7 +36,7 @@ UNPACKED = "unpacked block"  # in the ledger
 HANDLE = "_anytorch_fitted"  # in the model's __dict__: the handle lives exactly as long as the model
 
 
-class Fitted:
+class Fitted(FittedState):
     """A model at its homes. Owns the files, threads and memory; `unfit` (or the end of the process) gives them back."""
 
     def __init__(
@@ -49,21 +49,15 @@ class Fitted:
         verify: bool = True,
         rest_format: str | None = None,
     ) -> None:
-        self.packings: dict[str, Packing] = {}
-        if rest_format is not None:
-            made = {n: packing_of(found, n, rest_format) for n, home in plan.homes.items() if home != "device"}
-            self.packings = {name: packing for name, packing in made.items() if packing is not None}
+        moving = [name for name, home in plan.homes.items() if home != "device"] if rest_format is not None else []
+        packings = {name: made for name in moving if (made := packing_of(found, name, str(rest_format))) is not None}
+        ledger = Ledger({level.kind: level.capacity for level in tiers.levels})
+        disk = tiers.find("disk")
+        reader = Reader(verify=verify, direct=disk is None or disk.direct)
+        super().__init__(torch.device(tiers.device.place), tiers, found, plan, packings, ledger, reader)
         self.live: torch.Tensor | None = None
         self.rest_format = rest_format
         self._model = weakref.ref(model)
-        self.tiers = tiers
-        self.found = found
-        self.plan = plan
-        self.device = torch.device(tiers.device.place)
-        self.ledger = Ledger({level.kind: level.capacity for level in tiers.levels})
-        disk = tiers.find("disk")
-        self.reader = Reader(verify=verify, direct=disk is None or disk.direct)
-        self.images: dict[str, Image] = {}  # one for everybody: a block that is written anew gets a new one here
         self.block_homes: BlockHomes
         self.mover: Mover
         self.origins = {id(p): p.device for group in found.groups.values() for p in group.parameters}
@@ -99,20 +93,16 @@ class Fitted:
         self.images = images
         self.ledger.reserve("device", "buffers", self.found.extras_nbytes(self.model))
         self.move_extras(self.device)
-        plan, ledger, reader = self.plan, self.ledger, self.reader
-        self.block_homes = BlockHomes(
-            self.device, self.tiers, self.found.groups, images, plan.homes, self.packings, ledger=ledger, reader=reader
-        )
+        self.block_homes = BlockHomes(self)
         transfers = Transfers(
             *(self.device, self.block_homes.host, self.tiers),
-            staging_nbytes=plan.staging_nbytes,
-            ledger=ledger,
-            reader=reader,
+            staging_nbytes=self.plan.staging_nbytes,
+            ledger=self.ledger,
+            reader=self.reader,
         )
-        self.mover = Mover(images, plan.homes, plan.steps, transfers, ring_nbytes=plan.ring_nbytes, ledger=self.ledger)
-        in_host = sum(plan.blocks[name].resting for name, home in plan.homes.items() if home == "host")
-        if in_host:
-            self.block_homes.make_host(in_host)
+        self.mover = Mover(self, transfers)
+        if self.plan.nbytes_at("host"):
+            self.block_homes.make_host(self.plan.nbytes_at("host"))
         if self.packings:
             assert self.rest_format is not None
             nbytes = unpacked_nbytes(self.found, self.rest_format)
@@ -134,9 +124,7 @@ class Fitted:
         """What lives in memory is read, the rest stays in its files; a block that is to rest packed is packed anew."""
         home, block_homes = self.plan.homes[name], self.block_homes
         if home == "device":
-            buffer = block_homes.add_resident(name)
-            block_homes.load(name, buffer)
-            views = views_of(self.images[name], buffer)
+            views = views_of(self.images[name], block_homes.load_resident(name))
             for path, parameter in self.found.groups[name].tensors().items():
                 parameter.data = views[path]
             return
@@ -170,7 +158,7 @@ class Fitted:
         """Every block is at its home: the model runs from there."""
         self._unbind()
         self.block_homes.loaded()
-        self.running = Running(self.mover, self.block_homes, self.found, self.packings, self.live)
+        self.running = Running(self, self.mover, self.block_homes, self.live)
         attach(self.model, self.running, StateLoading(self))
         self.model.__dict__[HANDLE] = self
         # A model that is dropped, and the end of the process, leave no thread and no file behind.
@@ -244,9 +232,8 @@ class Fitted:
             self._wake_all(target)
         except BaseException:
             if self.running is not None:  # it stays a fitted model, whole: every block is still at its home
-                for name in self._moved:
-                    for parameter in self.found.groups[name].parameters:
-                        park(parameter, self.device)
+                for parameter in self._parked():
+                    park(parameter, self.device)
                 self.move_extras(self.device)
             raise
         detach(self.model)
@@ -259,6 +246,9 @@ class Fitted:
                 if place.type != "meta" and parameter.device != place:
                     parameter.data = parameter.data.to(place)
         self.close()
+
+    def _parked(self) -> list[torch.Tensor]:
+        return [parameter for name in self._moved for parameter in self.found.groups[name].parameters]
 
     def _wake_all(self, target: torch.device | None) -> None:
         for name in self._moved:
@@ -290,9 +280,8 @@ class Fitted:
         if model is not None:
             detach(model)
             model.__dict__.pop(HANDLE, None)
-        for name in self._moved:
-            for parameter in self.found.groups[name].parameters:
-                give_up(parameter)
+        for parameter in self._parked():
+            give_up(parameter)
         self._moved.clear()
         if self.running is not None:
             self.running.close()

@@ -151,12 +151,11 @@ def from_folder(folder: Path) -> nn.Module:
 
 def match(model: nn.Module, located: Mapping[str, StoredTensor], checkpoint: Path) -> dict[str, StoredTensor]:
     """Where every parameter's values are, by the first of its paths. Raises ModelError for what is missing or misshapen."""
-    prefix = str(getattr(model, "base_model_prefix", "") or "")
     found: dict[str, StoredTensor] = {}
     missing: list[str] = []
     shapes = {path: tuple(p.shape) for path, p in model.named_parameters(remove_duplicate=False)}
     for slots in all_slots(model).values():
-        place = next((located[n] for s in slots for n in _names(s.path, prefix) if n in located), None)
+        place = _look_up(model, located, *(slot.path for slot in slots))
         path = slots[0].path
         if place is None:
             missing.append(path)
@@ -175,9 +174,11 @@ def match(model: nn.Module, located: Mapping[str, StoredTensor], checkpoint: Pat
     return found
 
 
-def _names(path: str, prefix: str) -> tuple[str, ...]:
-    """A checkpoint may hold the base model alone, or the model with its base's prefix."""
-    return (path, f"{prefix}.{path}", path.removeprefix(f"{prefix}.")) if prefix else (path,)
+def _look_up(model: nn.Module, located: Mapping[str, StoredTensor], *paths: str) -> StoredTensor | None:
+    """The first of these there is. A checkpoint may hold the base model alone, or the model with its base's prefix."""
+    prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
+    names = (name for path in paths for name in (path, prefix + path, path.removeprefix(prefix)))
+    return next((located[name] for name in names if name in located), None)
 
 
 def replace_parameters(model: nn.Module, where: Mapping[str, StoredTensor]) -> None:
@@ -190,12 +191,11 @@ def replace_parameters(model: nn.Module, where: Mapping[str, StoredTensor]) -> N
 
 
 def load_buffers(model: nn.Module, located: Mapping[str, StoredTensor]) -> None:
-    prefix = str(getattr(model, "base_model_prefix", "") or "")
     for path, buffer in list(model.named_buffers()):
-        at = next((located[name] for name in _names(path, prefix) if name in located), None)
+        at = _look_up(model, located, path)
         if at is not None:
-            owner = model.get_submodule(path.rpartition(".")[0])
-            owner._buffers[path.rpartition(".")[2]] = mapped_tensor(at).to(buffer.dtype, copy=True)
+            owner, _, own = path.rpartition(".")
+            model.get_submodule(owner)._buffers[own] = mapped_tensor(at).to(buffer.dtype, copy=True)
 
 
 def _folder(checkpoint: Path) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytorch import logs
@@ -93,26 +94,27 @@ def chunks_of(piece: Piece, size: int = CHUNK) -> Iterator[Chunk]:
         at, lead = stop, 0
 
 
+def open_direct(path: str | Path, flags: int, direct: bool = True) -> tuple[int, bool]:
+    """Open a file, past the page cache if that is wanted and its file system can; returns its number and whether it is."""
+    if direct and O_DIRECT:
+        try:
+            return os.open(path, flags | O_DIRECT, 0o600), True
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # what a file system without direct reads says
+                raise
+    return os.open(path, flags, 0o600), False
+
+
 class File:
     """One open file. Opened once: renaming or losing permission later does not matter, being cut off does, and raises."""
 
     def __init__(self, path: str, *, direct: bool = True) -> None:
         self.path = path
-        self.direct = False
-        self._fds: list[int] = []
         try:
-            if direct and O_DIRECT:
-                try:
-                    self._fd = os.open(path, os.O_RDONLY | O_DIRECT)
-                    self.direct = True
-                except OSError as exc:
-                    if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # what a file system without direct reads says
-                        raise
-            if not self.direct:
-                self._fd = os.open(path, os.O_RDONLY)
+            self._fd, self.direct = open_direct(path, os.O_RDONLY, direct)
         except OSError as exc:
             raise ModelError(f"cannot open {path}: {exc.strerror}", hint="check that it is there and readable") from exc
-        self._fds.append(self._fd)
+        self._fds = [self._fd]
 
     def read(self, view: memoryview, offset: int, wanted: int) -> None:
         """Fill `view` from `offset`; the first `wanted` bytes must be there. Raises ModelError when they are not."""

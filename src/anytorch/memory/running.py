@@ -11,19 +11,19 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from anytorch.errors import UsageError
-from anytorch.memory.formats import Packing
-from anytorch.memory.homes import BlockHomes
+from anytorch.memory.formats import UnpackScratch
+from anytorch.memory.homes import BlockHomes, FittedState
 from anytorch.memory.images import views_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.parked import PARKED, park, wake
 from anytorch.memory.ring import AGAIN, BACKWARD, FORWARD, TRAINING
-from anytorch.memory.units import Found, Unit
-from anytorch.memory.unpack_scratch import UnpackScratch
+from anytorch.memory.units import Unit
 
 
 @dataclass(frozen=True)
@@ -56,38 +56,29 @@ class OffloadedActivation:
 
 
 class Running:
-    def __init__(
-        self,
-        mover: Mover,
-        block_homes: BlockHomes,
-        found: Found,
-        packings: Mapping[str, Packing],
-        live: torch.Tensor | None,
-    ) -> None:
+    def __init__(self, state: FittedState, mover: Mover, block_homes: BlockHomes, live: torch.Tensor | None) -> None:
         """`live`: the device memory that packed blocks are unpacked to, where there are some."""
         self.mover = mover
         self.block_homes = block_homes
-        self.found = found
-        self.packings = packings
-        self.images = block_homes.images
-        self.homes = block_homes.homes
-        self.device = block_homes.device
-        self.scratch = UnpackScratch(live, packings, found.units, mover.copies) if live is not None else None
-        self.units = tuple(u for u in found.units if any(self.homes[b] != "device" for b in u.blocks))
+        self.found = state.found
+        self.packings = state.packings
+        self.images = state.images
+        self.homes = state.plan.homes
+        self.device = state.device
+        units = state.found.units
+        self.scratch = UnpackScratch(live, state.packings, units, mover.copies) if live is not None else None
+        self.units = tuple(u for u in units if any(self.homes[b] != "device" for b in u.blocks))
         self._units = {unit.name: unit for unit in self.units}
         self._lock = threading.RLock()
         self._awake: dict[str, int] = {}  # block → how many running forwards use it
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
-        self._holding: dict[
-            int, tuple[str, int]
-        ] = {}  # thread → the step whose blocks its backward holds, and which one
+        # Thread → the step whose blocks its backward holds, and the number of that backward.
+        self._holding: dict[int, tuple[str, int]] = {}
         self.offload = False  # activations wait for backward in host memory
         self._backwards = 0  # how many steps backward has asked for so far
         self._again: set[str] = set()  # steps computed again whose graph is not gone through
         self.forwards: dict[str, int] = {}  # per step, since an optimizer's last step; counted for `after_backward`
-        self.after_backward: Callable[[str], None] | None = (
-            None  # told when a step that was used once will not come again
-        )
+        self.after_backward: Callable[[str], None] | None = None  # told of a step used once that will not come again
 
     # --- forward ---------------------------------------------------------------------------------------------------
 
@@ -136,11 +127,8 @@ class Running:
             entered.append(name)
             if self._awake[name] > 1:
                 continue
-            views = (
-                self._unpacked(unit, name, buffers[name])
-                if name in self.packings
-                else self._views_in(name, buffers[name])
-            )
+            packed = name in self.packings
+            views = self._unpacked(unit, name, buffers[name]) if packed else self._views_in(name, buffers[name])
             for parameter, view in zip(self.found.groups[name].parameters, views, strict=True):
                 wake(parameter, view)
 
@@ -313,23 +301,22 @@ class Running:
                         slots.setdefault(slot.owner, {})[slot.name] = name
         return slots
 
-    def show(self, module: nn.Module, names: Mapping[str, str]) -> None:
-        """Let a module's parameters show their values at rest, for state_dict."""
+    def show(self, names: Mapping[str, str], module: nn.Module, *_: Any) -> None:
+        """Let a module's parameters show their values at rest, for state_dict. `names`: parameter → block."""
         for key, block in names.items():
             parameter = held_by(module, key)
             if isinstance(parameter, PARKED):
-                path = self.path_of(parameter, block)
-                wake(parameter, self.resting(block)[path])
+                wake(parameter, self.resting(block)[self.path_of(parameter, block)])
 
-    def hide(self, module: nn.Module, names: Mapping[str, str]) -> None:
+    def hide(self, names: Mapping[str, str], module: nn.Module, *_: Any) -> None:
+        """Park them again."""
         for key, block in names.items():
             parameter = held_by(module, key)
             if not self._awake.get(block):
                 park(parameter, self.device)
 
     def path_of(self, parameter: torch.Tensor, block: str) -> str:
-        group = self.found.groups[block]
-        return next(path for path, p in zip(group.paths, group.parameters, strict=True) if p is parameter)
+        return next(path for path, p in self.found.groups[block].tensors().items() if p is parameter)
 
 
 def held_by(module: nn.Module, name: str) -> torch.Tensor:

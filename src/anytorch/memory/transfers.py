@@ -102,9 +102,7 @@ class UnderWay:
 
     futures: list[Future[None]] = field(default_factory=list)  # reads and copies, most of them by other threads
     arrived: Any = None  # event on the copy stream
-    work: Callable[[], None] | None = (
-        None  # what `futures[0]` stands for, if a thread that uses the device has to do it
-    )
+    work: Callable[[], None] | None = None  # what `futures[0]` stands for, if a thread that uses the device must do it
 
 
 def do(work: Callable[[], None], future: Future[None]) -> None:
