@@ -45,7 +45,7 @@ POLL_S = 0.0003
 
 
 class BlockTensors:
-    """`what` names it in the ledger. `put` and `take` work on all tensors of a block at once."""
+    """Keep tensors for each block, in memory or on disk; `put` and `take` take all of a block's. `what`: in the ledger."""
 
     def __init__(self, fitted: Fitted, what: str) -> None:
         self.fitted = fitted
@@ -105,7 +105,7 @@ class BlockTensors:
 
 
 class Gradients(BlockTensors):
-    """Gradients, which come one by one. `parameters`: what is trained of each block."""
+    """Collect each block's gradients, which come one by one. `parameters`: what is trained of each block."""
 
     def __init__(self, fitted: Fitted, parameters: Mapping[str, Sized]) -> None:
         super().__init__(fitted, "gradients")
@@ -115,7 +115,7 @@ class Gradients(BlockTensors):
         self.copied: dict[str, Any] = {}  # block → the event after which its gradients are in host memory
 
     def add(self, block: str, path: str, gradient: torch.Tensor) -> None:
-        """backward has a gradient: it leaves the device, and is put to its block's when that has all of them."""
+        """Take a gradient that backward made off the device; it joins its block's others when all of them are there."""
         if path in self._pending.get(block, ()):
             self._keep(block)  # an earlier backward that some parameters of the block took no part in
         pending = self._pending.setdefault(block, {})
@@ -157,7 +157,7 @@ class Gradients(BlockTensors):
         return block in self and block not in self._pending
 
     def keep_rest(self) -> None:
-        """Backward is over: blocks of which some parameters took no part in it have no more to come."""
+        """Keep the gradients of blocks that are not complete: backward is over, and some parameters took no part in it."""
         for block in list(self._pending):
             self._keep(block)
 
@@ -165,7 +165,7 @@ class Gradients(BlockTensors):
         self._pending.clear()
 
     def ready(self, block: str) -> Callable[[], bool]:
-        """A question: are the block's gradients in host memory?"""
+        """Return a function that says whether the block's gradients are in host memory."""
         event = self.copied.get(block)
         return event.query if event is not None else lambda: True
 
@@ -181,12 +181,12 @@ class Gradients(BlockTensors):
 
 
 def is_shared(gradient: torch.Tensor) -> bool:
-    """May something else own this memory (a view of another gradient)?"""
+    """Return True if something else may own this memory (the gradient is a view of another one)."""
     return gradient._base is not None or gradient.untyped_storage().nbytes() != gradient.nbytes
 
 
 class OptimizerStates(BlockTensors):
-    """Tensors that are called "path::state"; `numbers` has the state that is no tensor, by block and path."""
+    """Keep optimizer states as tensors called "path::state"; `numbers` has what is no tensor, by block and path."""
 
     def __init__(self, fitted: Fitted) -> None:
         super().__init__(fitted, "optimizer state")
@@ -204,7 +204,7 @@ class OptimizerStates(BlockTensors):
         return found
 
     def give(self, block: str, by_path: Mapping[str, Mapping[str, Any]]) -> None:
-        """States of some of a block's parameters, from now on ours; what else the block has stays."""
+        """Take over states of some of a block's parameters; what else the block has stays."""
         tensors = dict(self.take(block))
         for path, state in by_path.items():
             for key, value in state.items():
@@ -232,7 +232,7 @@ class TrainedBlocks:
 
 
 def trained_of(fitted: Fitted, param_groups: Groups) -> TrainedBlocks:
-    """Raises UsageError where a trained weight rests in few bits."""
+    """Find what an optimizer's parameter groups train. Raises UsageError where a trained weight rests in few bits."""
     wanted = {id(p) for group in param_groups for p in group["params"] if p.requires_grad}
     blocks = {
         name: found
@@ -251,7 +251,7 @@ def trained_of(fitted: Fitted, param_groups: Groups) -> TrainedBlocks:
 
 
 def refuse_packed(fitted: Fitted, blocks: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> None:
-    """A file of codes is not written again, and a step's small changes would be lost in them."""
+    """Raise UsageError for a trained weight that rests packed: a step's small changes would be lost in its codes."""
     for name, found in blocks.items():
         packing = fitted.packings.get(name)
         for path, _ in found:
@@ -264,7 +264,7 @@ def refuse_packed(fitted: Fitted, blocks: Mapping[str, Sequence[tuple[str, torch
 
 
 def reserve_working_memory(fitted: Fitted, trained: TrainedBlocks, moments: int) -> None:
-    """A step holds one block's weights, gradients and states at once, as far as they do not rest in memory."""
+    """Reserve what a step holds at once: the largest block's weights, gradients and states, if not in memory anyway."""
     largest = max((sum(p.nbytes for _, p in found) for found in trained.blocks.values()), default=0)
     ledger, level = fitted.ledger, fitted.memory_level
     needed = (2 + moments) * largest
@@ -285,7 +285,7 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class BlockStep:
-    """`groups`: the parameter group of every (block, path) that is trained."""
+    """Does one block's step on the CPU. `groups`: the parameter group of every (block, path) that is trained."""
 
     def __init__(
         self, fitted: Fitted, factory: Factory, groups: Mapping[tuple[str, str], int], states: OptimizerStates
@@ -303,7 +303,7 @@ class BlockStep:
                 self._by_torch(block, gradients, scale, options)
 
     def _natively(self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Options) -> bool:
-        """By our own loop, where it gives the bits of torch's. False, with nothing changed, where it does not."""
+        """Update a block by our own loop if it gives torch's bits. Return False, with nothing changed, if it does not."""
         host = self._fitted.block_homes.host
         if self._kind is None or block not in host:
             return False
@@ -344,7 +344,7 @@ class BlockStep:
             self._fitted.write_back(block, copies)
 
     def _optimizer(self, block: str, shadows: Mapping[str, nn.Parameter], options: Options) -> torch.optim.Optimizer:
-        """Over one block's weights on the CPU, with the options of the groups they belong to."""
+        """Make an optimizer over one block's weights on the CPU, with the options of the groups they belong to."""
         members: dict[int, list[nn.Parameter]] = {}
         for path, shadow in shadows.items():
             members.setdefault(self._groups[block, path], []).append(shadow)
@@ -453,7 +453,7 @@ class Updates:
         return min(ready, key=self._rank.__getitem__, default=None)
 
     def _is_ready(self, work: Work) -> bool:
-        """After a failure all are, to be left out: a device with an error may never send what they wait for."""
+        """Return True if a block's turn can come now; after a failure always, as what it waits for may never come."""
         if self._failure is None:
             try:
                 return work.ready()

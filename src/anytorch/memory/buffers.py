@@ -60,7 +60,7 @@ def _own_pages(nbytes: int) -> torch.Tensor:
 
 
 def _ask_for_huge_pages(buffer: torch.Tensor) -> None:
-    """Before the first touch. Whole huge pages only: a last one in part would take more memory than was reserved."""
+    """Ask for huge pages before the first touch. Whole ones only: a last one in part would take more than was reserved."""
     whole = buffer.nbytes // HUGE * HUGE
     madvise = _madvise()
     if whole and madvise is not None and madvise(buffer.data_ptr(), whole, ADVICE):

@@ -121,7 +121,7 @@ class Fitted(FittedState):
         self._park(name)
 
     def _place_file(self, name: str) -> None:
-        """What lives in memory is read, the rest stays in its files; a block that is to rest packed is packed anew."""
+        """Read a block that lives in memory from its files; others stay there. One that is to rest packed is packed anew."""
         home, block_homes = self.plan.homes[name], self.block_homes
         if home == "device":
             views = views_of(self.images[name], block_homes.load_resident(name))
@@ -149,13 +149,13 @@ class Fitted(FittedState):
         return views_of(live, self.live[: live.nbytes])
 
     def _park(self, name: str) -> None:
-        """A block is complete at its home: its parameters let go of their memory, as there is a second copy only now."""
+        """Let a block's parameters go of their memory: it is complete at its home, so there is a second copy now."""
         self._moved.append(name)
         for parameter in self.found.groups[name].parameters:
             park(parameter, self.device)
 
     def _start(self) -> None:
-        """Every block is at its home: the model runs from there."""
+        """Let the model run from its blocks' homes: every block is there."""
         self._unbind()
         self.block_homes.loaded()
         self.running = Running(self, self.mover, self.block_homes, self.live)
@@ -174,7 +174,7 @@ class Fitted(FittedState):
                     module._buffers[name] = buffer.to(device)
 
     def _unbind(self) -> None:
-        """What packed layers bound to kernels points at memory that their codes are no longer in."""
+        """Drop what packed layers bound to kernels: it points at memory that their codes are no longer in."""
         for layers in self.found.packed_layers.values():
             for layer in layers:
                 layer._bound.clear()

@@ -136,9 +136,9 @@ def plan_for(
         found = find_units(model, blocks=names, resident=wishes.resident, finest=finest, codes=codes)
         extras = found.extras_nbytes(model) + wishes.reserve
         try:
-            chosen = (sizes or packed_sizes)(found)
+            chosen = (sizes or block_sizes)(found)
             if packed is not None and sum(b.nbytes for b in chosen.values()) + extras > tiers.device.capacity:
-                chosen, extras = resting_sizes(found, packed), extras + unpacked_nbytes(found, packed)
+                chosen, extras = block_sizes(found, packed), extras + unpacked_nbytes(found, packed)
             return found, _plan(found, tiers, wishes, extras, on_disk, chosen)
         except BudgetTooSmall as exc:
             if finest or names is not None:
@@ -150,15 +150,12 @@ def plan_for(
     raise AssertionError("unreachable")
 
 
-def packed_sizes(found: Found) -> dict[str, WeightBlock]:
-    return {name: WeightBlock(name, group.image().nbytes) for name, group in found.groups.items()}
-
-
-def resting_sizes(found: Found, rest_format: str) -> dict[str, WeightBlock]:
+def block_sizes(found: Found, rest_format: str | None = None) -> dict[str, WeightBlock]:
+    """Every block with its bytes on the device, and with those it rests in if they are fewer."""
     sizes = {}
-    for name, block in packed_sizes(found).items():
-        packing = packing_of(found, name, rest_format)
-        sizes[name] = WeightBlock(name, block.nbytes, resting_nbytes(packing)) if packing else block
+    for name, group in found.groups.items():
+        packing = None if rest_format is None else packing_of(found, name, rest_format)
+        sizes[name] = WeightBlock(name, group.image().nbytes, resting_nbytes(packing) if packing else -1)
     return sizes
 
 

@@ -36,7 +36,7 @@ class Packing:
 
 
 def packing_of(found: Found, name: str, format: str) -> Packing | None:
-    """None if the block has nothing that can be packed."""
+    """Return how a block is packed in a format; None if it has nothing that can be packed."""
     group = found.groups[name]
     weights = frozenset(path for path, parameter in group.tensors().items() if packable(found, parameter))
     return Packing(parse(format), group.image(), weights) if weights else None
@@ -71,7 +71,7 @@ def resting_nbytes(packing: Packing) -> int:
 
 
 def pack_block(packing: Packing, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What is stored: parts under "path::part", other tensors under their path."""
+    """Return a block's tensors as they are stored: packed parts under "path::part", other tensors under their path."""
     stored: dict[str, torch.Tensor] = {}
     for path, tensor in tensors.items():
         if path not in packing.weights:
@@ -85,7 +85,7 @@ def pack_block(packing: Packing, tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def unpack_block(packing: Packing, stored: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
-    """From stored tensors on a device to the weights there, some rows at a time."""
+    """Unpack stored tensors into the weights (`targets`) on the same device, some rows at a time."""
     for path, target in targets.items():
         if path not in packing.weights:
             target.copy_(stored[path])
@@ -114,7 +114,7 @@ def whole_tensors(packing: Packing, stored: Mapping[str, torch.Tensor]) -> dict[
 
 
 class UnpackScratch:
-    """A thread that took it may take it again; the others wait until it was given back as often.
+    """Device memory for one unit's unpacked blocks. A thread that took it may take it again; others wait for its return.
 
     Backward takes it in the thread that runs a node and gives it back where its end is told, which may be another thread:
     so this is no lock of `threading`, whose owner alone can open it.
@@ -153,7 +153,7 @@ class UnpackScratch:
                 self._given_back.notify_all()
 
     def has(self, step: str, block: str, buffer: torch.Tensor) -> bool:
-        """Was the block unpacked for this step from this very buffer? The ring makes a new one for every fetch."""
+        """Return True if the block was unpacked for this step from this very buffer; every fetch makes a new one."""
         return self.step == step and self._sources.get(block) is buffer
 
     def unpack(self, step: str, block: str, image: Image, buffer: torch.Tensor) -> None:

@@ -71,7 +71,7 @@ class BlockHomes:
         return target
 
     def make_host(self, nbytes: int) -> None:
-        """The host memory for all blocks that live there, at once."""
+        """Reserve the host memory for all blocks that live there, at once."""
         self._ledger.reserve("host", "blocks", nbytes)
         host = self._tiers.find("host")
         self._host_arena = HostArena(nbytes, pinned=host is not None and host.pinned)
@@ -93,12 +93,12 @@ class BlockHomes:
         return self._reader.through(self._state.images[name].pieces, buffer)
 
     def load_through(self, ring: torch.Tensor) -> None:
-        """Set up through memory that nobody uses yet, if it is the host's and large enough for a read."""
+        """Let setting up read through the ring, which nobody uses yet, if it is the host's memory and holds a read."""
         if ring.device.type == "cpu" and ring.numel() >= MIB:
             self._load_buffer = ring[: min(LOAD_CHUNK, ring.numel() // MIB * MIB)]
 
     def _make_load_buffer(self) -> torch.Tensor:
-        """As large as the budget has room for beside what is still to come, and at least for one read."""
+        """Allocate the buffer for setting up: what the budget has left beside what is still to come, at least one read."""
         level = "host" if "host" in self._ledger.levels() else "device"
         homes, images = self._state.plan.homes, self._state.images
         coming = [name for name, home in homes.items() if home == level == "device" and name not in self._resident]
@@ -109,7 +109,7 @@ class BlockHomes:
         return self._load_buffer
 
     def loaded(self) -> None:
-        """Setting up is over: its buffers go."""
+        """Drop the buffers of setting up."""
         self._load_buffer = None
         for spill in self.spills:
             spill.let_go()
@@ -227,7 +227,7 @@ class BlockHomes:
 
 
 def device_buffer(ledger: Ledger, holder: str, nbytes: int, device: torch.device) -> torch.Tensor:
-    """Reserve, then allocate. Where the device computes in host RAM, memory that disks like."""
+    """Reserve bytes in the ledger and allocate them on a device; on the CPU, page-aligned, so that disks read into it."""
     ledger.reserve("device", holder, nbytes)
     try:
         if device.type == "cpu":

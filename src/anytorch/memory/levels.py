@@ -49,7 +49,7 @@ def create_tiers(
     speeds: Speeds | None = None,
     measure: bool = True,
 ) -> Tiers:
-    """The levels below and including a device.
+    """Return the levels of memory from a device down, with budgets and speeds.
 
     Budgets that are not given come from what is free now (of the control group, where there is one). `disk` is a folder,
     None for one in the cache folder, False for no disk level. A device that computes in the host's RAM has two levels, RAM

@@ -11,12 +11,12 @@ A mode is data (`MODES`); every step of applying one comes with the step that un
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from anytorch.memory.fitting import fit, unfit
 from anytorch.memory.reader import Reader
 from anytorch.memory.spill import Spill
 from anytorch.quant.formats import parse
-from anytorch.quant.model import quantize
+from anytorch.quant.model import quantize, replace_module
 from anytorch.quant.tensor import linear_of
 from anytorch.safetensors_files import StoredTensor
 
@@ -76,10 +76,6 @@ FUSED_FIRST = [
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def fused_attention_first() -> AbstractContextManager[None]:
-    return sdpa_kernel(FUSED_FIRST, set_priority=True)
-
-
 @contextmanager
 def matmul_precision(wanted: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
@@ -88,20 +84,6 @@ def matmul_precision(wanted: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def in_force(mode: Mode, device: torch.device) -> dict[str, Any]:
-    """What the process would do now, on this device."""
-    return {
-        "mode": mode.name,
-        "device": str(device),
-        "autocast": autocast_dtype(device) if mode.mixed_precision else None,
-        "attention": attention_kernel(device),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "checkpointing": mode.checkpointing,
-        "weights": mode.weights,
-        "device budget": device_budget(mode, device),
-    }
 
 
 def attention_kernel(device: torch.device) -> str:
@@ -125,43 +107,31 @@ def device_budget(mode: Mode, device: torch.device) -> int | None:
 # --- a model ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Where a layer's tensors are, and what is needed to make the layer anew."""
-
-    located: dict[str, StoredTensor]
-    device: torch.device
-    trained: bool
-    training: bool
-
-
 class Originals:
-    """Written before the layers are replaced; nothing of them stays in memory."""
+    """Linear layers, written to disk before they are replaced; nothing of them stays in memory."""
 
     def __init__(self, disk: str | None) -> None:
         self._spill = Spill(disk or settings.cache_folder() / "originals")
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, Callable[[Reader], nn.Linear]] = {}  # name → what makes the layer anew
 
     def keep(self, model: nn.Module) -> None:
         for name, layer in linear_layers(model):
             tensors = {key: tensor.detach() for key, tensor in layer.named_parameters(recurse=False)}
-            self._kept[name] = Kept(
-                self._spill.write(tensors), layer.weight.device, layer.weight.requires_grad, layer.training
-            )
+            about = (layer.weight.device, layer.weight.requires_grad, layer.training)
+            self._kept[name] = partial(_layer, self._spill.write(tensors), *about)
 
     def restore(self, model: nn.Module) -> None:
         """Put plain layers back where the model has others now, and their values where only those changed; then give the
         disk space back."""
         reader = Reader()
         try:
-            for name, kept in self._kept.items():
-                parent, _, own = name.rpartition(".")
-                there, layer = model.get_submodule(name), _layer(kept, reader)
+            for name, made_anew in self._kept.items():
+                there, layer = model.get_submodule(name), made_anew(reader)
                 if type(there) is nn.Linear:
                     for key, parameter in there.named_parameters(recurse=False):
                         parameter.data = layer.get_parameter(key).data
                 else:
-                    setattr(model.get_submodule(parent), own, layer)
+                    replace_module(model, name, layer)
         finally:
             reader.close()
             self._spill.close()
@@ -171,10 +141,12 @@ def linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     return ((name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear)
 
 
-def _layer(kept: Kept, reader: Reader) -> nn.Linear:
+def _layer(
+    located: dict[str, StoredTensor], device: torch.device, trained: bool, training: bool, reader: Reader
+) -> nn.Linear:
     # A copy: the buffer is larger than the tensors, and page-aligned for the disk's sake.
-    found = {k: t.to(kept.device, copy=True) for k, t in reader.read_tensors(kept.located.values()).items()}
-    return linear_of(found["weight"], found.get("bias"), trained=kept.trained, training=kept.training)
+    found = {key: t.to(device, copy=True) for key, t in reader.read_tensors(located.values()).items()}
+    return linear_of(found["weight"], found.get("bias"), trained=trained, training=training)
 
 
 @dataclass
@@ -281,14 +253,8 @@ class Autocasting:
     def leave(self, module: nn.Module, args: Any, result: Any) -> None:
         self._entered.stack.pop().__exit__(None, None, None)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Autocasting:
-        return Autocasting(self.device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"device": self.device}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["device"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[Autocasting], tuple[torch.device]]:
+        return Autocasting, (self.device,)  # a copied or stored model has a pair of its own
 
 
 def _autocast(done: Applied, device: torch.device) -> None:
@@ -298,12 +264,7 @@ def _autocast(done: Applied, device: torch.device) -> None:
         done.model.register_forward_hook(hooks.leave, always_call=True),
     )
 
-    def undo() -> None:
-        for handle in handles:
-            with contextlib.suppress(KeyError):
-                handle.remove()
-
-    done.step("autocast", autocast_dtype(device), undo)
+    done.step("autocast", autocast_dtype(device), lambda: [handle.remove() for handle in handles])
 
 
 # --- a mode in force ---------------------------------------------------------------------------------------------------
@@ -328,7 +289,7 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
                     hint="leave the first `with anytorch.mode(...)` block, or call its off()",
                 )
             if self.mode.fused_attention:
-                self._stack.enter_context(fused_attention_first())
+                self._stack.enter_context(sdpa_kernel(FUSED_FIRST, set_priority=True))
             self._stack.enter_context(matmul_precision(self.mode.matmul_precision))
             _active = self
         return self
@@ -341,8 +302,13 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
                 return
             _active = None
             self._stack.close()
-            failures = [exc for exc in (undone(self._models.pop()) for _ in range(len(self._models))) if exc]
-            if failures:  # the others have been put back
+            failures = []
+            while self._models:
+                try:
+                    self._models.pop().undo()
+                except Exception as exc:  # noqa: BLE001  (raised once the other models have been put back)
+                    failures.append(exc)
+            if failures:
                 raise failures[0]
 
     __enter__ = on
@@ -367,15 +333,18 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
 
     def describe(self) -> dict[str, Any]:
         """What is in force now, asked of the process and the device rather than remembered."""
-        return in_force(self.mode, self.device) | {"models": [done.describe() for done in self._models]}
-
-
-def undone(done: Applied) -> Exception | None:
-    try:
-        done.undo()
-    except Exception as exc:  # noqa: BLE001  (raised by `off` once the other models have been put back)
-        return exc
-    return None
+        mode, device = self.mode, self.device
+        return {
+            "mode": mode.name,
+            "device": str(device),
+            "autocast": autocast_dtype(device) if mode.mixed_precision else None,
+            "attention": attention_kernel(device),
+            "float32 matmul precision": torch.get_float32_matmul_precision(),
+            "checkpointing": mode.checkpointing,
+            "weights": mode.weights,
+            "device budget": device_budget(mode, device),
+            "models": [done.describe() for done in self._models],
+        }
 
 
 _switching = threading.Lock()

@@ -72,18 +72,14 @@ def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Call
     loads the compiler (70 MB, seconds), so it is said when a program has loaded it.
     """
 
-    def unpack(saved: Any) -> torch.Tensor:
-        return running.unpack(saved)
-
-    def pack(tensor: torch.Tensor) -> Any:
-        return running.pack(unit, tensor)
+    pack = partial(running.pack, unit)
 
     def around(enter: Callable[[Unit], None], leave: Callable[[Unit], None]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             enter(unit)
             try:
                 if torch.is_grad_enabled():
-                    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                    with torch.autograd.graph.saved_tensors_hooks(pack, running.unpack):
                         return original(*args, **kwargs)
                 return original(*args, **kwargs)
             finally:

@@ -55,16 +55,16 @@ class _Away:
     ) -> Any:
         return described(func, args, kwargs, gone=cls.GONE)
 
-    def __repr__(self: Any, *, tensor_contents: Any = None) -> str:
+    def __repr__(self: Any, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
         what = "Parameter" if isinstance(self, nn.Parameter) else "Buffer"
         return f"{what} of shape {tuple(self.shape)}, {self.dtype}: its values are on another memory level"
 
 
-class Parked(_Away, nn.Parameter):
+class Parked(_Away, nn.Parameter):  # type: ignore[misc]
     """It stays the same object."""
 
 
-class ParkedBuffer(_Away, torch.Tensor):
+class ParkedBuffer(_Away, torch.Tensor):  # type: ignore[misc]
     """The codes of a packed layer."""
 
 

@@ -118,12 +118,12 @@ def free_name(root: Path, step: int) -> Path:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Complete ones, oldest first: only those have their name."""
+    """Return the complete checkpoints, oldest first: only those have their name."""
     return sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else []
 
 
 def remove_unfinished(root: Path) -> None:
-    """What a killed process left half-written. A process that is still writing is left alone."""
+    """Remove what killed processes left half-written; what a process is still writing stays."""
     for folder in root.glob(f".{PREFIX}*.partial"):
         owner = int(folder.name.split(".")[-2])
         if owner == os.getpid() or not is_alive(owner):
@@ -183,7 +183,7 @@ def _give_resident(
 
 
 def _give_streamed(optimizer: TieredOptimizer, folder: Path, meta: Mapping[str, Any], reader: Reader) -> None:
-    """States by their parameters' paths: with another budget than when they were saved, the blocks are others."""
+    """Give streamed parameters their states, by path: with another budget than when they were saved, blocks differ."""
     found = optimizer.fitted.found
     parameters = {
         path: parameter
@@ -214,7 +214,7 @@ def _by_owner(
 
 
 def _random_state() -> dict[str, Any]:
-    """torch's on the CPU and on the accelerator there is, Python's, and NumPy's if it is in use. As JSON, not as pickle."""
+    """Return torch's random state on the CPU and the accelerator, Python's, and NumPy's if it is in use, as JSON."""
     states: dict[str, Any] = {"torch": _text(torch.get_rng_state()), "python": random.getstate()}
     if "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()

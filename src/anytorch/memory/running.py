@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,20 +71,22 @@ class Running:
         self.units = tuple(u for u in units if any(self.homes[b] != "device" for b in u.blocks))
         self._units = {unit.name: unit for unit in self.units}
         self._lock = threading.RLock()
-        self._awake: dict[str, int] = {}  # block → how many running forwards use it
+        self._awake: Counter[str] = Counter()  # block → how many running forwards use it
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         # Thread → the step whose blocks its backward holds, and the number of that backward.
         self._holding: dict[int, tuple[str, int]] = {}
         self.offload = False  # activations wait for backward in host memory
         self._backwards = 0  # how many steps backward has asked for so far
         self._again: set[str] = set()  # steps computed again whose graph is not gone through
-        self.forwards: dict[str, int] = {}  # per step, since an optimizer's last step; counted for `after_backward`
+        self.forwards: Counter[str] = (
+            Counter()
+        )  # per step, since an optimizer's last step; counted for `after_backward`
         self.after_backward: Callable[[str], None] | None = None  # told of a step used once that will not come again
 
     # --- forward ---------------------------------------------------------------------------------------------------
 
     def enter(self, unit: Unit) -> None:
-        """Before a unit's forward: its weights are on the device and its Parameters show them."""
+        """Bring a unit's weights to the device and let its Parameters show them, before its forward."""
         if self.scratch is not None:
             self.scratch.take()
         entered: list[str] = []
@@ -108,11 +111,11 @@ class Running:
             self._again.add(unit.name)
             return AGAIN
         if self.after_backward is not None:
-            self.forwards[unit.name] = self.forwards.get(unit.name, 0) + 1
+            self.forwards[unit.name] += 1
         return TRAINING if unit.module.training else FORWARD
 
     def leave(self, unit: Unit) -> None:
-        """After it, however it ended."""
+        """Park a unit's Parameters and release its blocks, after its forward, however that ended."""
         self._park([name for name in unit.blocks if self.homes[name] != "device"])
         self.mover.release(unit.name)
         if self.scratch is not None:
@@ -123,7 +126,7 @@ class Running:
         for name in unit.blocks:
             if self.homes[name] == "device":
                 continue
-            self._awake[name] = self._awake.get(name, 0) + 1
+            self._awake[name] += 1
             entered.append(name)
             if self._awake[name] > 1:
                 continue
@@ -151,7 +154,7 @@ class Running:
         return [views[path] for path in self.found.groups[name].paths]
 
     def _refuse_nesting(self, unit: Unit) -> None:
-        """Only one thread has the scratch memory: a packed block that is awake belongs to a forward around this one."""
+        """Raise UsageError for a packed unit within another one's forward: the scratch memory holds one of them."""
         if self.scratch is None or self.scratch.step == unit.name or self.packings.keys().isdisjoint(unit.blocks):
             return
         outer = next((name for name in self.packings if self._awake.get(name)), None)
@@ -179,7 +182,7 @@ class Running:
     # --- backward --------------------------------------------------------------------------------------------------
 
     def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | SavedReference | OffloadedActivation:
-        """autograd saves a tensor: one in the ring or the scratch will be overwritten, so its place there is remembered."""
+        """Return what autograd keeps of a tensor: of one in the ring or the scratch, which is overwritten, its place."""
         if isinstance(tensor, PARKED):
             tensor = tensor.data
         place = self._place(tensor)
@@ -193,7 +196,7 @@ class Running:
         return self.mover.ring_offset(tensor) if offset is None else (None, offset)
 
     def unpack(self, saved: torch.Tensor | SavedReference | OffloadedActivation) -> torch.Tensor:
-        """backward needs it: the block is fetched again and held until backward needs another step's."""
+        """Return the tensor behind what `pack` gave: its block is fetched again and held while backward needs its step."""
         if isinstance(saved, OffloadedActivation):
             return saved.back()
         if not isinstance(saved, SavedReference):
@@ -237,7 +240,7 @@ class Running:
         return whole.as_strided(saved.size, saved.stride)
 
     def _ended(self, number: int) -> None:
-        """A graph has been gone through. What was computed again for it is not needed by the rest of this backward."""
+        """End a graph's backward. What was computed again for it is not needed by the rest of this backward."""
         self._finish_own(number)
         if number != self._backwards:
             return
@@ -248,7 +251,7 @@ class Running:
                     self.after_backward(step)
 
     def forget_passes(self) -> None:
-        """An optimizer's step is over or given up: what was counted for it, also by a backward that was broken off, goes."""
+        """Forget what was counted for an optimizer's step that is over or given up, also by a broken-off backward."""
         self.forwards.clear()
         self._again.clear()
 
@@ -257,14 +260,14 @@ class Running:
         return self._holding.get(threading.get_ident(), (None, 0))[0]
 
     def _finish_own(self, number: int) -> None:
-        """The end of a backward, which may be told in another thread than the one that ran it."""
+        """Let go of what a backward holds. Its end may be told in another thread than the one that ran it."""
         with self._lock:
             thread = next((thread for thread, (_, held) in self._holding.items() if held == number), None)
         if thread is not None:
             self._let_go(thread)
 
     def _let_go(self, thread: int | None = None) -> None:
-        """Nothing of the ring or the scratch is held any more for a thread's backward (the calling thread's own)."""
+        """Release what a thread's backward (the calling thread's own by default) holds of the ring and the scratch."""
         with self._lock:
             step, _ = self._holding.pop(threading.get_ident() if thread is None else thread, (None, 0))
         if step is not None:
@@ -273,7 +276,7 @@ class Running:
                 self.scratch.give_back()
 
     def finish(self) -> None:
-        """All backwards are over, or were given up."""
+        """Release what all backwards hold: they are over, or were given up."""
         for thread in list(self._holding):
             self._let_go(thread)
 
@@ -328,5 +331,5 @@ def held_by(module: nn.Module, name: str) -> torch.Tensor:
 
 
 def in_backward() -> bool:
-    """Is the calling thread within backward (which computes a checkpointed block again)?"""
+    """Return True if the calling thread is within backward (which computes a checkpointed block again)."""
     return torch._C._current_graph_task_id() != -1

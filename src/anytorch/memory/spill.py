@@ -41,7 +41,7 @@ UNFINISHED_S = 3600.0  # a folder that never got its lock is removed after an ho
 
 
 class Spill:
-    """A folder of this process's own below `parent`. Close it, or leave it to the next start."""
+    """Write files to a folder of this process's own below `parent`. Close it, or leave it to the next start."""
 
     def __init__(self, parent: str | Path) -> None:
         self.parent = Path(parent)
@@ -66,7 +66,7 @@ class Spill:
         self._closed = False
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
-        """One complete file with these tensors; where each lies. Raises OutOfMemory on a full disk, leaving nothing."""
+        """Write one complete file; returns where each tensor lies. Raises OutOfMemory on a full disk, leaving nothing."""
         with self._writing:
             self._number += 1
             path = self.folder / f"{self._number:06d}.safetensors"
@@ -122,7 +122,7 @@ class Spill:
         return self._bounce
 
     def let_go(self) -> None:
-        """Nothing is going to be written for a while: the buffer goes."""
+        """Drop the buffer: nothing is going to be written for a while."""
         with self._writing:
             self._bounce = None
 

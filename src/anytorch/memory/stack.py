@@ -413,7 +413,7 @@ class TensorStack(TensorStore):
         self._pending.append(self._ahead.submit(self.promote, list(keys)))
 
     def wait(self) -> None:
-        """Until every prefetch has ended; raises what one of them raised."""
+        """Return when every prefetch has ended; raises what one of them raised."""
         pending, self._pending = self._pending, []
         for future in pending:
             future.result()

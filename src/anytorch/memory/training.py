@@ -109,7 +109,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         ]
 
     def _resident_optimizer(self) -> torch.optim.Optimizer | None:
-        """torch's own, for the parameters that live on the device."""
+        """Make torch's own optimizer for the parameters that live on the device."""
         groups = [
             {**options_of(group), "params": [p for p in group["params"] if self.is_resident(p)]}
             for group in self.param_groups
@@ -126,7 +126,7 @@ class TieredOptimizer(torch.optim.Optimizer):
     # --- gradients -------------------------------------------------------------------------------------------------
 
     def _collect(self, parameter: torch.Tensor) -> None:
-        """backward has a gradient, which waits with its block's others rather than at its parameter."""
+        """Move a gradient that backward made from its parameter to its block's others."""
         block, path = self._trained.places[id(parameter)]
         gradient = parameter.grad
         assert gradient is not None
@@ -150,7 +150,7 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward within it only adds up gradients: with overlap="backward", for all backwards of a step but the last."""
+        """Let backwards within it only add up gradients: with overlap="backward", for all of a step but the last."""
         self._accumulating += 1
         try:
             yield
@@ -192,7 +192,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         return loss
 
     def _begin_anew(self) -> None:
-        """What comes now is the first pass of a step."""
+        """Forget the last step: what comes now is the first pass of another."""
         self._early.clear()
         self._running.forget_passes()
 
@@ -215,7 +215,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.fitted.mover.fetch_ahead()
 
     def _after_backward(self, step: str) -> None:
-        """Backward needs this step's blocks no more: those with all their gradients are updated beside the rest of it."""
+        """Queue the updates of a step's blocks that have all gradients: backward needs these blocks no more."""
         if self._accumulating:
             return
         for block in self._trained.alone.get(step, ()):
@@ -302,7 +302,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.give_states((parameter, states.get(index, {})) for index, parameter in enumerate(self.in_order()))
 
     def give_states(self, states: Iterable[tuple[nn.Parameter, Mapping[str, Any]]]) -> None:
-        """Whole states of parameters, to where each of these rests now; other parameters keep theirs."""
+        """Put whole states of parameters to where each of these rests now; other parameters keep theirs."""
         self.wait()
         by_block: dict[str, dict[str, dict[str, Any]]] = {}
         for parameter, state in states:
@@ -328,17 +328,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         try:
             self.wait()
         finally:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        if self._running.after_backward == self._after_backward:
-            self._running.after_backward = None
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self.gradients.clear()
-        self.states.clear()
-        self.fitted.ledger.release(self.fitted.memory_level, WORKING)
+            if self._running.after_backward == self._after_backward:
+                self._running.after_backward = None
+            while self._handles:
+                self._handles.pop().remove()
+            self.gradients.clear()
+            self.states.clear()
+            self.fitted.ledger.release(self.fitted.memory_level, WORKING)
 
 
 def is_like(value: Any, parameter: nn.Parameter) -> bool:

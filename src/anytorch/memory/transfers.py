@@ -98,7 +98,7 @@ STAGING_CHUNKS = 8
 
 @dataclass
 class UnderWay:
-    """What has to end before an image is there."""
+    """The reads and copies that have to end before an image is there."""
 
     futures: list[Future[None]] = field(default_factory=list)  # reads and copies, most of them by other threads
     arrived: Any = None  # event on the copy stream
@@ -119,7 +119,7 @@ def do(work: Callable[[], None], future: Future[None]) -> None:
 
 
 class Transfers:
-    """The staging buffers (`staging_nbytes` of host memory) are reserved in the ledger and allocated here, once."""
+    """Bring images from their homes to the device, through staging buffers that are reserved and allocated here, once."""
 
     def __init__(
         self,

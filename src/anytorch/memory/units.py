@@ -193,7 +193,7 @@ def _found(model: nn.Module, finest: bool) -> dict[str, nn.Module]:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Is its forward the one that uses its parameters? True, too, for modules that reach into their children."""
+    """Return True if a module's own forward uses its parameters, also if it reaches into its children for them."""
     if isinstance(module, ATOMIC) or "parametrizations" in module._modules:
         return True
     return not any(has_weights(child) for child in module.children())

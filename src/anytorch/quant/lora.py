@@ -25,6 +25,7 @@ class LoRALinear(nn.Module):
         if not 0 < rank <= min(base.in_features, base.out_features):
             raise UsageError(f"rank={rank}: the layer is {base.in_features} → {base.out_features}")
         self.base = base
+        self.in_features, self.out_features = base.in_features, base.out_features
         self.rank, self.scaling = rank, (2.0 * rank if alpha is None else alpha) / rank
         self.dropout = nn.Dropout(dropout)
         dtype = base.dtype if isinstance(base, QuantLinear) else base.weight.dtype
@@ -34,14 +35,6 @@ class LoRALinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
         for parameter in base.parameters():
             parameter.requires_grad_(False)
-
-    @property
-    def in_features(self) -> int:
-        return self.base.in_features
-
-    @property
-    def out_features(self) -> int:
-        return self.base.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         down = functional.linear(self.dropout(x), self.lora_a.to(x.dtype))
@@ -69,15 +62,14 @@ def add_lora(
     """
     skips, onlys = rules_of(skip), rules_of(only)
     inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, LoRALinear))
-    found: list[str] = []
-    for name, module in list(model.named_modules()):
-        if not (type(module) is nn.Linear or isinstance(module, QuantLinear)) or (inside and name.startswith(inside)):
-            continue
-        if any(_matches(rule, name, module) for rule in skips):
-            continue
-        if onlys and not any(_matches(rule, name, module) for rule in onlys):
-            continue
-        found.append(name)
+    found = [
+        name
+        for name, module in model.named_modules()
+        if (type(module) is nn.Linear or isinstance(module, QuantLinear))
+        and not (inside and name.startswith(inside))
+        and not any(_matches(rule, name, module) for rule in skips)
+        and (not onlys or any(_matches(rule, name, module) for rule in onlys))
+    ]
     if not found or found == [""]:
         raise UsageError("no linear layer to put an adapter on", hint="look at `only` and `skip`")
     for parameter in model.parameters():

@@ -206,7 +206,7 @@ def _observe(
             "calibration examples are gone through once per portion of the layers, and an iterator only goes once",
             hint="give a list",
         )
-    found = {name: InputStatistics.empty(layer.in_features, layer.weight.device) for name, layer in layers.items()}
+    found = {name: InputStatistics(layer.in_features, layer.weight.device) for name, layer in layers.items()}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda _module, inputs: found[name].add(inputs[0])
