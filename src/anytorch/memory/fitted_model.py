@@ -28,7 +28,6 @@ from anytorch.memory.running import Running
 from anytorch.memory.saving import save_state
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.memory.spill import Spill
-from anytorch.memory.transfers import Transfers
 from anytorch.memory.types import TierPlan, Tiers
 from anytorch.memory.units import Found
 
@@ -94,13 +93,7 @@ class Fitted(FittedState):
         self.ledger.reserve("device", "buffers", self.found.extras_nbytes(self.model))
         self.move_extras(self.device)
         self.block_homes = BlockHomes(self)
-        transfers = Transfers(
-            *(self.device, self.block_homes.host, self.tiers),
-            staging_nbytes=self.plan.staging_nbytes,
-            ledger=self.ledger,
-            reader=self.reader,
-        )
-        self.mover = Mover(self, transfers)
+        self.mover = Mover(self, self.block_homes.host)
         if self.plan.nbytes_at("host"):
             self.block_homes.make_host(self.plan.nbytes_at("host"))
         if self.packings:

@@ -65,12 +65,13 @@ class Mover:
     written anew gets a new one there, between `begin_change` and `end_change`.
     """
 
-    def __init__(self, state: FittedState, transfers: Transfers) -> None:
+    def __init__(self, state: FittedState, host: Mapping[str, list[torch.Tensor]]) -> None:
+        """`host`: where the blocks that live in host memory lie there, in pieces."""
         self.images = state.images
         self.ledger = state.ledger
         self.stats = MoverStats()
-        self.copies = transfers.copies
-        self._transfers = transfers
+        self._transfers = Transfers(state, host)
+        self.copies = self._transfers.copies
         self._homes = homes = state.plan.homes
         # Blocks that live on the device need no moving, and steps that use only those are none of ours.
         moving = [

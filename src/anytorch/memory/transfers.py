@@ -13,16 +13,17 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from anytorch import logs
 from anytorch.memory.buffers import bytes_of, gather, host_buffer
 from anytorch.memory.images import Image
-from anytorch.memory.ledger import Ledger
-from anytorch.memory.reader import Chunk, Reader, chunks_of
-from anytorch.memory.types import Tiers
+from anytorch.memory.reader import Chunk, chunks_of
+
+if TYPE_CHECKING:
+    from anytorch.memory.homes import FittedState
 
 log = logs.logger(__name__)
 
@@ -121,27 +122,19 @@ def do(work: Callable[[], None], future: Future[None]) -> None:
 class Transfers:
     """Bring images from their homes to the device, through staging buffers that are reserved and allocated here, once."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        host: Mapping[str, list[torch.Tensor]],
-        tiers: Tiers,
-        *,
-        staging_nbytes: int,
-        ledger: Ledger,
-        reader: Reader,
-    ) -> None:
-        self.device = device
-        self.copies = Copies(device)
-        self.reader = reader
+    def __init__(self, state: FittedState, host: Mapping[str, list[torch.Tensor]]) -> None:
+        """`host`: where the blocks that live in host memory lie there, in pieces."""
+        self.device = state.device
+        self.copies = Copies(state.device)
+        self.reader = state.reader
         self._host = host
-        self._ledger = ledger
-        self._shared = tiers.shared
+        self._ledger = state.ledger
+        self._shared = state.tiers.shared
         self._staging: queue.SimpleQueue[tuple[torch.Tensor, memoryview, list[Any]]] = queue.SimpleQueue()
         self._staging_chunk = 0
-        level = tiers.find("host")
-        if staging_nbytes and not tiers.shared:
-            self._make_staging(staging_nbytes, level is not None and level.pinned)
+        level = state.tiers.find("host")
+        if state.plan.staging_nbytes and not self._shared:
+            self._make_staging(state.plan.staging_nbytes, level is not None and level.pinned)
 
     def _make_staging(self, nbytes: int, pinned: bool) -> None:
         self._ledger.reserve("host", "staging", nbytes)

@@ -180,8 +180,8 @@ class Reader:
             if found != (wanted, stored):
                 raise ModelError(f"{self.path}: {part_name(name, part)} must be {stored} {wanted}; found {found}")
         value = 0
-        for part in parts.values() if self.verify else ():
-            value = zlib.crc32(tensor_bytes(part), value)
+        for tensor in parts.values() if self.verify else ():
+            value = zlib.crc32(tensor_bytes(tensor), value)
         if self.verify and f"{value:08x}" != crc:
             raise ModelError(
                 f"{self.path}: the weight {name} is damaged (its checksum is not {crc})", hint="copy the file again"

@@ -59,6 +59,7 @@ class QatLinear(nn.Linear):
     @classmethod
     def of(cls, linear: nn.Linear, format: Format) -> QatLinear:
         layer = linear_of(linear.weight, linear.bias, training=linear.training, kind=cls)
+        assert isinstance(layer, cls)
         layer.format = format
         return layer
 

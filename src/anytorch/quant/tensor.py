@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -13,7 +12,6 @@ from anytorch.errors import InputError
 from anytorch.quant.formats import Format, matrix_shape, parse
 from anytorch.quant.rounding import Groups, decode, encode, tensor_scale
 
-Linear = TypeVar("Linear", bound=nn.Linear)
 CHUNK = 1 << 18  # weights that are rounded at a time
 PACKED = {8: torch.int8, 4: torch.uint8, 2: torch.uint8}  # bits of a code → what codes are joined into
 PARTS = ("codes", "scale", "offset", "tensor_scale")  # in the order they are stored in
@@ -204,8 +202,8 @@ def linear_of(
     *,
     trained: bool = True,
     training: bool = True,
-    kind: type[Linear] = nn.Linear,  # type: ignore[assignment]
-) -> Linear:
+    kind: type[nn.Linear] = nn.Linear,
+) -> nn.Linear:
     """An ordinary layer that holds these tensors. A Parameter stays the same object; others become `trained` ones."""
     layer = kind(weight.shape[1], weight.shape[0], bias is not None, device="meta", dtype=weight.dtype)
     for name, value in (("weight", weight), ("bias", bias)):

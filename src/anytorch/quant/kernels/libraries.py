@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import importlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,11 +15,9 @@ from anytorch.quant.kernels.base import Kernel, Prepared, nbytes_of
 from anytorch.quant.tensor import QuantTensor, linear_of, unpack
 
 
-@lru_cache(maxsize=4)
+@cache
 def _import(name: str) -> Any:
     """The module, or the reason (a str) why it cannot be used."""
-    import importlib
-
     if find_spec(name.partition(".")[0]) is None:
         return f"{name.partition('.')[0]} is not installed"
     try:
@@ -27,15 +27,9 @@ def _import(name: str) -> Any:
         return f"{name} cannot be imported: {exc}"
 
 
-@lru_cache(maxsize=1)
-def versions() -> tuple[str, ...]:
-    """What is installed of these libraries: "bitsandbytes 0.49.0", "no torchao"; without importing them."""
-    return tuple(installed(name) for name in ("bitsandbytes", "torchao"))
-
-
+@cache
 def installed(name: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
+    """What is installed of a library: "bitsandbytes 0.49.0", "no torchao"; without importing it."""
     try:
         return f"{name} {version(name)}"
     except PackageNotFoundError:

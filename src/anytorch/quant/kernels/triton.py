@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,20 +14,12 @@ from anytorch.devices.locate import locate
 from anytorch.devices.precision import capabilities
 from anytorch.quant.formats import E2M1
 from anytorch.quant.kernels.base import Kernel, Prepared
-from anytorch.quant.kernels.libraries import installed
 from anytorch.quant.tensor import QuantTensor
 
 log = logs.logger(__name__)
 
 
-@lru_cache(maxsize=1)
-def version() -> str:
-    return installed("triton")
-
-
 def _source() -> Any:
-    from importlib import import_module
-
     return import_module("anytorch.quant.kernels.triton_source")
 
 
