@@ -113,13 +113,9 @@ def _pins(args: tuple[Any, ...]) -> bool:
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the layers of the outermost lists: what a transformer repeats."""
     found: list[nn.Module] = []
-
-    def walk(module: nn.Module) -> None:
-        for child in module.children():
-            if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
-                found.extend(child)
-            else:
-                walk(child)
-
-    walk(model)
+    for child in model.children():
+        if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
+            found.extend(child)
+        else:
+            found.extend(repeated_blocks(child))
     return found

@@ -208,8 +208,11 @@ class Reader:
         view = bytes_of(buffer)
         for piece in pieces:
             for chunk in chunks_of(piece, buffer.numel()):
-                starts = range(0, chunk.read_nbytes, CHUNK)
-                finish([self.submit(partial(self.read_chunk, chunk, view, start, CHUNK)) for start in starts])
+                if chunk.read_nbytes <= CHUNK:
+                    self.read_chunk(chunk, view)  # another thread would not be faster
+                else:
+                    starts = range(0, chunk.read_nbytes, CHUNK)
+                    finish([self.submit(partial(self.read_chunk, chunk, view, start, CHUNK)) for start in starts])
                 wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
                 self.check(chunk, wanted)
                 yield chunk, wanted

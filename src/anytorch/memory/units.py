@@ -174,21 +174,19 @@ def _found(model: nn.Module, finest: bool) -> dict[str, nn.Module]:
     total = sum(parameter.nbytes for parameter in weights_of(model))
     chosen: dict[str, nn.Module] = {}
     seen: set[int] = set()
-
-    def walk(module: nn.Module, name: str, repeated: bool) -> None:
+    waiting = [(model, "", False)]  # no recursion: a function that calls itself would keep the modules in a circle
+    while waiting:
+        module, name, repeated = waiting.pop()
         if id(module) in seen or not has_weights(module):
-            return
+            continue
         seen.add(id(module))
         nbytes = sum(parameter.nbytes for parameter in weights_of(module))
         if is_leaf(module) or (repeated and not finest and not (nbytes > total / 2 and has_repeated(module))):
             chosen[name or type(module).__name__] = module
-            return
+            continue
         children = [(key, child) for key, child in module.named_children() if has_weights(child)]
         inside = isinstance(module, CONTAINERS) and len(children) > 1
-        for key, child in children:
-            walk(child, f"{name}.{key}" if name else key, inside)
-
-    walk(model, "", False)
+        waiting += [(child, f"{name}.{key}" if name else key, inside) for key, child in reversed(children)]
     return chosen
 
 
