@@ -264,7 +264,11 @@ def _autocast(done: Applied, device: torch.device) -> None:
         done.model.register_forward_hook(hooks.leave, always_call=True),
     )
 
-    done.step("autocast", autocast_dtype(device), lambda: [handle.remove() for handle in handles])
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    done.step("autocast", autocast_dtype(device), undo)
 
 
 # --- a mode in force ---------------------------------------------------------------------------------------------------
