@@ -72,7 +72,8 @@ def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Call
     loads the compiler (70 MB, seconds), so it is said when a program has loaded it.
     """
 
-    pack = partial(running.pack, unit)
+    def pack(tensor: torch.Tensor) -> Any:
+        return running.pack(unit, tensor)
 
     def around(enter: Callable[[Unit], None], leave: Callable[[Unit], None]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
