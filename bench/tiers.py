@@ -341,7 +341,7 @@ def log(*words: Any) -> None:
 
 def run_gpu(options: argparse.Namespace) -> dict[str, Any]:
     import anytorch
-    from anytorch.memory.measure import link_speed
+    from anytorch.memory.levels import link_speed
 
     deadline = time.perf_counter() + options.seconds
     result: dict[str, Any] = {}

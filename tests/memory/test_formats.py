@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import anytorch
-from anytorch.memory.fitting import packed_sizes, resting_sizes
+from anytorch.memory.fitting import block_sizes
 from anytorch.memory.formats import pack_block, packing_of, resting_nbytes, unpacked_nbytes
 from anytorch.memory.images import packed
 from anytorch.memory.units import find_units
@@ -82,9 +82,9 @@ def test_sizes_are_known_before_anything_is_packed(models: Any) -> None:
         stored = pack_block(packing, dict(zip(group.paths, group.parameters, strict=True)))
         assert packed(name, stored).nbytes == resting_nbytes(packing)
     assert unpacked_nbytes(found, "int4") == max(
-        b.nbytes for n, b in packed_sizes(found).items() if n.startswith("layers")
+        b.nbytes for n, b in block_sizes(found).items() if n.startswith("layers")
     )
-    assert resting_sizes(found, "int4")["layers.0"].resting < 0.2 * packed_sizes(found)["layers.0"].nbytes
+    assert block_sizes(found, "int4")["layers.0"].resting < 0.2 * block_sizes(found)["layers.0"].nbytes
 
 
 @pytest.mark.parametrize("budgets", SHAPES, ids=["disk", "host"])

@@ -14,7 +14,7 @@ import anytorch
 from anytorch.cache import Store
 from anytorch.cli.main import main
 from anytorch.errors import UsageError
-from anytorch.memory import levels, measure
+from anytorch.memory import levels
 from anytorch.memory.levels import create_tiers
 from anytorch.memory.types import Speeds
 
@@ -52,15 +52,15 @@ def test_nobody_knows_how_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_measurements_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "DISK_NBYTES", 2**20)
-    monkeypatch.setattr(measure, "LINK_NBYTES", 2**20)
-    found = measure.disk_speed(tmp_path / "new" / "folder")
+    monkeypatch.setattr(levels, "DISK_NBYTES", 2**20)
+    monkeypatch.setattr(levels, "LINK_NBYTES", 2**20)
+    found = levels.disk_speed(tmp_path / "new" / "folder")
     assert found.read_gb_per_s and found.write_gb_per_s
     assert found.read_gb_per_s > 0 and found.write_gb_per_s > 0
-    assert measure.link_speed(torch.device("cpu"))
+    assert levels.link_speed(torch.device("cpu"))
     assert len(Store("tiers").entries()) == 2
-    monkeypatch.setattr(measure, "_disk", lambda folder: pytest.fail("measured again"))
-    assert measure.disk_speed(tmp_path) == found
+    monkeypatch.setattr(levels, "_disk", lambda folder: pytest.fail("measured again"))
+    assert levels.disk_speed(tmp_path) == found
     assert not list((tmp_path / "new" / "folder").iterdir()), "nothing is left behind"
 
 
@@ -74,16 +74,16 @@ def test_nothing_is_written_beside_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 def test_a_disk_that_cannot_be_measured(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert measure.disk_speed(tmp_path / "file" / "x") == measure.DiskSpeed(None, None)
-    assert measure.file_speed(tmp_path / "absent") == measure.DiskSpeed(None, None)
+    assert levels.disk_speed(tmp_path / "file" / "x") == levels.DiskSpeed(None, None)
+    assert levels.file_speed(tmp_path / "absent") == levels.DiskSpeed(None, None)
 
 
 @pytest.mark.parametrize(("direct", "buffered", "chosen"), [(3.0, 3.5, True), (3.0, 4.0, False), (8.0, 4.0, True)])
 def test_a_disk_is_read_the_way_that_measured_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: float, buffered: float, chosen: bool
 ) -> None:
-    monkeypatch.setattr(measure, "read_rates", lambda pieces, buffer: [direct, buffered])
-    monkeypatch.setattr(measure, "DISK_NBYTES", 2**20)
+    monkeypatch.setattr(levels, "read_rates", lambda pieces, buffer: [direct, buffered])
+    monkeypatch.setattr(levels, "DISK_NBYTES", 2**20)
     monkeypatch.setattr(levels, "LARGE", 2**20)
     folder = tmp_path / "model"
     folder.mkdir()
@@ -107,13 +107,13 @@ def test_both_ways_of_reading_are_measured(tmp_path: Path) -> None:
 
     (tmp_path / "data").write_bytes(bytes(range(256)) * 8192)
     buffer = host_buffer(2**21)
-    rates = measure.read_rates([Piece(str(tmp_path / "data"), 0, 2**21, 0)], buffer)
+    rates = levels.read_rates([Piece(str(tmp_path / "data"), 0, 2**21, 0)], buffer)
     assert len(rates) == 2 and min(rates) > 0
     assert buffer[:256].tolist() == list(range(256))
 
 
 def test_tiers_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(measure, "DISK_NBYTES", 2**20)
+    monkeypatch.setattr(levels, "DISK_NBYTES", 2**20)
     assert main(["tiers", "--device", "cpu", "--disk", str(tmp_path), "--refresh"]) == 0
     assert "levels of memory" in capsys.readouterr().out
     assert main(["--json", "tiers", "--device", "cpu", "--disk", str(tmp_path)]) == 0

@@ -89,7 +89,7 @@ def test_a_cache_in_tiers(folder: Path, ids: torch.Tensor, tmp_path: Path) -> No
     cache = tiered_cache({"levels": levels})
     try:
         assert torch.equal(tokens(plain, ids, past_key_values=cache), tokens(plain, ids))
-        stored = cache.stack._store
+        stored = cache.stack
         assert stored.count(2) > 0, "the disk was needed"
         uses = [stored.ledger.use(str(level)) for level in range(3)]
         assert all(0 < use.peak <= use.capacity for use in uses)

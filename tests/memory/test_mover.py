@@ -1,4 +1,4 @@
-"""The mover's lock guards its books, not the disk: a slow read stops only those who need what it reads."""
+"""The locks of the mover and of a stack guard their books, not the disk: a slow read stops only who needs what it reads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from anytorch.errors import ModelError
 from anytorch.memory.images import views_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.reader import File
+from anytorch.memory.stack import StoreLevel, TensorStore
 
 WIDTH = 512
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
@@ -230,3 +231,92 @@ def test_a_device_that_its_own_threads_fill_is_read_to_without_the_lock(
     assert weight(model, mover, steps[-1], found[0])
     mover.release(steps[-1])
     handle.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TensorStore]:
+    """Room for two tensors of 1000 bytes in memory; "low" and "lower" are on the disk, "a" and "b" above it."""
+    memory, disk = StoreLevel(2000, torch.device("cpu")), StoreLevel(10**6, None, tmp_path / "store")
+    made = TensorStore([memory, disk])
+    for number, key in enumerate(("low", "lower", "a", "b")):
+        made.put(key, torch.full((250,), float(number)), priority=number)
+    assert [made.level_of(key) for key in ("low", "lower", "a", "b")] == [1, 1, 0, 0]
+    yield made
+    made.close()
+    assert not list((tmp_path / "store").iterdir())
+
+
+def test_a_store_answers_while_it_reads_from_disk(store: TensorStore, gate: Gate) -> None:
+    gate.open.clear()
+    reading, found = beside(lambda: store.get("low"))
+    assert gate.waiting.acquire(timeout=SOON_S)
+    assert soon(lambda: store.level_of("low")) == 1 and soon(lambda: store.count(1)) == 3
+    assert len(soon(store.keys)) == 4
+    above = next(key for key in "ab" if store.level_of(key) == 0)  # the other one made room for what is being read
+    assert float(soon(lambda: store.get(above))[0]) == ["low", "lower", "a", "b"].index(above)
+    soon(lambda: store.put("c", torch.full((250,), 7.0), level=1))
+    assert float(soon(lambda: store.remove(above))[0]) > 1
+    soon(lambda: store.put("d", torch.full((250,), 8.0)))
+    assert reading.is_alive() and not found and store.level_of("d") == 0
+    gate.open.set()
+    reading.join(SOON_S)
+    assert float(found[0][0]) == 0 and store.level_of("low") == 0
+    assert float(store.get("c")[0]) == 7 and float(store.get("lower")[0]) == 1  # type: ignore[index]
+
+
+def test_what_a_store_reads_is_not_removed_or_replaced_before_it_is_read(store: TensorStore, gate: Gate) -> None:
+    gate.open.clear()
+    reading, found = beside(lambda: store.get("low"))
+    assert gate.waiting.acquire(timeout=SOON_S)
+    again, same = beside(lambda: store.get("low"))
+    gone, removed = beside(lambda: store.remove("low"))
+    for thread in (again, gone):
+        thread.join(0.2)
+        assert thread.is_alive()
+    gate.open.set()
+    for thread in (reading, again, gone):
+        thread.join(SOON_S)
+    assert float(found[0][0]) == float(removed[0][0]) == 0
+    assert same[0] is None or float(same[0][0]) == 0  # it may have come after the removal
+    assert store.level_of("low") is None and "low" not in store.ledger.holders("0")
+
+
+def test_a_read_that_fails_leaves_a_store_as_it_was(store: TensorStore, gate: Gate) -> None:
+    gate.failure = ModelError("the disk is gone")
+    with pytest.raises(ModelError):
+        store.get("low")
+    gate.failure = None
+    assert store.level_of("low") == 1 and not store._at_work.total()
+    assert float(store.get("low")[0]) == 0  # type: ignore[index]
+    keys = store.keys()
+    assert sorted(store.ledger.holders("0")) == sorted(key for key in keys if store.level_of(key) == 0)
+
+
+def test_threads_that_share_a_store_lose_nothing(store: TensorStore) -> None:
+    def work(number: int) -> bool:
+        mine = [f"{number} {n}" for n in range(4)]
+        for turn in range(25):
+            for place, key in enumerate(mine):
+                value = float(turn * 100 + number * 10 + place)
+                store.put(key, torch.full((250,), value), priority=place)
+                store.promote(mine)
+                found = store.get(key)
+                assert found is not None and float(found[0]) == value
+                store.put("shared", found)
+                store.get("shared")
+            with store.hold(mine[turn % 4]) as held:
+                level = store.level_of(mine[turn % 4])
+                store.get(mine[0])
+                assert float(held[0]) // 100 == turn and store.level_of(mine[turn % 4]) == level
+        return all(store.remove(key) is not None for key in mine)
+
+    threads = [beside(lambda number=number: work(number)) for number in range(4)]
+    for thread, found in threads:
+        thread.join(60)
+        assert found == [True]
+    keys = store.keys()
+    assert set(keys) == {"low", "lower", "a", "b", "shared"}
+    for level in (0, 1):
+        held = store.ledger.holders(str(level))
+        assert held == {key: 1000 for key in keys if store.level_of(key) == level}
+        assert store.ledger.use(str(level)).peak <= store.places[level].capacity

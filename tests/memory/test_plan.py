@@ -173,3 +173,17 @@ def test_the_picture(tmp_path: Path) -> None:
         assert Path(plan.picture(str(tmp_path / name))).stat().st_size > 1000
     with pytest.raises(UsageError, match=r"\.png or \.svg"):
         plan.picture(str(tmp_path / "plan.txt"))
+
+
+def test_pictures_name_the_unit_they_count_in(tmp_path: Path) -> None:
+    """Bars are multiples of 2**30 bytes, in a new picture and in the one that the guide shows."""
+    pytest.importorskip("matplotlib")
+    blocks, steps = chain([2**30] * 8, compute_s=0.01)
+    made = make_plan(blocks, steps, Budgets(3 * 2**30, 4 * 2**30, 2**40), Speeds(20, 2)).picture(
+        str(tmp_path / "plan.svg")
+    )
+    shown = Path(__file__).parents[2] / "docs" / "assets" / "tiers-plan.svg"
+    for path, title in ((Path(made), "8 GiB within 3 GiB"), (shown, "15.2 GiB within 8 GiB")):
+        words = path.read_text()
+        assert f"<!-- {title} of device memory -->" in words and "<!-- GiB (black line: the budget) -->" in words
+        assert " GB " not in words

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from anytorch.errors import BudgetTooSmall, ModelError, OutOfMemory, UsageError
 from anytorch.memory import spill as spill_module
-from anytorch.memory.store import StoreLevel, TensorStore
+from anytorch.memory.stack import StoreLevel, TensorStore
 
 KB = 1024
 CPU = torch.device("cpu")
@@ -156,7 +156,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         assert "c" not in stack
         assert float(stack.access("a")[0]) == 1 and float(stack.access("b")[0]) == 2  # type: ignore[index]
-        consistent(stack._store, {"a": torch.ones(KB * 10 // 4), "b": torch.ones(KB * 10 // 4)})
+        consistent(stack, {"a": torch.ones(KB * 10 // 4), "b": torch.ones(KB * 10 // 4)})
         stack.register("c", torch.zeros(KB * 10 // 4))
 
 
@@ -172,7 +172,7 @@ def test_ctrl_c_in_the_middle_of_a_move(tmp_path: Path, monkeypatch: pytest.Monk
             stack.register("b", torch.zeros(KB * 10 // 4))
         monkeypatch.undo()
         assert float(stack.access("a")[0]) == 1  # type: ignore[index]
-        consistent(stack._store, {"a": torch.ones(KB * 10 // 4)})
+        consistent(stack, {"a": torch.ones(KB * 10 // 4)})
 
 
 def test_a_damaged_file_is_an_error_and_not_a_wrong_tensor(tmp_path: Path) -> None:

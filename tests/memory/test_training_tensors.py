@@ -12,9 +12,9 @@ from torch import nn
 
 import anytorch
 from anytorch.errors import BudgetTooSmall
+from anytorch.memory.block_updates import BlockTensors
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.training import TieredOptimizer
-from anytorch.memory.training_tensors import BlockTensors
 from anytorch.memory.types import Speeds
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from anytorch.memory import unpack_scratch
-from anytorch.memory.formats import pack_block, packing_of, unpack_block
+from anytorch.memory import formats
+from anytorch.memory.formats import UnpackScratch, pack_block, packing_of, unpack_block
 from anytorch.memory.images import packed, views_of
 from anytorch.memory.units import Found, find_units
-from anytorch.memory.unpack_scratch import UnpackScratch
 
 
 class FakeCopies:
@@ -108,7 +107,7 @@ def test_a_block_is_unpacked_again_when_the_ring_fetched_it_again(
         unpack_block(*given)
         raise MemoryError("half-way")
 
-    monkeypatch.setattr(unpack_scratch, "unpack_block", fails)
+    monkeypatch.setattr(formats, "unpack_block", fails)
     with pytest.raises(MemoryError):
         scratch.unpack(first.name, first.name, image, buffer)
     assert not scratch.has(first.name, first.name, buffer)

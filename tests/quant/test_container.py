@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anytorch.errors import ModelError
-from anytorch.quant import Reader, pack, save_tensors, unpack
-from anytorch.quant.container import KEY, writing
+from anytorch.quant import Reader, container, pack, save_tensors, unpack
+from anytorch.quant.container import KEY
 from anytorch.safetensors_files import read_header
 
 FORMATS = ["int8", "int4", "int4-sym-g32", "int2", "nvfp4", "mxfp4", "nf4"]
@@ -128,10 +128,15 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, description: str, message
         Reader(path)
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"the old file")
-    with pytest.raises(KeyboardInterrupt), writing(path, {"x": ((2,), torch.float32)}, {}):
+
+    def interrupted(_: torch.Tensor) -> bytes:
         raise KeyboardInterrupt
+
+    monkeypatch.setattr(container, "tensor_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_tensors(path, {}, {"x": torch.ones(2)})
     assert path.read_bytes() == b"the old file"
     assert list(tmp_path.iterdir()) == [path]

@@ -386,7 +386,7 @@ def test_what_was_measured_with_other_libraries_is_measured_again(monkeypatch: p
     packed = pack(torch.randn(16, 64), "int8")
     asked = (packed, None, torch.float32, 1)
     before = [choose_module.question(*asked, prefer) for prefer in ("speed", "memory")]
-    monkeypatch.setattr(choose_module.libraries, "versions", lambda: ("bitsandbytes 99", "no torchao"))
+    monkeypatch.setattr(choose_module.libraries, "installed", lambda name: f"{name} 99")
     after = [choose_module.question(*asked, prefer) for prefer in ("speed", "memory")]
     assert after[0].key != before[0].key and "bitsandbytes 99" in after[0].facts["libraries"]
     assert after[1].key == before[1].key, "only speed asks them"

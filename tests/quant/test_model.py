@@ -290,7 +290,7 @@ def test_gptq_with_a_short_last_group_and_unused_columns() -> None:
 
 
 def test_scaling_helps_where_inputs_differ_in_size() -> None:
-    weight, statistics = torch.randn(48, 128), InputStatistics.empty(128, torch.device("cpu"))
+    weight, statistics = torch.randn(48, 128), InputStatistics(128, torch.device("cpu"))
     statistics.add(torch.randn(256, 128) * torch.logspace(-2, 1, 128))
     factors = input_scaling(weight, parse("int4"), statistics)
     assert factors is not None
@@ -300,7 +300,7 @@ def test_scaling_helps_where_inputs_differ_in_size() -> None:
 
 
 def test_scaling_is_left_out_where_it_does_not_help() -> None:
-    statistics = InputStatistics.empty(128, torch.device("cpu"))
+    statistics = InputStatistics(128, torch.device("cpu"))
     statistics.add(torch.randn(4096, 128))
     assert input_scaling(torch.randn(48, 128), parse("int8"), statistics) is None
 

@@ -19,8 +19,7 @@ from torch.nn import functional
 from anytorch.counts import counted
 from anytorch.errors import BudgetTooSmall
 from anytorch.memory.parked import park, wake
-from anytorch.memory.stack import MIB, StackLevel, TensorStack
-from anytorch.memory.store import TensorStore
+from anytorch.memory.stack import MIB, StackLevel, TensorStack, TensorStore
 
 _layer_numbers = itertools.count()
 
@@ -42,7 +41,9 @@ class VGPULevel:
         self.device = device
         self.transfer_speed_gbps = transfer_speed_gbps
         self._own = store is None
-        self._store = store or TensorStore([StackLevel(capacity_mb, device, transfer_speed_gbps).place])
+        self._store = (
+            TensorStore([StackLevel(capacity_mb, device, transfer_speed_gbps).place]) if store is None else store
+        )
         self._index = 0 if store is None else level
         self._misses = 0
 
@@ -90,22 +91,22 @@ class VGPULevel:
 class VGPUStack(TensorStack):
     """`anytorch.memory.TensorStack` with the documented levels and figures."""
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config)
-        self.levels = [
-            VGPULevel(number, level.capacity_mb, level.device, level.speed_gbps, store=self._store)
+    @property
+    def levels(self) -> list[VGPULevel]:
+        return [
+            VGPULevel(number, level.capacity_mb, level.device, level.speed_gbps, store=self)
             for number, level in enumerate(self.wanted)
         ]
 
     def get_stats(self) -> dict[str, Any]:
-        stats = self._store.stats
+        stats = self.stats
         return {
             "levels": [level.get_stats() for level in self.levels],
             "total_requests": stats.requests,
             "l0_hit_rate": stats.hits[0] / stats.requests if stats.requests else 0.0,
             "promotions": stats.promotions,
             "demotions": stats.demotions,
-            "total_tensors": len(self._store.keys()),
+            "total_tensors": len(self),
         }
 
     def summary(self) -> str:

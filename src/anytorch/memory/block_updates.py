@@ -1,4 +1,7 @@
-"""The optimizer's step for blocks that are not on the device: what is trained, one block's step, and when it is done.
+"""What training does to blocks that are not on the device: their gradients and optimizer states, and their updates.
+
+A block's tensors are in memory where the budget has room for them, otherwise on disk. What is on disk is replaced whole: the
+new version is complete before the old one goes.
 
 A block is updated on the CPU where it rests, by our own loop or by torch's optimizer. One thread does so beside what else
 the program does, of what is ready what is needed first. A block that waits for its update or is being updated cannot be
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +25,202 @@ from anytorch.memory.fused import MOMENTS, Update, can_do, kind_of
 from anytorch.memory.fused import step as step_natively
 from anytorch.memory.mover import Mover
 from anytorch.memory.sizes import words
-from anytorch.memory.training_tensors import OF, OptimizerStates, Tensors
+from anytorch.memory.transfers import Copies
+from anytorch.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     from anytorch.memory.fitted_model import Fitted
 
-WORKING = "optimizer step"  # in the ledger
+Tensors = dict[str, torch.Tensor]
+Factory = Callable[..., torch.optim.Optimizer]
 Groups = Sequence[Mapping[str, Any]]  # an optimizer's param_groups
+Options = Sequence[Mapping[str, Any]]  # of every parameter group
+OF = "::"  # between a parameter's path and the name of its state
+WORKING = "optimizer step"  # in the ledger
+THREAD_NAME = "anytorch-optimizer"
+POLL_S = 0.0003
+
+
+# --- gradients and states ----------------------------------------------------------------------------------------------
+
+
+class BlockTensors:
+    """Keep tensors for each block, in memory or on disk; `put` and `take` take all of a block's. `what`: in the ledger."""
+
+    def __init__(self, fitted: Fitted, what: str) -> None:
+        self.fitted = fitted
+        self.what = what
+        self._in_memory: dict[str, Tensors] = {}
+        self._on_disk: dict[str, dict[str, StoredTensor]] = {}
+
+    def __contains__(self, block: str) -> bool:
+        return block in self._in_memory or block in self._on_disk
+
+    def put(
+        self, block: str, tensors: Mapping[str, torch.Tensor], before_disk: Callable[[], None] | None = None
+    ) -> None:
+        """Keep these tensors (on the CPU, ours from now on) in place of those it had for the block.
+
+        `before_disk` is called before they are written to disk: they may still be on their way from the device.
+        """
+        ledger, holder, level = self.fitted.ledger, f"{self.what} of {block}", self.fitted.memory_level
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        if block not in self._on_disk:
+            try:
+                ledger.resize(level, holder, nbytes)
+            except BudgetTooSmall:
+                pass  # what is there stays until the new tensors are on disk
+            else:
+                self._in_memory[block] = dict(tensors)
+                return
+        if before_disk is not None:
+            before_disk()
+        with self.fitted.block_homes.replacing(holder, tensors) as located:
+            self.drop(block)
+        self._on_disk[block] = located
+
+    def take(self, block: str) -> Tensors:
+        """The block's tensors, to be changed in place and `put` back; {} if it has none yet."""
+        if block in self._in_memory:
+            return self._in_memory[block]
+        located = self._on_disk.get(block)
+        if located is None:
+            return {}
+        return self.fitted.reader.read_tensors(located.values())
+
+    def drop(self, block: str) -> None:
+        if self._in_memory.pop(block, None) is not None:
+            self.fitted.ledger.release(self.fitted.memory_level, f"{self.what} of {block}")
+        located = self._on_disk.pop(block, None)
+        if located:
+            self.fitted.block_homes.remove_file(next(iter(located.values())).path)
+            self.fitted.ledger.release("disk", f"{self.what} of {block}")
+
+    def blocks(self) -> list[str]:
+        return [*self._in_memory, *self._on_disk]
+
+    def clear(self) -> None:
+        for block in self.blocks():
+            self.drop(block)
+
+
+class Gradients(BlockTensors):
+    """Collect each block's gradients, which come one by one. `parameters`: what is trained of each block."""
+
+    def __init__(self, fitted: Fitted, parameters: Mapping[str, Sized]) -> None:
+        super().__init__(fitted, "gradients")
+        self._sizes = {block: len(found) for block, found in parameters.items()}
+        self._pending: dict[str, Tensors] = {}  # of the block that backward is at
+        self._down = Copies(fitted.device)
+        self.copied: dict[str, Any] = {}  # block → the event after which its gradients are in host memory
+
+    def add(self, block: str, path: str, gradient: torch.Tensor) -> None:
+        """Take a gradient that backward made off the device; it joins its block's others when all of them are there."""
+        if path in self._pending.get(block, ()):
+            self._keep(block)  # an earlier backward that some parameters of the block took no part in
+        pending = self._pending.setdefault(block, {})
+        pending[path] = self._to_host(gradient.detach())
+        if len(pending) == self._sizes[block]:
+            self._keep(block)
+
+    def _to_host(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient in host memory: at once, or under way beside what the device computes (`arrive` waits for it)."""
+        if not self._down.asynchronous:
+            return gradient.to("cpu", copy=gradient.device.type == "cpu" and is_shared(gradient))
+        target = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+        self._down.copy_after(self._down.computed())
+        with self._down.use():
+            target.copy_(gradient, non_blocking=True)
+        gradient.record_stream(self._down.stream)  # its memory is not given to others before the copy is done
+        return target
+
+    def _keep(self, block: str) -> None:
+        """Add the gradients of this backward to those of earlier ones."""
+        new = self._pending.pop(block)
+        if block in self:
+            self.arrive()
+        there = self.take(block)
+        for path, gradient in new.items():
+            if path in there:
+                there[path].add_(gradient)
+            else:
+                there[path] = gradient
+        self.put(block, there, before_disk=self.arrive)
+        self.copied[block] = self._down.copied()
+
+    def arrive(self) -> None:
+        """Return when all gradients are in host memory."""
+        self._down.synchronize()
+
+    def is_whole(self, block: str) -> bool:
+        """True if backward has made all of the block's gradients."""
+        return block in self and block not in self._pending
+
+    def keep_rest(self) -> None:
+        """Keep the gradients of blocks that are not complete: backward is over, and some parameters took no part in it."""
+        for block in list(self._pending):
+            self._keep(block)
+
+    def drop_pending(self) -> None:
+        self._pending.clear()
+
+    def ready(self, block: str) -> Callable[[], bool]:
+        """Return a function that says whether the block's gradients are in host memory."""
+        event = self.copied.get(block)
+        return event.query if event is not None else lambda: True
+
+    def wait_for(self, block: str) -> None:
+        """Return when the block's gradients are in host memory."""
+        event = self.copied.pop(block, None)
+        if event is not None:
+            event.synchronize()
+
+    def clear(self) -> None:
+        self._pending.clear()
+        super().clear()
+
+
+def is_shared(gradient: torch.Tensor) -> bool:
+    """Return True if something else may own this memory (the gradient is a view of another one)."""
+    return gradient._base is not None or gradient.untyped_storage().nbytes() != gradient.nbytes
+
+
+class OptimizerStates(BlockTensors):
+    """Keep optimizer states as tensors called "path::state"; `numbers` has what is no tensor, by block and path."""
+
+    def __init__(self, fitted: Fitted) -> None:
+        super().__init__(fitted, "optimizer state")
+        self.numbers: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def of(self, block: str, path: str) -> dict[str, Any]:
+        """One parameter's state; {} if it has none yet."""
+        return self.among(self.take(block), block, path)
+
+    def among(self, stored: Mapping[str, torch.Tensor], block: str, path: str) -> dict[str, Any]:
+        """The same from what `take` gave for its block."""
+        prefix = f"{path}{OF}"
+        found: dict[str, Any] = dict(self.numbers.get(block, {}).get(path, {}))
+        found.update({key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)})
+        return found
+
+    def give(self, block: str, by_path: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over states of some of a block's parameters; what else the block has stays."""
+        tensors = dict(self.take(block))
+        for path, state in by_path.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{path}{OF}{key}"] = value
+                else:
+                    self.numbers.setdefault(block, {}).setdefault(path, {})[key] = value
+        if tensors:
+            self.put(block, tensors)
+
+    def clear(self) -> None:
+        super().clear()
+        self.numbers.clear()
+
+
+# --- updates -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -38,15 +230,9 @@ class TrainedBlocks:
     groups: Mapping[tuple[str, str], int]  # block and path → the parameter's group
     alone: Mapping[str, Sequence[str]]  # step → the blocks that no other step uses
 
-    def is_resident(self, parameter: torch.Tensor) -> bool:
-        return parameter.requires_grad and id(parameter) not in self.places
-
-    def dtypes(self) -> set[torch.dtype]:
-        return {parameter.dtype for found in self.blocks.values() for _, parameter in found}
-
 
 def trained_of(fitted: Fitted, param_groups: Groups) -> TrainedBlocks:
-    """Raises UsageError where a trained weight rests in few bits."""
+    """Find what an optimizer's parameter groups train. Raises UsageError where a trained weight rests in few bits."""
     wanted = {id(p) for group in param_groups for p in group["params"] if p.requires_grad}
     blocks = {
         name: found
@@ -65,7 +251,7 @@ def trained_of(fitted: Fitted, param_groups: Groups) -> TrainedBlocks:
 
 
 def refuse_packed(fitted: Fitted, blocks: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> None:
-    """A file of codes is not written again, and a step's small changes would be lost in them."""
+    """Raise UsageError for a trained weight that rests packed: a step's small changes would be lost in its codes."""
     for name, found in blocks.items():
         packing = fitted.packings.get(name)
         for path, _ in found:
@@ -78,7 +264,7 @@ def refuse_packed(fitted: Fitted, blocks: Mapping[str, Sequence[tuple[str, torch
 
 
 def reserve_working_memory(fitted: Fitted, trained: TrainedBlocks, moments: int) -> None:
-    """A step holds one block's weights, gradients and states at once, as far as they do not rest in memory."""
+    """Reserve what a step holds at once: the largest block's weights, gradients and states, if not in memory anyway."""
     largest = max((sum(p.nbytes for _, p in found) for found in trained.blocks.values()), default=0)
     ledger, level = fitted.ledger, fitted.memory_level
     needed = (2 + moments) * largest
@@ -98,12 +284,8 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
-Factory = Callable[..., torch.optim.Optimizer]
-Options = Sequence[Mapping[str, Any]]  # of every parameter group
-
-
 class BlockStep:
-    """`groups`: the parameter group of every (block, path) that is trained."""
+    """Does one block's step on the CPU. `groups`: the parameter group of every (block, path) that is trained."""
 
     def __init__(
         self, fitted: Fitted, factory: Factory, groups: Mapping[tuple[str, str], int], states: OptimizerStates
@@ -121,7 +303,7 @@ class BlockStep:
                 self._by_torch(block, gradients, scale, options)
 
     def _natively(self, block: str, gradients: Tensors, scale: torch.Tensor | None, options: Options) -> bool:
-        """By our own loop, where it gives the bits of torch's. False, with nothing changed, where it does not."""
+        """Update a block by our own loop if it gives torch's bits. Return False, with nothing changed, if it does not."""
         host = self._fitted.block_homes.host
         if self._kind is None or block not in host:
             return False
@@ -150,15 +332,19 @@ class BlockStep:
         for path, shadow in shadows.items():
             shadow.grad = gradients[path] if scale is None else gradients[path] * scale
         optimizer = self._optimizer(block, shadows, options)
-        self._states.lend(block, optimizer, shadows)
+        stored = self._states.take(block)
+        for path, shadow in shadows.items():
+            state = self._states.among(stored, block, path)
+            if state:
+                optimizer.state[shadow] = state
         optimizer.step()
-        self._states.take_back(block, optimizer, shadows)
+        self._states.give(block, {path: optimizer.state.get(shadow, {}) for path, shadow in shadows.items()})
         copies = {path: shadow.detach() for path, shadow in shadows.items() if not lies_in(shadow, home)}
         if copies:
             self._fitted.write_back(block, copies)
 
     def _optimizer(self, block: str, shadows: Mapping[str, nn.Parameter], options: Options) -> torch.optim.Optimizer:
-        """Over one block's weights on the CPU, with the options of the groups they belong to."""
+        """Make an optimizer over one block's weights on the CPU, with the options of the groups they belong to."""
         members: dict[int, list[nn.Parameter]] = {}
         for path, shadow in shadows.items():
             members.setdefault(self._groups[block, path], []).append(shadow)
@@ -178,10 +364,6 @@ def tried(factory: Factory, options: Mapping[str, Any]) -> tuple[dict[str, Any],
     optimizer.step()
     kept = optimizer.state[parameter].values()
     return optimizer.defaults, sum(isinstance(value, torch.Tensor) and value.dim() > 0 for value in kept)
-
-
-THREAD_NAME = "anytorch-optimizer"
-POLL_S = 0.0003
 
 
 @dataclass(frozen=True)
@@ -271,7 +453,7 @@ class Updates:
         return min(ready, key=self._rank.__getitem__, default=None)
 
     def _is_ready(self, work: Work) -> bool:
-        """After a failure all are, to be left out: a device with an error may never send what they wait for."""
+        """Return True if a block's turn can come now; after a failure always, as what it waits for may never come."""
         if self._failure is None:
             try:
                 return work.ready()

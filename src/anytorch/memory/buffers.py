@@ -60,7 +60,7 @@ def _own_pages(nbytes: int) -> torch.Tensor:
 
 
 def _ask_for_huge_pages(buffer: torch.Tensor) -> None:
-    """Before the first touch. Whole huge pages only: a last one in part would take more memory than was reserved."""
+    """Ask for huge pages before the first touch. Whole ones only: a last one in part would take more than was reserved."""
     whole = buffer.nbytes // HUGE * HUGE
     madvise = _madvise()
     if whole and madvise is not None and madvise(buffer.data_ptr(), whole, ADVICE):
@@ -123,37 +123,28 @@ class HostArena:
 def scatter(source: torch.Tensor, pieces: list[torch.Tensor], start: int = 0) -> None:
     """Write a run of bytes into a piecewise store, beginning at byte `start` of it."""
     at = 0
-    for piece in pieces:
-        if start >= piece.numel():
-            start -= piece.numel()
-            continue
-        part = min(piece.numel() - start, source.numel() - at)
-        if part <= 0:
-            return
-        piece[start : start + part].copy_(source[at : at + part])
-        at, start = at + part, 0
+    for part in parts_of(pieces, start, source.numel()):
+        part.copy_(source[at : at + part.numel()])
+        at += part.numel()
 
 
-def gather(pieces: list[torch.Tensor], target: torch.Tensor) -> None:
+def gather(pieces: list[torch.Tensor], target: torch.Tensor, *, non_blocking: bool = False) -> None:
     """Read a piecewise store back into one run of bytes."""
     at = 0
-    for piece in pieces:
-        part = min(piece.numel(), target.numel() - at)
-        target[at : at + part].copy_(piece[:part])
-        at += part
+    for part in parts_of(pieces, 0, target.numel()):
+        target[at : at + part.numel()].copy_(part, non_blocking=non_blocking)
+        at += part.numel()
 
 
 def parts_of(pieces: list[torch.Tensor], start: int, nbytes: int) -> list[torch.Tensor]:
     """A run of bytes of a piecewise store as views of its pieces, beginning at byte `start` of it."""
     parts = []
     for piece in pieces:
-        if start >= piece.numel():
-            start -= piece.numel()
-            continue
-        part = min(piece.numel() - start, nbytes)
-        parts.append(piece[start : start + part])
-        nbytes -= part
-        start = 0
+        part = piece[start : start + nbytes]  # empty where the run begins after this piece
+        if part.numel():
+            parts.append(part)
+        nbytes -= part.numel()
+        start = max(0, start - piece.numel())
         if not nbytes:
             break
     return parts

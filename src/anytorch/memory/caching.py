@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -24,13 +25,14 @@ def tiered_cache(stack: TensorStack | Mapping[str, Any], config: Any = None) -> 
             "a KV cache needs transformers, which is not installed", hint="pip install transformers"
         ) from exc
     owner = stack if isinstance(stack, TensorStack) else TensorStack(stack)
+    numbers = count()
 
     class TieredLayer(DynamicLayer):  # type: ignore[misc,no-untyped-call,unused-ignore]
-        """One layer's keys and values, under two keys of the stack."""
+        """One layer's keys and values, under two keys of the stack. The cache makes its layers in their order."""
 
-        def __init__(self, index: int) -> None:
+        def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-            self.index = index
+            self.index = next(numbers)
             self.length = 0
 
         def _names(self, index: int) -> tuple[str, str]:
@@ -83,17 +85,8 @@ def tiered_cache(stack: TensorStack | Mapping[str, Any], config: Any = None) -> 
 
     class TieredCache(Cache):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:
-            super().__init__(layers=[])
+            super().__init__(layer_class_to_replicate=TieredLayer)
             self.stack = owner
-
-        def update(
-            self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
-        ) -> tuple[Any, Any]:
-            while len(self.layers) <= layer_idx:
-                self.layers.append(TieredLayer(len(self.layers)))
-            layer: Any = self.layers[layer_idx]
-            found: tuple[Any, Any] = layer.update(key_states, value_states, *args, **kwargs)
-            return found
 
         def close(self) -> None:
             owner.close()

@@ -100,26 +100,22 @@ class Around:
 
 
 def without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A block of transformers that is computed twice would add to a cache of keys and values twice; training needs none."""
+    """Return a block's arguments without its cache: a block that is computed twice would add keys and values to it twice."""
     emptied = {"past_key_values": None, "past_key_value": None, "layer_past": None, "use_cache": False}
     return {key: emptied.get(key, value) if key in emptied else value for key, value in kwargs.items()}
 
 
 def _pins(args: tuple[Any, ...]) -> bool:
-    """Pinned memory where the device is not the host itself."""
+    """Return True if an argument is on a device that is not the host: its copies go to pinned memory."""
     return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in args)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of the outermost lists: what a transformer repeats."""
+    """Return the layers of the outermost lists: what a transformer repeats."""
     found: list[nn.Module] = []
-
-    def walk(module: nn.Module) -> None:
-        for child in module.children():
-            if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
-                found.extend(child)
-            else:
-                walk(child)
-
-    walk(model)
+    for child in model.children():
+        if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
+            found.extend(child)
+        else:
+            found.extend(repeated_blocks(child))
     return found

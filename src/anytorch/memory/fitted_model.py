@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from anytorch.errors import UsageError
-from anytorch.memory.formats import Packing, pack_block, packing_of, unpacked_nbytes
-from anytorch.memory.homes import BlockHomes, device_buffer
+from anytorch.memory.formats import pack_block, packing_of, unpacked_nbytes
+from anytorch.memory.homes import BlockHomes, FittedState, device_buffer
 from anytorch.memory.images import Image, views_of
 from anytorch.memory.ledger import Ledger
 from anytorch.memory.levels import Size
@@ -28,7 +28,6 @@ from anytorch.memory.running import Running
 from anytorch.memory.saving import save_state
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.memory.spill import Spill
-from anytorch.memory.transfers import Transfers
 from anytorch.memory.types import TierPlan, Tiers
 from anytorch.memory.units import Found
 
@@ -36,7 +35,7 @@ UNPACKED = "unpacked block"  # in the ledger
 HANDLE = "_anytorch_fitted"  # in the model's __dict__: the handle lives exactly as long as the model
 
 
-class Fitted:
+class Fitted(FittedState):
     """A model at its homes. Owns the files, threads and memory; `unfit` (or the end of the process) gives them back."""
 
     def __init__(
@@ -49,21 +48,15 @@ class Fitted:
         verify: bool = True,
         rest_format: str | None = None,
     ) -> None:
-        self.packings: dict[str, Packing] = {}
-        if rest_format is not None:
-            made = {n: packing_of(found, n, rest_format) for n, home in plan.homes.items() if home != "device"}
-            self.packings = {name: packing for name, packing in made.items() if packing is not None}
+        moving = [name for name, home in plan.homes.items() if home != "device"] if rest_format is not None else []
+        packings = {name: made for name in moving if (made := packing_of(found, name, str(rest_format))) is not None}
+        ledger = Ledger({level.kind: level.capacity for level in tiers.levels})
+        disk = tiers.find("disk")
+        reader = Reader(verify=verify, direct=disk is None or disk.direct)
+        super().__init__(torch.device(tiers.device.place), tiers, found, plan, packings, ledger, reader)
         self.live: torch.Tensor | None = None
         self.rest_format = rest_format
         self._model = weakref.ref(model)
-        self.tiers = tiers
-        self.found = found
-        self.plan = plan
-        self.device = torch.device(tiers.device.place)
-        self.ledger = Ledger({level.kind: level.capacity for level in tiers.levels})
-        disk = tiers.find("disk")
-        self.reader = Reader(verify=verify, direct=disk is None or disk.direct)
-        self.images: dict[str, Image] = {}  # one for everybody: a block that is written anew gets a new one here
         self.block_homes: BlockHomes
         self.mover: Mover
         self.origins = {id(p): p.device for group in found.groups.values() for p in group.parameters}
@@ -99,20 +92,10 @@ class Fitted:
         self.images = images
         self.ledger.reserve("device", "buffers", self.found.extras_nbytes(self.model))
         self.move_extras(self.device)
-        plan, ledger, reader = self.plan, self.ledger, self.reader
-        self.block_homes = BlockHomes(
-            self.device, self.tiers, self.found.groups, images, plan.homes, self.packings, ledger=ledger, reader=reader
-        )
-        transfers = Transfers(
-            *(self.device, self.block_homes.host, self.tiers),
-            staging_nbytes=plan.staging_nbytes,
-            ledger=ledger,
-            reader=reader,
-        )
-        self.mover = Mover(images, plan.homes, plan.steps, transfers, ring_nbytes=plan.ring_nbytes, ledger=self.ledger)
-        in_host = sum(plan.blocks[name].resting for name, home in plan.homes.items() if home == "host")
-        if in_host:
-            self.block_homes.make_host(in_host)
+        self.block_homes = BlockHomes(self)
+        self.mover = Mover(self, self.block_homes.host)
+        if self.plan.nbytes_at("host"):
+            self.block_homes.make_host(self.plan.nbytes_at("host"))
         if self.packings:
             assert self.rest_format is not None
             nbytes = unpacked_nbytes(self.found, self.rest_format)
@@ -131,12 +114,10 @@ class Fitted:
         self._park(name)
 
     def _place_file(self, name: str) -> None:
-        """What lives in memory is read, the rest stays in its files; a block that is to rest packed is packed anew."""
+        """Read a block that lives in memory from its files; others stay there. One that is to rest packed is packed anew."""
         home, block_homes = self.plan.homes[name], self.block_homes
         if home == "device":
-            buffer = block_homes.add_resident(name)
-            block_homes.load(name, buffer)
-            views = views_of(self.images[name], buffer)
+            views = views_of(self.images[name], block_homes.load_resident(name))
             for path, parameter in self.found.groups[name].tensors().items():
                 parameter.data = views[path]
             return
@@ -161,16 +142,16 @@ class Fitted:
         return views_of(live, self.live[: live.nbytes])
 
     def _park(self, name: str) -> None:
-        """A block is complete at its home: its parameters let go of their memory, as there is a second copy only now."""
+        """Let a block's parameters go of their memory: it is complete at its home, so there is a second copy now."""
         self._moved.append(name)
         for parameter in self.found.groups[name].parameters:
             park(parameter, self.device)
 
     def _start(self) -> None:
-        """Every block is at its home: the model runs from there."""
+        """Let the model run from its blocks' homes: every block is there."""
         self._unbind()
         self.block_homes.loaded()
-        self.running = Running(self.mover, self.block_homes, self.found, self.packings, self.live)
+        self.running = Running(self, self.mover, self.block_homes, self.live)
         attach(self.model, self.running, StateLoading(self))
         self.model.__dict__[HANDLE] = self
         # A model that is dropped, and the end of the process, leave no thread and no file behind.
@@ -186,7 +167,7 @@ class Fitted:
                     module._buffers[name] = buffer.to(device)
 
     def _unbind(self) -> None:
-        """What packed layers bound to kernels points at memory that their codes are no longer in."""
+        """Drop what packed layers bound to kernels: it points at memory that their codes are no longer in."""
         for layers in self.found.packed_layers.values():
             for layer in layers:
                 layer._bound.clear()
@@ -244,9 +225,8 @@ class Fitted:
             self._wake_all(target)
         except BaseException:
             if self.running is not None:  # it stays a fitted model, whole: every block is still at its home
-                for name in self._moved:
-                    for parameter in self.found.groups[name].parameters:
-                        park(parameter, self.device)
+                for parameter in self._parked():
+                    park(parameter, self.device)
                 self.move_extras(self.device)
             raise
         detach(self.model)
@@ -259,6 +239,9 @@ class Fitted:
                 if place.type != "meta" and parameter.device != place:
                     parameter.data = parameter.data.to(place)
         self.close()
+
+    def _parked(self) -> list[torch.Tensor]:
+        return [parameter for name in self._moved for parameter in self.found.groups[name].parameters]
 
     def _wake_all(self, target: torch.device | None) -> None:
         for name in self._moved:
@@ -290,9 +273,8 @@ class Fitted:
         if model is not None:
             detach(model)
             model.__dict__.pop(HANDLE, None)
-        for name in self._moved:
-            for parameter in self.found.groups[name].parameters:
-                give_up(parameter)
+        for parameter in self._parked():
+            give_up(parameter)
         self._moved.clear()
         if self.running is not None:
             self.running.close()

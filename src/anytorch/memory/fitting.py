@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,17 +80,8 @@ def fit(
         disk_budget=disk_budget,
         speeds=speeds,
     )
-    found, plan = plan_for(
-        model,
-        tiers,
-        blocks=blocks,
-        resident=resident,
-        reserve=parse_nbytes(reserve, "reserve"),
-        host_reserve=parse_nbytes(host_reserve, "host_reserve"),
-        compute_s=compute_s,
-        rest_format=rest_format,
-        training=training,
-    )
+    kept = parse_nbytes(reserve, "reserve"), parse_nbytes(host_reserve, "host_reserve")
+    found, plan = plan_for(model, tiers, Wishes(blocks, resident, *kept, compute_s, rest_format, training))
     handle = Fitted(model, tiers, found, plan, verify=verify, rest_format=rest_format)
     handle.place({name: group.image() for name, group in found.groups.items()})
     return model
@@ -112,39 +104,44 @@ def unfit(model: Model, device: str | torch.device | None = None) -> Model:
 # --- units and plan ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What a plan is asked for besides the budgets, in the words of `fit`."""
+
+    blocks: Sequence[str] | str | None = None
+    resident: Sequence[str] = ()
+    reserve: int = 0
+    host_reserve: int = 0
+    compute_s: float = 0.0
+    rest_format: str | None = None
+    training: bool = False
+
+
 def plan_for(
     model: nn.Module,
     tiers: Tiers,
+    wishes: Wishes,
     *,
-    blocks: Sequence[str] | str | None = None,
-    resident: Sequence[str] = (),
-    reserve: int = 0,
-    host_reserve: int = 0,
-    compute_s: float = 0.0,
     on_disk: bool = False,
     sizes: Callable[[Found], dict[str, WeightBlock]] | None = None,
-    rest_format: str | None = None,
-    training: bool = False,
     codes: bool = True,
 ) -> tuple[Found, TierPlan]:
     """Units and plan of a model. If a layer as a whole does not fit, every leaf module becomes a unit of its own.
 
     Raises BudgetTooSmall; UsageError where the disk has no room because its folder cannot be written at all.
     """
-    if isinstance(blocks, str) and blocks != LEAVES:
-        blocks = (blocks,)
-    for finest in (True,) if blocks == LEAVES else (False, True):
-        blocks = None if isinstance(blocks, str) else blocks
-        found = find_units(model, blocks=blocks, resident=resident, finest=finest, codes=codes)
+    leaves, packed = wishes.blocks == LEAVES, wishes.rest_format
+    names = None if leaves else (wishes.blocks,) if isinstance(wishes.blocks, str) else wishes.blocks
+    for finest in (True,) if leaves else (False, True):
+        found = find_units(model, blocks=names, resident=wishes.resident, finest=finest, codes=codes)
+        extras = found.extras_nbytes(model) + wishes.reserve
         try:
-            chosen, kept = (sizes or packed_sizes)(found), reserve
-            if rest_format is not None:
-                whole = sum(block.nbytes for block in chosen.values()) + found.extras_nbytes(model) + reserve
-                if whole > tiers.device.capacity:
-                    chosen, kept = resting_sizes(found, rest_format), reserve + unpacked_nbytes(found, rest_format)
-            return found, _plan(model, found, tiers, (kept, host_reserve), compute_s, on_disk, chosen, training)
+            chosen = (sizes or block_sizes)(found)
+            if packed is not None and sum(b.nbytes for b in chosen.values()) + extras > tiers.device.capacity:
+                chosen, extras = block_sizes(found, packed), extras + unpacked_nbytes(found, packed)
+            return found, _plan(found, tiers, wishes, extras, on_disk, chosen)
         except BudgetTooSmall as exc:
-            if finest or blocks is not None:
+            if finest or names is not None:
                 disk = tiers.find("disk")
                 if isinstance(exc, DiskTooSmall) and disk is not None:
                     # A read-only file system says that nothing is free, which no budget mends: its own reason comes first.
@@ -153,45 +150,35 @@ def plan_for(
     raise AssertionError("unreachable")
 
 
-def packed_sizes(found: Found) -> dict[str, WeightBlock]:
-    return {name: WeightBlock(name, group.image().nbytes) for name, group in found.groups.items()}
-
-
-def resting_sizes(found: Found, rest_format: str) -> dict[str, WeightBlock]:
+def block_sizes(found: Found, rest_format: str | None = None) -> dict[str, WeightBlock]:
+    """Every block with its bytes on the device, and with those it rests in if they are fewer."""
     sizes = {}
-    for name, block in packed_sizes(found).items():
-        packing = packing_of(found, name, rest_format)
-        sizes[name] = WeightBlock(name, block.nbytes, resting_nbytes(packing)) if packing else block
+    for name, group in found.groups.items():
+        packing = None if rest_format is None else packing_of(found, name, rest_format)
+        sizes[name] = WeightBlock(name, group.image().nbytes, resting_nbytes(packing) if packing else -1)
     return sizes
 
 
 def _plan(
-    model: nn.Module,
-    found: Found,
-    tiers: Tiers,
-    reserved: tuple[int, int],  # on the device, in host memory
-    compute_s: float,
-    on_disk: bool,
-    blocks: Mapping[str, WeightBlock],
-    training: bool,
+    found: Found, tiers: Tiers, wishes: Wishes, kept: int, on_disk: bool, blocks: Mapping[str, WeightBlock]
 ) -> TierPlan:
-    extras = found.extras_nbytes(model)
-    kept = extras + reserved[0]
+    """The plan for these blocks with `kept` bytes of the device budget kept free."""
     if not found.units:
         raise UsageError("this model has no parameters that could be moved", hint="use model.to(device)")
     host, disk = tiers.find("host"), tiers.find("disk")
     budgets = Budgets(
         max(0, tiers.device.capacity - kept),
-        max(0, host.capacity - reserved[1]) if host else None,
+        max(0, host.capacity - wishes.host_reserve) if host else None,
         disk.capacity if disk else None,
     )
     total = sum(block.nbytes for block in blocks.values())
     steps = [
-        Step(unit.name, unit.blocks, compute_s * sum(blocks[b].nbytes for b in unit.blocks) / max(1, total))
+        Step(unit.name, unit.blocks, wishes.compute_s * sum(blocks[b].nbytes for b in unit.blocks) / max(1, total))
         for unit in found.units
     ]
     try:
-        return make_plan(list(blocks.values()), steps, budgets, speeds_of(tiers), on_disk=on_disk, training=training)
+        speeds = speeds_of(tiers)
+        return make_plan(list(blocks.values()), steps, budgets, speeds, on_disk=on_disk, training=wishes.training)
     except BudgetTooSmall as exc:
         least = least_device_nbytes(blocks, steps)
         if not kept or budgets.device >= least:

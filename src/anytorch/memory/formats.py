@@ -5,15 +5,17 @@ Only the matrices of linear layers are packed; embeddings, norms and biases rest
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from anytorch.memory.images import Image
-from anytorch.memory.sizes import ALIGNMENT, PAGE, round_up
-from anytorch.memory.units import Found
+from anytorch.memory.images import Image, packed, views_of
+from anytorch.memory.transfers import Copies
+from anytorch.memory.units import Found, Unit
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, pack, unpack
 
@@ -30,21 +32,14 @@ class Packing:
 
     format: Format
     live: Image
-    weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # path → shape and dtype of what it stands for
+    weights: frozenset[str]  # the paths of those that are packed
 
 
 def packing_of(found: Found, name: str, format: str) -> Packing | None:
-    """None if the block has nothing that can be packed."""
+    """Return how a block is packed in a format; None if it has nothing that can be packed."""
     group = found.groups[name]
-    chosen = parse(format)
-    weights = {
-        path: (tuple(parameter.shape), parameter.dtype)
-        for path, parameter in group.tensors().items()
-        if packable(found, parameter)
-    }
-    if not weights:
-        return None
-    return Packing(chosen, group.image(), weights)
+    weights = frozenset(path for path, parameter in group.tensors().items() if packable(found, parameter))
+    return Packing(parse(format), group.image(), weights) if weights else None
 
 
 def unpacked_nbytes(found: Found, format: str) -> int:
@@ -65,22 +60,18 @@ def packable(found: Found, parameter: torch.Tensor) -> bool:
 
 def resting_nbytes(packing: Packing) -> int:
     """The length of the packed image, without packing anything."""
-    end = 0
+    stored: dict[str, torch.Tensor] = {}
     for view in packing.live.views:
+        parts = {"": (view.shape, getattr(torch, view.dtype))}
         if view.name in packing.weights:
-            sizes = [
-                torch.Size(shape).numel() * dtype.itemsize
-                for shape, dtype in expected_parts(packing.format, view.shape).values()
-            ]
-        else:
-            sizes = [view.nbytes]
-        for size in sizes:
-            end = round_up(end, ALIGNMENT) + size
-    return round_up(end, PAGE)
+            parts = expected_parts(packing.format, view.shape)
+        for part, (shape, dtype) in parts.items():
+            stored[f"{view.name}{SEPARATOR}{part}"] = torch.empty(shape, dtype=dtype, device="meta")
+    return packed("", stored).nbytes
 
 
 def pack_block(packing: Packing, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What is stored: parts under "path::part", other tensors under their path."""
+    """Return a block's tensors as they are stored: packed parts under "path::part", other tensors under their path."""
     stored: dict[str, torch.Tensor] = {}
     for path, tensor in tensors.items():
         if path not in packing.weights:
@@ -94,7 +85,7 @@ def pack_block(packing: Packing, tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def unpack_block(packing: Packing, stored: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
-    """From stored tensors on a device to the weights there, some rows at a time."""
+    """Unpack stored tensors into the weights (`targets`) on the same device, some rows at a time."""
     for path, target in targets.items():
         if path not in packing.weights:
             target.copy_(stored[path])
@@ -117,3 +108,89 @@ def whole_tensors(packing: Packing, stored: Mapping[str, torch.Tensor]) -> dict[
     }
     unpack_block(packing, stored, found)
     return found
+
+
+# --- where they are unpacked to: one unit's at a time, for its forward or for its backward ------------------------------
+
+
+class UnpackScratch:
+    """Device memory for one unit's unpacked blocks. A thread that took it may take it again; others wait for its return.
+
+    Backward takes it in the thread that runs a node and gives it back where its end is told, which may be another thread:
+    so this is no lock of `threading`, whose owner alone can open it.
+    """
+
+    def __init__(
+        self, memory: torch.Tensor, packings: Mapping[str, Packing], units: Sequence[Unit], copies: Copies
+    ) -> None:
+        self.memory = memory
+        self._packings = packings
+        self._copies = copies
+        self._starts = {unit.name: _starts(unit, packings) for unit in units}
+        self._given_back = threading.Condition()
+        self._owner: int | None = None
+        self._times = 0
+        self._used: Any = None  # event on the computing stream, after the last use
+        self.step: str | None = None  # whose blocks are in it
+        self._sources: dict[str, torch.Tensor] = {}  # block → the buffer in the ring that it was unpacked from
+        self._views: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+
+    def take(self) -> None:
+        with self._given_back:
+            me = threading.get_ident()
+            while self._owner not in (None, me):
+                self._given_back.wait()
+            self._owner = me
+            self._times += 1
+            self._copies.compute_after(self._used)
+
+    def give_back(self) -> None:
+        with self._given_back:
+            self._times -= 1
+            if not self._times:
+                self._owner = None
+                self._used = self._copies.computed()
+                self._given_back.notify_all()
+
+    def has(self, step: str, block: str, buffer: torch.Tensor) -> bool:
+        """Return True if the block was unpacked for this step from this very buffer; every fetch makes a new one."""
+        return self.step == step and self._sources.get(block) is buffer
+
+    def unpack(self, step: str, block: str, image: Image, buffer: torch.Tensor) -> None:
+        """Put a block's weights in the place that they have for this step. Whoever asks has taken it."""
+        if self.step != step:
+            self.step, self._sources = step, {}
+        self._sources.pop(block, None)  # unpacking that fails half-way leaves nothing that is taken for whole
+        with torch.inference_mode(False), torch.no_grad():
+            unpack_block(self._packings[block], views_of(image, buffer), self.views(step, block))
+        self._sources[block] = buffer
+
+    def views(self, step: str, block: str) -> dict[str, torch.Tensor]:
+        """The tensors of a block where they are unpacked for this step, by path."""
+        if (step, block) not in self._views:
+            live, start = self._packings[block].live, self._starts[step][block]
+            with torch.inference_mode(False), torch.no_grad():
+                self._views[step, block] = views_of(live, self.memory[start : start + live.nbytes])
+        return self._views[step, block]
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.step, self._sources = None, {}
+        self._views.clear()
+
+    def offset(self, tensor: torch.Tensor) -> int | None:
+        """A tensor's byte offset in the scratch memory, if it lies there."""
+        if tensor.untyped_storage().data_ptr() != self.memory.untyped_storage().data_ptr():
+            return None
+        return tensor.data_ptr() - self.memory.data_ptr()
+
+
+def _starts(unit: Unit, packings: Mapping[str, Packing]) -> dict[str, int]:
+    """Where each packed block of a unit begins."""
+    starts, end = {}, 0
+    for name in unit.blocks:
+        if name in packings:
+            starts[name] = end
+            end += packings[name].live.nbytes
+    return starts

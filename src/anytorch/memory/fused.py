@@ -36,21 +36,11 @@ class Span(ctypes.Structure):
     """AdamSpan of adam.cpp."""
 
     _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("gradient", ctypes.c_void_p),
-        ("mean", ctypes.c_void_p),
-        ("square", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("weight", "gradient", "mean", "square")),
         ("count", ctypes.c_int64),
-        ("bfloat16", ctypes.c_int32),
-        ("decoupled", ctypes.c_int32),
-        ("decay", ctypes.c_float),
-        ("mean_rate", ctypes.c_float),
-        ("square_keep", ctypes.c_float),
-        ("square_rate", ctypes.c_float),
-        ("step_size", ctypes.c_float),
-        ("correction", ctypes.c_float),
-        ("epsilon", ctypes.c_float),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("bfloat16", "decoupled")),
+        *((name, ctypes.c_float) for name in ("decay", "mean_rate", "square_keep", "square_rate", "step_size")),
+        *((name, ctypes.c_float) for name in ("correction", "epsilon", "scale")),
         ("scaled", ctypes.c_int32),
     )
 
@@ -150,23 +140,10 @@ def _rest(kind: str, update: Update, scale: float | None) -> None:
     )
     if scale is not None:
         gradient = gradient * scale
-    options = update.options
-    function = torch._fused_adamw_ if decoupled(kind, options) else torch._fused_adam_
-    function(
-        [weight],
-        [gradient],
-        [mean],
-        [square],
-        [],
-        [update.state["step"]],
-        lr=options["lr"],
-        beta1=options["betas"][0],
-        beta2=options["betas"][1],
-        weight_decay=options["weight_decay"],
-        eps=options["eps"],
-        amsgrad=False,
-        maximize=False,
-    )
+    function = torch._fused_adamw_ if decoupled(kind, update.options) else torch._fused_adam_
+    options = {key: update.options[key] for key in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+    options |= dict(zip(("beta1", "beta2"), update.options["betas"], strict=True))
+    function([weight], [gradient], [mean], [square], [], [update.state["step"]], **options)
 
 
 # --- is it the same? -----------------------------------------------------------------------------------------------

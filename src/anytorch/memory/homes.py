@@ -6,84 +6,80 @@ Storing a block anew makes the new version complete before the old one goes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from anytorch.errors import BudgetTooSmall, ModelError
-from anytorch.memory.buffers import HostArena, bytes_of, host_buffer, parts_of, scatter
+from anytorch.memory.buffers import HostArena, host_buffer, parts_of, scatter
 from anytorch.memory.formats import Packing, pack_block, whole_tensors
 from anytorch.memory.images import Image, View, from_files, packed
 from anytorch.memory.ledger import Ledger
-from anytorch.memory.reader import CHUNK, Chunk, Reader, checksums_of, chunks_of, finish
+from anytorch.memory.reader import Chunk, Reader, checksums_of
 from anytorch.memory.spill import Spill
-from anytorch.memory.types import Home, Tiers
-from anytorch.memory.units import Group
-from anytorch.safetensors_files import map_file
+from anytorch.memory.types import TierPlan, Tiers
+from anytorch.memory.units import Found
+from anytorch.safetensors_files import StoredTensor, map_file
 
 MIB = 2**20
 LOAD_CHUNK = 16 * MIB
 LOADING = "set-up"  # in the ledger
 
 
+@dataclass(eq=False)
+class FittedState:
+    """What the parts of a fitted model share."""
+
+    device: torch.device
+    tiers: Tiers
+    found: Found
+    plan: TierPlan
+    packings: dict[str, Packing]
+    ledger: Ledger
+    reader: Reader
+    images: dict[str, Image] = field(default_factory=dict)  # a block that is written anew gets a new one here
+
+
 class BlockHomes:
-    """`images` says what a block's bytes are and which files hold them, `host` where they lie in host memory, in pieces.
+    """`host` says where the bytes of blocks lie in host memory, in pieces; the state's `images` which files hold others."""
 
-    `images` is shared with the mover: a block that is written anew gets a new one there.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        tiers: Tiers,
-        groups: Mapping[str, Group],
-        images: dict[str, Image],
-        homes: Mapping[str, Home],
-        packings: Mapping[str, Packing],
-        *,
-        ledger: Ledger,
-        reader: Reader,
-    ) -> None:
-        self.device = device
-        self.images = images
-        self.homes = homes
+    def __init__(self, state: FittedState) -> None:
         self.host: dict[str, list[torch.Tensor]] = {}
-        self._groups = groups
-        self._packings = packings
-        self._ledger = ledger
-        self._reader = reader
-        self._tiers = tiers
         self.spills: list[Spill] = []  # at most one, made for the first block that is written to disk
+        self._state = state
+        self._ledger = state.ledger
+        self._reader = state.reader
+        self._tiers = state.tiers
         self._resident: list[str] = []
         self._host_arena: HostArena | None = None
         self._load_buffer: torch.Tensor | None = None
 
     # --- setting up ------------------------------------------------------------------------------------------------
 
-    def add_resident(self, name: str) -> torch.Tensor:
-        """Room on the device for a block that stays; the caller fills it, and its weights keep it."""
-        buffer = device_buffer(self._ledger, f"block {name}", self.images[name].nbytes, self.device)
+    def load_resident(self, name: str) -> torch.Tensor:
+        """Read the image of a block that stays on the device from its files to memory there, which its weights keep."""
+        image = self._state.images[name]
+        target = device_buffer(self._ledger, f"block {name}", image.nbytes, self._state.device)
         self._resident.append(name)
-        return buffer
+        if self._tiers.shared:
+            self._reader.read(image.pieces, target)
+        else:
+            for chunk, wanted in self.chunks(name):
+                target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)
+        return target
 
     def make_host(self, nbytes: int) -> None:
-        """The host memory for all blocks that live there, at once."""
+        """Reserve the host memory for all blocks that live there, at once."""
         self._ledger.reserve("host", "blocks", nbytes)
         host = self._tiers.find("host")
         self._host_arena = HostArena(nbytes, pinned=host is not None and host.pinned)
 
     def add_host(self, name: str) -> list[torch.Tensor]:
         assert self._host_arena is not None
-        self.host[name] = self._host_arena.take(self.images[name].nbytes)
+        self.host[name] = self._host_arena.take(self._state.images[name].nbytes)
         return self.host[name]
-
-    def load(self, name: str, target: torch.Tensor) -> None:
-        """Read an image from its files into device memory, and wait for it: for what becomes resident."""
-        if self._tiers.shared:
-            self._reader.read(self.images[name].pieces, target)
-            return
-        for chunk, wanted in self.chunks(name):
-            target[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)
 
     def load_host(self, name: str) -> None:
         """Read an image from its files into the host memory of its own."""
@@ -94,32 +90,26 @@ class BlockHomes:
     def chunks(self, name: str) -> Iterator[tuple[Chunk, torch.Tensor]]:
         """An image's bytes from its files, checked, in a buffer that the next ones overwrite. For setting up alone."""
         buffer = self._load_buffer if self._load_buffer is not None else self._make_load_buffer()
-        view = bytes_of(buffer)
-        for piece in self.images[name].pieces:
-            for chunk in chunks_of(piece, buffer.numel()):
-                parts = range(0, chunk.read_nbytes, CHUNK)
-                finish([self._reader.submit(partial(self._reader.read_part, part, chunk, view)) for part in parts])
-                wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
-                self._reader.check(chunk, wanted)
-                yield chunk, wanted
+        return self._reader.through(self._state.images[name].pieces, buffer)
 
     def load_through(self, ring: torch.Tensor) -> None:
-        """Set up through memory that nobody uses yet, if it is the host's and large enough for a read."""
+        """Let setting up read through the ring, which nobody uses yet, if it is the host's memory and holds a read."""
         if ring.device.type == "cpu" and ring.numel() >= MIB:
             self._load_buffer = ring[: min(LOAD_CHUNK, ring.numel() // MIB * MIB)]
 
     def _make_load_buffer(self) -> torch.Tensor:
-        """As large as the budget has room for beside what is still to come, and at least for one read."""
+        """Allocate the buffer for setting up: what the budget has left beside what is still to come, at least one read."""
         level = "host" if "host" in self._ledger.levels() else "device"
-        coming = [name for name, home in self.homes.items() if home == level == "device" and name not in self._resident]
-        free = max(0, self._ledger.free(level) - sum(self.images[name].nbytes for name in coming))
+        homes, images = self._state.plan.homes, self._state.images
+        coming = [name for name, home in homes.items() if home == level == "device" and name not in self._resident]
+        free = max(0, self._ledger.free(level) - sum(images[name].nbytes for name in coming))
         size = max(MIB, min(LOAD_CHUNK, free // MIB * MIB))
         self._ledger.reserve(level, LOADING, min(size, free))
         self._load_buffer = host_buffer(size)
         return self._load_buffer
 
     def loaded(self) -> None:
-        """Setting up is over: its buffers go."""
+        """Drop the buffers of setting up."""
         self._load_buffer = None
         for spill in self.spills:
             spill.let_go()
@@ -130,10 +120,10 @@ class BlockHomes:
 
     def store(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Store a block (of a packed one, its codes) at its home below the device for the first time."""
-        if self.homes[name] == "disk":
+        if self._state.plan.homes[name] == "disk":
             self._write(name, tensors)
             return
-        self.images[name] = packed(name, tensors)
+        self._state.images[name] = packed(name, tensors)
         self.add_host(name)
         self._scatter(name, tensors)
 
@@ -143,7 +133,7 @@ class BlockHomes:
         The caller sees to it that nobody fetches the block meanwhile (`Mover.begin_change`) or that the ring is emptied
         afterwards.
         """
-        packing = self._packings.get(name)
+        packing = self._state.packings.get(name)
         if packing is not None or name not in self.host:
             weights = {path: weights.get(path, tensor) for path, tensor in self.tensors(name).items()}
         if packing is not None:
@@ -154,28 +144,28 @@ class BlockHomes:
             self._write(name, weights)
 
     def _scatter(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        for view in self.images[name].views:
+        for view in self._state.images[name].views:
             if view.name in tensors:
                 flat = tensors[view.name].detach().cpu().contiguous().view(-1).view(torch.uint8)
                 scatter(flat, self.host[name], view.offset)
 
     def _write(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        holder, nbytes = f"block {name}", sum(tensor.nbytes for tensor in tensors.values())
-        spill = self.open_spill()
-        self._ledger.reserve("disk", f"new {holder}", nbytes)
-        try:
-            stored = spill.write({path: tensor.detach().cpu() for path, tensor in tensors.items()})
-        except BaseException:
-            self._ledger.release("disk", f"new {holder}")
-            raise
-        # From here on the new file is the truth; the old one goes if it is ours, never if it is the checkpoint's.
-        before = {piece.path for piece in self.images[name].pieces}
-        self.images[name] = from_files(name, stored.values(), in_place=self._tiers.shared)
-        for path in before:
-            if path.startswith(str(spill.folder)):
-                self.remove_file(path)
-        self._ledger.release("disk", holder)
-        self._ledger.release("disk", f"new {holder}")
+        with self.replacing(f"block {name}", tensors) as stored:
+            # From here on the new file is the truth; the old one goes if it is ours, never if it is the checkpoint's.
+            before = {piece.path for piece in self._state.images[name].pieces}
+            self._state.images[name] = from_files(name, stored.values(), in_place=self._tiers.shared)
+            for path in before:
+                if path.startswith(str(self.open_spill().folder)):
+                    self.remove_file(path)
+
+    @contextmanager
+    def replacing(self, holder: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, StoredTensor]]:
+        """Write a new file of our own and say where its tensors lie. The block that gets it gives the holder's old file up;
+        until it has, the ledger counts both."""
+        spill, nbytes = self.open_spill(), sum(tensor.nbytes for tensor in tensors.values())
+        with self._ledger.holding("disk", f"new {holder}", nbytes):
+            yield spill.write({path: tensor.detach().cpu() for path, tensor in tensors.items()})
+            self._ledger.release("disk", holder)
         self._ledger.reserve("disk", holder, nbytes)
 
     def open_spill(self) -> Spill:
@@ -193,7 +183,7 @@ class BlockHomes:
     def remove_file(self, path: str) -> None:
         """Remove a file of our own. An open one would keep its space on the disk, so it is closed, too."""
         self._reader.forget(path)
-        self.open_spill().remove(path)
+        Path(path).unlink(missing_ok=True)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -202,14 +192,14 @@ class BlockHomes:
 
         Of a packed block, the weights its codes stand for. Does not wait for a change of the block to end.
         """
-        if name in self._packings and self.homes[name] != "device":
-            return whole_tensors(self._packings[name], self._stored(name))
+        if name in self._state.packings and self._state.plan.homes[name] != "device":
+            return whole_tensors(self._state.packings[name], self._stored(name))
         return self._stored(name)
 
     def _stored(self, name: str) -> dict[str, torch.Tensor]:
-        group, image = self._groups[name], self.images[name]
-        if self.homes[name] == "device":
-            return dict(zip(group.paths, group.parameters, strict=True))
+        group, image = self._state.found.groups[name], self._state.images[name]
+        if self._state.plan.homes[name] == "device":
+            return group.tensors()
         if name in self.host:
             return {view.name: _from_pieces(self.host[name], view) for view in image.views}
         mapped = {piece.path: map_file(piece.path) for piece in image.pieces}
@@ -232,13 +222,12 @@ class BlockHomes:
         if "host" in self._ledger.levels():
             self._ledger.release("host", "blocks")
         self.host.clear()
-        self._groups = {}
         self._host_arena = None
         self.loaded()
 
 
 def device_buffer(ledger: Ledger, holder: str, nbytes: int, device: torch.device) -> torch.Tensor:
-    """Reserve, then allocate. Where the device computes in host RAM, memory that disks like."""
+    """Reserve bytes in the ledger and allocate them on a device; on the CPU, page-aligned, so that disks read into it."""
     ledger.reserve("device", holder, nbytes)
     try:
         if device.type == "cpu":

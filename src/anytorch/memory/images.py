@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,7 +116,3 @@ def views_of(image: Image, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def total_nbytes(views: Sequence[View]) -> int:
-    return sum(view.nbytes for view in views)

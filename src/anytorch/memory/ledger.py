@@ -39,28 +39,25 @@ class Ledger:
         """Take bytes for a holder that has none there yet. Raises BudgetTooSmall, with nothing changed."""
         with self._lock:
             assert holder not in self._held[level], f"{holder} already holds bytes at {level}"
-            self._check(level, holder, nbytes, self._used[level])
-            self._held[level][holder] = nbytes
-            self._used[level] += nbytes
-            self._peak[level] = max(self._peak[level], self._used[level])
+            self._set(level, holder, nbytes)
 
     def resize(self, level: str, holder: str, nbytes: int) -> None:
         """What a holder has there becomes `nbytes`, in one step: nobody else gets its room in between. Raises
         BudgetTooSmall, with nothing changed."""
         with self._lock:
-            before = self._held[level].get(holder, 0)
-            self._check(level, holder, nbytes, self._used[level] - before)
-            self._held[level][holder] = nbytes
-            self._used[level] += nbytes - before
-            self._peak[level] = max(self._peak[level], self._used[level])
+            self._set(level, holder, nbytes)
 
-    def _check(self, level: str, holder: str, nbytes: int, used: int) -> None:
+    def _set(self, level: str, holder: str, nbytes: int) -> None:
+        used = self._used[level] - self._held[level].get(holder, 0)
         if used + nbytes > self._capacity[level]:
             raise BudgetTooSmall(
                 f"{holder} needs {words(nbytes)} at level {level}, where {words(used)} of "
                 f"{words(self._capacity[level])} are used",
                 hint=f"a {level} budget of {used + nbytes} bytes would hold it",
             )
+        self._held[level][holder] = nbytes
+        self._used[level] = used + nbytes
+        self._peak[level] = max(self._peak[level], self._used[level])
 
     def release(self, level: str, holder: str) -> int:
         """Give a holder's bytes back; 0 when it held none, so that cleaning up twice does no harm."""
@@ -69,14 +66,9 @@ class Ledger:
             self._used[level] -= nbytes
             return nbytes
 
-    def move(self, source: str, target: str, holder: str) -> None:
-        """One step, for what exists on one level at a time. Raises BudgetTooSmall with nothing changed."""
-        nbytes = self._held[source][holder]
-        self.reserve(target, holder, nbytes)
-        self.release(source, holder)
-
     @contextmanager
     def holding(self, level: str, holder: str, nbytes: int) -> Iterator[None]:
+        """Reserve bytes for as long as the block runs."""
         self.reserve(level, holder, nbytes)
         try:
             yield

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from anytorch import logs, settings
+from anytorch.cache import Store
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import require
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import capabilities
-from anytorch.errors import UsageError
-from anytorch.memory.measure import DiskSpeed, disk_speed, file_speed, link_speed
+from anytorch.errors import AnytorchError, CacheError, UsageError
+from anytorch.memory.buffers import host_buffer
+from anytorch.memory.images import Piece, from_files
+from anytorch.memory.reader import Reader
 from anytorch.memory.sizes import parse_nbytes
+from anytorch.memory.spill import Spill
+from anytorch.memory.transfers import Copies
 from anytorch.memory.types import Level, Speeds, Tiers
-
-if TYPE_CHECKING:
-    import torch
 
 log = logs.logger(__name__)
 Size = int | float | str
-LARGE = 64 * 2**20  # bytes of a file that says something about its disk
+MIB = 2**20
+LARGE = 64 * MIB  # bytes of a file that says something about its disk
 # Of what is free: activations, other programs and the allocator's own rounding need the rest.
 DEVICE_SHARE, HOST_SHARE, DISK_SHARE = 0.85, 0.7, 0.9
+DISK_NBYTES = LINK_NBYTES = 128 * MIB  # that are moved to measure a speed
+REPEATS = 3
+CLEARLY = 1.2
+CACHE = "tiers"
 
 
 def create_tiers(
@@ -36,7 +49,7 @@ def create_tiers(
     speeds: Speeds | None = None,
     measure: bool = True,
 ) -> Tiers:
-    """The levels below and including a device.
+    """Return the levels of memory from a device down, with budgets and speeds.
 
     Budgets that are not given come from what is free now (of the control group, where there is one). `disk` is a folder,
     None for one in the cache folder, False for no disk level. A device that computes in the host's RAM has two levels, RAM
@@ -46,16 +59,12 @@ def create_tiers(
     backend, index = require(chosen)
     caps = capabilities(backend.name, index)
     shared = caps.unified_memory and (device_budget is None or host_budget is None)
-    place = str(chosen)
     folder = None if disk is False else Path(settings.cache_folder() / "tiers" if disk in (None, True) else str(disk))
     levels: list[Level] = []
-    if shared:
-        given = device_budget if device_budget is not None else host_budget
-        capacity, source = _budget(given, "device_budget", memory(chosen).free, DEVICE_SHARE if given is None else 1.0)
-        levels.append(Level(0, "device", place, capacity, source=source))
-    else:
-        capacity, source = _budget(device_budget, "device_budget", memory(chosen).free, DEVICE_SHARE)
-        levels.append(Level(0, "device", place, capacity, source=source))
+    given = host_budget if shared and device_budget is None else device_budget
+    capacity, source = _budget(given, "device_budget", memory(chosen).free, DEVICE_SHARE)
+    levels.append(Level(0, "device", str(chosen), capacity, source=source))
+    if not shared:
         capacity, source = _budget(host_budget, "host_budget", memory("cpu").free, HOST_SHARE)
         rate = speeds.host_gb_per_s if speeds else link_speed(chosen) if measure else None
         levels.append(Level(1, "host", "cpu", capacity, rate, pinned=not caps.unified_memory, source=source))
@@ -65,10 +74,7 @@ def create_tiers(
 
 
 def _disk_level(folder: Path, budget: Size | None, speeds: Speeds | None, measure: bool) -> Level:
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    capacity, source = _budget(budget, "disk_budget", shutil.disk_usage(existing).free, DISK_SHARE)
+    capacity, source = _budget(budget, "disk_budget", shutil.disk_usage(_existing(folder)).free, DISK_SHARE)
     found = DiskSpeed()
     if speeds is not None:
         found = DiskSpeed(speeds.disk_gb_per_s)
@@ -94,3 +100,132 @@ def _budget(given: Size | None, what: str, free: int | None, share: float) -> tu
 def speeds_of(tiers: Tiers) -> Speeds:
     host, disk = tiers.find("host"), tiers.find("disk")
     return Speeds(host.read_gb_per_s if host else None, disk.read_gb_per_s if disk else None)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+# --- how fast they are: short measurements, cached until the device, the disk or torch changes -------------------------
+
+
+def link_speed(device: torch.device, *, refresh: bool = False) -> float:
+    """GB/s from (pinned) host memory to a device, by copies on the copy stream; a memcpy's rate for the CPU itself."""
+    key = f"link {device} {device_name(device)} torch {torch.__version__}"
+    return _cached(key, refresh, lambda: [_link(device)])[0]
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """GB/s of a file system, None where it could not be measured, and which way of reading reached it."""
+
+    read_gb_per_s: float | None = None
+    write_gb_per_s: float | None = None
+    direct: bool = True  # past the page cache, or through it
+
+
+def disk_speed(folder: Path, *, refresh: bool = False) -> DiskSpeed:
+    """How fast a folder's file system is read (directly or through the page cache) and written, by a file of 128 MiB."""
+    return _disk_speed("disk", _existing(folder), refresh, lambda: _disk(folder))
+
+
+def file_speed(path: Path, *, refresh: bool = False) -> DiskSpeed:
+    """The same for reading a file that is there already, by its first 128 MiB: nothing is written beside a checkpoint."""
+    return _disk_speed("file", path, refresh, lambda: _file(path))
+
+
+def _disk_speed(kind: str, path: Path, refresh: bool, measure: Callable[[], list[float]]) -> DiskSpeed:
+    """What `measure` finds for direct and for buffered reads, and for writes if it writes; cached by the path's disk."""
+    try:
+        # 2: reads into huge pages.
+        key = f"{kind} 2 {path.stat().st_dev} {os.uname().nodename if hasattr(os, 'uname') else ''}"
+        direct, *write, buffered = _cached(key, refresh, measure)
+    except (OSError, ValueError, AnytorchError) as exc:
+        log.warning("how fast %s is read could not be measured: %s", path, exc)
+        return DiskSpeed()
+    # Direct reads cost no second copy and leave the page cache alone: the other way has to be clearly faster.
+    through_cache = buffered > CLEARLY * direct
+    return DiskSpeed(buffered if through_cache else direct, write[0] if write else None, direct=not through_cache)
+
+
+def _file(path: Path) -> list[float]:
+    nbytes = min(DISK_NBYTES, path.stat().st_size // MIB * MIB)
+    return read_rates([Piece(str(path), 0, nbytes, 0)], host_buffer(nbytes))
+
+
+def read_rates(pieces: Sequence[Piece], buffer: torch.Tensor) -> list[float]:
+    """GB/s of reading these pieces directly, and through a page cache that has nothing of them; taken in turns."""
+    readers = [Reader(verify=False, direct=direct) for direct in (True, False)]
+    rates: tuple[list[float], list[float]] = ([], [])
+    nbytes = sum(piece.nbytes for piece in pieces)
+    try:
+        for _ in range(REPEATS):
+            for reader, found in zip(readers, rates, strict=True):
+                for piece in pieces:
+                    reader.file(piece.path, direct=False).drop_cache()
+                begin = time.perf_counter()
+                reader.read(pieces, buffer)
+                found.append(nbytes / (time.perf_counter() - begin) / 1e9)
+        return [statistics.median(found) for found in rates]
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def device_name(device: torch.device) -> str:
+    module = getattr(torch, device.type, None)
+    name = getattr(module, "get_device_name", None)
+    return str(name(device)) if callable(name) and device.type != "cpu" else device.type
+
+
+def _cached(key: str, refresh: bool, measure: Callable[[], list[float]]) -> list[float]:
+    store = Store(CACHE)
+    try:
+        known = None if refresh else store.get(key)
+    except CacheError as exc:
+        log.warning("%s", exc.message)
+        return measure()
+    if isinstance(known, list) and known and all(isinstance(value, (int, float)) for value in known):
+        return [float(value) for value in known]
+    found = measure()
+    try:
+        store.put(key, found)
+    except CacheError as exc:
+        log.warning("%s", exc.message)
+    return found
+
+
+def _link(device: torch.device) -> float:
+    source = host_buffer(LINK_NBYTES, pinned=device.type != "cpu")
+    target = torch.zeros(LINK_NBYTES, dtype=torch.uint8, device=device)
+    copies = Copies(device)
+
+    def once() -> float:
+        begin = time.perf_counter()
+        with copies.use():
+            target.copy_(source, non_blocking=True)
+        copies.synchronize()
+        if not copies.asynchronous and device.type != "cpu":
+            target[:1].cpu()  # waits for the copy on a device without streams
+        return LINK_NBYTES / (time.perf_counter() - begin) / 1e9
+
+    once()
+    return statistics.median(once() for _ in range(REPEATS))
+
+
+def _disk(folder: Path) -> list[float]:
+    spill = Spill(folder)
+    try:
+        data = host_buffer(DISK_NBYTES)
+        data.view(torch.int64).copy_(torch.arange(DISK_NBYTES // 8))  # not zeros: some disks are too clever about those
+        begin = time.perf_counter()
+        located = spill.write({"measure": data})
+        write = DISK_NBYTES / (time.perf_counter() - begin) / 1e9
+        image = from_files("measure", located.values(), in_place=True)
+        direct, buffered = read_rates(image.pieces, data[: image.nbytes])
+        return [direct, write, buffered]
+    finally:
+        spill.close()

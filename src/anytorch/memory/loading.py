@@ -14,7 +14,7 @@ from torch import nn
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
 from anytorch.memory.fitted_model import Fitted
-from anytorch.memory.fitting import plan_for
+from anytorch.memory.fitting import Wishes, plan_for
 from anytorch.memory.images import Image, from_files
 from anytorch.memory.levels import Size, create_tiers
 from anytorch.memory.parked import placeholder
@@ -52,16 +52,8 @@ def load(
     model, checkpoint = build(source, weights)
     level = disk if disk or rest_format is not None else _folder(checkpoint)
     tiers = create_tiers(device, device_budget=device_budget, host_budget=host_budget, disk=level, speeds=speeds)
-    handle = prepare(
-        model,
-        checkpoint,
-        tiers,
-        blocks=blocks,
-        resident=resident,
-        reserve=parse_nbytes(reserve, "reserve"),
-        compute_s=compute_s,
-        rest_format=rest_format,
-    )
+    wishes = Wishes(blocks, resident, parse_nbytes(reserve, "reserve"), 0, compute_s, rest_format)
+    handle = prepare(model, checkpoint, tiers, wishes)
     handle.place(handle.images, from_files=True)
     return model
 
@@ -75,7 +67,7 @@ def preview(
 ) -> TierPlan:
     """The plan `load` would follow. Reads headers alone."""
     model, checkpoint = build(source, weights)
-    return prepare(model, checkpoint, tiers, compute_s=compute_s).plan
+    return prepare(model, checkpoint, tiers, Wishes(compute_s=compute_s)).plan
 
 
 def build(source: str | Path | Callable[[], nn.Module], weights: str | Path | None) -> tuple[nn.Module, Path]:
@@ -91,17 +83,8 @@ def build(source: str | Path | Callable[[], nn.Module], weights: str | Path | No
     return model.eval(), checkpoint
 
 
-def prepare(
-    model: nn.Module,
-    checkpoint: Path,
-    tiers: Tiers,
-    *,
-    blocks: Sequence[str] | str | None = None,
-    resident: Sequence[str] = (),
-    reserve: int = 0,
-    compute_s: float = 0.0,
-    rest_format: str | None = None,
-) -> Fitted:
+def prepare(model: nn.Module, checkpoint: Path, tiers: Tiers, wishes: Wishes) -> Fitted:
+    """The handle of a model whose weights are in a checkpoint, with its plan; nothing is placed yet."""
     located = locate_tensors(checkpoint)
     where = match(model, located, checkpoint)
     replace_parameters(model, where)
@@ -109,34 +92,21 @@ def prepare(
     by_id = {key: where[slots[0].path] for key, slots in all_slots(model).items()}
 
     def images(found: Found) -> dict[str, Image]:
-        return {name: image_of(found, name, by_id, tiers.shared) for name in found.groups}
+        made = {}
+        for name, group in found.groups.items():
+            renamed = [replace(by_id[id(parameter)], name=path) for path, parameter in group.tensors().items()]
+            made[name] = from_files(name, renamed, in_place=tiers.shared)
+        return made
 
     def sizes(found: Found) -> dict[str, WeightBlock]:
         return {name: WeightBlock(name, image.nbytes) for name, image in images(found).items()}
 
-    found, plan = plan_for(
-        model,
-        tiers,
-        blocks=blocks,
-        resident=resident,
-        reserve=reserve,
-        compute_s=compute_s,
-        on_disk=rest_format is None,
-        sizes=sizes,
-        rest_format=rest_format,
-        codes=False,
-    )
+    found, plan = plan_for(model, tiers, wishes, on_disk=wishes.rest_format is None, sizes=sizes, codes=False)
     for parameter in found.staying:
         parameter.data = mapped_tensor(by_id[id(parameter)]).to(tiers.device.place, copy=True)
-    handle = Fitted(model, tiers, found, plan, rest_format=rest_format)
+    handle = Fitted(model, tiers, found, plan, rest_format=wishes.rest_format)
     handle.images = images(found)
     return handle
-
-
-def image_of(found: Found, name: str, by_id: Mapping[int, StoredTensor], in_place: bool) -> Image:
-    group = found.groups[name]
-    renamed = [replace(by_id[id(parameter)], name=path) for path, parameter in group.tensors().items()]
-    return from_files(name, renamed, in_place=in_place)
 
 
 @contextmanager
@@ -181,12 +151,11 @@ def from_folder(folder: Path) -> nn.Module:
 
 def match(model: nn.Module, located: Mapping[str, StoredTensor], checkpoint: Path) -> dict[str, StoredTensor]:
     """Where every parameter's values are, by the first of its paths. Raises ModelError for what is missing or misshapen."""
-    prefix = str(getattr(model, "base_model_prefix", "") or "")
     found: dict[str, StoredTensor] = {}
     missing: list[str] = []
     shapes = {path: tuple(p.shape) for path, p in model.named_parameters(remove_duplicate=False)}
     for slots in all_slots(model).values():
-        place = next((located[n] for s in slots for n in _names(s.path, prefix) if n in located), None)
+        place = _look_up(model, located, *(slot.path for slot in slots))
         path = slots[0].path
         if place is None:
             missing.append(path)
@@ -205,9 +174,11 @@ def match(model: nn.Module, located: Mapping[str, StoredTensor], checkpoint: Pat
     return found
 
 
-def _names(path: str, prefix: str) -> tuple[str, ...]:
-    """A checkpoint may hold the base model alone, or the model with its base's prefix."""
-    return (path, f"{prefix}.{path}", path.removeprefix(f"{prefix}.")) if prefix else (path,)
+def _look_up(model: nn.Module, located: Mapping[str, StoredTensor], *paths: str) -> StoredTensor | None:
+    """The first of these there is. A checkpoint may hold the base model alone, or the model with its base's prefix."""
+    prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
+    names = (name for path in paths for name in (path, prefix + path, path.removeprefix(prefix)))
+    return next((located[name] for name in names if name in located), None)
 
 
 def replace_parameters(model: nn.Module, where: Mapping[str, StoredTensor]) -> None:
@@ -220,12 +191,11 @@ def replace_parameters(model: nn.Module, where: Mapping[str, StoredTensor]) -> N
 
 
 def load_buffers(model: nn.Module, located: Mapping[str, StoredTensor]) -> None:
-    prefix = str(getattr(model, "base_model_prefix", "") or "")
     for path, buffer in list(model.named_buffers()):
-        at = next((located[name] for name in _names(path, prefix) if name in located), None)
+        at = _look_up(model, located, path)
         if at is not None:
-            owner = model.get_submodule(path.rpartition(".")[0])
-            owner._buffers[path.rpartition(".")[2]] = mapped_tensor(at).to(buffer.dtype, copy=True)
+            owner, _, own = path.rpartition(".")
+            model.get_submodule(owner)._buffers[own] = mapped_tensor(at).to(buffer.dtype, copy=True)
 
 
 def _folder(checkpoint: Path) -> str:

@@ -32,13 +32,12 @@ def attach(model: nn.Module, running: Running, loading: StateLoading) -> None:
         undo.append(_replace(unit.module, "forward", _forward(unit, unit.module.forward, running)))
     slots = running.parked_slots()
     for owner, names in slots.items():
-        before = owner.register_state_dict_pre_hook(partial(_show, running, names))
-        after = owner.register_state_dict_post_hook(partial(_hide, running, names))
-        undo += [before.remove, after.remove]
+        undo.append(owner.register_state_dict_pre_hook(partial(running.show, names)).remove)
+        undo.append(owner.register_state_dict_post_hook(partial(running.hide, names)).remove)
     for module in model.modules():
         names = slots.get(module, {})
-        undo.append(module.register_load_state_dict_pre_hook(partial(_fill, loading, names)).remove)
-        undo.append(module.register_load_state_dict_post_hook(partial(_keep, loading)).remove)
+        undo.append(module.register_load_state_dict_pre_hook(partial(loading.before, names)).remove)
+        undo.append(module.register_load_state_dict_post_hook(loading.after).remove)
     undo.append(_replace(model, "_apply", _apply(model, running)))
     undo.append(_replace(model, "__deepcopy__", _refuse_copy))
 
@@ -73,9 +72,6 @@ def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Call
     loads the compiler (70 MB, seconds), so it is said when a program has loaded it.
     """
 
-    def unpack(saved: Any) -> torch.Tensor:
-        return running.unpack(saved)
-
     def pack(tensor: torch.Tensor) -> Any:
         return running.pack(unit, tensor)
 
@@ -84,7 +80,7 @@ def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Call
             enter(unit)
             try:
                 if torch.is_grad_enabled():
-                    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                    with torch.autograd.graph.saved_tensors_hooks(pack, running.unpack):
                         return original(*args, **kwargs)
                 return original(*args, **kwargs)
             finally:
@@ -110,24 +106,6 @@ def _forward(unit: Unit, original: Callable[..., Any], running: Running) -> Call
         return plain(*args, **kwargs)
 
     return forward
-
-
-def _show(running: Running, names: Mapping[str, str], module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    running.show(module, names)
-
-
-def _hide(running: Running, names: Mapping[str, str], module: nn.Module, *_: Any) -> None:
-    running.hide(module, names)
-
-
-def _fill(
-    loading: StateLoading, names: Mapping[str, str], module: nn.Module, state: Any, prefix: str, *more: Any
-) -> None:
-    loading.before(module, names, state, prefix, more[0])
-
-
-def _keep(loading: StateLoading, module: nn.Module, keys: Any) -> None:
-    loading.after(module)
 
 
 def _refuse_copy(_: dict[int, Any]) -> NoReturn:
@@ -165,7 +143,9 @@ class StateLoading:
         self._awake: dict[nn.Module, list[tuple[str, str]]] = {}  # owner → (parameter's name, block)
         self._new: dict[str, dict[str, torch.Tensor]] = {}
 
-    def before(self, module: nn.Module, names: Mapping[str, str], state: Any, prefix: str, metadata: Any) -> None:
+    def before(
+        self, names: Mapping[str, str], module: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any
+    ) -> None:
         """The parameters that the state has values for show them, so that torch's own copying does no harm."""
         if not prefix:
             self._top = module
@@ -194,7 +174,7 @@ class StateLoading:
         self._awake.clear()
         self._new.clear()
 
-    def after(self, module: nn.Module) -> None:
+    def after(self, module: nn.Module, _: Any) -> None:
         running = self.fit.running
         assert running is not None
         for name, block in self._awake.pop(module, ()):
@@ -207,11 +187,8 @@ class StateLoading:
                 self._write(block)
         if module is self._top:
             self._top = None
-            self.finish()
-
-    def finish(self) -> None:
-        for block in list(self._new):
-            self._write(block)
+            for waiting in list(self._new):
+                self._write(waiting)
 
     def _write(self, block: str) -> None:
         mover = self.fit.mover

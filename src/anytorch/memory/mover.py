@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,14 +22,11 @@ import torch
 
 from anytorch import logs
 from anytorch.errors import BudgetTooSmall, UsageError
-from anytorch.memory.homes import device_buffer
-from anytorch.memory.images import Image
-from anytorch.memory.ledger import Ledger
+from anytorch.memory.homes import FittedState, device_buffer
 from anytorch.memory.reader import finish
 from anytorch.memory.ring import FORWARD, Region, RingSpace, UseOrder
 from anytorch.memory.sizes import words
 from anytorch.memory.transfers import Transfers, UnderWay, do
-from anytorch.memory.types import Home, Step
 
 log = logs.logger(__name__)
 
@@ -64,39 +61,31 @@ class MoverStats:
 class Mover:
     """`acquire` and `release` are called around every step; they may be nested and come from several threads.
 
-    The ring (`ring_nbytes` of device memory) is reserved in the ledger and allocated here. `images` is the caller's: a block
-    that is written anew gets a new one there, between `begin_change` and `end_change`.
+    The plan's ring of device memory is reserved in the ledger and allocated here. `images` is the state's: a block that is
+    written anew gets a new one there, between `begin_change` and `end_change`.
     """
 
-    def __init__(
-        self,
-        images: Mapping[str, Image],
-        homes: Mapping[str, Home],
-        steps: Sequence[Step],
-        transfers: Transfers,
-        *,
-        ring_nbytes: int,
-        ledger: Ledger,
-    ) -> None:
-        self.images = images
-        self.ledger = ledger
+    def __init__(self, state: FittedState, host: Mapping[str, list[torch.Tensor]]) -> None:
+        """`host`: where the blocks that live in host memory lie there, in pieces."""
+        self.images = state.images
+        self.ledger = state.ledger
         self.stats = MoverStats()
-        self.copies = transfers.copies
-        self._transfers = transfers
-        self._homes = homes
+        self._transfers = Transfers(state, host)
+        self.copies = self._transfers.copies
+        self._homes = homes = state.plan.homes
         # Blocks that live on the device need no moving, and steps that use only those are none of ours.
         moving = [
-            Step(step.name, tuple(name for name in step.blocks if homes[name] != "device"), step.compute_s)
-            for step in steps
+            replace(step, blocks=tuple(name for name in step.blocks if homes[name] != "device"))
+            for step in state.plan.steps
         ]
         self._steps = {step.name: step for step in moving if step.blocks}
         self._order = UseOrder(list(self._steps))
         self._held: dict[str, RingBlock] = {}
         self._leaving: set[RingBlock] = set()  # given up, while a thread still writes into them
-        self._space = RingSpace(ring_nbytes)
+        self._space = RingSpace(state.plan.ring_nbytes)
         self._changed = threading.Condition(threading.RLock())
         self._changing: set[str] = set()  # blocks whose image at home is being written: not to be fetched
-        self.ring = device_buffer(ledger, "ring", ring_nbytes, transfers.device)
+        self.ring = device_buffer(state.ledger, "ring", state.plan.ring_nbytes, state.device)
         self._closed = False
 
     # --- use -------------------------------------------------------------------------------------------------------
@@ -311,9 +300,7 @@ class Mover:
         with self._changed:
             if held in self._leaving and all(future.done() for future in held.under_way.futures):
                 self._leaving.remove(held)
-                held.under_way = (
-                    UnderWay()
-                )  # its futures have this block in their callbacks: a circle that keeps the ring
+                held.under_way = UnderWay()  # its futures' callbacks lead back to it: a circle that keeps the ring
                 self._space.give_back(held.region, self.copies.copied())
                 self._changed.notify_all()
 

@@ -55,23 +55,17 @@ class _Away:
     ) -> Any:
         return described(func, args, kwargs, gone=cls.GONE)
 
+    def __repr__(self: Any, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
+        what = "Parameter" if isinstance(self, nn.Parameter) else "Buffer"
+        return f"{what} of shape {tuple(self.shape)}, {self.dtype}: its values are on another memory level"
 
-def _words(what: str, tensor: torch.Tensor) -> str:
-    return f"{what} of shape {tuple(tensor.shape)}, {tensor.dtype}: its values are on another memory level"
 
-
-class Parked(_Away, nn.Parameter):
+class Parked(_Away, nn.Parameter):  # type: ignore[misc]
     """It stays the same object."""
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
-        return _words("Parameter", self)
 
-
-class ParkedBuffer(_Away, torch.Tensor):
+class ParkedBuffer(_Away, torch.Tensor):  # type: ignore[misc]
     """The codes of a packed layer."""
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override,unused-ignore]
-        return _words("Buffer", self)
 
 
 class Gone(Parked):

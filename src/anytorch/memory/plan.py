@@ -1,4 +1,4 @@
-"""From blocks, budgets and speeds to residency and a schedule. Pure: nothing is measured, moved or opened here.
+"""Blocks, budgets and speeds in, the fastest plan out. Pure: nothing is measured, moved or opened here.
 
 Every pass uses the blocks in the same, known order. Then Belady's rule (drop what is needed last) comes down to a *fixed*
 resident set: whatever was just used is needed last, so a streamed block is dropped at once and a resident one never. LRU
@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.sizes import round_up, words
-from anytorch.memory.types import Budgets, Event, Home, Prediction, Speeds, Step, TierPlan, WeightBlock
+from anytorch.memory.types import Budgets, Event, Home, Limit, Prediction, Speeds, Step, TierPlan, WeightBlock
 
 MIB = 2**20
 STAGING_NBYTES = 128 * MIB  # eight reads of 16 MiB in flight: enough for the fastest disks, little beside any model
@@ -47,49 +46,42 @@ def make_plan(
 
     Raises BudgetTooSmall, with the smallest budget that works, when there is none.
     """
-    speeds = speeds or Speeds()
-    by_name = {block.name: block for block in blocks}
-    check(by_name, steps)
-    fixed = dict(home or {})
-    least = least_device_nbytes(by_name, steps)
+    draft = TierPlan({b.name: b for b in blocks}, tuple(steps), budgets, speeds or Speeds(), dict(home or {}), 0, 0)
+    check(draft)
+    least = least_device_nbytes(draft.blocks, steps)
     if budgets.device < least:
-        worst = max(steps, key=lambda step: sum(by_name[name].resting for name in step.blocks))
+        worst = max(steps, key=lambda step: sum(draft.blocks[name].resting for name in step.blocks))
         raise BudgetTooSmall(
             f"a device budget of {words(budgets.device)} cannot hold {worst.name!r}, which needs {words(least)} at once",
             hint=f"the smallest device budget that works is {least} bytes ({words(least)})",
         )
-    if not any(place != "device" for place in fixed.values()) and sum(b.nbytes for b in blocks) <= budgets.device:
-        return finish(by_name, steps, budgets, speeds, dict.fromkeys(by_name, "device"), 0, 0)
-    best: TierPlan | None = None
-    least_cost: tuple[float, int, int] = (0.0, 0, 0)
+    if all(place == "device" for place in draft.homes.values()) and draft.total_nbytes <= budgets.device:
+        return predicted(replace(draft, homes=dict.fromkeys(draft.blocks, "device")))
+    plans: list[TierPlan] = []
     failure: BudgetTooSmall | None = None
-    for ring in ring_sizes(by_name, steps, budgets.device):
+    for ring in ring_sizes(draft):
         try:
-            plan = with_ring(by_name, steps, budgets, speeds, ring, fixed, on_disk, training)
+            plan = with_ring(draft, ring, on_disk, training)
         except BudgetTooSmall as exc:
             failure = failure or exc
-            continue
-        if plan is None:
-            continue
-        cost = cost_of(plan)
-        if best is None or cost < least_cost:
-            best, least_cost = plan, cost
-    if best is None:
+        else:
+            plans += [plan] if plan is not None else []
+    if not plans:
         raise failure or BudgetTooSmall(
             f"no split of a device budget of {words(budgets.device)} works",
-            hint=f"a device budget of {sum(b.nbytes for b in blocks)} bytes holds everything",
+            hint=f"a device budget of {draft.total_nbytes} bytes holds everything",
         )
-    return best
+    return min(plans, key=cost_of)
 
 
-def check(blocks: Mapping[str, WeightBlock], steps: Sequence[Step]) -> None:
-    if not steps:
+def check(draft: TierPlan) -> None:
+    if not draft.steps:
         raise UsageError("a plan needs at least one step")
-    for step in steps:
+    for step in draft.steps:
         for name in step.blocks:
-            if name not in blocks:
+            if name not in draft.blocks:
                 raise UsageError(f"step {step.name!r} uses the block {name!r}, which is not among the blocks")
-    unused = blocks.keys() - {name for step in steps for name in step.blocks}
+    unused = draft.blocks.keys() - {name for step in draft.steps for name in step.blocks}
     if unused:
         raise UsageError(f"no step uses {', '.join(sorted(unused)[:5])}")
 
@@ -99,12 +91,13 @@ def least_device_nbytes(blocks: Mapping[str, WeightBlock], steps: Sequence[Step]
     return max(sum(blocks[name].resting for name in step.blocks) for step in steps)
 
 
-def ring_sizes(blocks: Mapping[str, WeightBlock], steps: Sequence[Step], device: int) -> list[int]:
+def ring_sizes(draft: TierPlan) -> list[int]:
     """Every ring worth trying: the largest sum of 1, 2, … consecutive steps, with the biggest blocks in it or resident."""
+    blocks, device = draft.blocks, draft.budgets.device
     sizes: set[int] = set()
     tops = sorted({block.resting for block in blocks.values()}, reverse=True)
     for top in tops[:4]:
-        needs = [sum(blocks[n].resting for n in step.blocks if blocks[n].resting <= top) for step in steps]
+        needs = [sum(blocks[n].resting for n in step.blocks if blocks[n].resting <= top) for step in draft.steps]
         for depth in range(1, min(DEEPEST, len(needs)) + 1):
             around = needs + needs[: depth - 1]
             window = max(sum(around[at : at + depth]) for at in range(len(needs)))
@@ -114,20 +107,12 @@ def ring_sizes(blocks: Mapping[str, WeightBlock], steps: Sequence[Step], device:
     return sorted(sizes)
 
 
-def with_ring(
-    blocks: Mapping[str, WeightBlock],
-    steps: Sequence[Step],
-    budgets: Budgets,
-    speeds: Speeds,
-    ring: int,
-    fixed: Mapping[str, Home],
-    on_disk: bool,
-    training: bool = False,
-) -> TierPlan | None:
-    """The plan for one size of ring, or None if a step cannot pass through it."""
-    order = first_uses(steps)
-    homes: dict[str, Home] = dict(fixed)
-    room = budgets.device - ring - sum(blocks[n].nbytes for n, place in fixed.items() if place == "device")
+def with_ring(draft: TierPlan, ring: int, on_disk: bool, training: bool) -> TierPlan | None:
+    """The plan for one size of ring, or None if a step cannot pass through it. `draft` has the homes that are fixed."""
+    blocks, steps = draft.blocks, draft.steps
+    order = list(dict.fromkeys(name for step in steps for name in step.blocks))
+    homes: dict[str, Home] = dict(draft.homes)
+    room = draft.budgets.device - ring - draft.nbytes_at("device")
     for name in order:  # what is larger than the ring has to be resident
         if name not in homes and blocks[name].resting > ring:
             homes[name] = "device"
@@ -144,19 +129,14 @@ def with_ring(
     streamed = [name for name in order if homes.get(name) != "device"]
     if any(sum(blocks[n].resting for n in step.blocks if n in set(streamed)) > ring for step in steps):
         return None
-    staging = settle(blocks, streamed, homes, budgets, on_disk)
+    staging = settle(draft, streamed, homes, on_disk)
     largest = min(ring, sum(blocks[name].resting for name in streamed))
-    return finish(blocks, steps, budgets, speeds, homes, largest, staging)
+    return predicted(replace(draft, homes=homes, ring_nbytes=largest, staging_nbytes=staging))
 
 
-def settle(
-    blocks: Mapping[str, WeightBlock],
-    streamed: Sequence[str],
-    homes: dict[str, Home],
-    budgets: Budgets,
-    on_disk: bool,
-) -> int:
+def settle(draft: TierPlan, streamed: Sequence[str], homes: dict[str, Home], on_disk: bool) -> int:
     """Give every streamed block its home below the device; returns the staging bytes. Raises BudgetTooSmall."""
+    blocks, budgets = draft.blocks, draft.budgets
     loose = [name for name in streamed if name not in homes]
     resting = sum(blocks[name].resting for name in loose)
     fixed_host = sum(blocks[n].resting for n in streamed if homes.get(n) == "host")
@@ -187,8 +167,7 @@ def settle(
     if budgets.disk is None and needed:
         raise BudgetTooSmall(
             f"{words(needed)} exceed the memory budgets, and the disk may not be used",
-            hint="name a folder with disk=…, or raise the device budget to "
-            f"{sum(block.nbytes for block in blocks.values())} bytes",
+            hint=f"name a folder with disk=…, or raise the device budget to {draft.total_nbytes} bytes",
         )
     if not on_disk and budgets.disk is not None and needed > budgets.disk:
         raise DiskTooSmall(
@@ -211,11 +190,7 @@ def spread(names: Sequence[str], nbytes: Mapping[str, int], room: int) -> list[s
         if taken + nbytes[name] <= min(room, room * seen / total + nbytes[name] / 2):
             chosen.append(name)
             taken += nbytes[name]
-    for name in names:  # what the even spacing left over
-        if name not in chosen and taken + nbytes[name] <= room:
-            chosen.append(name)
-            taken += nbytes[name]
-    return chosen
+    return chosen + first([name for name in names if name not in chosen], nbytes, room - taken)
 
 
 def first(names: Sequence[str], nbytes: Mapping[str, int], room: int) -> list[str]:
@@ -226,10 +201,6 @@ def first(names: Sequence[str], nbytes: Mapping[str, int], room: int) -> list[st
             chosen.append(name)
             taken += nbytes[name]
     return chosen
-
-
-def first_uses(steps: Sequence[Step]) -> list[str]:
-    return list(dict.fromkeys(name for step in steps for name in step.blocks))
 
 
 def cost_of(plan: TierPlan) -> tuple[float, int, int]:
@@ -254,49 +225,34 @@ def rehearse(plan: TierPlan, share: float) -> float:
         for step in plan.steps
     ]
     speeds = Speeds(plan.speeds.host_gb_per_s or 1.0, plan.speeds.disk_gb_per_s or 1.0)
-    return predict(plan.blocks, steps, plan.homes, plan.ring_nbytes, speeds, shared=plan.budgets.host is None).pass_s
+    return predict(replace(plan, steps=tuple(steps), speeds=speeds)).pass_s
 
 
-def finish(
-    blocks: Mapping[str, WeightBlock],
-    steps: Sequence[Step],
-    budgets: Budgets,
-    speeds: Speeds,
-    homes: Mapping[str, Home],
-    ring: int,
-    staging: int,
-) -> TierPlan:
-    prediction = predict(blocks, steps, homes, ring, speeds, shared=budgets.host is None)
-    return TierPlan(dict(blocks), tuple(steps), budgets, speeds, dict(homes), ring, staging, prediction)
+def predicted(plan: TierPlan) -> TierPlan:
+    return replace(plan, prediction=predict(plan))
 
 
+LIMITS: dict[str, Limit] = {"disk": "disk", "link": "host link", "compute": "computing"}  # by the kind of event
 PASSES = 3  # the first fills the ring, the last is the steady state
 
 
-def predict(
-    blocks: Mapping[str, WeightBlock],
-    steps: Sequence[Step],
-    homes: Mapping[str, Home],
-    ring: int,
-    speeds: Speeds,
-    *,
-    shared: bool,
-) -> Prediction:
-    """Where `speeds` are unknown a link takes no time, and the prediction says only what it knows.
+def predict(plan: TierPlan) -> Prediction:
+    """Simulate passes of a plan. Where speeds are unknown a link takes no time, and the prediction says what it knows.
 
-    `shared`: the device reads host memory itself, so a disk read lands in the ring and there is no link to cross.
+    Where there is no host level the device reads host memory itself: a disk read lands in the ring, and there is no link to
+    cross.
     """
-    disk_s = {name: seconds(block.resting, speeds.disk_gb_per_s) for name, block in blocks.items()}
-    link_s = {name: 0.0 if shared else seconds(block.resting, speeds.host_gb_per_s) for name, block in blocks.items()}
+    blocks, steps, homes, ring = plan.blocks, plan.steps, plan.homes, plan.ring_nbytes
+    link = None if plan.budgets.host is None else plan.speeds.host_gb_per_s
+    disk_s = {name: seconds(block.resting, plan.speeds.disk_gb_per_s) for name, block in blocks.items()}
+    link_s = {name: seconds(block.resting, link) for name, block in blocks.items()}
     disk_free = link_free = compute_free = 0.0
     # In the ring, oldest first: (block, when its space can be reused). Its bytes count from the fetch to that moment.
     inside: deque[tuple[str, float]] = deque()
     used = 0
     events: list[Event] = []
-    begun: list[tuple[str, float]] = []
-    starts: list[float] = []
     pass_start = 0.0
-    for number in range(PASSES):
+    for _ in range(PASSES):
         pass_start = compute_free
         for step in steps:
             arrived = 0.0
@@ -322,15 +278,11 @@ def predict(
                     begin = max(link_free, free_at)
                     end = link_free = begin + link_s[name]
                     events.append(Event("link", name, begin, end, blocks[name].resting))
-                if number == PASSES - 1:
-                    begun.append((name, begin))
                 arrived = max(arrived, end)
                 inside.append((name, end))
                 used += blocks[name].resting
             begin = max(compute_free, arrived)
             compute_free = begin + step.compute_s
-            if number == PASSES - 1:
-                starts.append(begin)
             events.append(Event("compute", step.name, begin, compute_free))
             inside = deque((name, compute_free if name in needed else when) for name, when in inside)
     # The last pass alone, with time counted from its beginning.
@@ -346,51 +298,21 @@ def predict(
             for event in events
             if event.kind == kind and event.end_s > pass_start
         )
-        for kind in ("disk", "link", "compute")
+        for kind in LIMITS
     }
-    moved = {home: streamed_per_pass(blocks, steps, homes, home, ring) for home in ("host", "disk")}
-    return Prediction(
-        pass_s=pass_s,
-        limit=limit_of(busy),
-        from_host_nbytes=moved["host"],
-        from_disk_nbytes=moved["disk"],
-        busy_s=busy,
-        timeline=timeline,
-        schedule=schedule_of(begun, starts),
-    )
+    longest = max(busy, key=lambda kind: busy[kind])
+    limit = LIMITS[longest] if busy[longest] > 0 else "nothing"
+    return Prediction(pass_s, limit, streamed_per_pass(plan, "host"), streamed_per_pass(plan, "disk"), timeline)
 
 
 def seconds(nbytes: int, gb_per_s: float | None) -> float:
     return nbytes / (gb_per_s * 1e9) if gb_per_s else 0.0
 
 
-def limit_of(busy: Mapping[str, float]) -> Literal["computing", "host link", "disk", "nothing"]:
-    longest = max(busy, key=lambda kind: busy[kind])
-    if busy[longest] <= 0:
-        return "nothing"
-    names: dict[str, Literal["computing", "host link", "disk"]] = {
-        "disk": "disk",
-        "link": "host link",
-        "compute": "computing",
-    }
-    return names[longest]
-
-
-def streamed_per_pass(
-    blocks: Mapping[str, WeightBlock], steps: Sequence[Step], homes: Mapping[str, Home], home: str, ring: int
-) -> int:
+def streamed_per_pass(plan: TierPlan, home: Home) -> int:
     """Bytes that leave a home per pass; a block that the ring still holds from the step before is not fetched again."""
     total = 0
-    for position, step in enumerate(steps):
-        before = steps[position - 1].blocks if len(steps) > 1 else ()
-        total += sum(blocks[n].resting for n in step.blocks if homes[n] == home and n not in before)
+    for position, step in enumerate(plan.steps):
+        before = plan.steps[position - 1].blocks if len(plan.steps) > 1 else ()
+        total += sum(plan.blocks[n].resting for n in step.blocks if plan.homes[n] == home and n not in before)
     return total
-
-
-def schedule_of(begun: Sequence[tuple[str, float]], starts: Sequence[float]) -> tuple[tuple[str, ...], ...]:
-    """For every step, the blocks whose fetch begins no later than it does and later than the step before."""
-    out: list[list[str]] = [[] for _ in starts]
-    for name, begin in begun:
-        at = next((index for index, start in enumerate(starts) if begin <= start), len(starts) - 1)
-        out[at].append(name)
-    return tuple(tuple(names) for names in out)

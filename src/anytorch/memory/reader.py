@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytorch import logs
@@ -92,26 +94,27 @@ def chunks_of(piece: Piece, size: int = CHUNK) -> Iterator[Chunk]:
         at, lead = stop, 0
 
 
+def open_direct(path: str | Path, flags: int, direct: bool = True) -> tuple[int, bool]:
+    """Open a file, past the page cache if that is wanted and its file system can; returns its number and whether it is."""
+    if direct and O_DIRECT:
+        try:
+            return os.open(path, flags | O_DIRECT, 0o600), True
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # what a file system without direct reads says
+                raise
+    return os.open(path, flags, 0o600), False
+
+
 class File:
     """One open file. Opened once: renaming or losing permission later does not matter, being cut off does, and raises."""
 
     def __init__(self, path: str, *, direct: bool = True) -> None:
         self.path = path
-        self.direct = False
-        self._fds: list[int] = []
         try:
-            if direct and O_DIRECT:
-                try:
-                    self._fd = os.open(path, os.O_RDONLY | O_DIRECT)
-                    self.direct = True
-                except OSError as exc:
-                    if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # what a file system without direct reads says
-                        raise
-            if not self.direct:
-                self._fd = os.open(path, os.O_RDONLY)
+            self._fd, self.direct = open_direct(path, os.O_RDONLY, direct)
         except OSError as exc:
             raise ModelError(f"cannot open {path}: {exc.strerror}", hint="check that it is there and readable") from exc
-        self._fds.append(self._fd)
+        self._fds = [self._fd]
 
     def read(self, view: memoryview, offset: int, wanted: int) -> None:
         """Fill `view` from `offset`; the first `wanted` bytes must be there. Raises ModelError when they are not."""
@@ -192,7 +195,7 @@ class Reader:
     def _into_place(self, chunk: Chunk, buffer: torch.Tensor, view: memoryview) -> None:
         begin = chunk.image_offset - chunk.lead
         if chunk.piece.direct:
-            self.read_chunk(chunk, view[begin : begin + chunk.read_nbytes])
+            self.read_chunk(chunk, view[begin:])
             self.check(chunk, buffer[chunk.image_offset : chunk.image_offset + chunk.nbytes])
         else:  # its place in the image suits its element size, not the page
             file = self.file(chunk.piece.path, direct=False)
@@ -200,18 +203,26 @@ class Reader:
             file.read(view[start : start + chunk.nbytes], chunk.file_offset + chunk.lead, chunk.nbytes)
             self._count(chunk.nbytes)
 
-    def read_chunk(self, chunk: Chunk, view: memoryview) -> None:
-        """One page-aligned read into `view`, by the calling thread."""
-        self.file(chunk.piece.path, direct=self.direct).read(view, chunk.file_offset, chunk.lead + chunk.nbytes)
-        self._count(chunk.nbytes)
+    def through(self, pieces: Sequence[Piece], buffer: torch.Tensor) -> Iterator[tuple[Chunk, torch.Tensor]]:
+        """Yield every chunk of the pieces with its bytes, checked, in the page-aligned buffer; the next overwrites them."""
+        view = bytes_of(buffer)
+        for piece in pieces:
+            for chunk in chunks_of(piece, buffer.numel()):
+                if chunk.read_nbytes <= CHUNK:
+                    self.read_chunk(chunk, view)  # another thread would not be faster
+                else:
+                    starts = range(0, chunk.read_nbytes, CHUNK)
+                    finish([self.submit(partial(self.read_chunk, chunk, view, start, CHUNK)) for start in starts])
+                wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
+                self.check(chunk, wanted)
+                yield chunk, wanted
 
-    def read_part(self, start: int, chunk: Chunk, view: memoryview) -> None:
-        """The part of a large chunk that begins `start` bytes into it."""
-        wanted = min(CHUNK, chunk.lead + chunk.nbytes - start)
-        end = min(start + CHUNK, chunk.read_nbytes)
-        file = self.file(chunk.piece.path, direct=self.direct)
-        file.read(view[start:end], chunk.file_offset + start, wanted)
-        self._count(wanted)
+    def read_chunk(self, chunk: Chunk, view: memoryview, start: int = 0, length: int | None = None) -> None:
+        """Read a chunk, or `length` bytes of it from `start` on, to the same place of `view`, by the calling thread."""
+        end = chunk.read_nbytes if length is None else min(start + length, chunk.read_nbytes)
+        wanted = min(end, chunk.lead + chunk.nbytes) - start
+        self.file(chunk.piece.path, direct=self.direct).read(view[start:end], chunk.file_offset + start, wanted)
+        self._count(wanted if start else wanted - chunk.lead)
 
     def check(self, chunk: Chunk, wanted: torch.Tensor) -> None:
         """Compare with the checksums of a file we wrote ourselves. Raises ModelError."""

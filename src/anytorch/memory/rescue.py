@@ -52,63 +52,51 @@ def with_rescue(
     """
     steps: list[str] = []
     size = batch
-    while True:
-        failure = _failure(run, size)
-        if isinstance(failure, Done):
-            return Rescue(failure.result, size, tuple(steps))
-        if size > minimum:
-            size = max(minimum, size // 2)
-            _note(steps, f"the batch was halved to {size}: {_first_line(failure)}")
-            continue
-        break
-    if stream:
-        for share in SHARES:
-            if HANDLE in model.__dict__:
-                unfit(model, "cpu")
-            else:
-                model.to("cpu")
-            cleanup()
-            total = memory(device).total
-            budget = int(total * share) if total else None
-            fit(model, device, device_budget=budget, host_budget=host_budget, disk=disk)
-            plan = fitted(model).plan
-            streamed = plan.prediction.from_host_nbytes + plan.prediction.from_disk_nbytes
-            _note(
-                steps,
-                f"weights were limited to {words(plan.budgets.device)} of device memory; {words(streamed)} stream per pass",
-            )
-            failure = _failure(run, size)
-            if isinstance(failure, Done):
-                return Rescue(failure.result, size, tuple(steps))
+
+    def attempt() -> Rescue[T] | Exception:
+        """What `run` returned, or its out-of-memory error without the frames that hold the failed attempt's tensors."""
+        try:
+            return Rescue(run(size), size, tuple(steps))
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
+            exc.__traceback__ = exc.__context__ = None
+            failure = exc
+        cleanup()
+        return failure
+
+    def note(text: str) -> None:
+        steps.append(text)
+        log.warning("%s", text)
+
+    found = attempt()
+    while isinstance(found, Exception) and size > minimum:
+        size = max(minimum, size // 2)
+        note(f"the batch was halved to {size}: {_first_line(found)}")
+        found = attempt()
+    for share in SHARES if stream else ():
+        if isinstance(found, Rescue):
+            break
+        if HANDLE in model.__dict__:
+            unfit(model, "cpu")
+        else:
+            model.to("cpu")
+        cleanup()
+        total = memory(device).total
+        budget = int(total * share) if total else None
+        fit(model, device, device_budget=budget, host_budget=host_budget, disk=disk)
+        plan = fitted(model).plan
+        streamed = words(plan.prediction.from_host_nbytes + plan.prediction.from_disk_nbytes)
+        note(f"weights were limited to {words(plan.budgets.device)} of device memory; {streamed} stream per pass")
+        found = attempt()
+    if isinstance(found, Rescue):
+        return found
+    tried = "; ".join(steps) or "nothing else"
     raise OutOfMemory(
-        f"out of memory, even with a batch of {size}: {_first_line(failure)}; tried: {'; '.join(steps) or 'nothing else'}",
+        f"out of memory, even with a batch of {size}: {_first_line(found)}; tried: {tried}",
         hint="shorten the input, or quantize the model" if stream else "allow streaming with stream=True",
-    ) from failure
+    ) from found
 
 
-@dataclass(frozen=True)
-class Done(Generic[T]):
-    result: T
-
-
-def _failure(run: Callable[[int], T], batch: int) -> Done[T] | Exception:
-    """What `run` returned, or its out-of-memory error without the frames that hold the failed attempt's tensors."""
-    try:
-        return Done(run(batch))
-    except Exception as exc:
-        if not is_out_of_memory(exc):
-            raise
-        exc.__traceback__ = None
-        exc.__context__ = None
-        failure = exc
-    cleanup()
-    return failure
-
-
-def _note(steps: list[str], text: str) -> None:
-    steps.append(text)
-    log.warning("%s", text)
-
-
-def _first_line(failure: Exception | Done[T]) -> str:
+def _first_line(failure: Exception) -> str:
     return (str(failure).splitlines() or [type(failure).__name__])[0][:160]

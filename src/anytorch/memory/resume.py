@@ -15,17 +15,18 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from anytorch.errors import ModelError
+from anytorch.files import replace_file
+from anytorch.memory.block_updates import OF
 from anytorch.memory.reader import Reader
 from anytorch.memory.saving import write_shard
 from anytorch.memory.training import TieredOptimizer
-from anytorch.memory.training_tensors import OF
 from anytorch.safetensors_files import file_in, locate_tensors, read_header
 
 FORMAT = 1
@@ -64,10 +65,7 @@ def save_training(
             "random": _random_state(),
             "extra": extra,
         }
-        with (partial / META).open("w") as file_handle:
-            json.dump(meta, file_handle, indent=1)
-            file_handle.flush()
-            os.fsync(file_handle.fileno())
+        replace_file(partial / META, json.dumps(meta, indent=1).encode())
         target = free_name(root, step)
         partial.rename(target)
     except BaseException:
@@ -120,12 +118,12 @@ def free_name(root: Path, step: int) -> Path:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Complete ones, oldest first: only those have their name."""
+    """Return the complete checkpoints, oldest first: only those have their name."""
     return sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else []
 
 
 def remove_unfinished(root: Path) -> None:
-    """What a killed process left half-written. A process that is still writing is left alone."""
+    """Remove what killed processes left half-written; what a process is still writing stays."""
     for folder in root.glob(f".{PREFIX}*.partial"):
         owner = int(folder.name.split(".")[-2])
         if owner == os.getpid() or not is_alive(owner):
@@ -152,29 +150,22 @@ def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> N
             raise ModelError(f"{folder} has no tensor {missing[0]!r}: it is another model's checkpoint")
         values = reader.read_tensors(located[path] for path in group.paths)
         if homes[name] == "device":
-            for path, parameter in zip(group.paths, group.parameters, strict=True):
+            for path, parameter in group.tensors().items():
                 parameter.data.copy_(values[path])
         else:
             fit.write_back(name, values)
-    for parameter in fit.found.staying:
-        path = fit.found.slots[id(parameter)][0].path
-        parameter.data.copy_(reader.read_tensors([located[path]])[path])
-    for path, buffer in fit.model.named_buffers():
-        if path in located:
-            buffer.copy_(reader.read_tensors([located[path]])[path])
+    staying = {fit.found.slots[id(parameter)][0].path: parameter.data for parameter in fit.found.staying}
+    buffers = {path: buffer for path, buffer in fit.model.named_buffers() if path in located}
+    for path, target in (staying | buffers).items():
+        target.copy_(reader.read_tensors([located[path]])[path])
     fit.mover.forget_all()
-
-
-def _resident(optimizer: TieredOptimizer) -> Iterator[tuple[int, torch.nn.Parameter]]:
-    order = [p for group in optimizer.param_groups for p in group["params"]]
-    return ((index, parameter) for index, parameter in enumerate(order) if optimizer.is_resident(parameter))
 
 
 def _resident_states(optimizer: TieredOptimizer) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
     tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, dict[str, Any]] = {}
-    for index, parameter in _resident(optimizer):
-        for key, value in optimizer.state_of(parameter).items():
+    for index, parameter in enumerate(optimizer.in_order()):
+        for key, value in optimizer.state_of(parameter).items() if optimizer.is_resident(parameter) else ():
             if isinstance(value, torch.Tensor):
                 tensors[f"{index}{OF}{key}"] = value
             else:
@@ -185,20 +176,19 @@ def _resident_states(optimizer: TieredOptimizer) -> tuple[dict[str, torch.Tensor
 def _give_resident(
     optimizer: TieredOptimizer, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    order = [p for group in optimizer.param_groups for p in group["params"]]
-    states = _by_owner(tensors, numbers)
+    order, states = optimizer.in_order(), _by_owner(tensors, numbers)
     if any(int(index) >= len(order) for index in states):
         raise ModelError("the checkpoint has states of more parameters than this optimizer: it is another model's")
     optimizer.give_states((order[int(index)], state) for index, state in states.items())
 
 
 def _give_streamed(optimizer: TieredOptimizer, folder: Path, meta: Mapping[str, Any], reader: Reader) -> None:
-    """States by their parameters' paths: with another budget than when they were saved, the blocks are others."""
+    """Give streamed parameters their states, by path: with another budget than when they were saved, blocks differ."""
     found = optimizer.fitted.found
     parameters = {
         path: parameter
         for group in found.groups.values()
-        for path, parameter in zip(group.paths, group.parameters, strict=True)
+        for path, parameter in group.tensors().items()
         if isinstance(parameter, torch.nn.Parameter)
     }
     optimizer.states.clear()
@@ -224,15 +214,21 @@ def _by_owner(
 
 
 def _random_state() -> dict[str, Any]:
-    """torch's on the CPU and on the accelerator there is, Python's, and NumPy's if it is in use. As JSON, not as pickle."""
+    """Return torch's random state on the CPU and the accelerator, Python's, and NumPy's if it is in use, as JSON."""
     states: dict[str, Any] = {"torch": _text(torch.get_rng_state()), "python": random.getstate()}
     if "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
         states["numpy"] = [kind, [int(key) for key in keys], *rest]
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = _accelerator()
     if accelerator is not None:
-        states["accelerator"] = _text(getattr(torch, accelerator.type).get_rng_state())
+        states["accelerator"] = _text(accelerator.get_rng_state())
     return states
+
+
+def _accelerator() -> Any:
+    """torch's module of the accelerator there is, or None."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if found is None else getattr(torch, found.type)
 
 
 def _set_random_state(states: Mapping[str, Any]) -> None:
@@ -244,9 +240,9 @@ def _set_random_state(states: Mapping[str, Any]) -> None:
 
         kind, keys, *rest = states["numpy"]
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *rest))
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = _accelerator()
     if "accelerator" in states and accelerator is not None:
-        getattr(torch, accelerator.type).set_rng_state(_bytes(states["accelerator"]))
+        accelerator.set_rng_state(_bytes(states["accelerator"]))
 
 
 def _text(state: torch.Tensor) -> str:

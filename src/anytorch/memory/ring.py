@@ -21,7 +21,7 @@ Use = tuple[str, str]  # the way and the step
 
 
 class UseOrder:
-    """Which use follows which. Before anything was seen: forwards follow each other, and backward goes the other way."""
+    """Remember which use follows which. At first forwards follow each other, and backward goes the other way."""
 
     def __init__(self, steps: Sequence[str]) -> None:
         self._next: dict[Use, Use] = {}
@@ -33,14 +33,14 @@ class UseOrder:
         self._now: Use | None = None
 
     def follow(self, step: str, way: str) -> None:
-        """This use begins now."""
+        """Record that this use begins now."""
         use = (way, step)
         if self._now is not None and self._now != use:
             self._next[self._now] = use
         self._now = use
 
     def at(self, step: str) -> bool:
-        """Is the newest use one of this step?"""
+        """Return True if the newest use is one of this step."""
         return self._now is not None and self._now[1] == step
 
     def ahead(self) -> Iterator[tuple[int, str]]:

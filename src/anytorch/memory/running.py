@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from anytorch.errors import UsageError
-from anytorch.memory.formats import Packing
-from anytorch.memory.homes import BlockHomes
+from anytorch.memory.formats import UnpackScratch
+from anytorch.memory.homes import BlockHomes, FittedState
 from anytorch.memory.images import views_of
 from anytorch.memory.mover import Mover
 from anytorch.memory.parked import PARKED, park, wake
 from anytorch.memory.ring import AGAIN, BACKWARD, FORWARD, TRAINING
-from anytorch.memory.units import Found, Unit
-from anytorch.memory.unpack_scratch import UnpackScratch
+from anytorch.memory.units import Unit
 
 
 @dataclass(frozen=True)
@@ -56,43 +57,36 @@ class OffloadedActivation:
 
 
 class Running:
-    def __init__(
-        self,
-        mover: Mover,
-        block_homes: BlockHomes,
-        found: Found,
-        packings: Mapping[str, Packing],
-        live: torch.Tensor | None,
-    ) -> None:
+    def __init__(self, state: FittedState, mover: Mover, block_homes: BlockHomes, live: torch.Tensor | None) -> None:
         """`live`: the device memory that packed blocks are unpacked to, where there are some."""
         self.mover = mover
         self.block_homes = block_homes
-        self.found = found
-        self.packings = packings
-        self.images = block_homes.images
-        self.homes = block_homes.homes
-        self.device = block_homes.device
-        self.scratch = UnpackScratch(live, packings, found.units, mover.copies) if live is not None else None
-        self.units = tuple(u for u in found.units if any(self.homes[b] != "device" for b in u.blocks))
+        self.found = state.found
+        self.packings = state.packings
+        self.images = state.images
+        self.homes = state.plan.homes
+        self.device = state.device
+        units = state.found.units
+        self.scratch = UnpackScratch(live, state.packings, units, mover.copies) if live is not None else None
+        self.units = tuple(u for u in units if any(self.homes[b] != "device" for b in u.blocks))
         self._units = {unit.name: unit for unit in self.units}
         self._lock = threading.RLock()
-        self._awake: dict[str, int] = {}  # block → how many running forwards use it
+        self._awake: Counter[str] = Counter()  # block → how many running forwards use it
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
-        self._holding: dict[
-            int, tuple[str, int]
-        ] = {}  # thread → the step whose blocks its backward holds, and which one
+        # Thread → the step whose blocks its backward holds, and the number of that backward.
+        self._holding: dict[int, tuple[str, int]] = {}
         self.offload = False  # activations wait for backward in host memory
         self._backwards = 0  # how many steps backward has asked for so far
         self._again: set[str] = set()  # steps computed again whose graph is not gone through
-        self.forwards: dict[str, int] = {}  # per step, since an optimizer's last step; counted for `after_backward`
-        self.after_backward: Callable[[str], None] | None = (
-            None  # told when a step that was used once will not come again
-        )
+        self.forwards: Counter[str] = (
+            Counter()
+        )  # per step, since an optimizer's last step; counted for `after_backward`
+        self.after_backward: Callable[[str], None] | None = None  # told of a step used once that will not come again
 
     # --- forward ---------------------------------------------------------------------------------------------------
 
     def enter(self, unit: Unit) -> None:
-        """Before a unit's forward: its weights are on the device and its Parameters show them."""
+        """Bring a unit's weights to the device and let its Parameters show them, before its forward."""
         if self.scratch is not None:
             self.scratch.take()
         entered: list[str] = []
@@ -117,11 +111,11 @@ class Running:
             self._again.add(unit.name)
             return AGAIN
         if self.after_backward is not None:
-            self.forwards[unit.name] = self.forwards.get(unit.name, 0) + 1
+            self.forwards[unit.name] += 1
         return TRAINING if unit.module.training else FORWARD
 
     def leave(self, unit: Unit) -> None:
-        """After it, however it ended."""
+        """Park a unit's Parameters and release its blocks, after its forward, however that ended."""
         self._park([name for name in unit.blocks if self.homes[name] != "device"])
         self.mover.release(unit.name)
         if self.scratch is not None:
@@ -132,15 +126,12 @@ class Running:
         for name in unit.blocks:
             if self.homes[name] == "device":
                 continue
-            self._awake[name] = self._awake.get(name, 0) + 1
+            self._awake[name] += 1
             entered.append(name)
             if self._awake[name] > 1:
                 continue
-            views = (
-                self._unpacked(unit, name, buffers[name])
-                if name in self.packings
-                else self._views_in(name, buffers[name])
-            )
+            packed = name in self.packings
+            views = self._unpacked(unit, name, buffers[name]) if packed else self._views_in(name, buffers[name])
             for parameter, view in zip(self.found.groups[name].parameters, views, strict=True):
                 wake(parameter, view)
 
@@ -163,7 +154,7 @@ class Running:
         return [views[path] for path in self.found.groups[name].paths]
 
     def _refuse_nesting(self, unit: Unit) -> None:
-        """Only one thread has the scratch memory: a packed block that is awake belongs to a forward around this one."""
+        """Raise UsageError for a packed unit within another one's forward: the scratch memory holds one of them."""
         if self.scratch is None or self.scratch.step == unit.name or self.packings.keys().isdisjoint(unit.blocks):
             return
         outer = next((name for name in self.packings if self._awake.get(name)), None)
@@ -191,7 +182,7 @@ class Running:
     # --- backward --------------------------------------------------------------------------------------------------
 
     def pack(self, unit: Unit, tensor: torch.Tensor) -> torch.Tensor | SavedReference | OffloadedActivation:
-        """autograd saves a tensor: one in the ring or the scratch will be overwritten, so its place there is remembered."""
+        """Return what autograd keeps of a tensor: of one in the ring or the scratch, which is overwritten, its place."""
         if isinstance(tensor, PARKED):
             tensor = tensor.data
         place = self._place(tensor)
@@ -205,7 +196,7 @@ class Running:
         return self.mover.ring_offset(tensor) if offset is None else (None, offset)
 
     def unpack(self, saved: torch.Tensor | SavedReference | OffloadedActivation) -> torch.Tensor:
-        """backward needs it: the block is fetched again and held until backward needs another step's."""
+        """Return the tensor behind what `pack` gave: its block is fetched again and held while backward needs its step."""
         if isinstance(saved, OffloadedActivation):
             return saved.back()
         if not isinstance(saved, SavedReference):
@@ -249,7 +240,7 @@ class Running:
         return whole.as_strided(saved.size, saved.stride)
 
     def _ended(self, number: int) -> None:
-        """A graph has been gone through. What was computed again for it is not needed by the rest of this backward."""
+        """End a graph's backward. What was computed again for it is not needed by the rest of this backward."""
         self._finish_own(number)
         if number != self._backwards:
             return
@@ -260,7 +251,7 @@ class Running:
                     self.after_backward(step)
 
     def forget_passes(self) -> None:
-        """An optimizer's step is over or given up: what was counted for it, also by a backward that was broken off, goes."""
+        """Forget what was counted for an optimizer's step that is over or given up, also by a broken-off backward."""
         self.forwards.clear()
         self._again.clear()
 
@@ -269,14 +260,14 @@ class Running:
         return self._holding.get(threading.get_ident(), (None, 0))[0]
 
     def _finish_own(self, number: int) -> None:
-        """The end of a backward, which may be told in another thread than the one that ran it."""
+        """Let go of what a backward holds. Its end may be told in another thread than the one that ran it."""
         with self._lock:
             thread = next((thread for thread, (_, held) in self._holding.items() if held == number), None)
         if thread is not None:
             self._let_go(thread)
 
     def _let_go(self, thread: int | None = None) -> None:
-        """Nothing of the ring or the scratch is held any more for a thread's backward (the calling thread's own)."""
+        """Release what a thread's backward (the calling thread's own by default) holds of the ring and the scratch."""
         with self._lock:
             step, _ = self._holding.pop(threading.get_ident() if thread is None else thread, (None, 0))
         if step is not None:
@@ -285,7 +276,7 @@ class Running:
                 self.scratch.give_back()
 
     def finish(self) -> None:
-        """All backwards are over, or were given up."""
+        """Release what all backwards hold: they are over, or were given up."""
         for thread in list(self._holding):
             self._let_go(thread)
 
@@ -313,23 +304,22 @@ class Running:
                         slots.setdefault(slot.owner, {})[slot.name] = name
         return slots
 
-    def show(self, module: nn.Module, names: Mapping[str, str]) -> None:
-        """Let a module's parameters show their values at rest, for state_dict."""
+    def show(self, names: Mapping[str, str], module: nn.Module, *_: Any) -> None:
+        """Let a module's parameters show their values at rest, for state_dict. `names`: parameter → block."""
         for key, block in names.items():
             parameter = held_by(module, key)
             if isinstance(parameter, PARKED):
-                path = self.path_of(parameter, block)
-                wake(parameter, self.resting(block)[path])
+                wake(parameter, self.resting(block)[self.path_of(parameter, block)])
 
-    def hide(self, module: nn.Module, names: Mapping[str, str]) -> None:
+    def hide(self, names: Mapping[str, str], module: nn.Module, *_: Any) -> None:
+        """Park them again."""
         for key, block in names.items():
             parameter = held_by(module, key)
             if not self._awake.get(block):
                 park(parameter, self.device)
 
     def path_of(self, parameter: torch.Tensor, block: str) -> str:
-        group = self.found.groups[block]
-        return next(path for path, p in zip(group.paths, group.parameters, strict=True) if p is parameter)
+        return next(path for path, p in self.found.groups[block].tensors().items() if p is parameter)
 
 
 def held_by(module: nn.Module, name: str) -> torch.Tensor:
@@ -341,5 +331,5 @@ def held_by(module: nn.Module, name: str) -> torch.Tensor:
 
 
 def in_backward() -> bool:
-    """Is the calling thread within backward (which computes a checkpointed block again)?"""
+    """Return True if the calling thread is within backward (which computes a checkpointed block again)."""
     return torch._C._current_graph_task_id() != -1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from anytorch.errors import ModelError
-from anytorch.files import replace_file
+from anytorch.files import replace_file, replacing
 from anytorch.memory.buffers import bytes_of
 from anytorch.memory.images import dtype_name
 from anytorch.safetensors_files import CODES, INDEX, SINGLE, header_bytes
@@ -51,22 +50,13 @@ def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     # Larger elements first keeps every tensor on a boundary of its element size, as the format's own writer does.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     layout = [(name, CODES[dtype_name(tensor.dtype)], tuple(tensor.shape), tensor.nbytes) for name, tensor in ordered]
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with replacing(path) as file:
             file.write(header_bytes(layout, {"format": "pt"}))
             for _, tensor in ordered:
                 flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
                 for at in range(0, flat.numel(), PART):
                     file.write(bytes_of(flat[at : at + PART].cpu()))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as exc:
-        partial.unlink(missing_ok=True)
-        raise ModelError(
-            f"cannot write {path}: {exc.strerror}", hint="free space there or name another folder"
-        ) from exc
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        hint = "free space there or name another folder"
+        raise ModelError(f"cannot write {path}: {exc.strerror}", hint=hint) from exc

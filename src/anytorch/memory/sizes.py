@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from anytorch.errors import UsageError
 
 PAGE = 4096  # what direct reads are aligned to: file offset, address and length
@@ -11,17 +13,14 @@ SCALES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 def parse_nbytes(value: int | float | str, what: str = "size") -> int:
     """ "8GiB", "512 MB", 1073741824 → bytes. GB and GiB both mean 2**30, as everywhere in anytorch."""
-    if isinstance(value, bool):
-        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GiB" or as a number of bytes')
-    if isinstance(value, (int, float)):
-        number = float(value)
-    else:
+    number = -1.0
+    if isinstance(value, str):
         text = value.strip().lower().removesuffix("b").removesuffix("i").strip()
         scale = SCALES.get(text[-1:], 1)
-        try:
+        with suppress(ValueError):
             number = float(text[:-1] if scale > 1 else text) * scale
-        except ValueError:
-            number = -1.0
+    elif not isinstance(value, bool):
+        number = float(value)
     if not 0 <= number < 2**60:
         raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GiB" or as a number of bytes')
     return int(number)

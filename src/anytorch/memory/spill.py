@@ -21,7 +21,7 @@ from anytorch import logs
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.memory.buffers import bytes_of, host_buffer
 from anytorch.memory.images import dtype_name
-from anytorch.memory.reader import O_DIRECT, PART, checksums_of, digits
+from anytorch.memory.reader import PART, checksums_of, digits, open_direct
 from anytorch.memory.sizes import ALIGNMENT, PAGE, round_up, words
 from anytorch.safetensors_files import CHECKSUMS, CODES, StoredTensor, header_bytes, read_header
 
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 fcntl: Any = None
-with contextlib.suppress(
-    ModuleNotFoundError
-):  # Windows has none: an open file cannot be removed there, which is a lock too
+with contextlib.suppress(ModuleNotFoundError):  # Windows: an open file cannot be removed there, which is a lock too
     import fcntl
 
 log = logs.logger(__name__)
@@ -43,7 +41,7 @@ UNFINISHED_S = 3600.0  # a folder that never got its lock is removed after an ho
 
 
 class Spill:
-    """A folder of this process's own below `parent`. Close it, or leave it to the next start."""
+    """Write files to a folder of this process's own below `parent`. Close it, or leave it to the next start."""
 
     def __init__(self, parent: str | Path) -> None:
         self.parent = Path(parent)
@@ -68,19 +66,20 @@ class Spill:
         self._closed = False
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
-        """One complete file with these tensors; where each lies. Raises OutOfMemory on a full disk, leaving nothing."""
+        """Write one complete file; returns where each tensor lies. Raises OutOfMemory on a full disk, leaving nothing."""
         with self._writing:
-            return self._write_file(tensors)
+            self._number += 1
+            path = self.folder / f"{self._number:06d}.safetensors"
+            self._write_whole(path, tensors)
+        located, _ = read_header(path)
+        return {name: located[name] for name in tensors}
 
-    def _write_file(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
-        self._number += 1
-        path = self.folder / f"{self._number:06d}.safetensors"
+    def _write_whole(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         partial = path.with_suffix(".partial")
         try:
             self._write(partial, tensors)
             partial.replace(path)
         except OSError as exc:
-            partial.unlink(missing_ok=True)
             nbytes = sum(tensor.nbytes for tensor in tensors.values())
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(
@@ -88,11 +87,8 @@ class Spill:
                     hint="free space there or name another folder with disk=…",
                 ) from exc
             raise UsageError(f"cannot write to {self.folder}: {exc.strerror}", hint="name another folder") from exc
-        except BaseException:
+        finally:
             partial.unlink(missing_ok=True)
-            raise
-        located, _ = read_header(path)
-        return {name: located[name] for name in tensors}
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         layout = file_layout(tensors)
@@ -101,7 +97,7 @@ class Spill:
         # The checksums are in the header, so the bytes are gone through twice: once for them, once to write.
         sums = tuple(value for part in _parts(layout, tensors, bounce) for value in checksums_of(part))
         header = header_bytes(layout, {CHECKSUMS: digits(sums)} if sums else None, align=PAGE)
-        fd = open_for_writing(path)
+        fd, _ = open_direct(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, round_up(len(header) + total, PAGE))  # a full disk is found out here
@@ -126,12 +122,9 @@ class Spill:
         return self._bounce
 
     def let_go(self) -> None:
-        """Nothing is going to be written for a while: the buffer goes."""
+        """Drop the buffer: nothing is going to be written for a while."""
         with self._writing:
             self._bounce = None
-
-    def remove(self, path: str) -> None:
-        Path(path).unlink(missing_ok=True)
 
     def close(self) -> None:
         if not self._closed:
@@ -177,17 +170,6 @@ def file_layout(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, tup
         layout.append((name, CODES[dtype_name(tensor.dtype)], tuple(tensor.shape), tensor.nbytes))
         end += gap + tensor.nbytes
     return layout
-
-
-def open_for_writing(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-    if O_DIRECT:
-        try:
-            return os.open(path, flags | O_DIRECT, 0o600)
-        except OSError as exc:
-            if exc.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise
-    return os.open(path, flags, 0o600)
 
 
 def write_all(fd: int, view: memoryview, offset: int) -> None:

@@ -27,6 +27,8 @@ from anytorch.memory.block_updates import (
     WORKING,
     BlockStep,
     Factory,
+    Gradients,
+    OptimizerStates,
     Options,
     Updates,
     options_of,
@@ -36,7 +38,6 @@ from anytorch.memory.block_updates import (
 )
 from anytorch.memory.fitting import fitted
 from anytorch.memory.fused import DTYPES, decoupled, kind_of, proved
-from anytorch.memory.training_tensors import Gradients, OptimizerStates
 
 log = logs.logger(__name__)
 Overlap = Literal["forward", "backward"] | None
@@ -90,7 +91,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.overlap = overlap
         kind = kind_of(factory)
         if kind is not None and defaults.get("fused"):
-            for dtype in self._trained.dtypes().intersection(DTYPES):
+            for dtype in {p.dtype for found in self._trained.blocks.values() for _, p in found}.intersection(DTYPES):
                 proved(decoupled(kind, defaults), dtype)  # compiled and compared now, not in the middle of a step
         self._step_block = BlockStep(self.fitted, factory, self._trained.groups, self.states)
         self._updates = Updates(self.fitted.mover, list(self.fitted.found.groups))
@@ -108,20 +109,24 @@ class TieredOptimizer(torch.optim.Optimizer):
         ]
 
     def _resident_optimizer(self) -> torch.optim.Optimizer | None:
-        """torch's own, for the parameters that live on the device."""
+        """Make torch's own optimizer for the parameters that live on the device."""
         groups = [
             {**options_of(group), "params": [p for p in group["params"] if self.is_resident(p)]}
             for group in self.param_groups
         ]
         return self.factory(groups) if any(group["params"] for group in groups) else None
 
+    def in_order(self) -> list[nn.Parameter]:
+        """All parameters; `state_dict` calls each by its place here."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
     def is_resident(self, parameter: nn.Parameter) -> bool:
-        return self._trained.is_resident(parameter)
+        return parameter.requires_grad and id(parameter) not in self._trained.places
 
     # --- gradients -------------------------------------------------------------------------------------------------
 
     def _collect(self, parameter: torch.Tensor) -> None:
-        """backward has a gradient, which waits with its block's others rather than at its parameter."""
+        """Move a gradient that backward made from its parameter to its block's others."""
         block, path = self._trained.places[id(parameter)]
         gradient = parameter.grad
         assert gradient is not None
@@ -145,7 +150,7 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward within it only adds up gradients: with overlap="backward", for all backwards of a step but the last."""
+        """Let backwards within it only add up gradients: with overlap="backward", for all of a step but the last."""
         self._accumulating += 1
         try:
             yield
@@ -176,26 +181,25 @@ class TieredOptimizer(torch.optim.Optimizer):
             gathered = self._gathered()
             scale = self._clipping(gathered)
             if self._resident is not None:
-                for group in self._resident.param_groups:
-                    for parameter in group["params"]:
-                        if scale is not None and parameter.grad is not None:
-                            parameter.grad.mul_(scale.to(parameter.grad.device))
                 for own, outer in zip(self._resident.param_groups, self.param_groups, strict=True):
                     own.update(options_of(outer))
+                    for parameter in own["params"]:
+                        if scale is not None and parameter.grad is not None:
+                            parameter.grad.mul_(scale.to(parameter.grad.device))
                 self._resident.step()
             self._step_blocks(gathered, scale)
         self._begin_anew()
         return loss
 
     def _begin_anew(self) -> None:
-        """What comes now is the first pass of a step."""
+        """Forget the last step: what comes now is the first pass of another."""
         self._early.clear()
         self._running.forget_passes()
 
     def _step_blocks(self, gathered: Sequence[str], scale: torch.Tensor | None) -> None:
         # In the order that backward made them: the first ones have arrived while the device is still at the last ones.
         waiting = list(gathered)
-        options = self._options()
+        options = self.state_dict_groups()
         if self.overlap is not None:
             for block in [block for block in waiting if block in self.fitted.block_homes.host]:
                 self._queue(block, scale, options)
@@ -211,12 +215,12 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.fitted.mover.fetch_ahead()
 
     def _after_backward(self, step: str) -> None:
-        """Backward needs this step's blocks no more: those with all their gradients are updated beside the rest of it."""
+        """Queue the updates of a step's blocks that have all gradients: backward needs these blocks no more."""
         if self._accumulating:
             return
         for block in self._trained.alone.get(step, ()):
             if self.gradients.is_whole(block) and block in self.fitted.block_homes.host:
-                self._queue(block, None, self._options())
+                self._queue(block, None, self.state_dict_groups())
                 self._early.add(block)
 
     def _queue(self, block: str, scale: torch.Tensor | None, options: Options) -> None:
@@ -235,10 +239,6 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.zero_grad()
         self._begin_anew()
 
-    def _options(self) -> list[dict[str, Any]]:
-        """The groups' options as they are now: a schedule may change them before a block's turn comes."""
-        return [options_of(group) for group in self.param_groups]
-
     def _clipping(self, gathered: Sequence[str]) -> torch.Tensor | None:
         """The factor that torch.nn.utils.clip_grad_norm_ would multiply all gradients by, from the same norms."""
         if self.clip_norm is None:
@@ -250,12 +250,11 @@ class TieredOptimizer(torch.optim.Optimizer):
                 if path in found:
                     norms[id(parameter)] = torch.linalg.vector_norm(found[path])
         ordered = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) in norms:
-                    ordered.append(norms[id(parameter)])
-                elif self.is_resident(parameter) and parameter.grad is not None:
-                    ordered.append(torch.linalg.vector_norm(parameter.grad).cpu())
+        for parameter in self.in_order():
+            if id(parameter) in norms:
+                ordered.append(norms[id(parameter)])
+            elif self.is_resident(parameter) and parameter.grad is not None:
+                ordered.append(torch.linalg.vector_norm(parameter.grad).cpu())
         if not ordered:
             return None
         total = torch.linalg.vector_norm(torch.stack(ordered))
@@ -278,22 +277,14 @@ class TieredOptimizer(torch.optim.Optimizer):
             return dict(self._resident.state.get(parameter, {})) if self._resident is not None else {}
         return self.states.of(*self._trained.places[id(parameter)])
 
-    def set_resident_state(self, parameter: nn.Parameter, state: Mapping[str, Any]) -> None:
-        """Give a parameter that lives on the device its state back."""
-        assert self._resident is not None
-        self._resident.state[parameter] = {
-            key: value.to(parameter.device, copy=True) if is_like(value, parameter) else value
-            for key, value in state.items()
-        }
-
     def state_dict_groups(self) -> list[dict[str, Any]]:
+        """The groups' options as they are now: a schedule may change them before a block's turn comes."""
         return [options_of(group) for group in self.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's optimizers give it. All states are brought to memory for it; `save_training` streams them instead."""
         whole = super().state_dict()
-        order = [p for group in self.param_groups for p in group["params"]]
-        states = {index: self.state_of(parameter) for index, parameter in enumerate(order)}
+        states = {index: self.state_of(parameter) for index, parameter in enumerate(self.in_order())}
         whole["state"] = {
             index: {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in state.items()}
             for index, state in states.items()
@@ -306,19 +297,23 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.wait()
         self._begin_anew()
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        order = [p for group in self.param_groups for p in group["params"]]
         self.states.clear()
-        self.give_states((parameter, state_dict["state"].get(index, {})) for index, parameter in enumerate(order))
+        states = state_dict["state"]
+        self.give_states((parameter, states.get(index, {})) for index, parameter in enumerate(self.in_order()))
 
     def give_states(self, states: Iterable[tuple[nn.Parameter, Mapping[str, Any]]]) -> None:
-        """Whole states of parameters, to where each of these rests now; other parameters keep theirs."""
+        """Put whole states of parameters to where each of these rests now; other parameters keep theirs."""
         self.wait()
         by_block: dict[str, dict[str, dict[str, Any]]] = {}
         for parameter, state in states:
             if not state:
                 continue
             if id(parameter) not in self._trained.places:
-                self.set_resident_state(parameter, state)
+                assert self._resident is not None
+                self._resident.state[parameter] = {
+                    key: value.to(parameter.device, copy=True) if is_like(value, parameter) else value
+                    for key, value in state.items()
+                }
                 continue
             block, path = self._trained.places[id(parameter)]
             by_block.setdefault(block, {})[path] = {
@@ -333,17 +328,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         try:
             self.wait()
         finally:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        if self._running.after_backward == self._after_backward:
-            self._running.after_backward = None
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self.gradients.clear()
-        self.states.clear()
-        self.fitted.ledger.release(self.fitted.memory_level, WORKING)
+            if self._running.after_backward == self._after_backward:
+                self._running.after_backward = None
+            while self._handles:
+                self._handles.pop().remove()
+            self.gradients.clear()
+            self.states.clear()
+            self.fitted.ledger.release(self.fitted.memory_level, WORKING)
 
 
 def is_like(value: Any, parameter: nn.Parameter) -> bool:

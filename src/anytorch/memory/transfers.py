@@ -13,16 +13,17 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from anytorch import logs
 from anytorch.memory.buffers import bytes_of, gather, host_buffer
 from anytorch.memory.images import Image
-from anytorch.memory.ledger import Ledger
-from anytorch.memory.reader import Chunk, Reader, chunks_of
-from anytorch.memory.types import Tiers
+from anytorch.memory.reader import Chunk, chunks_of
+
+if TYPE_CHECKING:
+    from anytorch.memory.homes import FittedState
 
 log = logs.logger(__name__)
 
@@ -98,13 +99,11 @@ STAGING_CHUNKS = 8
 
 @dataclass
 class UnderWay:
-    """What has to end before an image is there."""
+    """The reads and copies that have to end before an image is there."""
 
     futures: list[Future[None]] = field(default_factory=list)  # reads and copies, most of them by other threads
     arrived: Any = None  # event on the copy stream
-    work: Callable[[], None] | None = (
-        None  # what `futures[0]` stands for, if a thread that uses the device has to do it
-    )
+    work: Callable[[], None] | None = None  # what `futures[0]` stands for, if a thread that uses the device must do it
 
 
 def do(work: Callable[[], None], future: Future[None]) -> None:
@@ -121,29 +120,21 @@ def do(work: Callable[[], None], future: Future[None]) -> None:
 
 
 class Transfers:
-    """The staging buffers (`staging_nbytes` of host memory) are reserved in the ledger and allocated here, once."""
+    """Bring images from their homes to the device, through staging buffers that are reserved and allocated here, once."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        host: Mapping[str, list[torch.Tensor]],
-        tiers: Tiers,
-        *,
-        staging_nbytes: int,
-        ledger: Ledger,
-        reader: Reader,
-    ) -> None:
-        self.device = device
-        self.copies = Copies(device)
-        self.reader = reader
+    def __init__(self, state: FittedState, host: Mapping[str, list[torch.Tensor]]) -> None:
+        """`host`: where the blocks that live in host memory lie there, in pieces."""
+        self.device = state.device
+        self.copies = Copies(state.device)
+        self.reader = state.reader
         self._host = host
-        self._ledger = ledger
-        self._shared = tiers.shared
+        self._ledger = state.ledger
+        self._shared = state.tiers.shared
         self._staging: queue.SimpleQueue[tuple[torch.Tensor, memoryview, list[Any]]] = queue.SimpleQueue()
         self._staging_chunk = 0
-        level = tiers.find("host")
-        if staging_nbytes and not tiers.shared:
-            self._make_staging(staging_nbytes, level is not None and level.pinned)
+        level = state.tiers.find("host")
+        if state.plan.staging_nbytes and not self._shared:
+            self._make_staging(state.plan.staging_nbytes, level is not None and level.pinned)
 
     def _make_staging(self, nbytes: int, pinned: bool) -> None:
         self._ledger.reserve("host", "staging", nbytes)
@@ -174,10 +165,7 @@ class Transfers:
     def _from_host(self, pieces: list[torch.Tensor], target: torch.Tensor) -> UnderWay:
         if self.copies.asynchronous:
             with self.copies.use():
-                at = 0
-                for piece in pieces:
-                    target[at : at + piece.numel()].copy_(piece, non_blocking=True)
-                    at += piece.numel()
+                gather(pieces, target, non_blocking=True)
             return UnderWay(arrived=self.copies.copied())
         if self.device.type == "cpu":
             return UnderWay([self.reader.submit(lambda: gather(pieces, target))])
@@ -189,7 +177,7 @@ class Transfers:
         try:
             while busy:
                 busy.pop().synchronize()
-            self.reader.read_chunk(chunk, view[: chunk.read_nbytes])
+            self.reader.read_chunk(chunk, view)
             wanted = buffer[chunk.lead : chunk.lead + chunk.nbytes]
             self.reader.check(chunk, wanted)
             with self.copies.use():

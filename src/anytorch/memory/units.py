@@ -45,7 +45,7 @@ class Unit:
 
 @dataclass
 class Group:
-    """The parameters of one block: those that the same units use. `slots[i]` are the places of `parameters[i]`."""
+    """The parameters of one block: those that the same units use."""
 
     name: str
     parameters: list[torch.Tensor]  # and the codes of packed layers, which are buffers
@@ -165,39 +165,33 @@ def movable(parameter: torch.Tensor) -> bool:
 def chosen_modules(
     model: nn.Module, blocks: Sequence[str] | None, resident: Sequence[str], finest: bool
 ) -> dict[str, nn.Module]:
-    if blocks is not None:
-        chosen = _named(model, blocks)
-    else:
-        chosen = {}
-        total = sum(parameter.nbytes for parameter in weights_of(model))
-        _walk(model, "", False, total, finest, chosen, set())
+    chosen = _found(model, finest) if blocks is None else _named(model, blocks)
     return {name: module for name, module in chosen.items() if not any(fnmatch.fnmatch(name, p) for p in resident)}
 
 
-def _walk(
-    module: nn.Module,
-    name: str,
-    repeated: bool,
-    total: int,
-    finest: bool,
-    chosen: dict[str, nn.Module],
-    seen: set[int],
-) -> None:
-    if id(module) in seen or not has_weights(module):
-        return
-    seen.add(id(module))
-    nbytes = sum(parameter.nbytes for parameter in weights_of(module))
-    if is_leaf(module) or (repeated and not finest and not (nbytes > total / 2 and has_repeated(module))):
-        chosen[name or type(module).__name__] = module
-        return
-    children = [(key, child) for key, child in module.named_children() if has_weights(child)]
-    inside = isinstance(module, CONTAINERS) and len(children) > 1
-    for key, child in children:
-        _walk(child, f"{name}.{key}" if name else key, inside, total, finest, chosen, seen)
+def _found(model: nn.Module, finest: bool) -> dict[str, nn.Module]:
+    """The repeated layers of a model as wholes, and every leaf module outside of them; `finest`: leaf modules alone."""
+    total = sum(parameter.nbytes for parameter in weights_of(model))
+    chosen: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    waiting = [(model, "", False)]  # no recursion: a function that calls itself would keep the modules in a circle
+    while waiting:
+        module, name, repeated = waiting.pop()
+        if id(module) in seen or not has_weights(module):
+            continue
+        seen.add(id(module))
+        nbytes = sum(parameter.nbytes for parameter in weights_of(module))
+        if is_leaf(module) or (repeated and not finest and not (nbytes > total / 2 and has_repeated(module))):
+            chosen[name or type(module).__name__] = module
+            continue
+        children = [(key, child) for key, child in module.named_children() if has_weights(child)]
+        inside = isinstance(module, CONTAINERS) and len(children) > 1
+        waiting += [(child, f"{name}.{key}" if name else key, inside) for key, child in reversed(children)]
+    return chosen
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Is its forward the one that uses its parameters? True, too, for modules that reach into their children."""
+    """Return True if a module's own forward uses its parameters, also if it reaches into its children for them."""
     if isinstance(module, ATOMIC) or "parametrizations" in module._modules:
         return True
     return not any(has_weights(child) for child in module.children())
@@ -215,17 +209,15 @@ def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     chosen: dict[str, nn.Module] = {}
     for pattern in patterns:
-        matching = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
         # "layers.*" means the layers, not also what is inside them.
         depth = pattern.count(".")
-        matching = [name for name in matching if name.count(".") == depth]
+        matching = [n for n in modules if n and n.count(".") == depth and fnmatch.fnmatchcase(n, pattern)]
         if not matching:
             raise UsageError(
                 f"no module is called {pattern!r}; the model has {', '.join(list(modules)[1:8])}, …",
                 hint='name modules as named_modules() does, such as "model.layers.*"',
             )
-        for name in matching:
-            chosen[name] = modules[name]
+        chosen |= {name: modules[name] for name in matching}
     for name in chosen:
         inside = next((other for other in chosen if other != name and name.startswith(other + ".")), None)
         if inside is not None:

@@ -19,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from anytorch import logs, settings
 from anytorch.errors import CompilerFailed, CompilerMissing
@@ -143,16 +142,11 @@ def _remove_left_overs(path: Path) -> None:
 @contextlib.contextmanager
 def _only_builder(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
-        _hold(file)
+        if sys.platform != "win32":  # there both compile, and the second rename wins: slower, not wrong
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file frees the lock; the file stays, because removing it would let two holders in
-
-
-def _hold(file: IO[bytes]) -> None:
-    if sys.platform == "win32":
-        return  # both compile, and the second rename wins: slower, not wrong
-    import fcntl
-
-    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _digest(sources: Sequence[Path], flags: Sequence[str]) -> str:

@@ -16,8 +16,9 @@ from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.quant.container import Reader as Reader
+    from anytorch.quant.container import load as load
+    from anytorch.quant.container import save as save
     from anytorch.quant.container import save_tensors as save_tensors
-    from anytorch.quant.explanation import explain as explain
     from anytorch.quant.formats import Format as Format
     from anytorch.quant.formats import parse as parse
     from anytorch.quant.linear import QuantLinear as QuantLinear
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from anytorch.quant.lora import merge_lora as merge_lora
     from anytorch.quant.model import Report as Report
     from anytorch.quant.model import dequantize as dequantize
+    from anytorch.quant.model import explain as explain
     from anytorch.quant.model import quantize as quantize
     from anytorch.quant.pruning import finish_pruning as finish_pruning
     from anytorch.quant.pruning import prune as prune
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from anytorch.quant.qat import convert as convert
     from anytorch.quant.qat import fake_quantize as fake_quantize
     from anytorch.quant.qat import prepare_qat as prepare_qat
-    from anytorch.quant.store import load as load
-    from anytorch.quant.store import save as save
     from anytorch.quant.tensor import QuantTensor as QuantTensor
     from anytorch.quant.tensor import pack as pack
     from anytorch.quant.tensor import unpack as unpack
@@ -44,15 +44,13 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "container": "Reader save_tensors",
-        "explanation": "explain",
+        "container": "Reader load save save_tensors",
         "formats": "Format parse",
         "linear": "QuantLinear",
         "lora": "LoRALinear add_lora lora_parameters merge_lora",
-        "model": "Report dequantize quantize",
+        "model": "Report dequantize explain quantize",
         "pruning": "finish_pruning prune prune_neurons sparsity",
         "qat": "convert fake_quantize prepare_qat",
-        "store": "load save",
         "tensor": "QuantTensor pack unpack",
     },
 )

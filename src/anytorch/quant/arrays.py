@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anytorch.errors import InputError
-from anytorch.quant.formats import Format, e4m3_values, e8m0_values, matrix_shape, parse
+from anytorch.quant.formats import Format, matrix_shape, parse
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,13 +29,8 @@ def unpack_arrays(format: str | Format, shape: tuple[int, ...], parts: Mapping[s
         codes = ((joined[..., None] >> places) & np.uint8(2**chosen.bits - 1)).reshape(rows, -1)
     codes = codes.reshape(rows, groups, -1)
 
-    scale = parts["scale"]
-    if chosen.scale_type == "e4m3":
-        step = np.array(e4m3_values(), np.float32)[scale]
-    elif chosen.scale_type == "e8m0":
-        step = np.array(e8m0_values(), np.float32)[scale]
-    else:
-        step = scale.astype(np.float32)
+    scale, table = parts["scale"], chosen.scale_table
+    step = scale.astype(np.float32) if table is None else np.array(table, np.float32)[scale]
     unit = parts.get("tensor_scale")
     if unit is not None:
         step = step * np.float32(unit)

@@ -8,8 +8,6 @@ AWQ (arXiv 2306.00978) makes the columns whose inputs are large larger before ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from anytorch.errors import InputError
@@ -22,21 +20,16 @@ BLOCK = 128  # columns whose updates are applied to the rest of the matrix at on
 POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
-@dataclass
 class InputStatistics:
     """H and the mean size of each input column, added up over examples."""
 
-    columns: int
-    hessian: torch.Tensor
-    sizes: torch.Tensor
-    count: int = 0
-
-    @classmethod
-    def empty(cls, columns: int, device: torch.device) -> InputStatistics:
-        return cls(columns, torch.zeros(columns, columns, device=device), torch.zeros(columns, device=device))
+    def __init__(self, columns: int, device: torch.device) -> None:
+        self.hessian = torch.zeros(columns, columns, device=device)
+        self.sizes = torch.zeros(columns, device=device)
+        self.count = 0
 
     def add(self, x: torch.Tensor) -> None:
-        flat = x.detach().reshape(-1, self.columns).float()
+        flat = x.detach().reshape(-1, len(self.sizes)).float()
         self.hessian.addmm_(flat.t(), flat)
         self.sizes += flat.abs().sum(0)
         self.count += flat.shape[0]

@@ -146,7 +146,7 @@ def _measure(
             return Ready(partial(prepared.run, x), facts=facts)
 
         refused = kernel.why_not(weight, dtype, m)
-        if getattr(kernel, "rounds_inputs", False) and allowed < BFLOAT16_ERROR:
+        if kernel.rounds_inputs and allowed < BFLOAT16_ERROR:
             refused = "rounds inputs to bfloat16; prefer='speed' allows that"
         return Candidate(kernel.name, prepare, refused=refused)
 
@@ -201,8 +201,8 @@ def question(weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype,
         threads=torch.get_num_threads() if host else 0,
         # What was found without a compiler must not outlive the day one is installed.
         instructions=f"{native.level().name}{'' if cpp.available() else ', no C++'}" if host else "",
-        triton="" if host else triton.version(),
-        libraries=list(libraries.versions()) if prefer == "speed" else [],
+        triton="" if host else libraries.installed("triton"),
+        libraries=[libraries.installed(name) for name in ("bitsandbytes", "torchao")] if prefer == "speed" else [],
         format=str(weight.format),
         size=size,
         rows=m,

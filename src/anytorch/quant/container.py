@@ -1,40 +1,40 @@
-"""Safetensors files with packed weights in them: written tensor by tensor, read back strictly.
+"""Safetensors files with packed weights in them: written tensor by tensor, read back strictly. The format is described in
+docs/reference/quant-format.md.
 
-The library's own `save_file` wants every tensor in memory at once. A checkpoint is quantized here one weight at a time,
-so the file is laid out first and filled in as the parts become ready; the header, which carries a checksum per weight,
-goes in last, and only then does the file get its name.
+The library's own `save_file` wants every tensor's bytes in host memory at once. Here the file is laid out first and filled
+in one tensor at a time; the header, which carries a checksum per weight, goes in last, and only then does the file get its
+name.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from torch import nn
 
 from anytorch.errors import ModelError, OutputError, UsageError
 from anytorch.files import replacing
+from anytorch.quant.choose import Prefer
 from anytorch.quant.formats import Format, parse
-from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, metadata
+from anytorch.quant.linear import QuantLinear
+from anytorch.quant.model import replace_module, set_tensor
+from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts
 from anytorch.safetensors_files import CODES, header_bytes, map_file, mapped_tensor, read_header
 
 KEY = "anytorch.quant"  # in the header's __metadata__; its value is JSON
 VERSION = 1
-
-Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+FILE = "model.safetensors"
 
 
 def part_name(weight: str, part: str) -> str:
     """The name of a packed weight's part in the file: "layer.weight" and "codes" give "layer.weight.codes"."""
     return f"{weight}.{part}"
-
-
-def packed_layout(name: str, format: Format, shape: tuple[int, ...]) -> Layout:
-    return {part_name(name, part): wanted for part, wanted in expected_parts(format, shape).items()}
 
 
 def code_of(dtype: object) -> str | None:
@@ -47,106 +47,75 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
-def checksum(parts: Mapping[str, torch.Tensor]) -> str:
-    """CRC-32 over the parts' bytes in the order of PARTS, as eight hexadecimal digits."""
-    value = 0
-    for name in PARTS:
-        if name in parts:
-            value = zlib.crc32(tensor_bytes(parts[name]), value)
-    return f"{value:08x}"
-
-
-class Writer:
-    """Fills a safetensors file of a known layout in any order. Use `writing`, which names the file when all is there."""
-
-    def __init__(
-        self, file: BinaryIO, layout: Layout, packed: Mapping[str, tuple[Format, tuple[int, ...], str]]
-    ) -> None:
-        self.file = file
-        self.missing = set(layout)
-        self.packed = {
-            name: {"format": str(format), "shape": list(shape), "dtype": dtype, "crc32": "0" * 8}
-            for name, (format, shape, dtype) in packed.items()
-        }
-        self.extra: dict[str, Any] = {}
-        self.tensors: list[tuple[str, str, tuple[int, ...], int]] = []
-        self.places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
-        self.nbytes = 0
-        for name in sorted(layout, key=lambda name: _rank(layout[name])):  # stable: the given order otherwise
-            shape, dtype = layout[name]
-            nbytes = torch.Size(shape).numel() * dtype.itemsize
-            self.tensors.append((name, str(code_of(dtype)), shape, nbytes))
-            self.places[name] = (self.nbytes, tuple(shape), dtype)
-            self.nbytes += nbytes
-        self.start = 0
-
-    def begin(self, extra: Mapping[str, Any]) -> None:
-        """Reserve the header's place. `extra` joins the description under our key."""
-        self.extra = dict(extra)
-        self.start = len(self.header())
-        self.file.truncate(self.start + self.nbytes)
-
-    def header(self) -> bytes:
-        description = {"version": VERSION, **self.extra, "weights": self.packed}
-        return header_bytes(self.tensors, {"format": "pt", KEY: json.dumps(description)})
-
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        offset, *wanted = self.places[name]
-        found = [tuple(tensor.shape), tensor.dtype]
-        assert found == wanted, f"{name} is {found}, the layout says {wanted}"
-        self.file.seek(self.start + offset)
-        self.file.write(tensor_bytes(tensor))
-        self.missing.discard(name)
-
-    def put_packed(self, name: str, tensor: QuantTensor) -> None:
-        for part, value in tensor.parts.items():
-            self.put(part_name(name, part), value)
-        self.packed[name]["crc32"] = checksum(tensor.parts)
-
-    def finish(self) -> None:
-        assert not self.missing, f"never written: {', '.join(sorted(self.missing))}"
-        header = self.header()
-        assert len(header) == self.start, "the header grew after its place was reserved"
-        self.file.seek(0)
-        self.file.write(header)
-
-
-def _rank(tensor: tuple[tuple[int, ...], torch.dtype]) -> tuple[int, int]:
-    """Readers map tensors in place, so each must start at a multiple of its element's size, and the format allows no
-    gaps. Whatever is a multiple of four bytes long keeps the order it was given in (a block's tensors stay neighbours,
-    and one read fetches them); the odd ones follow."""
-    shape, dtype = tensor
-    if dtype.itemsize == 8:
-        return 0, 0
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    return (1, 0) if nbytes % 4 == 0 else (2, -dtype.itemsize)
-
-
-@contextmanager
-def writing(
+def save_tensors(
     path: Path,
-    layout: Layout,
-    packed: Mapping[str, tuple[Format, tuple[int, ...], str]],
+    packed: Mapping[str, QuantTensor],
+    plain: Mapping[str, torch.Tensor] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> Iterator[Writer]:
-    """A writer for `path`. The file appears there when the block ends well, and nothing is left behind otherwise.
+) -> None:
+    """Write packed weights (and ordinary tensors) to one file, whole or not at all. `Reader` reads it back.
 
-    The block only writes: an OSError in it is the disk's, and is raised as OutputError, which names the file.
+    `extra` joins the description under our key. Raises OutputError, which names the file, if it cannot be written.
     """
-    unknown = {str(dtype) for _, dtype in layout.values() if code_of(dtype) is None}
+    plain = plain or {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name in sorted(packed.keys() | plain.keys()):
+        parts = packed[name].parts if name in packed else {}
+        tensors |= {part_name(name, part): parts[part] for part in PARTS if part in parts} or {name: plain[name]}
+    unknown = {str(tensor.dtype) for tensor in tensors.values() if code_of(tensor.dtype) is None}
     if unknown:
         raise ModelError(f"safetensors files cannot hold {', '.join(sorted(unknown))}")
+    order = sorted(tensors, key=lambda name: _rank(tensors[name]))  # stable: the given order otherwise
+    layout = [(n, str(code_of(tensors[n].dtype)), tuple(tensors[n].shape), tensors[n].nbytes) for n in order]
+    offsets = dict(zip(order, accumulate((nbytes for *_, nbytes in layout), initial=0), strict=False))
+    about = {
+        name: {
+            "format": str(one.format),
+            "shape": list(one.shape),
+            "dtype": str(one.dtype).removeprefix("torch."),
+            "crc32": "0" * 8,
+        }
+        for name, one in packed.items()
+    }
+
+    def header() -> bytes:
+        description = {"version": VERSION, **(extra or {}), "weights": about}
+        return header_bytes(layout, {"format": "pt", KEY: json.dumps(description)})
+
     try:
         with replacing(path) as file:
-            writer = Writer(file, layout, packed)
-            writer.begin(extra or {})
-            yield writer
-            writer.finish()
+            start = len(header())
+
+            def put(name: str) -> bytes:
+                data = tensor_bytes(tensors[name])
+                file.seek(start + offsets[name])
+                file.write(data)
+                return data
+
+            for name, one in packed.items():
+                value = 0
+                for part in PARTS:
+                    if part in one.parts:
+                        value = zlib.crc32(put(part_name(name, part)), value)
+                about[name]["crc32"] = f"{value:08x}"
+            for name in plain:
+                put(name)
+            file.seek(0)
+            file.write(header())
     except OSError as exc:
         raise OutputError(
             f"cannot write {path}: {exc.strerror or exc}",
             hint="nothing was changed; make room, or name another folder",
         ) from exc
+
+
+def _rank(tensor: torch.Tensor) -> tuple[int, int]:
+    """Readers map tensors in place, so each must start at a multiple of its element's size, and the format allows no
+    gaps. Whatever is a multiple of four bytes long keeps the order it was given in (a block's tensors stay neighbours,
+    and one read fetches them); the odd ones follow."""
+    if tensor.dtype.itemsize == 8:
+        return 0, 0
+    return (1, 0) if tensor.nbytes % 4 == 0 else (2, -tensor.dtype.itemsize)
 
 
 class Reader:
@@ -187,7 +156,7 @@ class Reader:
         except (ValueError, KeyError, TypeError, AttributeError, UsageError) as exc:
             raise ModelError(f"the header of {self.path} cannot be understood: {exc!r}") from exc
         for name, (format, shape, _, _) in packed.items():
-            lacking = sorted(packed_layout(name, format, shape).keys() - self.names)
+            lacking = sorted({part_name(name, part) for part in expected_parts(format, shape)} - self.names)
             if lacking:
                 raise ModelError(f"{self.path} names the weight {name} and lacks {', '.join(lacking)}")
         return {key: value for key, value in data.items() if key not in ("version", "weights")}, packed
@@ -210,27 +179,109 @@ class Reader:
             found = (tuple(parts[part].shape), parts[part].dtype)
             if found != (wanted, stored):
                 raise ModelError(f"{self.path}: {part_name(name, part)} must be {stored} {wanted}; found {found}")
-        if self.verify and checksum(parts) != crc:
+        value = 0
+        for tensor in parts.values() if self.verify else ():
+            value = zlib.crc32(tensor_bytes(tensor), value)
+        if self.verify and f"{value:08x}" != crc:
             raise ModelError(
                 f"{self.path}: the weight {name} is damaged (its checksum is not {crc})", hint="copy the file again"
             )
         return QuantTensor(format, shape, dtype, parts)
 
 
-def save_tensors(
-    path: Path, packed: Mapping[str, QuantTensor], plain: Mapping[str, torch.Tensor] | None = None
-) -> None:
-    """Write packed weights (and ordinary tensors) to one file. `Reader` reads it back. Raises OutputError."""
-    plain = plain or {}
-    layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for name in sorted(packed.keys() | plain.keys()):
-        if name in packed:
-            layout.update(packed_layout(name, packed[name].format, packed[name].shape))
-        else:
-            layout[name] = (tuple(plain[name].shape), plain[name].dtype)
-    about = {name: (value.format, value.shape, metadata(value)["dtype"]) for name, value in packed.items()}
-    with writing(path, layout, about) as writer:
-        for name, value in packed.items():
-            writer.put_packed(name, value)
-        for name, tensor in plain.items():
-            writer.put(name, tensor)
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+def save(model: nn.Module, folder: str | Path) -> Path:
+    """Write a model with packed layers to `folder`/model.safetensors, whole or not at all; returns the file.
+
+    Only tensors are stored. Whoever loads it builds the model first, by the same code that built this one.
+    Raises OutputError, which names the file and the reason, if it cannot be written.
+    """
+    path = Path(folder) / FILE
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantLinear)}
+    if not layers:
+        raise UsageError(
+            "this model has no packed layers to save", hint="call anytorch.quant.quantize(model, format) first"
+        )
+    own = {f"{name}.{part}" if name else part for name in layers for part in PARTS}
+    plain: dict[str, torch.Tensor] = {}
+    shared: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in own:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ModelError(f"the state of the model holds {name}, which is no tensor and cannot be stored")
+        place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+        if tensor.numel() and place in first:  # tied weights: stored once
+            shared[name] = first[place]
+            continue
+        first[place] = name
+        plain[name] = tensor.detach()
+    packed = {f"{name}.weight" if name else "weight": layer.packed for name, layer in layers.items()}
+    save_tensors(path, packed, plain, {"shared": shared})
+    return path
+
+
+def load(model: nn.Module, folder: str | Path, *, prefer: Prefer = "memory", verify: bool = True) -> nn.Module:
+    """Fill a model of the same architecture (it may be on the meta device) with what `save` wrote; returns the model.
+
+    Its `nn.Linear` layers become packed ones where the file says so. Every checksum is verified unless `verify=False`.
+    Raises ModelError, before the model is changed, if the file does not fit it.
+    """
+    path = Path(folder)
+    reader = Reader(path / FILE if path.is_dir() else path, verify=verify)
+    shared: dict[str, str] = dict(reader.extra.get("shared", {}))
+    _compare(model, reader, shared)
+    for name in reader.packed:
+        owner = name.rpartition(".")[0]
+        linear = model.get_submodule(owner)
+        packed = reader.get_packed(name)
+        assert isinstance(linear, nn.Linear)
+        layer = QuantLinear.of(linear, packed.format, prefer=prefer, packed=packed)
+        layer.dtype = packed.dtype
+        if f"{owner}.input_scale" in reader.names:
+            layer.input_scale = reader.get(f"{owner}.input_scale")
+        replace_module(model, owner, layer)
+    for name in reader.plain:
+        if not name.endswith(".input_scale"):
+            owner, _, own = name.rpartition(".")
+            set_tensor(model.get_submodule(owner), own, reader.get(name))
+    for name, other in shared.items():
+        owner, _, own = other.rpartition(".")
+        target, _, last = name.rpartition(".")
+        setattr(model.get_submodule(target), last, getattr(model.get_submodule(owner), own))
+    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if lost:
+        raise ModelError(
+            f"the buffers {', '.join(lost)} are made by the model's own code and not stored; on the meta device they are "
+            "lost",
+            hint="build the model on a real device",
+        )
+    return model
+
+
+def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
+    modules = dict(model.named_modules())
+    for name, (_, shape, _, _) in reader.packed.items():
+        module = modules.get(name.rpartition(".")[0])
+        if not isinstance(module, nn.Linear):
+            found = "no such layer" if module is None else type(module).__name__
+            raise ModelError(f"{reader.path} holds the packed weight {name}; the model has {found} there")
+        if (module.out_features, module.in_features) != shape:
+            raise ModelError(
+                f"{reader.path}: {name} is {shape}; the model's is {(module.out_features, module.in_features)}"
+            )
+    state = model.state_dict(keep_vars=True)
+    stored = {name for name in reader.plain if not name.endswith(".input_scale")}
+    missing = sorted(state.keys() - stored - reader.packed.keys() - shared.keys())
+    extra = sorted(stored - state.keys())
+    if missing or extra:
+        said = [f"lacks {', '.join(missing[:5])}"] if missing else []
+        said += [f"holds {', '.join(extra[:5])}, which the model has not"] if extra else []
+        raise ModelError(f"{reader.path} does not fit the model: it {' and '.join(said)}")
+    for name in stored:
+        wanted, found_shape = tuple(state[name].shape), reader.tensors[name].shape
+        if wanted != found_shape:
+            raise ModelError(f"{reader.path}: {name} is {found_shape}; the model's is {wanted}")

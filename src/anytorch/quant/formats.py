@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from anytorch.errors import UsageError
@@ -28,23 +29,11 @@ SCALE_BITS: dict[ScaleType, int] = {"float32": 32, "float16": 16, "e4m3": 8, "e8
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # NormalFloat: the quantiles of N(0,1) that QLoRA (arXiv 2305.14314, appendix E) publishes.
 NF4 = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-)
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
 # bitsandbytes' own FP4 (3 bits of exponent, 0 of mantissa but for two codes), which is not E2M1. It divides by 12 in
 # single precision, and so do we: the bytes must decode to the same numbers.
 BNB_FP4_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
@@ -81,6 +70,13 @@ class Format:
     def has_tensor_scale(self) -> bool:
         """One float32 for the whole tensor keeps 8- and 16-bit scales in range, whatever the size of the weights."""
         return self.scale_type in ("float16", "e4m3")
+
+    @property
+    def scale_table(self) -> tuple[float, ...] | None:
+        """The number that each byte of a stored scale stands for; None where scales are stored as numbers."""
+        return (
+            {"e4m3": e4m3_values, "e8m0": e8m0_values}[self.scale_type]() if SCALE_BITS[self.scale_type] == 8 else None
+        )
 
     @property
     def codes_per_byte(self) -> int:
@@ -185,6 +181,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
+@cache
 def e4m3_values() -> tuple[float, ...]:
     """The value of each byte read as FP8 E4M3 (the "fn" kind: no infinities, 0x7F and 0xFF are NaN)."""
 
@@ -198,6 +195,7 @@ def e4m3_values() -> tuple[float, ...]:
     return tuple(value(byte) for byte in range(256))
 
 
+@cache
 def e8m0_values() -> tuple[float, ...]:
     """The value of each byte read as an E8M0 scale: 2^(byte − 127), and 255 is NaN."""
     return (*(math.ldexp(1.0, byte - 127) for byte in range(255)), math.nan)

@@ -151,19 +151,16 @@ class QuantLinear(nn.Module):
         return out + bias.detach().to(out.dtype) if trained and bias is not None else out
 
     def _bind(self, x: torch.Tensor, bias: torch.Tensor | None, key: tuple[Any, ...]) -> tuple[str, Run]:
-        choice = self._choose(x.dtype, x.shape[0], bias)
+        choice = choose(self.packed, bias, x.dtype, x.shape[0], self.prefer)
         for other, bound in self._bound.items():  # one kernel serves several sizes, and may hold a copy
             if other[1:] == key[1:] and bound[0] == choice.kernel:
                 return bound
         kernel = next(one for one in kernels(self.prefer) if one.name == choice.kernel)
         return kernel.name, kernel.prepare(self.packed, bias, x.dtype).run
 
-    def _choose(self, dtype: torch.dtype, m: int, bias: torch.Tensor | None) -> KernelChoice:
-        return choose(self.packed, bias, dtype, m, self.prefer)
-
     def choice(self, m: int, dtype: torch.dtype | None = None) -> KernelChoice:
         """What computes `m` input rows, measured now if it was not before."""
-        return self._choose(dtype or self.dtype, m, self.bias)
+        return choose(self.packed, self.bias, dtype or self.dtype, m, self.prefer)
 
     # What is bound to a kernel points at the buffers: it goes when they do.
 

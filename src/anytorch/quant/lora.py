@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from anytorch.errors import UsageError
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.model import Skip, _matches, as_linear, replace_module
+from anytorch.quant.model import Skip, _matches, as_linear, replace_module, rules_of
+from anytorch.quant.tensor import linear_of
 
 
 class LoRALinear(nn.Module):
@@ -24,6 +25,7 @@ class LoRALinear(nn.Module):
         if not 0 < rank <= min(base.in_features, base.out_features):
             raise UsageError(f"rank={rank}: the layer is {base.in_features} → {base.out_features}")
         self.base = base
+        self.in_features, self.out_features = base.in_features, base.out_features
         self.rank, self.scaling = rank, (2.0 * rank if alpha is None else alpha) / rank
         self.dropout = nn.Dropout(dropout)
         dtype = base.dtype if isinstance(base, QuantLinear) else base.weight.dtype
@@ -34,14 +36,6 @@ class LoRALinear(nn.Module):
         for parameter in base.parameters():
             parameter.requires_grad_(False)
 
-    @property
-    def in_features(self) -> int:
-        return self.base.in_features
-
-    @property
-    def out_features(self) -> int:
-        return self.base.out_features
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         down = functional.linear(self.dropout(x), self.lora_a.to(x.dtype))
         out: torch.Tensor = self.base(x) + functional.linear(down, self.lora_b.to(x.dtype)) * self.scaling
@@ -50,13 +44,7 @@ class LoRALinear(nn.Module):
     def merged(self) -> nn.Linear:
         """One ordinary layer that computes the same."""
         plain = as_linear(self.base) if isinstance(self.base, QuantLinear) else self.base
-        joined = nn.Linear(
-            plain.in_features, plain.out_features, plain.bias is not None, device="meta", dtype=plain.weight.dtype
-        )
-        joined.weight = nn.Parameter(plain.weight.detach() + (self.lora_b @ self.lora_a).detach() * self.scaling)
-        if plain.bias is not None:
-            joined.bias = plain.bias
-        return joined
+        return linear_of(plain.weight.detach() + (self.lora_b @ self.lora_a).detach() * self.scaling, plain.bias)
 
 
 def add_lora(
@@ -72,18 +60,16 @@ def add_lora(
 
     `only` and `skip` take names, patterns or functions, as `quantize` does. Returns the adapted layers' names.
     """
-    skips = [skip] if isinstance(skip, str) or callable(skip) else list(skip)
-    onlys = [only] if isinstance(only, str) or callable(only) else list(only)
+    skips, onlys = rules_of(skip), rules_of(only)
     inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, LoRALinear))
-    found: list[str] = []
-    for name, module in list(model.named_modules()):
-        if not (type(module) is nn.Linear or isinstance(module, QuantLinear)) or (inside and name.startswith(inside)):
-            continue
-        if any(_matches(rule, name, module) for rule in skips):
-            continue
-        if onlys and not any(_matches(rule, name, module) for rule in onlys):
-            continue
-        found.append(name)
+    found = [
+        name
+        for name, module in model.named_modules()
+        if (type(module) is nn.Linear or isinstance(module, QuantLinear))
+        and not (inside and name.startswith(inside))
+        and not any(_matches(rule, name, module) for rule in skips)
+        and (not onlys or any(_matches(rule, name, module) for rule in onlys))
+    ]
     if not found or found == [""]:
         raise UsageError("no linear layer to put an adapter on", hint="look at `only` and `skip`")
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Quantizing a whole model in place, layer by layer, and undoing it."""
+"""Quantizing a whole model in place, layer by layer, undoing it, and explaining what it became."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.quant.calibrate import InputStatistics, gptq, input_scaling
-from anytorch.quant.checkpoint import Checkpoint
 from anytorch.quant.choose import Prefer
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.tensor import pack, unpack
+from anytorch.quant.tensor import linear_of, pack, unpack
+from anytorch.safetensors_files import locate_tensors, map_file, mapped_tensor
 
 log = logs.logger(__name__)
 
@@ -84,7 +84,7 @@ def quantize(
             "calibration runs the model, and this one's weights are on the meta device",
             hint="load the model first, or quantize without examples",
         )
-    layers, skipped = _targets(model, [skip] if isinstance(skip, str) or callable(skip) else list(skip))
+    layers, skipped = _targets(model, skip)
     source = None if weights is None else Checkpoint(Path(weights))
     if source is not None:
         source.match(model)
@@ -141,7 +141,8 @@ def _packed_layer(
     return QuantLinear.of(linear, format, prefer=prefer, packed=packed, input_scale=factors)
 
 
-def _targets(model: nn.Module, skip: Sequence[Skip]) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+def _targets(model: nn.Module, skip: Skip | Iterable[Skip]) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    rules = rules_of(skip)
     shared: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), []).append(name)
@@ -153,7 +154,7 @@ def _targets(model: nn.Module, skip: Sequence[Skip]) -> tuple[dict[str, nn.Linea
         # Exactly this class: subclasses have a meaning of their own, and attention reads its out_proj's weight itself.
         elif type(module) is nn.Linear:
             owners = shared[id(module.weight)]
-            if any(_matches(rule, name, module) for rule in skip):
+            if any(_matches(rule, name, module) for rule in rules):
                 skipped[name] = "asked for"
             elif len(owners) > 1:
                 skipped[name] = f"shares its weight with {', '.join(o for o in owners if o != f'{name}.weight')}"
@@ -165,6 +166,10 @@ def _targets(model: nn.Module, skip: Sequence[Skip]) -> tuple[dict[str, nn.Linea
             hint="use QuantLinear.of(linear, format)",
         )
     return layers, skipped
+
+
+def rules_of(rules: Skip | Iterable[Skip]) -> list[Skip]:
+    return [rules] if isinstance(rules, str) or callable(rules) else list(rules)
 
 
 def _matches(rule: Skip, name: str, module: nn.Module) -> bool:
@@ -201,7 +206,7 @@ def _observe(
             "calibration examples are gone through once per portion of the layers, and an iterator only goes once",
             hint="give a list",
         )
-    found = {name: InputStatistics.empty(layer.in_features, layer.weight.device) for name, layer in layers.items()}
+    found = {name: InputStatistics(layer.in_features, layer.weight.device) for name, layer in layers.items()}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda _module, inputs: found[name].add(inputs[0])
@@ -231,6 +236,75 @@ def call_with(model: nn.Module, example: Any) -> Any:
     return model(*example) if isinstance(example, (tuple, list)) else model(example)
 
 
+# --- plain safetensors checkpoints, one file or a folder of them, read one tensor at a time ----------------------------
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors = locate_tensors(path)
+        self.prefix = ""
+        self._mapped: dict[str, torch.Tensor] = {}
+
+    def match(self, model: nn.Module) -> None:
+        """Find the word that the checkpoint puts before all of the model's names, if any ("bert.", "model.")."""
+        wanted = list(model.state_dict(keep_vars=True))
+        if not wanted:
+            return
+        starts = {""} | {key.removesuffix(wanted[0]) for key in self.tensors if key.endswith(f".{wanted[0]}")}
+        self.prefix = max(
+            sorted(starts, key=len), key=lambda start: sum(start + name in self.tensors for name in wanted)
+        )
+
+    def get(self, name: str) -> torch.Tensor:
+        found = self.prefix + name
+        if found not in self.tensors:
+            raise ModelError(f"{self.path} has no tensor {found!r}")
+        file = self.tensors[found].path
+        if file not in self._mapped:
+            self._mapped[file] = map_file(file)
+        return mapped_tensor(self.tensors[found], self._mapped[file])
+
+    def fill(self, module: nn.Module, name: str) -> None:
+        """Give a module's own parameters and buffers the checkpoint's values."""
+        for own, parameter in module.named_parameters(recurse=False):
+            self._assign(module, own, parameter, f"{name}.{own}" if name else own)
+        for own, buffer in module.named_buffers(recurse=False):
+            full = f"{name}.{own}" if name else own
+            if own not in module._non_persistent_buffers_set:
+                self._assign(module, own, buffer, full)
+            elif buffer.is_meta:
+                raise ModelError(
+                    f"the buffer {full} is made by the model's own code and not stored; on the meta device it is lost",
+                    hint="build the model on a real device (its Linear layers alone may be on meta)",
+                )
+
+    def _assign(self, module: nn.Module, own: str, old: torch.Tensor, full: str) -> None:
+        value = self.get(full)
+        if value.shape != old.shape:
+            raise ModelError(f"{self.path}: {full} is {tuple(value.shape)}; the model has {tuple(old.shape)}")
+        set_tensor(module, own, value)
+
+    def fill_rest(self, model: nn.Module) -> None:
+        for name, module in model.named_modules():
+            if not isinstance(module, QuantLinear):
+                self.fill(module, name)
+
+
+def set_tensor(module: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Give a module's parameter or buffer these values: in place, or in memory of its own if it is on the meta device."""
+    old = getattr(module, name)
+    if not old.is_meta:
+        with torch.no_grad():
+            old.copy_(value)
+    elif isinstance(old, nn.Parameter):
+        setattr(module, name, nn.Parameter(value.clone(), requires_grad=old.requires_grad))
+    else:
+        setattr(module, name, value.clone())
+
+
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, new)
@@ -247,14 +321,7 @@ def dequantize(model: nn.Module) -> int:
 
 
 def as_linear(layer: QuantLinear) -> nn.Linear:
-    linear = nn.Linear(
-        layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta", dtype=layer.dtype
-    )
-    linear.weight = nn.Parameter(layer.weight)
-    if layer.bias is not None:
-        linear.bias = layer.bias
-    linear.train(layer.training)
-    return linear
+    return linear_of(layer.weight, layer.bias, training=layer.training)
 
 
 def weight_errors(model: nn.Module, original: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -266,3 +333,78 @@ def weight_errors(model: nn.Module, original: Mapping[str, torch.Tensor]) -> dic
             found = layer.weight.float() if layer.input_scale is not None else unpack(layer.packed, torch.float32)
             errors[name] = float((found - wanted).norm() / wanted.norm())
     return errors
+
+
+# --- what a quantized model is made of, and which kernel computes each layer and why: a table --------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    layer: str
+    format: str
+    bits: float  # per weight, scales included
+    m: int  # input rows
+    kernel: str
+    why: str
+    speedup: float | None  # against the ordinary float multiplication
+    like_it: int = 1  # layers of the same shape, for which the same was measured
+
+
+@dataclass(frozen=True)
+class Explanation:
+    rows: tuple[Row, ...]
+    nbytes: int  # of all packed weights
+    nbytes_float: int  # of the same weights unpacked
+
+    @property
+    def slower(self) -> tuple[Row, ...]:
+        """The cases in which the packed layer is slower than the ordinary one would be."""
+        return tuple(row for row in self.rows if row.speedup is not None and row.speedup < 1.0)
+
+    def __str__(self) -> str:
+        head = ("layer", "format", "bits", "rows", "kernel", "why")
+        body = [
+            (
+                row.layer + (f" (and {row.like_it - 1} like it)" if row.like_it > 1 else ""),
+                row.format,
+                f"{row.bits:.2f}",
+                str(row.m),
+                row.kernel,
+                row.why,
+            )
+            for row in self.rows
+        ]
+        widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in [head, *body]
+        ]
+        ratio = self.nbytes / self.nbytes_float if self.nbytes_float else 0.0
+        lines.append(f"packed weights: {self.nbytes / 1e6:.1f} MB, {ratio:.3f}× of {self.nbytes_float / 1e6:.1f} MB")
+        if self.slower:
+            lines.append(
+                f"slower than float here: {len(self.slower)} of {len(self.rows)} cases; "
+                "prefer='speed' keeps those layers' float weights beside the packed ones"
+            )
+        return "\n".join(lines)
+
+
+def explain(model: nn.Module, m: Sequence[int] = (1, 64), dtype: torch.dtype | None = None) -> Explanation:
+    """One line per kind of packed layer and number of input rows. What was not measured yet is measured now."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, QuantLinear)]
+    kinds: dict[tuple[object, ...], list[tuple[str, QuantLinear]]] = {}
+    for name, layer in layers:
+        kind = (layer.out_features, layer.in_features, layer.format, layer.prefer, layer.codes.device)
+        kinds.setdefault(kind, []).append((name, layer))
+    rows = []
+    for alike in kinds.values():
+        name, layer = alike[0]
+        for size in m:
+            choice = layer.choice(size, dtype)
+            bits = layer.packed.bits_per_weight
+            rows.append(
+                Row(name, str(layer.format), bits, size, choice.kernel, choice.why, choice.speedup, like_it=len(alike))
+            )
+    nbytes = sum(layer.nbytes for _, layer in layers)
+    full = sum(layer.in_features * layer.out_features * layer.dtype.itemsize for _, layer in layers)
+    return Explanation(tuple(rows), nbytes, full)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from anytorch.errors import UsageError
 from anytorch.quant.model import Skip, _targets, replace_module
+from anytorch.quant.tensor import linear_of
 
 MASK = "pruning_mask"  # a buffer beside the weight, until `finish_pruning`
 
@@ -31,7 +32,7 @@ def prune(
         raise UsageError(f"amount={amount}: the share of weights to take away is from 0 to below 1")
     if pattern == "2:4" and amount != 0.5:
         raise UsageError(f"amount={amount} with 2:4: that pattern takes away exactly half", hint="use amount=0.5")
-    layers, _ = _targets(model, [skip] if isinstance(skip, str) or callable(skip) else list(skip))
+    layers, _ = _targets(model, skip)
     masks = _masks(layers, amount, pattern)
     shares = {}
     for name, mask in masks.items():
@@ -140,19 +141,5 @@ def prune_neurons(model: nn.Module, pairs: Sequence[tuple[str, str]], amount: fl
 
 def _smaller(layer: nn.Linear, keep: torch.Tensor, dim: int) -> nn.Linear:
     weight = layer.weight.detach().index_select(dim, keep)
-    made = nn.Linear(weight.shape[1], weight.shape[0], layer.bias is not None, device="meta", dtype=weight.dtype)
-    made.weight = nn.Parameter(weight)
-    if layer.bias is not None:
-        made.bias = nn.Parameter(layer.bias.detach()[keep].clone() if dim == 0 else layer.bias.detach().clone())
-    made.train(layer.training)
-    return made
-
-
-def feed_forward_pairs(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The pairs of a BERT-like encoder: `intermediate.dense` and the `output.dense` after it."""
-    names = dict(model.named_modules())
-    for name in names:
-        if name.endswith("intermediate.dense"):
-            second = name.removesuffix("intermediate.dense") + "output.dense"
-            if second in names:
-                yield name, second
+    bias = None if layer.bias is None else layer.bias.detach().clone()
+    return linear_of(weight, bias[keep] if bias is not None and dim == 0 else bias, training=layer.training)

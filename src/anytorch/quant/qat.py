@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,17 +17,15 @@ from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
 from anytorch.quant.model import Skip, _targets, replace_module
 from anytorch.quant.rounding import decode, encode
-from anytorch.quant.tensor import into_groups
+from anytorch.quant.tensor import into_groups, linear_of
 
 
 class _Round(torch.autograd.Function):
-    """Values in, rounded values out; gradients pass straight through, except where a value was clipped."""
+    """Values in, rounded values out; gradients pass straight through."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, format: Format) -> torch.Tensor:
-        grouped = into_groups(weight, format)
-        rounded = decode(encode(grouped, format), format)
-        return rounded.reshape(weight.shape[0], -1)[:, : weight.shape[1]].to(weight.dtype)
+    def forward(ctx: Any, values: torch.Tensor, rounding: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return rounding(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -35,23 +33,22 @@ class _Round(torch.autograd.Function):
         return gradients[0], None
 
 
-class _RoundInputs(torch.autograd.Function):
-    """Inputs rounded to int8 with one scale per row, as dynamic int8 does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        step = (x.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-30)
-        return (x / step).round() * step
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0]
-
-
 def fake_quantize(weight: torch.Tensor, format: str | Format) -> torch.Tensor:
     """The weight as it would be after packing, with gradients that reach the unrounded one (straight-through)."""
-    rounded: torch.Tensor = _Round.apply(weight, parse(format))
+    chosen = parse(format)
+
+    def rounding(weight: torch.Tensor) -> torch.Tensor:
+        rounded = decode(encode(into_groups(weight, chosen), chosen), chosen)
+        return rounded.reshape(weight.shape[0], -1)[:, : weight.shape[1]].to(weight.dtype)
+
+    rounded: torch.Tensor = _Round.apply(weight, rounding)
     return rounded
+
+
+def _round_inputs(x: torch.Tensor) -> torch.Tensor:
+    """Inputs rounded to int8 with one scale per row, as dynamic int8 does."""
+    step = (x.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-30)
+    return (x / step).round() * step
 
 
 class QatLinear(nn.Linear):
@@ -61,17 +58,14 @@ class QatLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear, format: Format) -> QatLinear:
-        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-        layer.weight = linear.weight
-        if linear.bias is not None:
-            layer.bias = linear.bias
+        layer = linear_of(linear.weight, linear.bias, training=linear.training, kind=cls)
+        assert isinstance(layer, cls)
         layer.format = format
-        layer.train(linear.training)
         return layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.format.activations == "int8":
-            x = _RoundInputs.apply(x)
+            x = _Round.apply(x, _round_inputs)
         return functional.linear(x, fake_quantize(self.weight, self.format), self.bias)
 
     def extra_repr(self) -> str:
@@ -84,7 +78,7 @@ def prepare_qat(
     """Replace linear layers by ones that round in the forward pass, in place; their parameters stay the same objects, so
     an optimiser that holds them goes on working. Returns the layers' names."""
     chosen = parse(format, group_size)
-    layers, _ = _targets(model, [skip] if isinstance(skip, str) or callable(skip) else list(skip))
+    layers, _ = _targets(model, skip)
     for name, linear in layers.items():
         replace_module(model, name, QatLinear.of(linear, chosen))
     return list(layers)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from anytorch.quant.formats import Format, e4m3_values, e8m0_values
+from anytorch.quant.formats import Format
 
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
@@ -56,10 +56,7 @@ def find_scales(
     importance: torch.Tensor | None = None,
 ) -> Groups:
     """The scales (and offsets) of float32 groups, with codes left empty. `unit`: the tensor scale, where it is fixed."""
-    if format.table is None:
-        found = _integer_scales(values, format, 1.0, unit)
-    else:
-        found = _table_scales(values, format, 1.0, unit)
+    found = _plain_scales(values, format, 1.0, unit)
     return _refined(values, format, found, importance) if refine else found
 
 
@@ -95,11 +92,8 @@ def decode(groups: Groups, format: Format) -> torch.Tensor:
 
 def scale_values(scale: torch.Tensor, format: Format) -> torch.Tensor:
     """The numbers behind stored scales, as float32."""
-    if format.scale_type == "e4m3":
-        return _table(e4m3_values(), scale.device)[scale.int()]
-    if format.scale_type == "e8m0":
-        return _table(e8m0_values(), scale.device)[scale.int()]
-    return scale.float()
+    table = format.scale_table
+    return scale.float() if table is None else _table(table, scale.device)[scale.int()]
 
 
 def _step(format: Format, groups: Groups) -> torch.Tensor:
@@ -122,6 +116,11 @@ def tensor_scale(largest: torch.Tensor, format: Format) -> torch.Tensor | None:
     if format.scale_type == "e4m3":
         return torch.where(largest > 0, largest / (E4M3_MAX * E2M1_MAX), 1.0).float()
     return _power_of_two(largest / (2 ** (format.bits - 1) - 1) if format.symmetric else largest)
+
+
+def _plain_scales(values: torch.Tensor, format: Format, shrink: float, unit: torch.Tensor | None) -> Groups:
+    """The textbook scales of groups whose range is made smaller by the factor `shrink`."""
+    return (_integer_scales if format.table is None else _table_scales)(values, format, shrink, unit)
 
 
 def _integer_scales(values: torch.Tensor, format: Format, shrink: float, unit: torch.Tensor | None) -> Groups:
@@ -216,13 +215,7 @@ def _refined(values: torch.Tensor, format: Format, plain: Groups, importance: to
     if format.scale_type == "e8m0":
         tries = [plain._replace(scale=(plain.scale.int() + step).clamp(0, 254).to(torch.uint8)) for step in (1, -1)]
     else:
-        unit = plain.tensor_scale
-        tries = []
-        for shrink in SHRINKS[1:]:
-            if format.table is None:
-                tries.append(_integer_scales(values, format, shrink, unit))
-            else:
-                tries.append(_table_scales(values, format, shrink, unit))
+        tries = [_plain_scales(values, format, shrink, plain.tensor_scale) for shrink in SHRINKS[1:]]
     for candidate in tries:
         found = _squared_error(values, format, candidate, importance)
         better = found < error

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import nn
 
 from anytorch.errors import InputError
-from anytorch.quant.codes import PACKED, join_codes, split_codes
 from anytorch.quant.formats import Format, matrix_shape, parse
 from anytorch.quant.rounding import Groups, decode, encode, tensor_scale
 
 CHUNK = 1 << 18  # weights that are rounded at a time
+PACKED = {8: torch.int8, 4: torch.uint8, 2: torch.uint8}  # bits of a code → what codes are joined into
 PARTS = ("codes", "scale", "offset", "tensor_scale")  # in the order they are stored in
 
 
@@ -172,10 +172,41 @@ def into_groups(weight: torch.Tensor, format: Format) -> torch.Tensor:
     return matrix.reshape(rows, format.groups(columns), -1)
 
 
-def metadata(packed: QuantTensor) -> dict[str, Any]:
-    """What must be known beside the parts to read them; plain JSON."""
-    return {
-        "format": str(packed.format),
-        "shape": list(packed.shape),
-        "dtype": str(packed.dtype).removeprefix("torch."),
-    }
+# --- joining small codes into bytes and taking them apart again: the first column sits in the lowest bits -------------
+
+
+def join_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """rows × columns of uint8 codes below 2^bits (8 bits: int8) → rows × bytes."""
+    if bits == 8:
+        return codes.to(torch.int8).contiguous()
+    parts = codes.to(torch.uint8).reshape(codes.shape[0], -1, 8 // bits).unbind(-1)
+    joined: torch.Tensor = parts[0]
+    for place, part in enumerate(parts[1:], 1):
+        joined = joined | (part << (bits * place))
+    return joined.contiguous()
+
+
+def split_codes(joined: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        return joined
+    mask = (1 << bits) - 1
+    return torch.stack([(joined >> (bits * place)) & mask for place in range(8 // bits)], dim=-1).flatten(1)
+
+
+# --- ordinary layers ---------------------------------------------------------------------------------------------------
+
+
+def linear_of(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    trained: bool = True,
+    training: bool = True,
+    kind: type[nn.Linear] = nn.Linear,
+) -> nn.Linear:
+    """An ordinary layer that holds these tensors. A Parameter stays the same object; others become `trained` ones."""
+    layer = kind(weight.shape[1], weight.shape[0], bias is not None, device="meta", dtype=weight.dtype)
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            setattr(layer, name, value if isinstance(value, nn.Parameter) else nn.Parameter(value, trained))
+    return layer.train(training)

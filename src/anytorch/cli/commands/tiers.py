@@ -21,8 +21,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch import settings
     from anytorch.cli.requests import named_device
     from anytorch.devices.choose import resolve
-    from anytorch.memory.levels import create_tiers
-    from anytorch.memory.measure import disk_speed, link_speed
+    from anytorch.memory.levels import create_tiers, disk_speed, link_speed
     from anytorch.memory.sizes import words
 
     with output.fallbacks_told():

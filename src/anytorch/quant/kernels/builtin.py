@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from anytorch.quant.kernels.base import Prepared, nbytes_of
+from anytorch.quant.kernels.base import Kernel, Prepared, nbytes_of
 from anytorch.quant.rounding import scale_values
 from anytorch.quant.tensor import QuantTensor, to_groups
 
@@ -27,33 +27,32 @@ def _whole_row_int8(weight: QuantTensor) -> str:
     return "" if format.bits == 8 and format.group_size == 0 else "for int8 with one scale per row"
 
 
-class Int8Pack:
-    """`torch._weight_int8pack_mm`: int8 weights as they are, inputs in bfloat16."""
+class Int8Pack(Kernel):
+    """`torch._weight_int8pack_mm`: int8 weights as they are, inputs in bfloat16, or left in their dtype for devices whose
+    operator takes float32 and loses nothing."""
 
-    name = "torch int8pack"
-    batch_invariant = False
-    rounds_inputs = True
+    def __init__(self, name: str, *, rounds_inputs: bool) -> None:
+        self.name, self.rounds_inputs = name, rounds_inputs
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
+        if not self.rounds_inputs and weight.device.type == "cpu":
+            return "the CPU's operator is scalar for float32"
         if _operator("_weight_int8pack_mm") is None:
             return "this torch has no _weight_int8pack_mm"
         if weight.columns % 64 or weight.rows % 16:
             return "crashes the process on sizes that are no multiples (torch 2.13, AVX-512, 200 columns)"
         return _whole_row_int8(weight)
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
-        call = _operator("_weight_int8pack_mm")
-        codes = weight.parts["codes"]
-        scale = weight.parts["scale"].flatten().bfloat16()
-        cast = None if bias is None else bias.detach().to(dtype)
-        return Prepared(lambda x: _with_bias(call(x.bfloat16(), codes, scale), cast, x.dtype), nbytes_of(scale))
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        call, inside = _operator("_weight_int8pack_mm"), torch.bfloat16 if self.rounds_inputs else dtype
+        codes, scale = weight.parts["codes"], weight.parts["scale"].flatten().to(inside)
+        return Prepared(lambda x: _with_bias(call(x.to(inside), codes, scale), bias, x.dtype), nbytes_of(scale))
 
 
-class Int4Pack:
+class Int4Pack(Kernel):
     """`torch._weight_int4pack_mm…`: the weight in a layout of torch's own, a second copy of it."""
 
     name = "torch int4pack"
-    batch_invariant = False
     rounds_inputs = True
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
@@ -67,11 +66,10 @@ class Int4Pack:
             return "needs rows in sixteens and whole groups"
         return ""
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         codes = to_groups(weight).codes.reshape(weight.rows, weight.columns)
         both = _scale_and_zero(weight).bfloat16()
         size = weight.format.group_size
-        cast = None if bias is None else bias.detach().to(dtype)
         if weight.device.type == "cpu":
             packed = _operator("_convert_weight_to_int4pack_for_cpu")(codes.to(torch.int32), 1)
             call = _operator("_weight_int4pack_mm_for_cpu")
@@ -81,35 +79,16 @@ class Int4Pack:
             packed = _operator("_convert_weight_to_int4pack")(high_first, tiles)
             call = _operator("_weight_int4pack_mm")
         return Prepared(
-            lambda x: _with_bias(call(x.bfloat16().contiguous(), packed, size, both), cast, x.dtype),
+            lambda x: _with_bias(call(x.bfloat16().contiguous(), packed, size, both), bias, x.dtype),
             nbytes_of(packed, both),
         )
 
 
-class Int8AsItIs:
-    """The same operator with inputs left in their dtype: devices whose kernel takes float32 lose nothing."""
-
-    name = "device int8"
-    batch_invariant = False
-
-    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
-        if weight.device.type == "cpu":
-            return "the CPU's operator is scalar for float32"
-        return Int8Pack().why_not(weight, dtype, m)
-
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
-        call = _operator("_weight_int8pack_mm")
-        codes, scale = weight.parts["codes"], weight.parts["scale"].flatten().to(dtype)
-        cast = None if bias is None else bias.detach().to(dtype)
-        return Prepared(lambda x: _with_bias(call(x, codes, scale), cast, x.dtype), nbytes_of(scale))
-
-
-class Int4Words:
+class Int4Words(Kernel):
     """`torch._weight_int4pack_mm` on devices whose packed words run along a row, lowest bits first (the webgpu device's
     do): our codes are those words already, so nothing is copied. Elsewhere the operator refuses or the check does."""
 
     name = "device int4"
-    batch_invariant = False
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
         if weight.device.type == "cpu":
@@ -121,12 +100,11 @@ class Int4Words:
             return "needs rows in eights and whole groups"
         return ""
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         both = _scale_and_zero(weight).to(dtype)
         words = weight.parts["codes"].view(torch.int32).reshape(weight.rows // 8, weight.columns // 32, 32, 1)
         call, size = _operator("_weight_int4pack_mm"), weight.format.group_size
-        cast = None if bias is None else bias.detach().to(dtype)
-        return Prepared(lambda x: _with_bias(call(x.contiguous(), words, size, both), cast, x.dtype), nbytes_of(both))
+        return Prepared(lambda x: _with_bias(call(x.contiguous(), words, size, both), bias, x.dtype), nbytes_of(both))
 
 
 def _scale_and_zero(weight: QuantTensor) -> torch.Tensor:
@@ -138,27 +116,23 @@ def _scale_and_zero(weight: QuantTensor) -> torch.Tensor:
     return torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous()
 
 
-class Int8Columns:
+class Int8Columns(Kernel):
     """The integers cast to the inputs' dtype and multiplied, the row's scale applied to the result. Needs no unpacking
     arithmetic, and one cast weight at a time."""
 
     name = "torch cast int8"
-    batch_invariant = False
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
         return _whole_row_int8(weight)
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         codes, scale = weight.parts["codes"], weight.parts["scale"].flatten().to(dtype)
-        cast = None if bias is None else bias.detach().to(dtype)
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            return _with_bias(functional.linear(x, codes.to(x.dtype)) * scale, cast, x.dtype)
-
-        return Prepared(run, nbytes_of(scale))
+        return Prepared(
+            lambda x: _with_bias(functional.linear(x, codes.to(x.dtype)) * scale, bias, x.dtype), nbytes_of(scale)
+        )
 
 
-class Int8Dynamic:
+class Int8Dynamic(Kernel):
     """`torch._int_mm` (oneDNN on the CPU, cuBLASLt on NVIDIA): inputs rounded to int8 too, with one scale per row, so
     that a row's result does not depend on its neighbours."""
 
@@ -190,4 +164,11 @@ class Int8Dynamic:
         return Prepared(run)
 
 
-KERNELS = (Int8Pack(), Int8AsItIs(), Int4Pack(), Int4Words(), Int8Columns(), Int8Dynamic())
+KERNELS = (
+    Int8Pack("torch int8pack", rounds_inputs=True),
+    Int8Pack("device int8", rounds_inputs=False),
+    Int4Pack(),
+    Int4Words(),
+    Int8Columns(),
+    Int8Dynamic(),
+)

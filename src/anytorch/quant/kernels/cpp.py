@@ -16,8 +16,8 @@ import torch
 
 from anytorch import native, settings
 from anytorch.errors import CompilerFailed, NativeUnavailable, OutOfMemory
-from anytorch.quant.formats import Format, e4m3_values, e8m0_values
-from anytorch.quant.kernels.base import Prepared
+from anytorch.quant.formats import Format
+from anytorch.quant.kernels.base import Kernel, Prepared
 from anytorch.quant.tensor import QuantTensor
 
 SOURCE = Path(__file__).parent.parent / "cpp" / "linear.cpp"
@@ -29,23 +29,10 @@ NO_DOT, NO_MEMORY = 1, 2  # what a call returns; mirrors cpp/linear.cpp
 
 class _Weight(ctypes.Structure):  # mirrors `struct Weight` of cpp/linear.cpp
     _fields_ = (
-        ("codes", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("offset", ctypes.c_void_p),
-        ("scale_values", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
-        ("stored_groups", ctypes.c_int64),
-        ("group", ctypes.c_int64),
-        ("group_size", ctypes.c_int64),
-        ("bits", ctypes.c_int32),
-        ("scale_kind", ctypes.c_int32),
-        ("x_top", ctypes.c_int32),
-        ("unit", ctypes.c_float),
-        ("tensor_scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("codes", "scale", "offset", "scale_values", "table", "values")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "row_bytes", "stored_groups", "group", "group_size")),
+        *((name, ctypes.c_int32) for name in ("bits", "scale_kind", "x_top")),
+        *((name, ctypes.c_float) for name in ("unit", "tensor_scale")),
     )
 
 
@@ -99,9 +86,7 @@ def _tables(format: Format) -> tuple[torch.Tensor | None, torch.Tensor | None, t
     """Integers and exact values of the codes, the scales' values, what an integer step is worth, the columns added up at
     a time, and the largest integer an input may become without overflowing 32 bits."""
     group = format.group_size or WHOLE_ROW_GROUP
-    scales: torch.Tensor | None = None
-    if format.scale_type in ("e4m3", "e8m0"):
-        scales = torch.tensor(e4m3_values() if format.scale_type == "e4m3" else e8m0_values(), dtype=torch.float32)
+    scales = None if format.scale_table is None else torch.tensor(format.scale_table, dtype=torch.float32)
     if format.bits == 8:
         return None, None, scales, 1.0, group, INT16_MAX
     if format.table is None:
@@ -147,7 +132,7 @@ def describe(weight: QuantTensor) -> tuple[_Weight, tuple[Any, ...]]:
     return described, (parts, integers, exact, scales)
 
 
-class CppKernel:
+class CppKernel(Kernel):
     """`dot` reads packed bytes once for a few input rows; `panel` unpacks some rows at a time for many."""
 
     batch_invariant = True

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from anytorch.quant.kernels import cpp
-from anytorch.quant.kernels.base import Prepared, nbytes_of
+from anytorch.quant.kernels.base import Kernel, Prepared, nbytes_of
 from anytorch.quant.tensor import QuantTensor, unpack
 
 SCRATCH_NBYTES = 4 << 20  # of float32 weights at a time: stays in a core's cache between unpacking and multiplying
@@ -55,32 +55,22 @@ def input_gradient(weight: QuantTensor, gradient: torch.Tensor) -> torch.Tensor:
     return total
 
 
-class Unpacking:
+class Unpacking(Kernel):
     name = "unpack, then multiply"
-    batch_invariant = False
 
-    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
-        return ""
-
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
-        cast = None if bias is None else bias.detach().to(dtype)
-        return Prepared(lambda x: multiply(weight, x, cast))
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+        return Prepared(lambda x: multiply(weight, x, bias))
 
 
-class Kept:
+class Kept(Kernel):
     """The unpacked weight beside the packed one: as fast as an ordinary layer, at an ordinary layer's price."""
 
     name = "kept unpacked"
-    batch_invariant = False
 
-    def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
-        return ""
-
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         full = unpack(weight, dtype).reshape(weight.rows, weight.columns)
-        cast = None if bias is None else bias.detach().to(dtype)
-        return Prepared(lambda x: functional.linear(x, full, cast), nbytes_of(full))
+        return Prepared(lambda x: functional.linear(x, full, bias), nbytes_of(full))
 
 
-UNPACKING, KEPT = Unpacking(), Kept()
-KERNELS = (UNPACKING, KEPT)
+KEPT = Kept()
+KERNELS = (Unpacking(), KEPT)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import importlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from anytorch import logs
-from anytorch.quant.kernels.base import Prepared, nbytes_of
-from anytorch.quant.tensor import QuantTensor, unpack
+from anytorch.quant.kernels.base import Kernel, Prepared, nbytes_of
+from anytorch.quant.tensor import QuantTensor, linear_of, unpack
 
 
-@lru_cache(maxsize=4)
+@cache
 def _import(name: str) -> Any:
     """The module, or the reason (a str) why it cannot be used."""
-    import importlib
-
     if find_spec(name.partition(".")[0]) is None:
         return f"{name.partition('.')[0]} is not installed"
     try:
@@ -27,24 +27,17 @@ def _import(name: str) -> Any:
         return f"{name} cannot be imported: {exc}"
 
 
-@lru_cache(maxsize=1)
-def versions() -> tuple[str, ...]:
-    """What is installed of these libraries: "bitsandbytes 0.49.0", "no torchao"; without importing them."""
-    return tuple(installed(name) for name in ("bitsandbytes", "torchao"))
-
-
+@cache
 def installed(name: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
+    """What is installed of a library: "bitsandbytes 0.49.0", "no torchao"; without importing it."""
     try:
         return f"{name} {version(name)}"
     except PackageNotFoundError:
         return f"no {name}"
 
 
-class BitsAndBytes:
+class BitsAndBytes(Kernel):
     name = "bitsandbytes"
-    batch_invariant = False
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
         format = weight.format
@@ -55,7 +48,7 @@ class BitsAndBytes:
         module = _import("bitsandbytes.functional")
         return module if isinstance(module, str) else ""
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         functional, package = _import("bitsandbytes.functional"), _import("bitsandbytes")
         kind = "nf4" if weight.format.family == "nf4" else "fp4"
         codes = weight.parts["codes"]
@@ -68,22 +61,20 @@ class BitsAndBytes:
             quant_type=kind,
             dtype=dtype,
         )
-        cast = None if bias is None else bias.detach().to(dtype)
 
         def run(x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
-                out: torch.Tensor = package.matmul_4bit(x, swapped.t(), quant_state=state, bias=cast)
+                out: torch.Tensor = package.matmul_4bit(x, swapped.t(), quant_state=state, bias=bias)
             return out
 
         return Prepared(run, nbytes_of(swapped))
 
 
-class TorchAo:
+class TorchAo(Kernel):
     """torchao's int8 weight-only layer. It rounds the unpacked weight again; the check against the reference says
     whether that came out the same."""
 
     name = "torchao"
-    batch_invariant = False
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
         if weight.format.bits != 8 or weight.format.group_size:
@@ -91,12 +82,9 @@ class TorchAo:
         module = _import("torchao.quantization")
         return module if isinstance(module, str) else ""
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         module = _import("torchao.quantization")
-        layer = torch.nn.Linear(weight.columns, weight.rows, bias=bias is not None, device="meta", dtype=dtype)
-        layer.weight = torch.nn.Parameter(unpack(weight, dtype).reshape(weight.rows, weight.columns), False)
-        if bias is not None:
-            layer.bias = torch.nn.Parameter(bias.detach().to(dtype), False)
+        layer = linear_of(unpack(weight, dtype).reshape(weight.rows, weight.columns), bias, trained=False)
         with logs.warnings_unheard():
             module.quantize_(layer, module.Int8WeightOnlyConfig())
         return Prepared(layer.forward, weight.rows * weight.columns + weight.rows * 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,22 +12,14 @@ from torch.nn import functional
 from anytorch import logs
 from anytorch.devices.locate import locate
 from anytorch.devices.precision import capabilities
-from anytorch.quant.formats import E2M1, e4m3_values, e8m0_values
-from anytorch.quant.kernels.base import Prepared
-from anytorch.quant.kernels.libraries import installed
+from anytorch.quant.formats import E2M1
+from anytorch.quant.kernels.base import Kernel, Prepared
 from anytorch.quant.tensor import QuantTensor
 
 log = logs.logger(__name__)
 
 
-@lru_cache(maxsize=1)
-def version() -> str:
-    return installed("triton")
-
-
 def _source() -> Any:
-    from importlib import import_module
-
     return import_module("anytorch.quant.kernels.triton_source")
 
 
@@ -35,8 +27,7 @@ def arguments(weight: QuantTensor, bias: torch.Tensor | None) -> tuple[list[Any]
     """The tensors and constants that describe a packed weight to both kernels."""
     format, parts, device = weight.format, weight.parts, weight.device
     nothing = torch.zeros(1, device=device)
-    bytes_as = {"e4m3": e4m3_values, "e8m0": e8m0_values}.get(format.scale_type)
-    values = torch.tensor(bytes_as(), device=device) if bytes_as else nothing
+    values = nothing if format.scale_table is None else torch.tensor(format.scale_table, device=device)
     table = nothing if format.table is None else torch.tensor(format.table, device=device)
     unit = parts.get("tensor_scale", torch.ones((), device=device)).reshape(1)
     tensors = [parts["codes"], parts["scale"], parts.get("offset", nothing), values, table, unit]
@@ -47,7 +38,7 @@ def arguments(weight: QuantTensor, bias: torch.Tensor | None) -> tuple[list[Any]
         "GROUP": format.group_size,
         "SHIFT": 0.0 if format.table or format.bits == 8 or not format.symmetric else float(2 ** (format.bits - 1)),
         "TABLE": format.table is not None,
-        "BYTE_SCALES": bytes_as is not None,
+        "BYTE_SCALES": format.scale_table is not None,
         "OFFSET": format.has_offset,
         "BIAS": bias is not None,
     }
@@ -90,13 +81,11 @@ class Launcher:
                 self._short[grid] = short
 
 
-class FewRows:
+class FewRows(Kernel):
     """For a row of inputs, or a few: no tensor cores, and every word of the weight is read as fast as memory gives it.
 
     `rows` of the weight and `words` (of 32 bits, along a row) are a tile; each warp has rows / warps of them.
     """
-
-    batch_invariant = False
 
     def __init__(self, rows: int, words: int, warps: int) -> None:
         self.rows, self.words, self.warps = rows, words, warps
@@ -155,10 +144,8 @@ class FewRows:
         return tensors, constants, -(-weight.rows // self.rows), {"num_warps": self.warps}
 
 
-class ManyRows:
+class ManyRows(Kernel):
     """Tiles of `rows` inputs for tensor cores."""
-
-    batch_invariant = False
 
     def __init__(self, rows: int, columns: int, block_bytes: int, warps: int) -> None:
         self.rows, self.columns, self.block_bytes, self.warps = rows, columns, block_bytes, warps
@@ -188,29 +175,27 @@ class ManyRows:
         return Prepared(run)
 
 
-class UnpackFirst:
+class UnpackFirst(Kernel):
     """The weight unpacked in one pass of our own, then the device's ordinary product: for thousands of input rows."""
 
     name = "triton unpack, then multiply"
-    batch_invariant = False
     rows, bytes_, warps = 8, 256, 4
 
     def why_not(self, weight: QuantTensor, dtype: torch.dtype, m: int) -> str:
         return "for 64 input rows or more" if m < 64 else _why_no_triton(weight, dtype)
 
-    def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
+    def bind(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         kernel = _source().unpack_weight
         tensors, constants = arguments(weight, None)
         del constants["BIAS"]
         rows, columns, groups = weight.rows, weight.columns, weight.parts["scale"].shape[1]
         grid = (-(-rows // self.rows), -(-constants["ROW_BYTES"] // self.bytes_))
         options = {**constants, "BLOCK_N": self.rows, "BLOCK_B": self.bytes_, "num_warps": self.warps}
-        cast = None if bias is None else bias.detach().to(dtype)
 
         def run(x: torch.Tensor) -> torch.Tensor:
             full = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
             kernel[grid](*tensors[:6], full, rows, columns, groups, **options)
-            return functional.linear(x, full, cast)
+            return functional.linear(x, full, bias)
 
         return Prepared(run)
 
