@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from anytorch.comfy import weights as layer_weights
-from anytorch.comfy.comfyui import fingerprint, folder, inside
-from anytorch.comfy.values import CATEGORY, WEIGHTS, Weights, shape_text, text_shown
+from anytorch.comfy.comfyui import file_refusal, fingerprint, folder, inside
+from anytorch.comfy.values import WEIGHTS, Node, Weights, inputs, shape_text, text_shown, widget
 from anytorch.errors import InputError
 
-SUBCATEGORY = f"{CATEGORY}/weights"
 SUFFIX, FROM_OUTPUT = ".safetensors", " [output]"  # ComfyUI's way to say that a file lies in the output folder
 
 
@@ -33,9 +32,8 @@ def file_named(name: str) -> Path:
     return inside(models_folder(), name, "the file")
 
 
-class AnytorchLoadWeights:
+class AnytorchLoadWeights(Node, group="weights"):
     DESCRIPTION = "Weights from a .safetensors file in models/anytorch, or one that Save Weights wrote."
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (WEIGHTS, "STRING"), ("weights", "names")
 
     @classmethod
@@ -45,13 +43,7 @@ class AnytorchLoadWeights:
     @classmethod
     def VALIDATE_INPUTS(cls, file: str | None) -> bool | str:
         """A file that another machine had is named in a sentence, not in a list of all files of this one."""
-        if file is None:
-            return True
-        try:
-            there = file_named(file).is_file()
-        except InputError as exc:
-            return exc.message
-        return there or f"{file} does not exist; put it into {models_folder()}"
+        return file is None or file_refusal(file_named, file, models_folder()) or True
 
     @classmethod
     def IS_CHANGED(cls, file: str | None) -> str:
@@ -65,20 +57,15 @@ class AnytorchLoadWeights:
         return found, "\n".join(f"{name}: {shape_text(value.shape)}" for name, value in sorted(found.items()))
 
 
-class AnytorchSaveWeights:
+class AnytorchSaveWeights(Node, group="weights"):
     DESCRIPTION = "Writes weights to a .safetensors file in ComfyUI's output folder."
-    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = ("STRING",), ("file",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "weights": (WEIGHTS, {}),
-                "filename_prefix": ("STRING", {"default": "anytorch/layer"}),
-                "overwrite": ("BOOLEAN", {"default": False, "tooltip": "Off: each file gets a new number."}),
-            }
-        }
+    required = inputs(
+        weights=(WEIGHTS, {}),
+        filename_prefix=widget("STRING", "anytorch/layer"),
+        overwrite=widget("BOOLEAN", False, "Off: each file gets a new number."),
+    )
 
     @classmethod
     def VALIDATE_INPUTS(cls, filename_prefix: str | None) -> bool | str:
@@ -111,21 +98,15 @@ def next_free(path: Path) -> Path:
     return path.with_name(f"{path.stem}_{number:05}{SUFFIX}")
 
 
-class AnytorchCombineWeights:
+class AnytorchCombineWeights(Node, group="weights"):
     DESCRIPTION = "Combine the weights of two layers: each name is prefixed with its layer's name."
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (WEIGHTS,), ("weights",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "weights_a": (WEIGHTS, {}),
-                "name_a": ("STRING", {"default": "layer1", "tooltip": "Empty: the names stay as they are."}),
-                "weights_b": (WEIGHTS, {}),
-                "name_b": ("STRING", {"default": "layer2"}),
-            }
-        }
+    required = inputs(
+        weights_a=(WEIGHTS, {}),
+        name_a=widget("STRING", "layer1", "Empty: the names stay as they are."),
+        weights_b=(WEIGHTS, {}),
+        name_b=widget("STRING", "layer2"),
+    )
 
     def run(self, weights_a: Weights, name_a: str, weights_b: Weights, name_b: str) -> tuple[Weights]:
         first, second = layer_weights.renamed(weights_a, name_a), layer_weights.renamed(weights_b, name_b)

@@ -14,7 +14,6 @@ from torch import Tensor
 from anytorch.comfy import weights as layer_weights
 from anytorch.comfy.places import computed, computed_in_parts, nbytes_of, place_for, said_plainly
 from anytorch.comfy.values import (
-    CATEGORY,
     DEVICE,
     IMAGE,
     NUMBERS,
@@ -22,50 +21,40 @@ from anytorch.comfy.values import (
     TENSOR,
     WEIGHTS,
     DeviceChoice,
+    Node,
     Weights,
     as_image,
     as_tensor,
     in_range,
+    inputs,
     resting,
     shape_text,
     text_shown,
+    whole,
+    widget,
 )
 from anytorch.errors import InputError
 
 LARGEST = 2**20
-LAYER_NAME = {"default": "", "tooltip": "Which layer of the connected weights: the part of the names before '.weight'."}
-DEVICE_TIP = {"tooltip": "From the Device node. Not connected: the device ComfyUI uses."}
-WEIGHTS_TIP = {"tooltip": "From Load Weights or another layer. Not connected: drawn from weight_seed."}
+DEVICE_INPUT = {"device": (DEVICE, {"tooltip": "From the Device node. Not connected: the device ComfyUI uses."})}
+LAYER_INPUTS = {
+    "weight_seed": whole(0, 0, 2**32 - 1, "The same seed gives the same weights, on every device and in every run."),
+    "weights": (WEIGHTS, {"tooltip": "From Load Weights or another layer. Not connected: drawn from weight_seed."}),
+    "layer_name": widget("STRING", "", "Which layer of the connected weights: the part of the names before '.weight'."),
+    **DEVICE_INPUT,
+}
 
 
-def optional_inputs() -> dict[str, Any]:
-    return {
-        "weight_seed": ("INT", layer_weights.SEED_OPTIONS),
-        "weights": (WEIGHTS, WEIGHTS_TIP),
-        "layer_name": ("STRING", LAYER_NAME),
-        "device": (DEVICE, DEVICE_TIP),
-    }
-
-
-class CustomPyTorchLinear:
+class CustomPyTorchLinear(Node):
     DESCRIPTION = "y = x·Wᵀ + b over the last dimension, or over whole items where in_features is their size."
-    CATEGORY, FUNCTION = CATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (TENSOR, WEIGHTS), ("tensor", "weights")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "tensor": (NUMBERS, {"tooltip": "A tensor; an image or mask is one as well."}),
-                "in_features": (
-                    "INT",
-                    {"default": 0, "min": 0, "max": 2**31 - 1, "tooltip": "0: the last dimension's size."},
-                ),
-                "out_features": ("INT", {"default": 3, "min": 1, "max": LARGEST}),
-                "use_bias": ("BOOLEAN", {"default": True}),
-            },
-            "optional": optional_inputs(),
-        }
+    required = inputs(
+        tensor=(NUMBERS, {"tooltip": "A tensor; an image or mask is one as well."}),
+        in_features=whole(0, 0, 2**31 - 1, "0: the last dimension's size."),
+        out_features=whole(3, 1, LARGEST),
+        use_bias=widget("BOOLEAN", True),
+    )
+    optional = LAYER_INPUTS
 
     @said_plainly
     def run(
@@ -85,15 +74,20 @@ class CustomPyTorchLinear:
             numbers = layer_weights.drawn(shape, weight_seed, bias=use_bias)
         else:
             numbers = layer_weights.chosen(weights, layer_name, shape, bias=use_bias)
-        place = place_for(device)
-        weight, bias = place.put(numbers["weight"]), place.put(numbers["bias"]) if use_bias else None
-        out = computed_in_parts(
-            place,
-            lambda part: place.functional.linear(part, weight, bias),
-            rows if rows.ndim > 1 else rows[None],
-            nbytes_of(tuple(rows.shape[1:]), (*rows.shape[1:-1], out_features)),
-        )
+        batch = rows if rows.ndim > 1 else rows[None]
+        out = layer_computed("linear", numbers, batch, (*batch.shape[1:-1], out_features), device)
         return (out if rows.ndim > 1 else out[0]), numbers
+
+
+def layer_computed(
+    name: str, numbers: Weights, batch: Tensor, out_shape: tuple[int, ...], device: DeviceChoice | None, **options: int
+) -> Tensor:
+    """torch's or lite's function `name` over a batch, a few items at a time; `out_shape` is that of one item."""
+    place = place_for(device)
+    weight, bias = place.put(numbers["weight"]), place.put(numbers["bias"]) if "bias" in numbers else None
+    function = getattr(place.functional, name)
+    nbytes_each = nbytes_of(tuple(batch.shape[1:]), out_shape)
+    return computed_in_parts(place, lambda part: function(part, weight, bias, **options), batch, nbytes_each)
 
 
 def features_last(tensor: Tensor, in_features: int) -> Tensor:
@@ -113,38 +107,23 @@ def features_last(tensor: Tensor, in_features: int) -> Tensor:
     )
 
 
-class CustomPyTorchConv2D:
+class CustomPyTorchConv2D(Node):
     DESCRIPTION = "A two-dimensional convolution. `image` is 0…1 and can be shown; `tensor` is what the layer computed."
-    CATEGORY, FUNCTION = CATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (IMAGE, TENSOR, WEIGHTS), ("image", "tensor", "weights")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "image": (NUMBERS, {"tooltip": "An image; also a mask, or a tensor [batch, height, width, channels]."}),
-                "in_channels": (
-                    "INT",
-                    {"default": 3, "min": 0, "max": LARGEST, "tooltip": "0: the image's own number."},
-                ),
-                "out_channels": ("INT", {"default": 3, "min": 1, "max": LARGEST, "tooltip": "3 or 4 make a picture."}),
-                "kernel_size": ("INT", {"default": 3, "min": 1, "max": 1023}),
-                "stride": ("INT", {"default": 1, "min": 1, "max": 1023}),
-                "padding": ("INT", {"default": 1, "min": 0, "max": 1023}),
-                "use_bias": ("BOOLEAN", {"default": True}),
-            },
-            "optional": {
-                "kernel": (
-                    layer_weights.KERNELS,
-                    {"default": "random", "tooltip": "A known filter instead of random weights."},
-                ),
-                "output_range": (
-                    RANGES,
-                    {"default": "clamp", "tooltip": "How the numbers are mapped to 0…1 for the image output."},
-                ),
-                **optional_inputs(),
-            },
-        }
+    required = inputs(
+        image=(NUMBERS, {"tooltip": "An image; also a mask, or a tensor [batch, height, width, channels]."}),
+        in_channels=whole(3, 0, LARGEST, "0: the image's own number."),
+        out_channels=whole(3, 1, LARGEST, "3 or 4 make a picture."),
+        kernel_size=whole(3, 1, 1023),
+        stride=whole(1, 1, 1023),
+        padding=whole(1, 0, 1023),
+        use_bias=widget("BOOLEAN", True),
+    )
+    optional = inputs(
+        kernel=widget(layer_weights.KERNELS, "random", "A known filter instead of random weights."),
+        output_range=widget(RANGES, "clamp", "How the numbers are mapped to 0…1 for the image output."),
+        **LAYER_INPUTS,
+    )
 
     @said_plainly
     def run(
@@ -190,13 +169,8 @@ class CustomPyTorchConv2D:
             )
         else:
             numbers = layer_weights.kernel(kernel, channels, kernel_size, bias=use_bias)
-        place = place_for(device)
-        weight, bias = place.put(numbers["weight"]), place.put(numbers["bias"]) if use_bias else None
-        out = computed_in_parts(
-            place,
-            lambda part: place.functional.conv2d(part, weight, bias, stride=stride, padding=padding),
-            pictures,
-            nbytes_of((channels, height, width), (out_channels, *out_size)),
+        out = layer_computed(
+            "conv2d", numbers, pictures, (out_channels, *out_size), device, stride=stride, padding=padding
         )
         tensor = resting(out.movedim(1, -1))  # (B, H', W', C')
         shown = in_range(tensor, output_range)
@@ -207,17 +181,11 @@ class CustomPyTorchConv2D:
 ACTIVATIONS = ["relu", "sigmoid", "tanh", "gelu", "silu", "softmax"]
 
 
-class CustomPyTorchActivation:
+class CustomPyTorchActivation(Node):
     DESCRIPTION = "An activation function, number by number (softmax: over the last dimension)."
-    CATEGORY, FUNCTION = CATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (TENSOR,), ("tensor",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {"tensor": (NUMBERS, {}), "activation_type": (ACTIVATIONS, {"default": "relu"})},
-            "optional": {"device": (DEVICE, DEVICE_TIP)},
-        }
+    required = inputs(tensor=(NUMBERS, {}), activation_type=widget(ACTIVATIONS, "relu"))
+    optional = DEVICE_INPUT
 
     @said_plainly
     def run(self, tensor: Any, activation_type: str, device: DeviceChoice | None = None) -> tuple[Tensor]:
@@ -230,23 +198,14 @@ class CustomPyTorchActivation:
 LOSSES = {"mse": "mse_loss", "mae": "l1_loss"}
 
 
-class CustomPyTorchLoss:
+class CustomPyTorchLoss(Node):
     DESCRIPTION = (
         "How far a prediction is from its target: the mean of the squared (mse) or absolute (mae) differences."
     )
-    CATEGORY, FUNCTION, OUTPUT_NODE = CATEGORY, "run", True
+    OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = ("FLOAT",), ("loss",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "prediction": (NUMBERS, {}),
-                "target": (NUMBERS, {}),
-                "loss_type": (list(LOSSES), {"default": "mse"}),
-            },
-            "optional": {"device": (DEVICE, DEVICE_TIP)},
-        }
+    required = inputs(prediction=(NUMBERS, {}), target=(NUMBERS, {}), loss_type=widget(list(LOSSES), "mse"))
+    optional = DEVICE_INPUT
 
     @said_plainly
     def run(self, prediction: Any, target: Any, loss_type: str, device: DeviceChoice | None = None) -> dict[str, Any]:
@@ -271,21 +230,11 @@ OPERATIONS = {
 }
 
 
-class CustomPyTorchTensorOps:
+class CustomPyTorchTensorOps(Node):
     DESCRIPTION = "Combine two tensors. matmul multiplies the last two dimensions: of images, width × channels."
-    CATEGORY, FUNCTION = CATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (TENSOR,), ("tensor",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "tensor_a": (NUMBERS, {}),
-                "tensor_b": (NUMBERS, {}),
-                "operation": (list(OPERATIONS), {"default": "add"}),
-            },
-            "optional": {"device": (DEVICE, DEVICE_TIP)},
-        }
+    required = inputs(tensor_a=(NUMBERS, {}), tensor_b=(NUMBERS, {}), operation=widget(list(OPERATIONS), "add"))
+    optional = DEVICE_INPUT
 
     @said_plainly
     def run(self, tensor_a: Any, tensor_b: Any, operation: str, device: DeviceChoice | None = None) -> tuple[Tensor]:

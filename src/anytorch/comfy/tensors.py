@@ -8,45 +8,38 @@ import torch
 from torch import Tensor
 
 from anytorch.comfy.values import (
-    CATEGORY,
     IMAGE,
     LATENT,
     MASK,
     NUMBERS,
     RANGES,
     TENSOR,
+    Node,
     as_image,
     as_tensor,
     in_range,
+    inputs,
     resting,
     shape_text,
     text_shown,
+    whole,
+    widget,
 )
 from anytorch.errors import InputError
 
 LAYOUTS = ["channels last", "channels first"]
 COLOURS = ["as they are", "one picture per channel"]
-SUBCATEGORY = f"{CATEGORY}/convert"
 
 
-class AnytorchTensorToImage:
+class AnytorchTensorToImage(Node, group="convert"):
     DESCRIPTION = "A tensor as an image that can be previewed and saved. Two dimensions become a grey picture."
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (IMAGE,), ("image",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "tensor": (NUMBERS, {}),
-                "output_range": (RANGES, {"default": "clamp", "tooltip": "How numbers get to 0…1."}),
-                "layout": (LAYOUTS, {"default": LAYOUTS[0]}),
-                "channels": (
-                    COLOURS,
-                    {"default": COLOURS[0], "tooltip": "One per channel shows feature maps."},
-                ),
-            }
-        }
+    required = inputs(
+        tensor=(NUMBERS, {}),
+        output_range=widget(RANGES, "clamp", "How numbers get to 0…1."),
+        layout=widget(LAYOUTS, LAYOUTS[0]),
+        channels=widget(COLOURS, COLOURS[0], "One per channel shows feature maps."),
+    )
 
     def run(self, tensor: Any, output_range: str, layout: str, channels: str) -> tuple[Tensor]:
         numbers = as_tensor(tensor, "tensor")
@@ -69,33 +62,26 @@ class AnytorchTensorToImage:
         return (resting(image.expand(-1, -1, -1, 3) if image.shape[-1] == 1 else image),)
 
 
-class AnytorchImageToTensor:
+class AnytorchImageToTensor(Node, group="convert"):
     DESCRIPTION = (
         "An image or mask as a tensor, channels last as ComfyUI keeps them, or first as torch's layers want them."
     )
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (TENSOR,), ("tensor",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"image": (NUMBERS, {}), "layout": (LAYOUTS, {"default": LAYOUTS[0]})}}
+    required = inputs(image=(NUMBERS, {}), layout=widget(LAYOUTS, LAYOUTS[0]))
 
     def run(self, image: Any, layout: str) -> tuple[Tensor]:
         pictures = as_image(image)
         return (resting(pictures.movedim(-1, 1) if layout == LAYOUTS[1] else pictures),)
 
 
-class AnytorchTensorToMask:
+class AnytorchTensorToMask(Node, group="convert"):
     DESCRIPTION = "One channel of a tensor, or the mean of all, as a mask."
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (MASK,), ("mask",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        channel = ("INT", {"default": -1, "min": -1, "max": 2**20, "tooltip": "-1: the mean of all channels."})
-        return {
-            "required": {"tensor": (NUMBERS, {}), "channel": channel, "output_range": (RANGES, {"default": "clamp"})}
-        }
+    required = inputs(
+        tensor=(NUMBERS, {}),
+        channel=whole(-1, -1, 2**20, "-1: the mean of all channels."),
+        output_range=widget(RANGES, "clamp"),
+    )
 
     def run(self, tensor: Any, channel: int, output_range: str) -> tuple[Tensor]:
         numbers = as_tensor(tensor, "tensor")
@@ -106,14 +92,10 @@ class AnytorchTensorToMask:
         return (resting(in_range(mask, output_range)),)
 
 
-class AnytorchTensorToLatent:
+class AnytorchTensorToLatent(Node, group="convert"):
     DESCRIPTION = "A tensor [batch, channels, height, width] as a latent."
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (LATENT,), ("latent",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"tensor": (TENSOR, {})}}
+    required = inputs(tensor=(TENSOR, {}))
 
     def run(self, tensor: Any) -> tuple[dict[str, Tensor]]:
         samples = as_tensor(tensor, "tensor")
@@ -123,14 +105,10 @@ class AnytorchTensorToLatent:
         return ({"samples": resting(samples)},)
 
 
-class AnytorchLatentToTensor:
+class AnytorchLatentToTensor(Node, group="convert"):
     DESCRIPTION = "The numbers of a latent, [batch, channels, height, width]."
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (TENSOR,), ("tensor",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"latent": (LATENT, {})}}
+    required = inputs(latent=(LATENT, {}))
 
     def run(self, latent: Any) -> tuple[Tensor]:
         if not isinstance(latent, dict) or "samples" not in latent:
@@ -138,14 +116,11 @@ class AnytorchLatentToTensor:
         return (resting(as_tensor(latent["samples"], "latent")),)
 
 
-class AnytorchTensorInfo:
+class AnytorchTensorInfo(Node, group="convert"):
     DESCRIPTION = "Shape, type, device, and the smallest, largest and mean number of a tensor."
-    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = ("STRING",), ("text",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"tensor": (NUMBERS, {})}}
+    required = inputs(tensor=(NUMBERS, {}))
 
     def run(self, tensor: Any) -> dict[str, Any]:
         numbers = as_tensor(tensor, "tensor")

@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from anytorch import lite
 from anytorch.comfy.values import Weights, shape_text
 from anytorch.errors import InputError
 
 KERNELS = ["random", "identity", "blur", "sharpen", "edges"]
-SEED_OPTIONS = {
-    "default": 0, "min": 0, "max": 2**32 - 1,
-    "tooltip": "The same seed gives the same weights, on every device and in every run.",
-}  # fmt: skip
 
 
 def drawn(shape: Sequence[int], seed: int, *, bias: bool) -> Weights:
@@ -93,8 +88,4 @@ def read(path: Path) -> Weights:
 
 
 def write(weights: Weights, path: Path) -> None:
-    lite.save({name: as_saved(value) for name, value in weights.items()}, path)
-
-
-def as_saved(value: Tensor) -> Tensor:
-    return value.detach().cpu().contiguous()
+    lite.save({name: value.detach().cpu().contiguous() for name, value in weights.items()}, path)
