@@ -11,7 +11,7 @@ import numbers
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,11 @@ from anytorch.counts import counted
 from anytorch.errors import InputError
 from anytorch.forecast.candles.read import problems
 from anytorch.forecast.candles.rhythm import future_times
-from anytorch.forecast.candles.tables import as_pandas, column_values, listed
+from anytorch.forecast.candles.tables import FIELDS, PRICES, as_pandas, column_values, listed
+from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.candles.times import parse_times
 from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.scaling import scale_columns
-
-if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
 
 
 def whole_number(name: str, value: Any, least: int, why: str) -> int:
@@ -82,8 +80,6 @@ TIME_COLUMNS = ("timestamps", "timestamp", "datetime", "date", "time")
 
 def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeIndex:
     """The timestamps given; else the frame's index or the column that is called like one."""
-    import pandas as pd
-
     if given is not None:
         return as_times(given, f"{where}, x_timestamp")
     if isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)):
@@ -101,8 +97,6 @@ def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeInd
 
 
 def as_times(given: Any, where: str) -> pd.DatetimeIndex:
-    import pandas as pd
-
     if type(given).__module__.startswith("polars"):
         given = column_values(given)
     if isinstance(given, Iterator):  # is looked at more than once below
@@ -114,7 +108,13 @@ def as_times(given: Any, where: str) -> pd.DatetimeIndex:
     elif (numbers := as_numbers(given)) is not None:
         times = from_numbers(numbers, where)
     else:
-        times = from_words(given, where)
+        try:
+            times = pd.DatetimeIndex(given)
+        except (ValueError, TypeError, OverflowError) as exc:
+            raise InputError(
+                f"{where}: these are not timestamps ({str(exc).splitlines()[0]})",
+                hint="give datetimes of one time zone",
+            ) from exc
     refuse_gaps(times.isna(), where)
     return times
 
@@ -127,8 +127,6 @@ def refuse_gaps(missing: Any, where: str) -> None:
 
 def as_numbers(given: Any) -> pd.Series | None:
     """Timestamps as numbers, if that is what they are: a whole column of them, no words and no datetimes."""
-    import pandas as pd
-
     try:
         column = pd.Series(given if isinstance(given, (pd.Series, pd.Index, np.ndarray)) else list(given))
     except (TypeError, ValueError):  # no column at all: the caller says so
@@ -140,8 +138,6 @@ def as_numbers(given: Any) -> pd.Series | None:
 
 def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
     """Epochs by their size, as in a file: pandas alone takes every number for nanoseconds, and dates it 1970."""
-    import pandas as pd
-
     refuse_gaps(numbers.isna(), where)
     try:
         times, notes = parse_times(numbers, range(len(numbers)), "timestamps", where)
@@ -156,19 +152,6 @@ def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(times)
 
 
-def from_words(given: Any, where: str) -> pd.DatetimeIndex:
-    import pandas as pd
-
-    try:
-        return pd.DatetimeIndex(given)
-    except (ValueError, TypeError, OverflowError) as exc:
-        raise InputError(
-            f"{where}: these are not timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
-        ) from exc
-
-
-PRICES = ("open", "high", "low", "close")
-COLUMNS = (*PRICES, "volume", "amount")
 SHORTEST = 2  # rows: with one, the scale would be made up
 REFUSED = ("unsorted", "duplicate", "price", "negative", "upside-down")
 STAMP_FIELDS = ("minute", "hour", "day_of_week", "day", "month")
@@ -204,8 +187,6 @@ def read_series(
     rescale: bool = False,
 ) -> Series:
     """Check one history and the times to forecast. Raises InputError."""
-    import pandas as pd
-
     if pred_len is not None:
         pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
     frame = as_frame(table, where)
@@ -220,12 +201,13 @@ def read_series(
     refuse_missing(values, times, where)
     if checks:
         refuse_problems(values, times, where)
-    future = as_times(y_timestamp, f"{where}, y_timestamp") if y_timestamp is not None else None
-    if future is None:
-        if pred_len is None:
-            raise InputError(f"{where}: pass pred_len or y_timestamp: the number of steps is missing")
+    if y_timestamp is not None:
+        future = as_times(y_timestamp, f"{where}, y_timestamp")
+    elif pred_len is None:
+        raise InputError(f"{where}: pass pred_len or y_timestamp: the number of steps is missing")
+    else:
         future = future_times(times, pred_len)
-    elif pred_len is not None and len(future) != pred_len:
+    if pred_len is not None and len(future) != pred_len:
         raise InputError(
             f"{where}: pred_len is {pred_len} and y_timestamp has {len(future)} entries",
             hint="pass one timestamp per step, or none to continue the rhythm of the history",
@@ -240,7 +222,7 @@ def read_series(
         )
     if checks:
         refuse_backwards(future, where)
-    found = scale_columns(values.to_numpy(dtype=np.float64), COLUMNS, rescale=rescale, where=where)
+    found = scale_columns(values.to_numpy(dtype=np.float64), FIELDS, rescale=rescale, where=where)
     for words in found.warnings:
         log.warning("%s", words)
     index = future
@@ -260,13 +242,11 @@ def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
 
 
 def as_frame(table: Any, where: str) -> pd.DataFrame:
-    """A pandas frame with our columns by our names; NumPy's are taken in the order of COLUMNS."""
-    import pandas as pd
-
+    """A pandas frame with our columns by our names; NumPy's are taken in the order of FIELDS."""
     if (frame := as_pandas(table, where)) is not None:
         return in_lower_case(frame)
-    if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(COLUMNS):
-        return pd.DataFrame(table, columns=list(COLUMNS[: table.shape[1]]))
+    if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(FIELDS):
+        return pd.DataFrame(table, columns=list(FIELDS[: table.shape[1]]))
     raise InputError(
         f"{where} is a {type(table).__name__}" + (f" of shape {table.shape}" if isinstance(table, np.ndarray) else ""),
         hint="give a pandas or polars DataFrame with open, high, low, close (volume, amount), or an array with those "
@@ -277,21 +257,19 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
 def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
     """`Open`, `Volume`, … by our names, where only one column can be meant and ours is not there."""
     names = list(frame.columns)
-    ours = {name: [other for other in names if str(other).lower() == name] for name in COLUMNS if name not in names}
+    ours = {name: [other for other in names if str(other).lower() == name] for name in FIELDS if name not in names}
     renamed = {found[0]: name for name, found in ours.items() if len(found) == 1}
     return frame.rename(columns=renamed) if renamed else frame
 
 
 def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The six columns as numbers. No volume: both are 0; volume without amount: volume times the mean price."""
-    import pandas as pd
-
     missing = [name for name in PRICES if name not in frame.columns]
     if missing:
         there = listed(frame.columns)
         raise InputError(f"{where} lacks the column(s) {', '.join(missing)}; it has {there}")
     values = {}
-    for name in COLUMNS:
+    for name in FIELDS:
         if name not in frame.columns:
             continue
         if (found := list(frame.columns).count(name)) > 1:
@@ -306,7 +284,7 @@ def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         values["volume"] = values["amount"] = np.zeros(len(frame))
     elif "amount" not in values:
         values["amount"] = values["volume"] * np.mean([values[name] for name in PRICES], axis=0)
-    return pd.DataFrame({name: values[name] for name in COLUMNS})
+    return pd.DataFrame({name: values[name] for name in FIELDS})
 
 
 def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
@@ -314,7 +292,7 @@ def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) ->
     if len(rows):
         more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
         raise InputError(
-            f"{where}, row {rows[0]} ({times[rows[0]]}), column {COLUMNS[columns[0]]!r}: "
+            f"{where}, row {rows[0]} ({times[rows[0]]}), column {FIELDS[columns[0]]!r}: "
             f"{values.iat[rows[0], columns[0]]} is not a number{more}",
             hint="fill or drop such rows first; `anytorch forecast --repair` does it for a file",
         )
@@ -322,8 +300,6 @@ def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) ->
 
 def refuse_problems(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
     """The kinds in REFUSED raise; huge gaps and constant prices can be forecast, and are logged."""
-    import pandas as pd
-
     for problem in problems(values.assign(timestamps=pd.Series(times)), range(len(times))):
         text = f"{where}, row {problem.line} ({times[problem.line]}), column {problem.column!r}: {problem.text}"
         text += f" (and {problem.count - 1} more)" if problem.count > 1 else ""
@@ -348,8 +324,8 @@ def stamps(times: pd.DatetimeIndex) -> np.ndarray:
 def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
     """Check the arrays of the published `generate`: [series, rows, 6] and stamps [series, rows or pred_len, 5]."""
     shape = tuple(np.shape(x))
-    if len(shape) != 3 or shape[2] != len(COLUMNS) or shape[1] < 1:
-        raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(COLUMNS)}]")
+    if len(shape) != 3 or shape[2] != len(FIELDS) or shape[1] < 1:
+        raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(FIELDS)}]")
     for name, stamp, rows in (("x_stamp", x_stamp, shape[1]), ("y_stamp", y_stamp, pred_len)):
         if (found := tuple(np.shape(stamp))) != (shape[0], rows, len(STAMP_FIELDS)):
             raise InputError(f"{name} has the shape {list(found)}, not [{shape[0]}, {rows}, {len(STAMP_FIELDS)}]")
@@ -357,9 +333,7 @@ def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
 
 def from_arrays(x: np.ndarray, x_stamp: np.ndarray, y_stamp: np.ndarray) -> list[Series]:
     """Make series from arrays that are already normalised."""
-    import pandas as pd
-
-    zero, one, nothing = np.zeros(len(COLUMNS), np.float32), np.ones(len(COLUMNS), np.float32), pd.Index([])
+    zero, one, nothing = np.zeros(len(FIELDS), np.float32), np.ones(len(FIELDS), np.float32), pd.Index([])
     return [
         Series(f"series {place}", values, zero, one, before, after, nothing)
         for place, (values, before, after) in enumerate(zip(x, x_stamp, y_stamp, strict=True))

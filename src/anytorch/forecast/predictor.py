@@ -19,6 +19,7 @@ from anytorch.devices.oom import is_out_of_memory
 from anytorch.devices.precision import capabilities
 from anytorch.devices.types import Caps
 from anytorch.errors import InputError, OutOfMemory, UsageError
+from anytorch.forecast.candles.tables import FIELDS, PRICES
 from anytorch.forecast.decoding.cache import Cache
 from anytorch.forecast.decoding.decoder import Codec, Decoder, check_pair, layer_maker, prepared
 from anytorch.forecast.decoding.sampling import Noise, Sampler
@@ -37,8 +38,6 @@ from anytorch.forecast.generation.generate import (
     split,
 )
 from anytorch.forecast.inputs import (
-    COLUMNS,
-    PRICES,
     Series,
     check_arrays,
     from_arrays,
@@ -100,7 +99,7 @@ class KronosPredictor:
         self.device_warning = self.resolution.warning
         self.max_context, self.clip, self.threads = max_context, clip, threads
         # As published; what the columns are called is not for the caller to change.
-        self.price_cols, self.vol_col, self.amt_vol = list(PRICES), *COLUMNS[len(PRICES) :]
+        self.price_cols, self.vol_col, self.amt_vol = list(PRICES), *FIELDS[len(PRICES) :]
         self.time_cols = list(STAMPS)
         self.tokenizer = tokenizer.to(self.device).eval()
         layer_maker(quantization)  # an unknown one is refused now, not with the first forecast

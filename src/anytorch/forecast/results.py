@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anytorch.forecast.candles.tables import FIELDS
+from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.decoding.decoder import Codec
 from anytorch.forecast.generation.generate import GenerationPlan, Prompts
-from anytorch.forecast.inputs import COLUMNS, Series
-
-if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
+from anytorch.forecast.inputs import Series
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def joined(parts: Sequence[Paths]) -> Paths:
     return Paths(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("s1", "s2", "normal")))
 
 
-VOLUMES = (COLUMNS.index("volume"), COLUMNS.index("amount"))
+VOLUMES = (FIELDS.index("volume"), FIELDS.index("amount"))
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,9 @@ def make_forecast(
     The mean is taken of the normalised values, as published. Volume and amount can come out negative, since nothing in
     the model knows better; `non_negative_volume` cuts every path at 0 first.
     """
-    import pandas as pd
 
     def frame(values: np.ndarray) -> pd.DataFrame:
-        return pd.DataFrame(values, columns=list(COLUMNS), index=series.future)
+        return pd.DataFrame(values, columns=list(FIELDS), index=series.future)
 
     paths = series.restored(normal)
     if non_negative_volume:

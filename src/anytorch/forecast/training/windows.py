@@ -16,7 +16,8 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from anytorch.errors import InputError
 from anytorch.forecast.candles.read import CandleSeries, read_candles, read_many
-from anytorch.forecast.candles.tables import FIELDS, PRICES
+from anytorch.forecast.inputs import stamps as stamps_of
+from anytorch.forecast.inputs import with_volume
 from anytorch.values import dataclass
 
 EPS = 1e-5  # added to the deviation, as published
@@ -89,7 +90,7 @@ def split_windows(
     ordered = np.sort(np.concatenate(moments))
     cuts = [_cut(ordered, 1 - validation - test), _cut(ordered, 1 - test)]
     values = np.concatenate([as_values(one.frame) for one in series])
-    stamps = np.concatenate([as_stamps(one.frame["timestamps"]) for one in series])
+    stamps = np.concatenate([stamps_of(pd.DatetimeIndex(one.frame["timestamps"])) for one in series])
     starts: dict[str, list[Any]] = {name: [] for name in SPLITS}
     offset = 0
     for own in moments:
@@ -143,24 +144,8 @@ def _cut(ordered: Any, share: float) -> int:
 
 
 def as_values(frame: Any) -> Any:
-    """The six columns, float32. Without volume both it and amount are 0; amount alone is volume times the mean price."""
-    prices = frame[list(PRICES)].to_numpy(dtype=np.float64)
-    if "volume" not in frame:
-        rest = np.zeros((len(frame), 2))
-    else:
-        volume = frame["volume"].to_numpy(dtype=np.float64)
-        amount = frame["amount"].to_numpy(dtype=np.float64) if "amount" in frame else volume * prices.mean(axis=1)
-        rest = np.stack([volume, amount], axis=1)
-    made = np.concatenate([prices, rest], axis=1).astype(np.float32)
-    assert made.shape[1] == len(FIELDS)
-    return made
-
-
-def as_stamps(times: Any) -> Any:
-    """int64 [rows, 5]: minute, hour, weekday, day of the month, month."""
-    parts = pd.DatetimeIndex(times)
-    columns = (parts.minute, parts.hour, parts.day_of_week, parts.day, parts.month)
-    return np.stack([np.asarray(column) for column in columns], axis=1).astype(np.int64)
+    """The six columns as a forecast has them, float32."""
+    return with_volume(frame, "the data").to_numpy(np.float32)
 
 
 def as_series(data: Any, *, repair: bool = False) -> list[CandleSeries]:
