@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -199,10 +198,5 @@ class Ahead:
         first, second = self.draws.parts(block.to(self.device, non_blocking=True))
         return exponential(first), exponential(second)
 
-    def __enter__(self) -> Ahead:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.pool.shutdown(wait=True, cancel_futures=True)

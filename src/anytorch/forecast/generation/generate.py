@@ -6,7 +6,7 @@ used: at step i such a window is the last max_context - i rows of history, which
 rows of their own. The shared rows are computed once per series, and only the own rows once per sample.
 
 Around the loop: in which portions series and samples are computed (`split`), on how many CPU threads (`quiet_threads`), and
-how their progress is shown (`Progress`).
+how their progress is shown (`progress`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -107,43 +106,26 @@ def quiet_threads(wanted: int | Literal["auto"] | None) -> Iterator[None]:
 Verbose = bool | Callable[[int, int], None]
 
 
-class Progress:
-    """A progress bar at a terminal, or a caller's own function; nothing anywhere else.
-
-    `with Progress(verbose, total) as bar: bar.at(3)`. A function is called with the steps done and all there are; what it
-    raises ends the forecast.
-    """
-
-    def __init__(self, wanted: Verbose, total: int) -> None:
-        self.total = total
-        self.told = wanted if callable(wanted) else None
-        self.wanted = wanted is True and sys.stderr is not None and sys.stderr.isatty()
-        self.bar: Any = None
-
-    def __enter__(self) -> Progress:
-        if self.wanted:
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-
-            self.bar = Bar(console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task("forecasting", total=self.total)
-            self.bar.start()
-        return self
-
-    def at(self, done: int) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done)
-        if self.told is not None:
-            self.told(done, self.total)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
 Tick = Callable[[int], None]  # told how many steps are done
+
+
+@contextmanager
+def progress(wanted: Verbose, total: int) -> Iterator[Tick]:
+    """What to tell the steps done: a bar at a terminal, or a caller's own function; nobody anywhere else.
+
+    A function is called with the steps done and all there are; what it raises ends the forecast.
+    """
+    if callable(wanted):
+        yield lambda done: wanted(done, total)
+    elif wanted is True and sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("forecasting", total=total)
+            yield lambda done: bar.update(task, completed=done)
+    else:
+        yield lambda done: None
 
 
 @dataclass(frozen=True)
@@ -181,7 +163,7 @@ def generate(
 ) -> tuple[Tensor, Tensor]:
     """Ids of s1 and s2, each int64 [series × samples, pred_len]. `draws` is None for the greedy choice."""
     run = Run(decoder, prompts, plan, draws)
-    with run.ahead or nullcontext():
+    with closing(run.ahead) if run.ahead is not None else nullcontext():
         run.first()
         tick(1)
         done = 1 + run.replayed(tick)
@@ -233,21 +215,8 @@ class Run:
         growing = capacity if evict else max(0, min(plan.pred_len - 1, plan.max_context - max(lengths)))
         if not plan.static or growing < FEWEST_STEPS:
             return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict), None
-        mixed = len(set(lengths)) > 1
-        shape = Shape(
-            *(
-                len(lengths),
-                plan.samples,
-                max(lengths),
-                mixed,
-                growing,
-                capacity,
-                evict,
-                plan.max_context,
-                plan.sampler,
-            ),
-            kernels=plan.kernels,
-        )
+        lengths_of = (len(lengths), plan.samples, max(lengths), len(set(lengths)) > 1)
+        shape = Shape(*lengths_of, growing, capacity, evict, plan.max_context, plan.sampler, plan.kernels)
         if decoder.kept is None or decoder.kept.shape != shape:
             if decoder.kept is not None:
                 decoder.kept.close()

@@ -122,7 +122,7 @@ class FusedBlock:
         """q, k (both turned to their positions) and v of windows: each [batch, heads, rows, head width]."""
         return self.turned(self.qkv(rms_norm(x, self.norm1)), x.shape, tables)
 
-    def turned(self, qkv: Tensor, shape: torch.Size, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    def turned(self, qkv: Tensor, shape: Sequence[int], tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """The three of them from their product, for rows of `shape`."""
         batch, rows, width = shape
         qkv = qkv.view(batch, rows, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -131,11 +131,7 @@ class FusedBlock:
 
     def project_step(self, x: Tensor, series: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """The same for one row of every sample: each [series, heads, samples, head width]."""
-        rows, width = x.shape[0], x.shape[-1]
-        qkv = self.qkv(rms_norm(x, self.norm1)).view(series, rows // series, 3, self.heads, width // self.heads)
-        qkv = qkv.permute(2, 0, 3, 1, 4)
-        q, k = turn(qkv[:2], tables)
-        return q, k, qkv[2]
+        return self.turned(self.qkv(rms_norm(x, self.norm1)), (series, len(x) // series, x.shape[-1]), tables)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the block, from the attention's [batch, heads, rows, head width] (or that of `attend_step`)."""
@@ -303,17 +299,13 @@ def through_window(
     positions = torch.arange(reach, device=given.device)[None]
     cos, sin = make_tables(positions, head_width, given.dtype)
     first, second = (cos[:, :, :length], sin[:, :, :length]), (cos[:, :, length:], sin[:, :, length:])
-    mask = window_mask(length, own.shape[1], own) if own is not None and shared is not None else None
     at_once = rows_at_once(limit_rows)
+    if shared is None or own is None:
+        for block in blocks:
+            given = in_pieces(lambda x, b=block: whole_layer(b, x, (cos, sin), at_once)[0], given, limit_rows)  # type: ignore[misc]
+        return (None, given) if shared is None else (given, None)
+    mask = window_mask(length, own.shape[1], own)
     for block in blocks:
-        if shared is None:
-            assert own is not None
-            own = in_pieces(lambda x, b=block: whole_layer(b, x, second, at_once)[0], own, limit_rows)  # type: ignore[misc]
-            continue
-        if own is None:
-            shared = in_pieces(lambda x, b=block: whole_layer(b, x, first, at_once)[0], shared, limit_rows)  # type: ignore[misc]
-            continue
-        assert mask is not None
         samples = own.shape[0] // shared.shape[0]
         finished_shared, finished_own = torch.empty_like(shared), torch.empty_like(own)
         series_at_once = max(1, limit_rows // (length + samples * own.shape[1]))

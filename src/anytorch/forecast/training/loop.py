@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from anytorch import logs
-from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
-from anytorch.devices.precision import autocast, autocast_dtype, capabilities
+from anytorch.devices.precision import autocast, autocast_dtype
 from anytorch.devices.repeat import prepare_to_repeat, repeatable
 from anytorch.devices.seeds import own_random_numbers
-from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError
+from anytorch.forecast.predictor import capable
 from anytorch.forecast.training.interrupt import Interrupt
 from anytorch.forecast.training.plan import TrainingPlan
 from anytorch.forecast.training.processes import World
@@ -87,11 +86,6 @@ def learning_rate(step: int, total: int, peak: float, warm_up: float) -> float:
 def order_of(epoch: int, windows: int, seed: int) -> Any:
     """The order in which an epoch visits the windows."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(windows)
-
-
-def capable(device: torch.device) -> Caps:
-    backend, index = locate(device)
-    return capabilities(backend.name, index)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
