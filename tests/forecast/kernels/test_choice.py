@@ -23,11 +23,24 @@ from anytorch.forecast.generation.rolled import RolledSteps
 from anytorch.forecast.generation.static import StaticSteps
 from anytorch.forecast.inputs import read_series
 from anytorch.forecast.kernels import attention, choice, products, row_step
+from anytorch.forecast.kernels.attention import WindowAttention, WindowCut
 from anytorch.forecast.kernels.choice import Chooser, Option, Part, decide, told
-from anytorch.forecast.kernels.product_parts import error_of, made_up, part_of, reference, spread
-from anytorch.forecast.kernels.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
+from anytorch.forecast.kernels.products import (
+    Cut,
+    Product,
+    Products,
+    Work,
+    by_torch,
+    candidates,
+    error_of,
+    grid_of,
+    made_up,
+    part_of,
+    reference,
+    share_of,
+    spread,
+)
 from anytorch.forecast.kernels.row_step import Tiles
-from anytorch.forecast.kernels.window_attention import WindowCut, Windows
 from anytorch.forecast.model.fused import attend_masked, turn, window_mask
 from anytorch.measured import store
 from anytorch.measured.stopwatch import Stopwatch
@@ -379,7 +392,7 @@ def ids_of(paths: Sequence[Any]) -> list[Any]:
     return [np.concatenate((path.s1, path.s2)).tolist() for path in paths]
 
 
-def attended(windows: Windows, layer: int, qkv: Tensor) -> Tensor:
+def attended(windows: WindowAttention, layer: int, qkv: Tensor) -> Tensor:
     """What our kernel computes, sample by sample."""
     _, _, series, heads, _, head_width = windows.keys.shape
     window, step = windows.counters.tolist()
@@ -412,7 +425,7 @@ def test_full_windows_use_what_measured_best(
             work.out.add_(0.1)
         return None
 
-    def attend(self: Windows, cut: Any, layer: int, qkv: Tensor) -> Tensor:
+    def attend(self: WindowAttention, cut: Any, layer: int, qkv: Tensor) -> Tensor:
         calls.append(str(cut))
         if kernel == "raises":
             raise RuntimeError("an unlikely story")
@@ -432,8 +445,8 @@ def test_full_windows_use_what_measured_best(
     )
     monkeypatch.setattr(Products, "compute", compute)
     monkeypatch.setattr(Products, "compile", lambda self, work, way: None)
-    monkeypatch.setattr(Windows, "attend", attend)
-    monkeypatch.setattr(Windows, "compile", lambda self, cut, qkv: None)
+    monkeypatch.setattr(WindowAttention, "attend", attend)
+    monkeypatch.setattr(WindowAttention, "compile", lambda self, cut, qkv: None)
     monkeypatch.setattr(rolled, "why_not", lambda decoder, rows: "")
     monkeypatch.setattr(row_step, "find_spec", lambda name: None)
     made = predictor("b", max_context=40)

@@ -20,11 +20,10 @@ from anytorch import logs
 from anytorch.forecast.decoding.cache import hidden
 from anytorch.forecast.decoding.decoder import Decoder, Replayed
 from anytorch.forecast.decoding.sampling import Sampler
+from anytorch.forecast.kernels.attention import WindowAttention, WindowCut, window_part
 from anytorch.forecast.kernels.choice import Chooser
-from anytorch.forecast.kernels.product_parts import take
-from anytorch.forecast.kernels.products import ChosenBlock, Layer, Products, power_of_two
+from anytorch.forecast.kernels.products import ChosenBlock, Layer, Products, power_of_two, take
 from anytorch.forecast.kernels.row_step import SAME_VALUES, why_not
-from anytorch.forecast.kernels.window_attention import WindowCut, Windows, part_of
 from anytorch.forecast.model.fused import (
     FusedBlock,
     Tables,
@@ -195,7 +194,7 @@ class RolledSteps:
                 works += [work for block in blocks[:TIMED_LAYERS] for work in block.works(like)]
             self._go_to(step)
             by_torch = partial(self._attend_by_torch, self._around())
-            attending, cuts = part_of(self.windows(), by_torch, min(TIMED_LAYERS, len(blocks)))
+            attending, cuts = window_part(self.windows(), by_torch, min(TIMED_LAYERS, len(blocks)))
             found = take(products, works, self.chooser, attending)
             if found is None:
                 return  # they are being compiled
@@ -249,10 +248,10 @@ class RolledSteps:
         self.context[:count, :, :most] = self.decoder.context(x).unflatten(0, (count, -1))
         return self.counters
 
-    def windows(self) -> Windows:
+    def windows(self) -> WindowAttention:
         """What our attention reads."""
         sizes = (self.shape.samples, self.shape.own_rows, self.shape.max_context)
-        return Windows(self.keys, self.values, self.tables, self.counters, *sizes)
+        return WindowAttention(self.keys, self.values, self.tables, self.counters, *sizes)
 
     def _around(self) -> tuple[Tables, Tensor, Tensor]:
         """Of this step's windows: the own rows' positions, what is not there of the history, and what each row may see."""
