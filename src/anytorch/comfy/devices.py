@@ -21,10 +21,7 @@ class AnytorchDevice(Node, group="devices"):
         "numpy computes without any driver, through anytorch.lite."
     )
     RETURN_TYPES, RETURN_NAMES = (DEVICE, "STRING", "STRING"), ("device", "name", "note")
-    required = inputs(
-        backend=widget(REQUESTS, "auto"),
-        index=whole(-1, -1, 63, "Index of the card; -1: the best one."),
-    )
+    required = inputs(backend=widget(REQUESTS, "auto"), index=whole(-1, -1, 63, "Index of the card; -1: the best one."))
 
     @classmethod
     def VALIDATE_INPUTS(cls, backend: str | None) -> bool | str:

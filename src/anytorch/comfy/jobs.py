@@ -14,18 +14,7 @@ from torch import Tensor
 
 from anytorch.comfy.comfyui import Progress, file_refusal, fingerprint, folder, inside
 from anytorch.comfy.places import NUMPY, place_for, said_plainly, without_inference_mode
-from anytorch.comfy.values import (
-    DEVICE,
-    IMAGE,
-    TENSOR,
-    DeviceChoice,
-    Node,
-    inputs,
-    resting,
-    text_shown,
-    whole,
-    widget,
-)
+from anytorch.comfy.values import DEVICE, IMAGE, TENSOR, DeviceChoice, Node, inputs, resting, text_shown, whole, widget
 from anytorch.counts import counted
 from anytorch.errors import InputError
 from anytorch.forecast.candles.generate import sample_candles

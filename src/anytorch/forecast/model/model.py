@@ -93,11 +93,7 @@ class DependencyLayer(nn.Module):
     """Tells the context which s1 was chosen: norm(context + attention(query = s1's embedding, keys = context))."""
 
     def __init__(
-        self,
-        d_model: int,
-        n_heads: int = DEPENDENCY_HEADS,
-        attn_dropout_p: float = 0.0,
-        resid_dropout: float = 0.0,
+        self, d_model: int, n_heads: int = DEPENDENCY_HEADS, attn_dropout_p: float = 0.0, resid_dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.cross_attn = CrossAttention(d_model, n_heads, attn_dropout_p, resid_dropout)

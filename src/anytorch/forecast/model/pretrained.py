@@ -27,17 +27,8 @@ WEIGHTS = "model.safetensors"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def find_folder(
-    source: str | Path,
-    kind: str = "model",
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    token: str | bool | None = None,
-    force_download: bool = False,
-) -> Path:
-    """The folder with both files of a "model" or a "tokenizer", downloaded if it must be.
+def find_folder(source: str | Path, kind: str = "model", **options: Any) -> Path:
+    """The folder with both files of a "model" or a "tokenizer", downloaded if it must be (`options`: see `download`).
 
     Raises ModelError that says what is not there.
     """
@@ -59,14 +50,7 @@ def find_folder(
     name = PUBLISHED[short].tokenizer if kind == "tokenizer" and short in PUBLISHED else HUB.get(short, str(source))
     if folder.exists() or not REPOSITORY.fullmatch(name):
         raise no_such(source, kind)
-    return download(
-        name,
-        revision=revision,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-        token=token,
-        force_download=force_download,
-    )
+    return download(name, **options)
 
 
 def tiny_folder(kind: str) -> Path:

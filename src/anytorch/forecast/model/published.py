@@ -63,33 +63,17 @@ class Checkpoint:
     tokenizer_config: dict[str, Any]
 
 
+def _checkpoint(size: str, tokenizer: str, max_context: int, config: dict[str, Any], group_size: int) -> Checkpoint:
+    names = (f"kronos-{size}", f"NeoQuasar/Kronos-{size}", f"NeoQuasar/Kronos-Tokenizer-{tokenizer}")
+    return Checkpoint(*names, max_context, config, _tokenizer(group_size))
+
+
 PUBLISHED = {
     found.name: found
     for found in (
-        Checkpoint(
-            "kronos-mini",
-            "NeoQuasar/Kronos-mini",
-            "NeoQuasar/Kronos-Tokenizer-2k",
-            2048,
-            _model(4, 256, 4, 512, (0.2, 0.0, 0.2, 0.0)),
-            _tokenizer(5),
-        ),
-        Checkpoint(
-            "kronos-small",
-            "NeoQuasar/Kronos-small",
-            "NeoQuasar/Kronos-Tokenizer-base",
-            512,
-            _model(8, 512, 8, 1024, (0.25, 0.1, 0.25, 0.1)),
-            _tokenizer(4),
-        ),
-        Checkpoint(
-            "kronos-base",
-            "NeoQuasar/Kronos-base",
-            "NeoQuasar/Kronos-Tokenizer-base",
-            512,
-            _model(12, 832, 16, 2048, (0.2, 0.0, 0.2, 0.0)),
-            _tokenizer(4),
-        ),
+        _checkpoint("mini", "2k", 2048, _model(4, 256, 4, 512, (0.2, 0.0, 0.2, 0.0)), 5),
+        _checkpoint("small", "base", 512, _model(8, 512, 8, 1024, (0.25, 0.1, 0.25, 0.1)), 4),
+        _checkpoint("base", "base", 512, _model(12, 832, 16, 2048, (0.2, 0.0, 0.2, 0.0)), 4),
     )
 }
 

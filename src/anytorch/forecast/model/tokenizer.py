@@ -6,6 +6,7 @@ A vector becomes the signs of its values, and signs become an index, its least s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +61,15 @@ class BinarySphericalQuantizer(nn.Module):
             return code, code.new_zeros(()), {}
         return code, self.loss(code, unit), {"indices": signs_to_index(code)}
 
-    def loss(self, code: Tensor, unit: Tensor) -> Tensor:
-        """Distance to the code, less the entropy of each bit over the batch, plus the entropy of each vector's bits."""
+    def loss(self, code: Tensor, unit: Tensor, whole: Callable[[Tensor], Tensor] = lambda mean: mean) -> Tensor:
+        """Distance to the code, less the entropy of each bit over the batch, plus the entropy of each vector's bits.
+
+        `whole` makes the bits' mean in this batch that of a larger one which it is a part of.
+        """
         commitment = self.beta * (code.detach() - unit).square().sum(-1).mean()
         p = torch.sigmoid(-4 * unit / math.sqrt(self.width))
         each = binary_entropy(p).sum(-1).mean()
-        together = binary_entropy(p.flatten(0, -2).mean(0)).sum()
+        together = binary_entropy(whole(p.flatten(0, -2).mean(0))).sum()
         return commitment + self.zeta * (self.gamma0 * each - self.gamma * together)
 
 

@@ -12,7 +12,6 @@ One process on any device, or `torchrun --nproc_per_node=N` with averaged gradie
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,14 +26,12 @@ from anytorch import logs
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import InputError, UsageError
 from anytorch.forecast.candles.tables import FIELDS
-from anytorch.forecast.checkpoints import choose_checkpoint
+from anytorch.forecast.checkpoints import choose_checkpoint, forget_trained_with, write_trained_with
 from anytorch.forecast.inputs import whole_number
 from anytorch.forecast.model import Kronos, KronosTokenizer
 from anytorch.forecast.model.pretrained import Pretrained, arguments_of, check_config
 from anytorch.forecast.model.published import TINY
-from anytorch.forecast.model.tokenizer import binary_entropy
 from anytorch.forecast.scaling import DROWNED, drowning
-from anytorch.forecast.trained_with import forget_trained_with, write_trained_with
 from anytorch.forecast.training.loop import Outcome, Progress, Run
 from anytorch.forecast.training.plan import TrainingPlan
 from anytorch.forecast.training.processes import World, world
@@ -78,12 +75,7 @@ class TokenizerObjective(nn.Module):
         bsq = self.tokenizer.tokenizer.bsq
         if self.world.size == 1:
             return bsq.loss(code, unit)
-        commitment = bsq.beta * (code.detach() - unit).square().sum(-1).mean()
-        p = torch.sigmoid(-4 * unit / math.sqrt(bsq.width))
-        each = binary_entropy(p).sum(-1).mean()
-        own = p.flatten(0, -2).mean(0)
-        together = own + (self.world.mean(own) - own.detach())
-        return commitment + bsq.zeta * (bsq.gamma0 * each - bsq.gamma * binary_entropy(together).sum())
+        return bsq.loss(code, unit, lambda own: own + (self.world.mean(own) - own.detach()))
 
     def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
         """Mean squared error of what comes back, in normalised units."""
@@ -119,10 +111,8 @@ class PredictorObjective(nn.Module):
         if objective not in OBJECTIVES:
             raise UsageError(f"objective={objective!r}: use one of {', '.join(OBJECTIVES)}")
         if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
-            raise UsageError(
-                f"the model has {model.s1_bits}+{model.s2_bits} bits and the tokenizer {tokenizer.s1_bits}+"
-                f"{tokenizer.s2_bits}: they do not match"
-            )
+            bits = f"{model.s1_bits}+{model.s2_bits} bits and the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}"
+            raise UsageError(f"the model has {bits}: they do not match")
         self.model = model
         self.tokenizer = tokenizer.requires_grad_(False)
         self.objective = objective
@@ -142,19 +132,19 @@ class PredictorObjective(nn.Module):
         return s1, s2
 
     def forward(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.losses(values, stamps, self.objective)
+
+    def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
+        return self.losses(values, stamps, "generation")[0]
+
+    def losses(self, values: Tensor, stamps: Tensor, objective: str) -> tuple[Tensor, dict[str, Tensor]]:
         s1, s2 = self.tokens(values)
-        if self.objective == "published":
+        if objective == "published":
             s1_logits, s2_logits = self.model(s1[:, :-1], s2[:, :-1], stamps[:, :-1])
         else:
             s1_logits, s2_logits = as_generated(self.model, s1, s2, stamps)
         loss, first, second = self.model.head.compute_loss(s1_logits.float(), s2_logits.float(), s1[:, 1:], s2[:, 1:])
         return loss, {"s1": first, "s2": second}
-
-    def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
-        s1, s2 = self.tokens(values)
-        s1_logits, s2_logits = as_generated(self.model, s1, s2, stamps)
-        loss, _, _ = self.model.head.compute_loss(s1_logits.float(), s2_logits.float(), s1[:, 1:], s2[:, 1:])
-        return loss
 
     def save(self, folder: Path) -> None:
         if not self.described:
