@@ -296,8 +296,7 @@ def parts_of(predictor: Any, work: Any) -> dict[str, float]:
     from anytorch.forecast.decoding.cache import Cache
     from anytorch.forecast.decoding.decoder import Codec
     from anytorch.forecast.generation.generate import Run
-    from anytorch.forecast.generation.rolled import RolledSteps
-    from anytorch.forecast.generation.static import StaticSteps
+    from anytorch.forecast.generation.steps import RolledSteps, StaticSteps
 
     seconds: dict[str, float] = {}
 

@@ -37,8 +37,7 @@ from anytorch.forecast.generation.generate import (
     quiet_threads,
     split,
 )
-from anytorch.forecast.generation.rolled import RolledSteps
-from anytorch.forecast.generation.static import StaticSteps
+from anytorch.forecast.generation.steps import RolledSteps, StaticSteps
 from anytorch.forecast.inputs import (
     Series,
     check_arrays,

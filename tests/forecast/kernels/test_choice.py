@@ -18,9 +18,8 @@ from torch import Tensor
 import anytorch
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.forecast.decoding.sampling import Sampler
-from anytorch.forecast.generation import rolled, static
-from anytorch.forecast.generation.rolled import RolledSteps
-from anytorch.forecast.generation.static import StaticSteps
+from anytorch.forecast.generation import steps as steps_module
+from anytorch.forecast.generation.steps import RolledSteps, StaticSteps
 from anytorch.forecast.inputs import read_series
 from anytorch.forecast.kernels import attention, choice, products, row_step
 from anytorch.forecast.kernels.attention import WindowAttention, WindowCut
@@ -437,9 +436,9 @@ def test_full_windows_use_what_measured_best(
         checked.extend(found or ())  # from now on it is used
         return found
 
-    take = rolled.take
+    take = steps_module.take
     stopwatch.took = {"torch": 1e6, "ours": 2e6 if kernel == "slow" else 5e5}
-    monkeypatch.setattr(rolled, "take", taken)
+    monkeypatch.setattr(steps_module, "take", taken)
     monkeypatch.setattr(
         Chooser, "_replayed", lambda self, option: Answering("torch" if option.name == "torch" else "ours", 0)
     )
@@ -447,7 +446,7 @@ def test_full_windows_use_what_measured_best(
     monkeypatch.setattr(Products, "compile", lambda self, work, way: None)
     monkeypatch.setattr(WindowAttention, "attend", attend)
     monkeypatch.setattr(WindowAttention, "compile", lambda self, cut, qkv: None)
-    monkeypatch.setattr(rolled, "why_not", lambda decoder, rows: "")
+    monkeypatch.setattr(steps_module, "why_not", lambda decoder, rows: "")
     monkeypatch.setattr(row_step, "find_spec", lambda name: None)
     made = predictor("b", max_context=40)
     several = [series_of(minutes, slice(0, 20), 44)]
@@ -521,8 +520,8 @@ def test_growing_windows_fall_back_to_what_is_right(
     mode: str, used: bool, chosen: bool, minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeStep, "mode", mode)
-    monkeypatch.setattr(static, "KernelStep", FakeStep)
-    monkeypatch.setattr(static, "why_not", lambda decoder, rows: "")
+    monkeypatch.setattr(steps_module, "KernelStep", FakeStep)
+    monkeypatch.setattr(steps_module, "why_not", lambda decoder, rows: "")
     made = predictor("b", max_context=64)
     several = [series_of(minutes, slice(0, 30), 24)]
     wanted = ids_of(made.paths(several, SAMPLER, 2, seed=5))
@@ -547,8 +546,7 @@ def test_growing_windows_fall_back_to_what_is_right(
 def test_explaining_before_and_after(
     why: str, said: str, minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for steps in (static, rolled):
-        monkeypatch.setattr(steps, "why_not", lambda decoder, rows: why)
+    monkeypatch.setattr(steps_module, "why_not", lambda decoder, rows: why)
     made = predictor("b", max_context=40)
     before = made.explain().splitlines()
     assert before[1:] == ["windows of 40 rows; steps are computed one after the other"]

@@ -27,8 +27,7 @@ from anytorch.errors import UsageError
 from anytorch.forecast.decoding.cache import Cache
 from anytorch.forecast.decoding.decoder import Decoder
 from anytorch.forecast.decoding.sampling import Ahead, Draws, Sampler, exponential
-from anytorch.forecast.generation.rolled import RolledSteps, plan_rolled
-from anytorch.forecast.generation.static import FEWEST_STEPS, Shape, StaticSteps, blocks
+from anytorch.forecast.generation.steps import FEWEST_STEPS, RolledSteps, Shape, StaticSteps, blocks, plan_rolled
 from anytorch.forecast.model.fused import per_sample, through_window
 from anytorch.probe import snapshot
 
