@@ -330,7 +330,7 @@ class RolledSteps(FixedSteps):
         self.attention = WindowAttention(self.keys, self.values, self.tables, self.counters, *sizes)
         self.own_places, self.shared_places = every[: shape.own_rows], every[: shape.shared_rows]
         self.causal = window_mask(0, shape.own_rows, self.own)
-        self.blocks: Sequence[FusedBlock | ChosenBlock] = decoder.blocks
+        self.blocks: Sequence[FusedBlock] = decoder.blocks
         self.cut: WindowCut | None = None  # of our attention; None: torch's
         self.choices: dict[str, Verdict] = {}
         self.tried_at = (0, 0)  # the steps whose products it chooses for
@@ -378,7 +378,7 @@ class RolledSteps(FixedSteps):
         wanted = self._values_of(history, lengths, step, count)
         products = Products(decoder.device, lambda product: None)
         blocks = [
-            ChosenBlock(block, Layer(module), products)
+            ChosenBlock(**vars(block), layer=Layer(module), products=products)
             for block, module in zip(decoder.blocks, decoder.model.transformer, strict=True)
         ]
         try:
@@ -409,7 +409,7 @@ class RolledSteps(FixedSteps):
             self._use(decoder.blocks, None)
             log.info("%s: torch's products in full windows: %s", decoder.device, self.no_kernels)
 
-    def _use(self, blocks: Sequence[FusedBlock | ChosenBlock], cut: WindowCut | None) -> None:
+    def _use(self, blocks: Sequence[FusedBlock], cut: WindowCut | None) -> None:
         self.blocks, self.cut = blocks, cut
         if self.recorder is not None:
             self.recorder.clear()  # what is recorded goes the old way
@@ -452,18 +452,15 @@ class RolledSteps(FixedSteps):
         mask = torch.cat((shared_bias.expand(shape.own_rows, -1), self.causal), dim=1)
         return (cos, sin), shared_bias, mask
 
-    def _attend(self, around: tuple[Tables, Tensor, Tensor], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        few = q.shape[0] * q.shape[1] * q.shape[2] <= FEW_QUERIES
-        attend = attend_products if few else attend_masked
-        prefix = (self.keys[layer].index_select(0, self.window)[0], self.values[layer].index_select(0, self.window)[0])
-        return attend(q, prefix, (k, v), around[2])
-
     def _attend_by_torch(self, around: tuple[Tables, Tensor, Tensor], layer: int, qkv: Tensor) -> Tensor:
         """From q, k and v side by side, [rows, 3 × width], to [rows, width]."""
         width = qkv.shape[1] // 3
-        shape = torch.Size((len(self.own), self.shape.own_rows, width))
+        shape = (len(self.own), self.shape.own_rows, width)
         q, k, v = self.decoder.blocks[layer].turned(qkv, shape, around[0])
-        return self._attend(around, layer, q, k, v).transpose(1, 2).reshape(-1, width)
+        few = q.shape[0] * q.shape[1] * q.shape[2] <= FEW_QUERIES
+        attend = attend_products if few else attend_masked
+        prefix = (self.keys[layer].index_select(0, self.window)[0], self.values[layer].index_select(0, self.window)[0])
+        return attend(q, prefix, (k, v), around[2]).transpose(1, 2).reshape(-1, width)
 
     def _step(self) -> Tensor:
         """Generate the pair of ids of `step`."""
@@ -476,14 +473,10 @@ class RolledSteps(FixedSteps):
         around = self._around()
         shared_bias = around[1]
         x = self.own[:, : shape.own_rows]
+        by_torch = partial(self._attend_by_torch, around)
+        attend = by_torch if self.cut is None else partial(self.attention.attend, self.cut)
         for layer, block in enumerate(self.blocks):
-            if isinstance(block, FusedBlock):
-                q, k, v = block.project(x, around[0])
-                x = block.finish(x, self._attend(around, layer, q, k, v))
-            elif self.cut is None:
-                x = block.through(x, partial(self._attend_by_torch, around, layer))
-            else:
-                x = block.through(x, partial(self.attention.attend, self.cut, layer))
+            x = block.through(x, partial(attend, layer))
         context = decoder.context(x)
         last = context.index_select(1, self.step - 1)[:, 0]
         noise_1, noise_2 = self._noise_at(self.window)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anytorch.forecast.kernels.choice import NOTHING, Chooser, Option, Part
-from anytorch.forecast.model.fused import Apply, FusedBlock, Tables, fuse
+from anytorch.forecast.model.fused import Apply, FusedBlock, fuse
 from anytorch.forecast.model.layers import EPS
 from anytorch.measured.compiling import Key, Task
 from anytorch.measured.verdict import Verdict
@@ -310,41 +310,35 @@ def power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-class ChosenBlock:
-    """What `FusedBlock` computes, from the same weights."""
+@dataclass(frozen=True)
+class ChosenBlock(FusedBlock):
+    """The same block, its products computed by what was chosen for them."""
 
-    def __init__(self, block: FusedBlock, layer: Layer, products: Products) -> None:
-        self.block, self.layer, self.products = block, layer, products
+    layer: Layer
+    products: Products
 
-    def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_of(self, x: Tensor) -> Tensor:
         work = self.to_qkv(x.reshape(-1, x.shape[-1]))
         self.products(work)
-        return self.block.turned(work.out, x.shape, tables)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        return self.rest(rows, attended.transpose(1, 2).reshape(rows.shape)).view(x.shape)
+        return work.out.view(*x.shape[:-1], -1)
 
     def through(self, x: Tensor, attend: Apply) -> Tensor:
-        """The whole block; `attend` takes q, k and v side by side, [rows, 3 × width], and gives [rows, width]."""
-        rows = x.reshape(-1, x.shape[-1])
-        work = self.to_qkv(rows)
-        self.products(work)
-        return self.rest(rows, attend(work.out)).view(x.shape)
+        return super().through(x.contiguous(), attend)  # copied once, not for each product
 
-    def rest(self, rows: Tensor, attended: Tensor) -> Tensor:
-        back = self.back(attended, rows)
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        back = self.back(attended.reshape(rows.shape), rows)
         self.products(back)
         gate = self.to_gate(back.out)
         self.products(gate)
-        down = self.down(gate.out, back.out)
+        down = self.to_down(gate.out, back.out)
         self.products(down)
-        return down.out
+        return down.out.view(x.shape)
 
     def works(self, rows: Tensor) -> list[Work]:
         """All products of so many rows, with memory of their own: for choosing."""
         gate = self.to_gate(rows)
-        return [self.to_qkv(rows), self.back(rows, rows), gate, self.down(gate.out, rows)]
+        return [self.to_qkv(rows), self.back(rows, rows), gate, self.to_down(gate.out, rows)]
 
     def to_qkv(self, rows: Tensor) -> Work:
         layer = self.layer
@@ -358,7 +352,7 @@ class ChosenBlock:
         layer = self.layer
         return Work(rows, layer.gate, made(rows, len(layer.gate) // 2), norm=layer.norm2, gated=True)
 
-    def down(self, inner: Tensor, rows: Tensor) -> Work:
+    def to_down(self, inner: Tensor, rows: Tensor) -> Work:
         return Work(inner, self.layer.down, torch.empty_like(rows), residual=rows)
 
 

@@ -120,7 +120,11 @@ class FusedBlock:
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """q, k (both turned to their positions) and v of windows: each [batch, heads, rows, head width]."""
-        return self.turned(self.qkv(rms_norm(x, self.norm1)), x.shape, tables)
+        return self.turned(self.qkv_of(x), x.shape, tables)
+
+    def qkv_of(self, x: Tensor) -> Tensor:
+        """q, k and v as one product, […, 3 × width]."""
+        return self.qkv(rms_norm(x, self.norm1))
 
     def turned(self, qkv: Tensor, shape: Sequence[int], tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """The three of them from their product, for rows of `shape`."""
@@ -131,11 +135,18 @@ class FusedBlock:
 
     def project_step(self, x: Tensor, series: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """The same for one row of every sample: each [series, heads, samples, head width]."""
-        return self.turned(self.qkv(rms_norm(x, self.norm1)), (series, len(x) // series, x.shape[-1]), tables)
+        return self.turned(self.qkv_of(x), (series, len(x) // series, x.shape[-1]), tables)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the block, from the attention's [batch, heads, rows, head width] (or that of `attend_step`)."""
-        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        return self.rest(x, attended.transpose(1, 2).reshape(x.shape))
+
+    def through(self, x: Tensor, attend: Apply) -> Tensor:
+        """The whole block; `attend` takes q, k and v side by side, [rows, 3 × width], and gives [rows, width]."""
+        return self.rest(x, attend(self.qkv_of(x).flatten(0, -2)).view(x.shape))
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.out(attended)
         gate, value = self.gate_and_value(rms_norm(x, self.norm2)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate, inplace=True).mul_(value))
 
