@@ -10,7 +10,7 @@ import pytest
 
 from anytorch.errors import InputError
 from anytorch.forecast.candles.tables import FIELDS as COLUMNS
-from anytorch.forecast.scaling import scale_columns
+from anytorch.forecast.inputs import scale_columns
 
 PRICES = ("open", "high", "low", "close")
 

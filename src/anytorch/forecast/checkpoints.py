@@ -18,8 +18,18 @@ from anytorch.errors import ModelError
 from anytorch.files import replace_file
 from anytorch.forecast.inputs import whole_number
 from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
-from anytorch.forecast.model.pretrained import REPOSITORY, check_name, kind_of, no_such, read_json, tiny_folder
-from anytorch.forecast.model.published import HUB, MAX_CONTEXT, TINY, UNSAID_CONTEXT
+from anytorch.forecast.model.pretrained import (
+    HUB,
+    MAX_CONTEXT,
+    REPOSITORY,
+    TINY,
+    UNSAID_CONTEXT,
+    check_name,
+    kind_of,
+    no_such,
+    read_json,
+    tiny_folder,
+)
 from anytorch.forecast.predictor import KronosPredictor
 from anytorch.values import dataclass
 

@@ -58,7 +58,7 @@ class Abandoned(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class PendingForecast:
     history: Any  # a DataFrame
     terms: Terms
     ahead: Any = None  # the times to forecast; None: continued from the history, which may be too short to know them
@@ -101,7 +101,7 @@ class ForecastQueue:
         self._seconds, self._sizes = 0.0, 0.0
         self._pace = Pace()
         self._changed = threading.Condition()
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[PendingForecast] = deque()
         self._closing = False
         self._worker = threading.Thread(target=self._work, name="anytorch-forecast", daemon=True)
         self._worker.start()
@@ -111,7 +111,7 @@ class ForecastQueue:
 
         The latter would keep the worker from everybody else until its time was up, for nothing.
         """
-        job = Job(history, terms, ahead)
+        job = PendingForecast(history, terms, ahead)
         with self._changed:
             least_s = self._pace.least_s(terms)
             if timeout_s is not None and least_s > timeout_s:
@@ -163,7 +163,7 @@ class ForecastQueue:
             if running:
                 self._compute(running)
 
-    def _compute(self, jobs: list[Job]) -> None:
+    def _compute(self, jobs: list[PendingForecast]) -> None:
         terms = jobs[0].terms
         began = time.perf_counter()
         moments: list[float] = []
@@ -209,7 +209,7 @@ class ForecastQueue:
             job.future.set_result(forecast)
 
 
-def take(waiting: deque[Job], most_paths: int = MOST_PATHS) -> list[Job]:
+def take(waiting: deque[PendingForecast], most_paths: int = MOST_PATHS) -> list[PendingForecast]:
     """Take the oldest job and later ones with the same terms, up to `most_paths`. The others keep their order."""
     first = waiting.popleft()
     taken = [first]

@@ -246,7 +246,7 @@ def test_an_error_that_is_no_disks_passes_through(tmp_path: Path) -> None:
 
 def test_whose_state_it_is_is_told_without_reading_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
-    folder.check("a")  # nothing is there
+    folder.load("a", "cpu", mmap=True)  # nothing is there
     folder.save({"fingerprint": "a", "weights": torch.zeros(1000)})
     asked: list[Any] = []
     load = torch.load
@@ -256,13 +256,13 @@ def test_whose_state_it_is_is_told_without_reading_its_numbers(tmp_path: Path, m
         return load(*args, **how)
 
     monkeypatch.setattr(torch, "load", noted)
-    folder.check("a")
+    folder.load("a", "cpu", mmap=True)
     with pytest.raises(InputError, match="holds a run with another plan"):
-        folder.check("b")
+        folder.load("b", "cpu", mmap=True)
     assert asked == [True, True]
     folder.state.write_bytes(b"no state")
     with pytest.raises(ModelError, match="cannot be read"):
-        folder.check("a")
+        folder.load("a", "cpu", mmap=True)
 
 
 # --- plans --------------------------------------------------------------------------------------------------------

@@ -43,6 +43,17 @@ class Recipe:
     missing: float = 0.0  # share of bars that are not there
 
 
+LIMITS = {
+    "volatility": (0.0, 10.0),
+    "reversion": (0.0, 0.99),
+    "half_life": (0.1, 1e6),
+    "volume": (0.0, 1e15),
+    "volume_shape": (0.0, 5.0),
+    "gap": (0.0, 100.0),
+    "missing": (0.0, 0.9),
+}
+
+
 def sample_candles(
     rows: int = 2000,
     *,
@@ -67,7 +78,9 @@ def sample_candles(
     if not price > 0:
         raise InputError(f"price={price}: the first price must be above 0")
     recipe = Recipe() if recipe is None else recipe
-    _check(recipe)
+    for name, (low, high) in LIMITS.items():
+        if not low <= (value := getattr(recipe, name)) <= high:
+            raise InputError(f"recipe: {name}={value} is not between {low:g} and {high:g}")
     random = np.random.Generator(np.random.PCG64(seed))
     spare = round(rows * recipe.missing / (1.0 - recipe.missing) * 1.5) + 16 if recipe.missing else 0
     calendar = Calendar.of(rows + spare, freq, start, session)
@@ -98,21 +111,6 @@ def sample_market(instruments: int = 8, rows: int = 2000, *, seed: int = 0, **op
         own = {"price": float(np.exp(random.normal(np.log(80.0), 0.8))), **options}
         market[f"SYM{number:03d}"] = sample_candles(rows, seed=int(random.integers(2**62)), recipe=recipe, **own)
     return market
-
-
-def _check(recipe: Recipe) -> None:
-    for name, low, high in (
-        ("volatility", 0.0, 10.0),
-        ("reversion", 0.0, 0.99),
-        ("half_life", 0.1, 1e6),
-        ("volume", 0.0, 1e15),
-        ("volume_shape", 0.0, 5.0),
-        ("gap", 0.0, 100.0),
-        ("missing", 0.0, 0.9),
-    ):
-        value = getattr(recipe, name)
-        if not low <= value <= high:
-            raise InputError(f"recipe: {name}={value} is not between {low:g} and {high:g}")
 
 
 @dataclass(frozen=True)

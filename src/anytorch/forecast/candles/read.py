@@ -402,14 +402,8 @@ def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Origi
         if len(pieces) > 1:
             span = f"{where.unit}s {lines[start]} to {lines[stop - 1]}"
             own.append(f"part {number} of {len(pieces)}, cut at huge gaps: {span}")
-        yield CandleSeries(
-            name if number == 1 else f"{name}/{number}",
-            piece,
-            rhythm,
-            tuple(own),
-            where.name,
-            name if len(pieces) > 1 else "",
-        )
+        own_name, part_of = name if number == 1 else f"{name}/{number}", name if len(pieces) > 1 else ""
+        yield CandleSeries(own_name, piece, rhythm, tuple(own), where.name, part_of)
 
 
 def _alone(row: int, times: Any, lines: Any, where: Origin) -> str:

@@ -152,18 +152,14 @@ def rhythm_of(times: Any) -> Rhythm:
         days = whole_days(moments)[-RECENT_DAYS:]
         if step % WEEK == 0:
             return Rhythm(*known, anchor=usual_weekday(days))
-        return Rhythm(*known, joined(_pauses_of_days(days, step)))
+        if step == DAY:
+            return Rhythm(*known, joined(pauses_of_the_week(days, step, [])))
+        return Rhythm(*known, joined(pauses_between_weekdays(days) if step % DAY == 0 else []))
     recent = in_hours_of_today(_recent(moments))
     nights = pauses_of_the_day(recent, step)
     weekly = pauses_of_the_week(recent, step, nights)
     assumed = weekend_to_assume(recent, nights)
     return Rhythm(*known, joined([*every_day(nights), *weekly, *assumed]), assumed=bool(assumed))
-
-
-def _pauses_of_days(days: np.ndarray, step: int) -> list[Pause]:
-    if step == DAY:
-        return pauses_of_the_week(days, step, [])
-    return pauses_between_weekdays(days) if step % DAY == 0 else []
 
 
 def _recent(moments: np.ndarray) -> np.ndarray:
@@ -278,14 +274,11 @@ def _in_months(wall: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
     clock = wall - wall.normalize()
     if wall.year + rhythm.months * horizon // 12 >= 9999:  # pandas' own dates end there
         raise OverflowError
+    ends = {"last": "MonthEnd", "last weekday": "BMonthEnd", "first weekday": "BMonthBegin"}
     for number in range(1, horizon + 1):
         first = wall.normalize().replace(day=1) + pd.DateOffset(months=rhythm.months * number)
-        if rhythm.anchor == "last":
-            day = first + pd.offsets.MonthEnd(0)
-        elif rhythm.anchor == "last weekday":
-            day = first + pd.offsets.BMonthEnd(0)
-        elif rhythm.anchor == "first weekday":
-            day = first + pd.offsets.BMonthBegin(0)
+        if rhythm.anchor in ends:
+            day = first + getattr(pd.offsets, ends[rhythm.anchor])(0)
         else:
             day = first.replace(day=min(int(rhythm.anchor), first.days_in_month))
         found.append(day + clock)

@@ -238,7 +238,7 @@ def _checked(given: Mapping[str, str], names: Sequence[str], source: Origin) -> 
 
 
 GZIP = b"\x1f\x8b"
-SEPARATORS = (",", ";", "\t", "|")
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "万": 1e4, "亿": 1e8}
 STANDARD_INPUT = "-"
 JSON = re.compile(r"""\s*(\{\s*["}]|\[\s*[\[{"\d\]-])""")  # but [Date],[Open] is how some databases write a header
@@ -373,7 +373,7 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
         )
     fields = next(line for line in rows if line.strip()).split(separator)
     header = not all(_numeric(field) for field in fields[1:5])
-    notes += [] if separator == "," else [f"the columns are separated by {_named(separator)}"]
+    notes += [] if separator == "," else [f"the columns are separated by {SEPARATORS[separator]}"]
     try:
         # Everything as text, every line a row: what cannot be read is then told with its own line and word.
         table = pandas.read_csv(
@@ -427,10 +427,6 @@ def _evenness(rows: Sequence[str], mark: str) -> int:
     """Columns that this separator gives in the first line, if it gives about as many in the others."""
     counts = [re.sub(r'"[^"]*"', "", line).count(mark) + 1 for line in rows if line.strip()]
     return counts[0] if counts and sum(count == counts[0] for count in counts) >= 0.8 * len(counts) else 0
-
-
-def _named(separator: str) -> str:
-    return {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}.get(separator, repr(separator))
 
 
 def _numeric(text: str) -> bool:

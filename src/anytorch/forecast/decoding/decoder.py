@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """Check that a model and its tokenizer match, and prepare both for inference.
 
 `Codec` turns candles into ids and back without computing a shared row twice. `Decoder` has fused weights, tables instead of
@@ -168,8 +169,7 @@ class Decoder:
 
     def s1_logits(self, last: Tensor) -> Tensor:
         """From the context of the last row, [rows, width]."""
-        logits: Tensor = self.model.head.proj_s1(last)
-        return logits
+        return self.model.head.proj_s1(last)
 
     def s2_logits(
         self,
@@ -199,8 +199,7 @@ class Decoder:
         values = torch.bmm(attended.transpose(0, 1), self.v_weight.transpose(1, 2)).transpose(0, 1)
         values = values.reshape(rows, self.width) + self.cross.v_proj.bias
         knowing = rms_norm(last + self.cross.out_proj(values), self.model.dep_layer.norm.weight)
-        logits: Tensor = self.model.head.proj_s2(knowing)
-        return logits
+        return self.model.head.proj_s2(knowing)
 
 
 def versions(model: nn.Module) -> tuple[tuple[int, int], ...]:
@@ -275,8 +274,7 @@ class Codec:
         return values.float()
 
     def _embed(self, s1: Tensor, s2: Tensor) -> Tensor:
-        embedded: Tensor = self.tokenizer.post_quant_embed(self.tokenizer.codes(s1, s2))
-        return embedded
+        return self.tokenizer.post_quant_embed(self.tokenizer.codes(s1, s2))
 
 
 def pieces(values: Sequence[Tensor], limit_rows: int) -> list[Sequence[Tensor]]:

@@ -93,17 +93,9 @@ class Work:
 
     @property
     def product(self) -> Product:
-        rows = self.x.shape[0]
-        return Product(
-            rows if rows <= MOST_ROWS else power_of_two(rows),
-            self.weight.shape[1],
-            self.out.shape[1],
-            self.norm is not None,
-            self.bias is not None,
-            self.residual is not None,
-            self.gated,
-            self.per_head,
-        )
+        rows = self.x.shape[0] if self.x.shape[0] <= MOST_ROWS else power_of_two(self.x.shape[0])
+        given = (part is not None for part in (self.norm, self.bias, self.residual))
+        return Product(rows, self.weight.shape[1], self.out.shape[1], *given, self.gated, self.per_head)
 
 
 class Layer:

@@ -268,21 +268,21 @@ def by_row(x: Tensor, samples: int) -> Tensor:
     )
 
 
+def laid_out(shared: Tensor, own: Tensor) -> Tensor:
+    """Each sample's own rows behind those that its series shares."""
+    return torch.cat((per_sample(shared, len(own) // len(shared)), own), dim=2)
+
+
 def attend_masked(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """`attend_shared` for many rows: there the scores would be larger than keys and values laid side by side once."""
-    samples = q.shape[0] // prefix[0].shape[0]
-    k, v = (torch.cat((per_sample(shared, samples), own), dim=2) for shared, own in zip(prefix, suffix, strict=True))
+    k, v = (laid_out(*parts) for parts in zip(prefix, suffix, strict=True))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def attend_products(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """`attend_masked` as two plain products: where a fused kernel has too few queries to fill the device."""
     rows, heads, n, e = q.shape
-    samples = rows // prefix[0].shape[0]
-    k, v = (
-        torch.cat((per_sample(shared, samples), own), dim=2).flatten(0, 1)
-        for shared, own in zip(prefix, suffix, strict=True)
-    )
+    k, v = (laid_out(*parts).flatten(0, 1) for parts in zip(prefix, suffix, strict=True))
     hidden = mask.expand(rows * heads, -1, -1)
     scores = torch.baddbmm(hidden, q.reshape(-1, n, e), k.transpose(1, 2), alpha=1 / math.sqrt(e))
     return torch.bmm(softmax(scores), v).view(rows, heads, n, e)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """`KronosTokenizer`: candles to pairs of token ids, and back, by binary spherical quantisation.
 
 A vector becomes the signs of its values, and signs become an index, its least significant bit first: index = Σ bit_j · 2^j.
@@ -154,15 +155,13 @@ class KronosTokenizer(Pretrained):
         z = self.embed(x)
         for block in self.encoder:
             z = block(z)
-        out: Tensor = self.quant_embed(z)
-        return out
+        return self.quant_embed(z)
 
     def decode_vectors(self, z: Tensor) -> Tensor:
         """Embedded codes [batch, rows, d_model] → normalised candles."""
         for block in self.decoder:
             z = block(z)
-        out: Tensor = self.head(z)
-        return out
+        return self.head(z)
 
     def forward(self, x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor]:
         """For training: ((decoded from s1 alone, decoded from both), quantiser loss, codes, indices over all bits)."""

@@ -12,6 +12,8 @@ One process on any device, or `torchrun --nproc_per_node=N` with averaged gradie
 from __future__ import annotations
 
 import copy
+import difflib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +29,9 @@ from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import InputError, UsageError
 from anytorch.forecast.candles.tables import FIELDS
 from anytorch.forecast.checkpoints import choose_checkpoint, forget_trained_with, write_trained_with
-from anytorch.forecast.inputs import whole_number
+from anytorch.forecast.inputs import DROWNED, drowning, whole_number
 from anytorch.forecast.model import Kronos, KronosTokenizer
-from anytorch.forecast.model.pretrained import Pretrained, arguments_of, check_config
-from anytorch.forecast.model.published import TINY
-from anytorch.forecast.scaling import DROWNED, drowning
+from anytorch.forecast.model.pretrained import TINY, Pretrained, arguments_of, check_config
 from anytorch.forecast.training.loop import Outcome, Progress, Run
 from anytorch.forecast.training.plan import TrainingPlan
 from anytorch.forecast.training.processes import World, world
@@ -274,15 +274,8 @@ def _train(
 ) -> Outcome:
     if resume not in (True, False, "same"):
         raise UsageError(f'resume={resume!r}: use True, False or "same"')
-    splits = split_windows(
-        as_series(data, repair=repair),
-        lookback=plan.lookback,
-        horizon=plan.horizon,
-        validation=plan.validation,
-        test=plan.test,
-        stride=plan.stride,
-        clip=plan.clip,
-    )
+    asked = {name: getattr(plan, name) for name in ("lookback", "horizon", "validation", "test", "stride", "clip")}
+    splits = split_windows(as_series(data, repair=repair), **asked)
     if processes.first:
         warn_of_small_columns(splits["train"])
     run = Run(objective, splits, plan, processes, RunFolder(output), what)
@@ -311,7 +304,7 @@ def warn_of_small_columns(windows: Windows) -> None:
 def is_there(run: Run) -> bool:
     """True if the folder is empty or holds this very run."""
     try:
-        run.folder.check(run.fingerprint)
+        run.folder.load(run.fingerprint, "cpu", mmap=True)
     except InputError as exc:
         log.warning("%s: it is discarded, and this run starts over", exc.message)
         return False
@@ -346,8 +339,6 @@ def merged(module: P) -> P:
 
 def summed(module: nn.Module) -> str:
     """A short mark of a module's weights, for the fingerprint of a run that stands on them."""
-    import hashlib
-
     total = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         total.update(name.encode())
@@ -356,8 +347,6 @@ def summed(module: nn.Module) -> str:
 
 
 def checked(changes: dict[str, Any]) -> dict[str, Any]:
-    import difflib
-
     known = list(TrainingPlan.__dataclass_fields__)
     for name in changes:
         if name not in known:

@@ -37,11 +37,7 @@ class World:
 
     def mean(self, value: Tensor) -> Tensor:
         """The average of a tensor over all processes, without a gradient."""
-        value = value.detach().clone()
-        if self.size > 1:
-            dist.all_reduce(value)
-            value /= self.size
-        return value
+        return self.total(value).div_(self.size) if self.size > 1 else value.detach().clone()
 
     def total(self, value: Tensor) -> Tensor:
         value = value.detach().clone()

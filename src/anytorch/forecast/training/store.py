@@ -90,20 +90,16 @@ class RunFolder:
         with writing(self.state), replacing(self.state) as file:
             torch.save({"format": FORMAT, **state}, file)
 
-    def load(self, fingerprint: str, device: torch.device) -> dict[str, Any] | None:
-        """The last state, or None. Raises InputError if it belongs to another plan or other data."""
-        return self._read(fingerprint, map_location=device)
+    def load(self, fingerprint: str, device: torch.device | str, mmap: bool = False) -> dict[str, Any] | None:
+        """The last state, or None. Raises InputError if it belongs to another plan or other data.
 
-    def check(self, fingerprint: str) -> None:
-        """Raise what `load` would, without reading the file's tensors, which may be gigabytes."""
-        self._read(fingerprint, map_location="cpu", mmap=True)
-
-    def _read(self, fingerprint: str, **how: Any) -> dict[str, Any] | None:
+        With `mmap` the tensors, which may be gigabytes, are not read.
+        """
         if not self.state.is_file():
             return None
         try:
             # weights_only: tensors and plain values, so that a file from elsewhere cannot run code.
-            state: dict[str, Any] = torch.load(self.state, weights_only=True, **how)
+            state: dict[str, Any] = torch.load(self.state, weights_only=True, map_location=device, mmap=mmap)
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as exc:
             raise ModelError(
                 f"{self.state} cannot be read: {str(exc).splitlines()[0]}", hint="start over with --restart"
