@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from anytorch.comfy.devices import AnytorchDevice, AnytorchDeviceStatus, AnytorchMemoryCleanup
-from anytorch.comfy.files import AnytorchCombineWeights, AnytorchLoadWeights, AnytorchSaveWeights
 from anytorch.comfy.jobs import AnytorchForecast, AnytorchTextEmbedding
 from anytorch.comfy.layers import (
     CustomPyTorchActivation,
@@ -20,6 +19,7 @@ from anytorch.comfy.tensors import (
     AnytorchTensorToLatent,
     AnytorchTensorToMask,
 )
+from anytorch.comfy.weights import AnytorchCombineWeights, AnytorchLoadWeights, AnytorchSaveWeights
 
 NODES: dict[type, str] = {
     CustomPyTorchLinear: "Custom Linear Layer",

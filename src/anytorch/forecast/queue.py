@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from anytorch import logs
 from anytorch.counts import counted
@@ -36,11 +35,6 @@ class Terms:
     temperature: float
     top_p: float
     seed: int | None = None
-
-
-class Predictor(Protocol):
-    @property
-    def predict_batch(self) -> Callable[..., list[Any]]: ...
 
 
 class Answer(Future[Any]):
@@ -92,9 +86,9 @@ class ForecastQueue:
     """A worker thread in front of a predictor."""
 
     def __init__(
-        self, predictor: Predictor, *, most_waiting: int = MOST_WAITING, most_waiting_s: float | None = None
+        self, predictor: Any, *, most_waiting: int = MOST_WAITING, most_waiting_s: float | None = None
     ) -> None:
-        self._predictor = predictor
+        self._predictor = predictor  # a KronosPredictor, or whatever has its predict_batch
         self._most = most_waiting
         self._most_s = most_waiting_s  # what waits may take so long, by the speed of what was computed; then it is full
         # Of the last few batches together: a small one, which is mostly overhead, says little about a large one.

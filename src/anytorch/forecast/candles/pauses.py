@@ -199,10 +199,13 @@ def _trimmed(
             agreed and not whole_days and _evidence(slots * times, 0, usual_share, LEAST_MISSING) >= EVIDENCE / 2
         )
 
+    # The last place for a bar before the first midnight, and the first one from the last midnight on: beside the night
+    # around it, else on the grid.
+    around = next((night for night in nights if night[1] > DAY), None)
     if not kept(_open_slots(start + step, first, step, nights), first - start):
-        start = _last_bar(first, start, step, nights)
+        start = first - DAY + around[0] if around else start + (first - 1 - start) // step * step
     if not kept(_open_slots(last, stop, step, nights), stop - last):
-        stop = _first_bar(last, stop, step, nights)
+        stop = last - DAY + around[1] if around else stop - (stop - last) // step * step
     return start, stop
 
 
@@ -213,22 +216,6 @@ def _open_slots(start: int, stop: int, step: int, nights: list[Pause]) -> float:
         for after, until in nights:
             length -= max(0, min(stop, day * DAY + until) - max(start, day * DAY + after + step))
     return max(0.0, length / step)
-
-
-def _last_bar(midnight: int, known: int, step: int, nights: list[Pause]) -> int:
-    """The last place for a bar before midnight; `known` is one on the grid."""
-    for after, until in nights:
-        if until > DAY:  # around midnight
-            return midnight - DAY + after
-    return known + (midnight - 1 - known) // step * step
-
-
-def _first_bar(midnight: int, known: int, step: int, nights: list[Pause]) -> int:
-    """The first place for a bar from midnight on."""
-    for _, until in nights:
-        if until > DAY:
-            return midnight - DAY + until
-    return known - (known - midnight) // step * step
 
 
 def weekend_to_assume(moments: np.ndarray, nights: list[Pause]) -> list[Pause]:

@@ -446,24 +446,24 @@ def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Origin 
         return values.astype(float).reset_index(drop=True), []
     text = values.astype(str).str.strip()
     missing = text.str.lower().isin(["", "nan", "na", "n/a", "null", "none", "-", "--", "nat"])
-    numbers = pandas.to_numeric(text.where(~missing), errors="coerce").astype(float)
-    bad = np.flatnonzero((numbers.isna() & ~missing).to_numpy())
-    if not len(bad):
-        return numbers.reset_index(drop=True), []
     ways: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("", lambda s: s),
         ("a decimal comma", lambda s: s.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)),
         ("commas between thousands", lambda s: s.str.replace(",", "", regex=False)),
         ("signs and suffixes such as $ and 1.5M", _scaled),
     )
     for words, change in ways:
         numbers = pandas.to_numeric(change(text.where(~missing)), errors="coerce").astype(float)
-        if not (numbers.isna() & ~missing).any() and _plausible(words, text):
-            return numbers.reset_index(drop=True), [f"column {column!r} is read with {words}"]
+        wrong = (numbers.isna() & ~missing).to_numpy()
+        if not wrong.any() and _plausible(words, text):
+            return numbers.reset_index(drop=True), [f"column {column!r} is read with {words}"] if words else []
+        if not words:
+            bad = int(np.flatnonzero(wrong)[0])  # the first that is no number as it stands
     source = Origin.of(where)
     option = "columns=" if source.in_memory else "--columns"
     raise Cells(lines, column, source).refused(
-        int(bad[0]),
-        f"{text.iloc[int(bad[0])]!r} is not a number",
+        bad,
+        f"{text.iloc[bad]!r} is not a number",
         hint=f"correct that {source.unit}, or name another column with {option}",
     )
 

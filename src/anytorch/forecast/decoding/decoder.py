@@ -34,6 +34,7 @@ from anytorch.forecast.model.fused import (
     plain,
     rms_norm,
     side_by_side,
+    through_blocks,
     through_window,
 )
 from anytorch.quant.formats import parse
@@ -241,7 +242,7 @@ class Codec:
     def _ids(self, limit_rows: int, x: Tensor) -> Tensor:
         hidden = self.tokenizer.embed(x)
         if self.encoder:
-            hidden, _ = through_window(self.encoder, hidden, None, limit_rows)
+            hidden = through_blocks(self.encoder, hidden, limit_rows)
         return torch.stack(self.tokenizer.ids(self.tokenizer.quant_embed(hidden)))
 
     def decode(self, shared: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], limit_rows: int) -> Tensor:
@@ -265,13 +266,12 @@ class Codec:
                 for start in range(0, len(whole[0]), at_once)
             ]
             return torch.cat(parts_decoded).float()
-        first = self._embed(*shared) if shared is not None and before else None
-        second: Tensor | None = self._embed(*own)
-        if self.decoder:
-            _, second = through_window(self.decoder, first, second, limit_rows)
-        assert second is not None
-        values: Tensor = self.tokenizer.head(second)
-        return values.float()
+        hidden = self._embed(*own)
+        if self.decoder and shared is not None and before:
+            _, hidden = through_window(self.decoder, self._embed(*shared), hidden, limit_rows)
+        elif self.decoder:
+            hidden = through_blocks(self.decoder, hidden, limit_rows)
+        return self.tokenizer.head(hidden).float()
 
     def _embed(self, s1: Tensor, s2: Tensor) -> Tensor:
         return self.tokenizer.post_quant_embed(self.tokenizer.codes(s1, s2))

@@ -28,7 +28,7 @@ from anytorch.forecast.decoding.cache import Cache
 from anytorch.forecast.decoding.decoder import Decoder
 from anytorch.forecast.decoding.sampling import Ahead, Draws, Sampler, exponential
 from anytorch.forecast.generation.steps import FEWEST_STEPS, RolledSteps, Shape, StaticSteps, blocks, plan_rolled
-from anytorch.forecast.model.fused import per_sample, through_window
+from anytorch.forecast.model.fused import per_sample, through_blocks, through_window
 from anytorch.probe import snapshot
 
 # Rows whose temporary values exist at once. On a host 1024 rows already saturate the matrix products, and more would
@@ -322,12 +322,9 @@ class Run:
                 shared = torch.stack([self.history[b, n - shared_rows : n] for b, n in enumerate(lengths)])
         if shared is None or plan.samples == 1:  # nothing is shared: one plain causal pass
             whole = own if shared is None else torch.cat((shared, own), dim=1)
-            hidden, _ = through_window(self.decoder.blocks, whole, None, plan.limit_rows)
-            assert hidden is not None
-            context = self.decoder.context(hidden)
+            context = self.decoder.context(through_blocks(self.decoder.blocks, whole, plan.limit_rows))
             return context[:, -1], context, None
         shared, own_hidden = through_window(self.decoder.blocks, shared, own, plan.limit_rows)
-        assert shared is not None and own_hidden is not None
         own_context = self.decoder.context(own_hidden)
         return own_context[:, -1], self.decoder.context(shared), own_context
 

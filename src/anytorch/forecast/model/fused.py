@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -66,20 +66,12 @@ def adjacent(parts: Sequence[Tensor]) -> bool:
 
 def plain(weight: Tensor, bias: Tensor | None) -> Apply:
     """The linear layer with these."""
-
-    def apply(x: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    return apply
+    return partial(F.linear, weight=weight, bias=bias)
 
 
 def fused(make: Make) -> Join:
     """Layers that read the same input as one product."""
-
-    def join_layers(*layers: nn.Linear) -> Apply:
-        return make(*fuse(layers))
-
-    return join_layers
+    return lambda *layers: make(*fuse(layers))
 
 
 def side_by_side(*layers: nn.Linear) -> Apply:
@@ -294,27 +286,31 @@ def window_mask(length: int, n: int, like: Tensor) -> Tensor:
     return hidden.triu_(length + 1)
 
 
-def through_window(
-    blocks: Sequence[FusedBlock], shared: Tensor | None, own: Tensor | None, limit_rows: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """A whole window through all blocks, keeping no cache: rows that samples share once, their own rows each.
+def through_blocks(blocks: Sequence[FusedBlock], x: Tensor, limit_rows: int) -> Tensor:
+    """Whole windows [windows, rows, width] through all blocks, keeping no cache.
 
-    shared [series, L, width] are the window's first rows, own [series × samples, n, width] the rest (either may be
-    None). `limit_rows` bounds how many rows' temporary values exist at once.
+    `limit_rows` bounds how many rows' temporary values exist at once.
     """
-    length = 0 if shared is None else shared.shape[1]
-    given = shared if shared is not None else own
-    assert given is not None
-    head_width = given.shape[-1] // blocks[0].heads
-    reach = length + (0 if own is None else own.shape[1])
-    positions = torch.arange(reach, device=given.device)[None]
-    cos, sin = make_tables(positions, head_width, given.dtype)
+    tables, at_once = window_tables(blocks, x, x.shape[1]), rows_at_once(limit_rows)
+    for block in blocks:
+        x = in_pieces(lambda part, b=block: whole_layer(b, part, tables, at_once)[0], x, limit_rows)  # type: ignore[misc]
+    return x
+
+
+def window_tables(blocks: Sequence[FusedBlock], x: Tensor, reach: int) -> Tables:
+    positions = torch.arange(reach, device=x.device)[None]
+    return make_tables(positions, x.shape[-1] // blocks[0].heads, x.dtype)
+
+
+def through_window(blocks: Sequence[FusedBlock], shared: Tensor, own: Tensor, limit_rows: int) -> tuple[Tensor, Tensor]:
+    """`through_blocks` of rows that samples share once, and of their own rows each.
+
+    shared [series, L, width] are the window's first rows, own [series × samples, n, width] the rest.
+    """
+    length = shared.shape[1]
+    cos, sin = window_tables(blocks, own, length + own.shape[1])
     first, second = (cos[:, :, :length], sin[:, :, :length]), (cos[:, :, length:], sin[:, :, length:])
     at_once = rows_at_once(limit_rows)
-    if shared is None or own is None:
-        for block in blocks:
-            given = in_pieces(lambda x, b=block: whole_layer(b, x, (cos, sin), at_once)[0], given, limit_rows)  # type: ignore[misc]
-        return (None, given) if shared is None else (given, None)
     mask = window_mask(length, own.shape[1], own)
     for block in blocks:
         samples = own.shape[0] // shared.shape[0]

@@ -292,7 +292,8 @@ class Pretrained(nn.Module):
             name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).contiguous()
             for name, value in self.state_dict().items()
         }
-        state = {name: value.clone() if shares_storage(value) else value for name, value in state.items()}
+        shared = [k for k, v in state.items() if v.untyped_storage().nbytes() != v.numel() * v.element_size()]
+        state |= {name: state[name].clone() for name in shared}
         replace_file(target / WEIGHTS, save(state))
         replace_file(target / CONFIG, json.dumps(self.config, indent=2, sort_keys=True).encode())
         if push_to_hub:
@@ -321,10 +322,6 @@ def upload(folder: Path, repo_id: str, *, private: bool | None = None, token: st
     made = api.create_repo(repo_id, private=private, exist_ok=True)
     options.setdefault("commit_message", "Upload with anytorch")
     return api.upload_folder(repo_id=made.repo_id, folder_path=folder, allow_patterns=[CONFIG, WEIGHTS], **options)
-
-
-def shares_storage(value: Tensor) -> bool:
-    return value.untyped_storage().nbytes() != value.numel() * value.element_size()
 
 
 def check_shape(d_model: int, heads: int, s1_bits: int, s2_bits: int) -> None:

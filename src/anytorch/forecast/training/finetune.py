@@ -280,7 +280,12 @@ def _train(
         warn_of_small_columns(splits["train"])
     run = Run(objective, splits, plan, processes, RunFolder(output), what)
     if resume == "same":
-        resume = is_there(run)
+        try:  # is the folder empty, or does it hold this very run?
+            run.folder.load(run.fingerprint, "cpu", mmap=True)
+            resume = True
+        except InputError as exc:
+            log.warning("%s: it is discarded, and this run starts over", exc.message)
+            resume = False
         processes.wait()  # all have looked: now the first may forget it
     return run.train(resume=resume, progress=progress)
 
@@ -299,16 +304,6 @@ def warn_of_small_columns(windows: Windows) -> None:
         log.warning(
             "%s: give them in a smaller unit, in training and in forecasts", drowning(deviation, drowned, FIELDS)
         )
-
-
-def is_there(run: Run) -> bool:
-    """True if the folder is empty or holds this very run."""
-    try:
-        run.folder.load(run.fingerprint, "cpu", mmap=True)
-    except InputError as exc:
-        log.warning("%s: it is discarded, and this run starts over", exc.message)
-        return False
-    return True
 
 
 def start_from(cls: type[P], source: Any, seed: int) -> P:

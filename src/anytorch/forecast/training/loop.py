@@ -88,11 +88,6 @@ def order_of(epoch: int, windows: int, seed: int) -> Any:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(windows)
 
 
-def step_seed(seed: int, step: int, rank: int) -> int:
-    text = f"{seed}/{step}/{rank}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
-
-
 def fingerprint(plan: TrainingPlan, world: World, train: Windows, what: dict[str, Any]) -> str:
     """A fingerprint of plan, data and model; runs with equal ones can resume each other's state."""
     plan_now = {**asdict(plan), "batch_size": plan.batch_size * world.size}
@@ -243,7 +238,8 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
 
     def _seed(self) -> None:
-        torch.manual_seed(step_seed(self.plan.seed, self.step, self.world.rank))
+        text = f"{self.plan.seed}/{self.step}/{self.world.rank}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1)
 
     def _remembered(self) -> list[Tensor]:
         """What the optimiser keeps from step to step."""
