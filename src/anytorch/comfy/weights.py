@@ -1,4 +1,4 @@
-"""A layer's numbers: drawn from a seed, made from a recipe, or taken by name from a safetensors file; and the nodes for those.
+"""A layer's numbers: drawn from a seed, made from a recipe, or taken by name from a safetensors file; with its nodes.
 
 Such a file holds numbers and names, nothing that could run.
 """

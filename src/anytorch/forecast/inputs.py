@@ -245,7 +245,11 @@ def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
 def as_frame(table: Any, where: str) -> pd.DataFrame:
     """A pandas frame with our columns by our names; NumPy's are taken in the order of FIELDS."""
     if (frame := as_pandas(table, where)) is not None:
-        return in_lower_case(frame)
+        # `Open`, `Volume`, … by our names, where only one column can be meant and ours is not there.
+        names = list(frame.columns)
+        ours = {name: [other for other in names if str(other).lower() == name] for name in FIELDS if name not in names}
+        renamed = {found[0]: name for name, found in ours.items() if len(found) == 1}
+        return frame.rename(columns=renamed) if renamed else frame
     if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(FIELDS):
         return pd.DataFrame(table, columns=list(FIELDS[: table.shape[1]]))
     raise InputError(
@@ -253,14 +257,6 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
         hint="give a pandas or polars DataFrame with open, high, low, close (volume, amount), or an array with those "
         "columns in that order",
     )
-
-
-def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
-    """`Open`, `Volume`, … by our names, where only one column can be meant and ours is not there."""
-    names = list(frame.columns)
-    ours = {name: [other for other in names if str(other).lower() == name] for name in FIELDS if name not in names}
-    renamed = {found[0]: name for name, found in ours.items() if len(found) == 1}
-    return frame.rename(columns=renamed) if renamed else frame
 
 
 def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:

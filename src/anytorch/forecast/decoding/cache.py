@@ -97,11 +97,12 @@ class Cache:
         that the step can be recorded once and replayed.
         """
         series = len(self.lengths) - skip
+        by_series = (series, len(x) // series, x.shape[-1])
         cos, sin = (one(table, 3, at) for table in self.tables)
         tables = (cos[:, skip:], sin[:, skip:]) if self.mixed else (cos, sin)
         bias = self.bias(at, skip)
         for layer, block in enumerate(self.decoder.blocks):
-            q, k, v = block.project_step(x, series, tables)
+            q, k, v = block.turned(block.qkv_of(x), by_series, tables)  # each [series, heads, samples, head width]
             own_k, own_v = self.own_keys[layer][skip:], self.own_values[layer][skip:]
             put(own_k, 3, at, k)
             put(own_v, 3, at, v)

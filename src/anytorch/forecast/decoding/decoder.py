@@ -37,6 +37,7 @@ from anytorch.forecast.model.fused import (
     through_blocks,
     through_window,
 )
+from anytorch.forecast.model.tokenizer import split_ids
 from anytorch.quant.formats import parse
 from anytorch.quant.linear import QuantLinear
 from anytorch.recorded.graphs import MOST_GRAPHS, Recorder
@@ -243,7 +244,7 @@ class Codec:
         hidden = self.tokenizer.embed(x)
         if self.encoder:
             hidden = through_blocks(self.encoder, hidden, limit_rows)
-        return torch.stack(self.tokenizer.ids(self.tokenizer.quant_embed(hidden)))
+        return torch.stack(split_ids(self.tokenizer.quant_embed(hidden), self.tokenizer.s1_bits))
 
     def decode(self, shared: tuple[Tensor, Tensor] | None, own: tuple[Tensor, Tensor], limit_rows: int) -> Tensor:
         """Ids of windows → normalised candles of their own rows, float32 [series × samples, n, 6].

@@ -188,6 +188,15 @@ def begin(
     return torch.stack((s1, s2))
 
 
+def still_fits(decoder: Decoder, name: str, shape: object) -> bool:
+    """Are these steps of an earlier forecast of the same shape? If not, they are gone: their memory is needed."""
+    kept = getattr(decoder, name)
+    if kept is not None and kept.shape != shape:
+        kept.close()
+        setattr(decoder, name, None)
+    return getattr(decoder, name) is not None
+
+
 class Run:
     """The state of one chunk during the steps."""
 
@@ -216,10 +225,7 @@ class Run:
             return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict), None
         lengths_of = (len(lengths), plan.samples, max(lengths), len(set(lengths)) > 1)
         shape = Shape(*lengths_of, growing, capacity, evict, plan.max_context, plan.sampler, plan.kernels)
-        if decoder.kept is None or decoder.kept.shape != shape:
-            if decoder.kept is not None:
-                decoder.kept.close()
-            decoder.kept = None  # its memory first
+        if not still_fits(decoder, "kept", shape):
             cache = Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
             decoder.kept = StaticSteps(cache, shape, plan.static == "recorded")
         steps: StaticSteps = decoder.kept
@@ -250,10 +256,7 @@ class Run:
         if shape is None:
             return 0
         self.cache = None
-        if decoder.kept_rolled is None or decoder.kept_rolled.shape != shape:
-            if decoder.kept_rolled is not None:
-                decoder.kept_rolled.close()
-            decoder.kept_rolled = None  # its memory first
+        if not still_fits(decoder, "kept_rolled", shape):
             decoder.kept_rolled = RolledSteps(decoder, shape, plan.static == "recorded")
         steps: RolledSteps = decoder.kept_rolled
         count = steps.count(step)

@@ -125,10 +125,6 @@ class FusedBlock:
         q, k = turn(qkv[:2], tables)
         return q, k, qkv[2]
 
-    def project_step(self, x: Tensor, series: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for one row of every sample: each [series, heads, samples, head width]."""
-        return self.turned(self.qkv_of(x), (series, len(x) // series, x.shape[-1]), tables)
-
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the block, from the attention's [batch, heads, rows, head width] (or that of `attend_step`)."""
         return self.rest(x, attended.transpose(1, 2).reshape(x.shape))
@@ -293,7 +289,8 @@ def through_blocks(blocks: Sequence[FusedBlock], x: Tensor, limit_rows: int) -> 
     """
     tables, at_once = window_tables(blocks, x, x.shape[1]), rows_at_once(limit_rows)
     for block in blocks:
-        x = in_pieces(lambda part, b=block: whole_layer(b, part, tables, at_once)[0], x, limit_rows)  # type: ignore[misc]
+        parts = [whole_layer(block, part, tables, at_once)[0] for part in x.split(max(1, limit_rows // x.shape[1]))]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts)
     return x
 
 
@@ -352,11 +349,3 @@ def whole_layer(block: FusedBlock, x: Tensor, tables: Tables, at_once: int) -> t
         attended = attend_whole(q, keys[:, :, : rows.stop], values[:, :, : rows.stop], mask)
         finished[:, rows] = block.finish(x[:, rows], attended)
     return finished, keys, values
-
-
-def in_pieces(function: Apply, x: Tensor, limit_rows: int) -> Tensor:
-    """`function` over the first dimension, a few windows at a time."""
-    at_once = max(1, limit_rows // x.shape[1])
-    if at_once >= x.shape[0]:
-        return function(x)
-    return torch.cat([function(x[start : start + at_once]) for start in range(0, x.shape[0], at_once)])

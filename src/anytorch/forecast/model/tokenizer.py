@@ -174,11 +174,7 @@ class KronosTokenizer(Pretrained):
         """Token ids: with `half` the pair [s1, s2], else one index s1 + s2 · 2^s1_bits; int64 [batch, rows]."""
         # The sign is all that counts, so the normalisation can be left out.
         signs = self.encode_vectors(x)
-        return list(self.ids(signs)) if half else signs_to_index(signs)
-
-    def ids(self, signs: Tensor) -> tuple[Tensor, Tensor]:
-        """s1 and s2 of what the quantiser sees."""
-        return split_ids(signs, self.s1_bits)
+        return list(split_ids(signs, self.s1_bits)) if half else signs_to_index(signs)
 
     def codes(self, s1: Tensor, s2: Tensor) -> Tensor:
         """The quantised vectors of pairs of ids: values ±1/√bits, [batch, rows, bits]."""

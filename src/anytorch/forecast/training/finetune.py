@@ -32,7 +32,7 @@ from anytorch.forecast.checkpoints import choose_checkpoint, forget_trained_with
 from anytorch.forecast.inputs import DROWNED, drowning, whole_number
 from anytorch.forecast.model import Kronos, KronosTokenizer
 from anytorch.forecast.model.pretrained import TINY, Pretrained, arguments_of, check_config
-from anytorch.forecast.training.loop import Outcome, Progress, Run
+from anytorch.forecast.training.loop import Objective, Outcome, Progress, Run
 from anytorch.forecast.training.plan import TrainingPlan
 from anytorch.forecast.training.processes import World, world
 from anytorch.forecast.training.store import RunFolder
@@ -49,7 +49,7 @@ SAMPLED_WINDOWS = 256  # are looked at to tell how large the data is
 NAMED = (str, Path)  # what is found by its name; anything else is used as it is
 
 
-class TokenizerObjective(nn.Module):
+class TokenizerObjective(Objective):
     """Reconstruction from s1 alone and from both, and the loss that keeps all codes in use; as published."""
 
     def __init__(self, tokenizer: KronosTokenizer, world: World) -> None:
@@ -85,11 +85,8 @@ class TokenizerObjective(nn.Module):
     def save(self, folder: Path) -> None:
         merged(self.tokenizer).save_pretrained(folder)
 
-    def describe(self, folder: Path) -> None:
-        """Nothing: a tokenizer stands for itself."""
 
-
-class PredictorObjective(nn.Module):
+class PredictorObjective(Objective):
     """Cross entropy of the next s1, and of the next s2 given s1.
 
     "generation" trains what a forecast computes: s2 is told the true s1 and sees the past without positions. "published"
@@ -263,7 +260,7 @@ def chosen(model: Any, tokenizer: Any, max_context: int | None, plan: TrainingPl
 
 def _train(
     data: Any,
-    objective: nn.Module,
+    objective: Objective,
     plan: TrainingPlan,
     processes: World,
     output: str | Path,

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,17 +41,16 @@ log = logs.logger(__name__)
 Progress = Callable[[int, int, str], None]
 
 
-class Objective(Protocol):
-    """What is trained, and what it is trained for. It is an nn.Module: its call is what averages gradients."""
-
-    def __call__(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch, and its parts for the log."""
+class Objective(nn.Module):
+    """What is trained, and what for. Its call, which averages gradients, gives a batch's loss and the parts of that."""
 
     def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
         """The mean loss of a batch, by which the best weights are chosen: deterministic and without dropout."""
+        raise NotImplementedError
 
     def save(self, folder: Path) -> None:
         """Write the published layout, and beside it what `describe` says."""
+        raise NotImplementedError
 
     def describe(self, folder: Path) -> None:
         """Say in the folder what its weights go with, unless this run has said it already."""
@@ -101,7 +100,7 @@ class Run:
 
     def __init__(
         self,
-        objective: nn.Module,
+        objective: Objective,
         splits: dict[str, Windows],
         plan: TrainingPlan,
         world: World,
@@ -273,7 +272,7 @@ class Run:
         for start in range(0, len(own), self.plan.batch_size):
             chosen = own[start : start + self.plan.batch_size]
             # In full precision: what is compared here decides which weights are kept.
-            loss = self.objective.validate(*self.on_device(self.check_windows, chosen))  # type: ignore[operator]
+            loss = self.objective.validate(*self.on_device(self.check_windows, chosen))
             sums += torch.tensor([float(loss) * len(chosen), len(chosen)], dtype=torch.float64)
         # In float32 on the device: not every device has float64, nor every collective library the CPU.
         total = self.world.total(sums.to(self.world.device, torch.float32))
@@ -305,7 +304,7 @@ class Run:
     def save_best(self) -> None:
         if self.world.first:
             with writing(self.folder.best):
-                self.objective.save(self.folder.best)  # type: ignore[operator]
+                self.objective.save(self.folder.best)
         self.world.wait()
 
     # --- the state -------------------------------------------------------------------------------------------------
@@ -360,7 +359,7 @@ class Run:
         if self.world.first:
             self.folder.keep_log_until(self.step)
             if self.folder.best.is_dir():  # a run that an older version began, and whose weights may get no better
-                self.objective.describe(self.folder.best)  # type: ignore[operator]
+                self.objective.describe(self.folder.best)
         self.world.wait()
         return True
 

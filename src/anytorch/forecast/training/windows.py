@@ -86,11 +86,12 @@ def split_windows(
         raise InputError("there is no data to train on", hint="name a CSV or Parquet file")
     _require_one_kind_of_time(series)
     length = lookback + horizon + 1
-    moments = [_moments(one) for one in series]
+    indices = [pd.DatetimeIndex(one.frame["timestamps"]) for one in series]
+    moments = [index.as_unit("ns").asi8 for index in indices]  # nanoseconds since 1970, as UTC where there is a zone
     ordered = np.sort(np.concatenate(moments))
     cuts = [_cut(ordered, 1 - validation - test), _cut(ordered, 1 - test)]
     values = np.concatenate([as_values(one.frame) for one in series])
-    stamps = np.concatenate([stamps_of(pd.DatetimeIndex(one.frame["timestamps"])) for one in series])
+    stamps = np.concatenate([stamps_of(index) for index in indices])
     starts: dict[str, list[Any]] = {name: [] for name in SPLITS}
     offset = 0
     for own in moments:
@@ -129,14 +130,6 @@ def _require_one_kind_of_time(series: Sequence[CandleSeries]) -> None:
             f"{aware[0].name} has timestamps with a time zone, {naive[0].name} without one",
             hint="name the zone with --timezone, or write all files alike",
         )
-
-
-def _moments(one: CandleSeries) -> Any:
-    """Nanoseconds since 1970, as UTC where there is a zone."""
-    times = one.frame["timestamps"]
-    if times.dt.tz is not None:
-        times = times.dt.tz_convert("UTC").dt.tz_localize(None)
-    return times.to_numpy().astype("datetime64[ns]").astype(np.int64)
 
 
 def _cut(ordered: Any, share: float) -> int:
