@@ -21,7 +21,7 @@ from anytorch.values import dataclass
 
 def require_pandas() -> Any:
     try:
-        import pandas
+        import pandas  # type: ignore[import-untyped]
     except ModuleNotFoundError as exc:
         if exc.name != "pandas":
             raise
@@ -30,7 +30,7 @@ def require_pandas() -> Any:
 
 
 if TYPE_CHECKING:
-    import pandas as pandas  # type: ignore[import-untyped]
+    import pandas as pandas
 else:
 
     class WhenUsed:
@@ -83,7 +83,7 @@ class Origin:
 class Cells:
     """A column and its origin, for messages; `lines` are its rows' lines there."""
 
-    lines: Sequence[int]
+    lines: Any  # int [rows]
     column: str
     origin: Origin
 

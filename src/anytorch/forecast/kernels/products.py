@@ -94,8 +94,9 @@ class Work:
     @property
     def product(self) -> Product:
         rows = self.x.shape[0] if self.x.shape[0] <= MOST_ROWS else power_of_two(self.x.shape[0])
-        given = (part is not None for part in (self.norm, self.bias, self.residual))
-        return Product(rows, self.weight.shape[1], self.out.shape[1], *given, self.gated, self.per_head)
+        norm, bias, residual = (part is not None for part in (self.norm, self.bias, self.residual))
+        columns, width = self.out.shape[1], self.weight.shape[1]
+        return Product(rows, width, columns, norm, bias, residual, self.gated, self.per_head)
 
 
 class Layer:
