@@ -15,7 +15,7 @@ from anytorch.devices.ranking import gigabytes
 from anytorch.devices.types import Level, State
 
 
-class AnytorchDevice(Node, group="devices"):
+class AnytorchDevice(Node, title="Device", group="devices"):
     DESCRIPTION = (
         "Where the connected nodes compute. A missing device falls back to the CPU, and `note` says why. "
         "numpy computes without any driver, through anytorch.lite."
@@ -37,7 +37,7 @@ class AnytorchDevice(Node, group="devices"):
         return choice, place.name, place.note
 
 
-class AnytorchDeviceStatus(Node, group="devices"):
+class AnytorchDeviceStatus(Node, title="Device Status", group="devices"):
     DESCRIPTION = "Every device of this machine, its memory, and why some cannot be used."
     OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = ("STRING",), ("text",)
@@ -62,7 +62,7 @@ def status() -> str:
     return "\n".join(lines)
 
 
-class AnytorchMemoryCleanup(Node, group="devices"):
+class AnytorchMemoryCleanup(Node, title="Memory Clean-up", group="devices"):
     DESCRIPTION = "Frees memory when the workflow gets here, and passes its input on."
     OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = (ANYTHING, "STRING"), ("anything", "text")

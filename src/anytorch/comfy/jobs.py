@@ -77,7 +77,7 @@ def folder_state(model: str | None) -> str:
     return fingerprint(path) if path is not None and path.is_dir() else ""
 
 
-class AnytorchTextEmbedding(Node, group="engines"):
+class AnytorchTextEmbedding(Node, title="Text Embedding", group="engines"):
     DESCRIPTION = "A vector for each line of text: texts of similar meaning have similar vectors."
     RETURN_TYPES, RETURN_NAMES = (TENSOR, TENSOR, "STRING"), ("vectors", "similarity", "text")
     required = inputs(
@@ -120,7 +120,7 @@ class AnytorchTextEmbedding(Node, group="engines"):
         return resting(vectors), resting(torch.from_numpy(engine.similarity(found))), told
 
 
-class AnytorchForecast(Node, group="engines"):
+class AnytorchForecast(Node, title="Forecast", group="engines"):
     DESCRIPTION = (
         "Forecast candles (open, high, low, close, volume) with a Kronos model: a picture, the mean, every path."
     )

@@ -34,13 +34,15 @@ Inputs = dict[str, tuple[Any, dict[str, Any]]]  # name → type, or the list to 
 
 
 class Node:
-    """What ComfyUI asks every node for. A node says its inputs (`required`, `optional`), its `run` and its menu's group."""
+    """What ComfyUI asks every node for. A node says its title and group in the menu, its inputs, and its `run`."""
 
     CATEGORY, FUNCTION = CATEGORY, "run"
+    title: ClassVar[str]
     required: ClassVar[Inputs] = {}
     optional: ClassVar[Inputs] = {}
 
-    def __init_subclass__(cls, group: str = "") -> None:
+    def __init_subclass__(cls, title: str, group: str = "") -> None:
+        cls.title = title
         cls.CATEGORY = f"{CATEGORY}/{group}" if group else CATEGORY
 
     @classmethod

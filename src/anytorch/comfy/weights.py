@@ -120,7 +120,7 @@ def file_named(name: str) -> Path:
     return inside(models_folder(), name, "the file")
 
 
-class AnytorchLoadWeights(Node, group="weights"):
+class AnytorchLoadWeights(Node, title="Load Weights", group="weights"):
     DESCRIPTION = "Weights from a .safetensors file in models/anytorch, or one that Save Weights wrote."
     RETURN_TYPES, RETURN_NAMES = (WEIGHTS, "STRING"), ("weights", "names")
 
@@ -145,7 +145,7 @@ class AnytorchLoadWeights(Node, group="weights"):
         return found, "\n".join(f"{name}: {shape_text(value.shape)}" for name, value in sorted(found.items()))
 
 
-class AnytorchSaveWeights(Node, group="weights"):
+class AnytorchSaveWeights(Node, title="Save Weights", group="weights"):
     DESCRIPTION = "Writes weights to a .safetensors file in ComfyUI's output folder."
     OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = ("STRING",), ("file",)
@@ -186,7 +186,7 @@ def next_free(path: Path) -> Path:
     return path.with_name(f"{path.stem}_{number:05}{SUFFIX}")
 
 
-class AnytorchCombineWeights(Node, group="weights"):
+class AnytorchCombineWeights(Node, title="Combine Weights", group="weights"):
     DESCRIPTION = "Combine the weights of two layers: each name is prefixed with its layer's name."
     RETURN_TYPES, RETURN_NAMES = (WEIGHTS,), ("weights",)
     required = inputs(
