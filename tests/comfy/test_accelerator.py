@@ -65,7 +65,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(comfy: Any, accelerator:
         pytest.skip("nobody knows how much memory is free")
     side, channels = 1024, 64
     count = 8
-    each = places.nbytes_of((3, side, side), (channels, side, side))
+    each = 4 * (3 + channels) * side * side
     kept = torch.empty(max(0, free - 4 * each), dtype=torch.uint8, device=accelerator)  # leaves room for about three
     conv = nodes.CustomPyTorchConv2D()
     image = torch.rand(count, side, side, 3)

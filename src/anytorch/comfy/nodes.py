@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anytorch.comfy import weights as layer_weights
-from anytorch.comfy.places import computed, computed_in_parts, nbytes_of, place_for, said_plainly
+from anytorch.comfy.places import computed, computed_in_parts, place_for, said_plainly
 from anytorch.comfy.values import (
     DEVICE,
     IMAGE,
@@ -91,7 +91,7 @@ def layer_computed(
     place = place_for(device)
     weight, bias = place.put(numbers["weight"]), place.put(numbers["bias"]) if "bias" in numbers else None
     function = getattr(place.functional, name)
-    nbytes_each = nbytes_of(tuple(batch.shape[1:]), out_shape)
+    nbytes_each = 4 * (math.prod(batch.shape[1:]) + math.prod(out_shape))
     return computed_in_parts(place, lambda part: function(part, weight, bias, **options), batch, nbytes_each)
 
 

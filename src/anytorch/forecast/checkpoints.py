@@ -69,11 +69,6 @@ def write_trained_with(folder: Path, tokenizer: KronosTokenizer, max_context: in
     replace_file(folder / FILE, (json.dumps(asdict(told), indent=2) + "\n").encode())
 
 
-def forget_trained_with(folder: Path) -> None:
-    """Remove the file before new weights are written, so that it never describes other ones."""
-    (folder / FILE).unlink(missing_ok=True)
-
-
 def read_trained_with(folder: Path) -> TrainedWith | None:
     """Read the file of a folder; None if there is none. Raises ModelError for an invalid file."""
     path = folder / FILE

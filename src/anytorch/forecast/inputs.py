@@ -221,8 +221,12 @@ def read_series(
             f"{where}: the first time to forecast, {future[0]}, is not after the last row of the history, {times[-1]}",
             hint="the history must end where the forecast begins",
         )
-    if checks:
-        refuse_backwards(future, where)
+    if checks and len(steps := np.flatnonzero(np.diff(future.asi8) <= 0)):
+        entry = int(steps[0]) + 1
+        raise InputError(
+            f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
+            hint="the times to forecast must increase; pass checks=False if this is intended",
+        )
     found = scale_columns(values.to_numpy(dtype=np.float64), FIELDS, rescale=rescale, where=where)
     for words in found.warnings:
         log.warning("%s", words)
@@ -230,16 +234,6 @@ def read_series(
     if isinstance(y_timestamp, pd.Series) and not pd.api.types.is_numeric_dtype(y_timestamp):
         index = pd.Index(y_timestamp)
     return Series(where, found.normal, found.mean, found.scale, stamps(times), stamps(future), index, found.warnings)
-
-
-def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
-    steps = np.flatnonzero(np.diff(future.asi8) <= 0)
-    if len(steps):
-        entry = int(steps[0]) + 1
-        raise InputError(
-            f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
-            hint="the times to forecast must increase; pass checks=False if this is intended",
-        )
 
 
 def as_frame(table: Any, where: str) -> pd.DataFrame:

@@ -20,8 +20,7 @@ from anytorch.devices.precision import capabilities
 from anytorch.devices.types import Caps
 from anytorch.errors import InputError, OutOfMemory, UsageError
 from anytorch.forecast.candles.tables import FIELDS, PRICES
-from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.decoder import Codec, Decoder, check_pair, layer_maker, prepared
+from anytorch.forecast.decoding.decoder import Cache, Codec, Decoder, check_pair, layer_maker, prepared
 from anytorch.forecast.decoding.sampling import Noise, Sampler
 from anytorch.forecast.generation.generate import (
     ACCELERATOR_ROWS,
@@ -248,11 +247,8 @@ class KronosPredictor:
         )
         sampler = make_sampler(T, top_k, top_p)
         found = self.paths(series, sampler, sample_count, seed=seed, verbose=verbose)
-        return (
-            np.stack([np.mean(one.normal, axis=0) for one in found])
-            if found
-            else np.zeros((0, pred_len, 6), np.float32)
-        )
+        means = [np.mean(one.normal, axis=0) for one in found]
+        return np.stack(means) if means else np.zeros((0, pred_len, 6), np.float32)
 
     # --- what they stand on ------------------------------------------------------------------------------------------
 

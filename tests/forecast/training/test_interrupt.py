@@ -23,10 +23,9 @@ import torch
 from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.forecast.model import KronosTokenizer
 from anytorch.forecast.training import TrainingPlan, finetune_tokenizer
-from anytorch.forecast.training.interrupt import Interrupt
 from anytorch.forecast.training.loop import Run, fingerprint
 from anytorch.forecast.training.plan import wrong
-from anytorch.forecast.training.processes import World
+from anytorch.forecast.training.processes import Interrupt, World
 from anytorch.forecast.training.store import RunFolder, writing
 
 

@@ -113,16 +113,6 @@ def gaps(times: Any) -> list[int]:
     return [int(place) + 1 for place in np.flatnonzero(seconds > max(GAP_STEPS * usual, GAP_DAYS * 86400))]
 
 
-def require_clean(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> None:
-    """Raise InputError for the first problem, with the number of other kinds."""
-    found = problems(frame, lines)
-    if not found:
-        return
-    others = sorted({problem.kind for problem in found} - {found[0].kind})
-    also = f"; also {', '.join(others)}" if others else ""
-    raise InputError(found[0].said(where) + also, hint=Origin.of(where).mend)
-
-
 def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> tuple[pd.DataFrame, Any, list[str]]:
     """The frame with every repair of the table above except the gaps, its lines, and what was changed, in words."""
     found = problems(frame, lines)
@@ -268,8 +258,11 @@ def read_candles(
             frame, kept, changed = repaired(frame, own_lines, title)
             said += changed
         else:
-            require_clean(frame, own_lines, title)
             kept = own_lines
+            if found_wrong := problems(frame, own_lines):
+                others = sorted({problem.kind for problem in found_wrong} - {found_wrong[0].kind})
+                also = f"; also {', '.join(others)}" if others else ""
+                raise InputError(found_wrong[0].said(title) + also, hint=title.mend)
         own_name = name if name is not None and len(parts) == 1 else symbol
         series += _cut(own_name, frame, kept, (*notes, *said), title)
         notes = []  # told once

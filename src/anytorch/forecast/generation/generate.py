@@ -24,8 +24,7 @@ from torch import Tensor
 
 from anytorch.devices.tune import trusted_setting
 from anytorch.errors import UsageError
-from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.decoder import Decoder
+from anytorch.forecast.decoding.decoder import Cache, Decoder
 from anytorch.forecast.decoding.sampling import Ahead, Draws, Sampler, exponential
 from anytorch.forecast.generation.steps import FEWEST_STEPS, RolledSteps, Shape, StaticSteps, blocks, plan_rolled
 from anytorch.forecast.model.fused import per_sample, through_blocks, through_window

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from anytorch import logs
 from anytorch.devices.oom import is_out_of_memory
-from anytorch.forecast.decoding.cache import Cache, hidden
-from anytorch.forecast.decoding.decoder import Decoder, Replayed
+from anytorch.forecast.decoding.decoder import Cache, Decoder, Replayed, hidden
 from anytorch.forecast.decoding.sampling import Ahead, Sampler
 from anytorch.forecast.kernels.attention import WindowAttention, WindowCut, window_part
 from anytorch.forecast.kernels.choice import Chooser

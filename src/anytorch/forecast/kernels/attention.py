@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytorch.forecast.decoding.cache import Cache
+from anytorch.forecast.decoding.decoder import Cache
 from anytorch.forecast.kernels.choice import Option, Part
 from anytorch.forecast.kernels.products import SMALLEST_PRODUCT, KernelLaunch, distance_from, power_of_two, waves
 from anytorch.forecast.model.fused import Tables, attend_masked, turn, window_mask

@@ -335,7 +335,7 @@ class ChosenBlock(FusedBlock):
 
     def to_qkv(self, rows: Tensor) -> Work:
         layer = self.layer
-        return Work(rows, layer.qkv, made(rows, len(layer.qkv)), bias=layer.qkv_bias, norm=layer.norm1)
+        return Work(rows, layer.qkv, rows.new_empty(len(rows), len(layer.qkv)), bias=layer.qkv_bias, norm=layer.norm1)
 
     def back(self, attended: Tensor, rows: Tensor) -> Work:
         layer = self.layer
@@ -343,14 +343,10 @@ class ChosenBlock(FusedBlock):
 
     def to_gate(self, rows: Tensor) -> Work:
         layer = self.layer
-        return Work(rows, layer.gate, made(rows, len(layer.gate) // 2), norm=layer.norm2, gated=True)
+        return Work(rows, layer.gate, rows.new_empty(len(rows), len(layer.gate) // 2), norm=layer.norm2, gated=True)
 
     def to_down(self, inner: Tensor, rows: Tensor) -> Work:
         return Work(inner, self.layer.down, torch.empty_like(rows), residual=rows)
-
-
-def made(rows: Tensor, columns: int) -> Tensor:
-    return rows.new_empty(len(rows), columns)
 
 
 # --- choosing -------------------------------------------------------------------------------------------------------

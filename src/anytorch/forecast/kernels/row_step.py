@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.decoder import Decoder
+from anytorch.forecast.decoding.decoder import Cache, Decoder
 from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.kernels import attention
 from anytorch.forecast.kernels.attention import RowAttention, Share

@@ -31,44 +31,17 @@ WEIGHTS = "model.safetensors"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def _model(
-    layers: int, width: int, heads: int, inner: int, dropouts: tuple[float, float, float, float]
-) -> dict[str, Any]:
-    ffn, attn, resid, token = dropouts
-    return {
-        "s1_bits": 10,
-        "s2_bits": 10,
-        "n_layers": layers,
-        "d_model": width,
-        "n_heads": heads,
-        "ff_dim": inner,
-        "ffn_dropout_p": ffn,
-        "attn_dropout_p": attn,
-        "resid_dropout_p": resid,
-        "token_dropout_p": token,
-        "learn_te": True,
-    }
-
-
-def _tokenizer(group_size: int) -> dict[str, Any]:
-    return {
-        "d_in": 6,
-        "d_model": 256,
-        "n_heads": 4,
-        "ff_dim": 512,
-        "n_enc_layers": 4,
-        "n_dec_layers": 4,
-        "ffn_dropout_p": 0.0,
-        "attn_dropout_p": 0.0,
-        "resid_dropout_p": 0.0,
-        "s1_bits": 10,
-        "s2_bits": 10,
-        "beta": 0.05,
-        "gamma0": 1.0,
-        "gamma": 1.1,
-        "zeta": 0.05,
-        "group_size": group_size,
-    }
+# The constructors' arguments, in their order.
+MODEL_ARGUMENTS = (
+    *("s1_bits", "s2_bits", "n_layers", "d_model", "n_heads", "ff_dim"),
+    *("ffn_dropout_p", "attn_dropout_p", "resid_dropout_p", "token_dropout_p", "learn_te"),
+)
+TOKENIZER_ARGUMENTS = (
+    *("d_in", "d_model", "n_heads", "ff_dim", "n_enc_layers", "n_dec_layers"),
+    *("ffn_dropout_p", "attn_dropout_p", "resid_dropout_p", "s1_bits", "s2_bits"),
+    *("beta", "gamma0", "gamma", "zeta", "group_size"),
+)
+TOKENIZER_VALUES = (6, 256, 4, 512, 4, 4, 0.0, 0.0, 0.0, 10, 10, 0.05, 1.0, 1.1, 0.05)  # all but group_size
 
 
 @dataclass(frozen=True)
@@ -83,17 +56,20 @@ class Checkpoint:
     tokenizer_config: dict[str, Any]
 
 
-def _checkpoint(size: str, tokenizer: str, max_context: int, config: dict[str, Any], group_size: int) -> Checkpoint:
+def _checkpoint(size: str, tokenizer: str, max_context: int, model: tuple[Any, ...], group_size: int) -> Checkpoint:
     names = (f"kronos-{size}", f"NeoQuasar/Kronos-{size}", f"NeoQuasar/Kronos-Tokenizer-{tokenizer}")
-    return Checkpoint(*names, max_context, config, _tokenizer(group_size))
+    config = dict(zip(MODEL_ARGUMENTS, model, strict=True))
+    return Checkpoint(
+        *names, max_context, config, dict(zip(TOKENIZER_ARGUMENTS, (*TOKENIZER_VALUES, group_size), strict=True))
+    )
 
 
 PUBLISHED = {
     found.name: found
     for found in (
-        _checkpoint("mini", "2k", 2048, _model(4, 256, 4, 512, (0.2, 0.0, 0.2, 0.0)), 5),
-        _checkpoint("small", "base", 512, _model(8, 512, 8, 1024, (0.25, 0.1, 0.25, 0.1)), 4),
-        _checkpoint("base", "base", 512, _model(12, 832, 16, 2048, (0.2, 0.0, 0.2, 0.0)), 4),
+        _checkpoint("mini", "2k", 2048, (10, 10, 4, 256, 4, 512, 0.2, 0.0, 0.2, 0.0, True), 5),
+        _checkpoint("small", "base", 512, (10, 10, 8, 512, 8, 1024, 0.25, 0.1, 0.25, 0.1, True), 4),
+        _checkpoint("base", "base", 512, (10, 10, 12, 832, 16, 2048, 0.2, 0.0, 0.2, 0.0, True), 4),
     )
 }
 

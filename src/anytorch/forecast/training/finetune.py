@@ -28,7 +28,7 @@ from anytorch import logs
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import InputError, UsageError
 from anytorch.forecast.candles.tables import FIELDS
-from anytorch.forecast.checkpoints import choose_checkpoint, forget_trained_with, write_trained_with
+from anytorch.forecast.checkpoints import FILE, choose_checkpoint, write_trained_with
 from anytorch.forecast.inputs import DROWNED, drowning, whole_number
 from anytorch.forecast.model import Kronos, KronosTokenizer
 from anytorch.forecast.model.pretrained import TINY, Pretrained, arguments_of, check_config
@@ -145,7 +145,7 @@ class PredictorObjective(Objective):
 
     def save(self, folder: Path) -> None:
         if not self.described:
-            forget_trained_with(folder)  # of another run, which had another tokenizer
+            (folder / FILE).unlink(missing_ok=True)  # of another run, which had another tokenizer
         merged(self.model).save_pretrained(folder)
         self.describe(folder)
 

@@ -29,9 +29,8 @@ from anytorch.devices.repeat import prepare_to_repeat, repeatable
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import AnytorchError, InputError
 from anytorch.forecast.predictor import capable
-from anytorch.forecast.training.interrupt import Interrupt
 from anytorch.forecast.training.plan import TrainingPlan
-from anytorch.forecast.training.processes import World
+from anytorch.forecast.training.processes import Interrupt, World
 from anytorch.forecast.training.recorded import RecordedStep
 from anytorch.forecast.training.store import RunFolder, draw_curve, plain, writing
 from anytorch.forecast.training.windows import Windows

@@ -47,7 +47,8 @@ class Windows:
         """Normalised, clipped values float32 [batch, length, 6] and stamps int64 [batch, length, 5]."""
         rows = self.starts[np.asarray(chosen)][:, None] + np.arange(self.length)
         raw = self.values[rows]
-        mean, deviation = statistics(raw[:, : self.lookback])
+        past = raw[:, : self.lookback].astype(np.float64)
+        mean, deviation = past.mean(axis=1, keepdims=True), past.std(axis=1, keepdims=True) + EPS
         return np.clip((raw - mean) / deviation, -self.clip, self.clip).astype(np.float32), self.stamps[rows]
 
     def thinned(self, most: int) -> Windows:
@@ -56,12 +57,6 @@ class Windows:
             return self
         kept = self.starts[np.linspace(0, len(self) - 1, most).round().astype(int)]
         return Windows(self.values, self.stamps, kept, self.lookback, self.horizon, self.clip, self.period)
-
-
-def statistics(past: Any) -> tuple[Any, Any]:
-    """Mean and deviation of the past rows [batch, rows, 6], each [batch, 1, 6]; what is divided by is never 0."""
-    wide = past.astype(np.float64)
-    return wide.mean(axis=1, keepdims=True), wide.std(axis=1, keepdims=True) + EPS
 
 
 def split_windows(
@@ -87,7 +82,9 @@ def split_windows(
     _require_one_kind_of_time(series)
     length = lookback + horizon + 1
     indices = [pd.DatetimeIndex(one.frame["timestamps"]) for one in series]
-    moments = [index.as_unit("ns").asi8 for index in indices]  # nanoseconds since 1970, as UTC where there is a zone
+    moments = [
+        index.values.astype("datetime64[ns]").astype(np.int64) for index in indices
+    ]  # nanoseconds since 1970, as UTC where there is a zone
     ordered = np.sort(np.concatenate(moments))
     cuts = [_cut(ordered, 1 - validation - test), _cut(ordered, 1 - test)]
     values = np.concatenate([as_values(one.frame) for one in series])
