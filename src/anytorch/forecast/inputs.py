@@ -57,10 +57,6 @@ def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
     )
 
 
-def make_seed(seed: Any) -> int | None:
-    return None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
-
-
 def quantile_levels(levels: Any) -> tuple[float, ...]:
     if levels is None:
         return ()

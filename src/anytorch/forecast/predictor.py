@@ -42,7 +42,6 @@ from anytorch.forecast.inputs import (
     check_arrays,
     from_arrays,
     make_sampler,
-    make_seed,
     one_each,
     quantile_levels,
     read_series,
@@ -264,7 +263,7 @@ class KronosPredictor:
     ) -> list[Paths]:
         """The generated ids and normalised values of every series: what `predict` takes the mean of."""
         samples = whole_number("sample_count", samples, 1, "use at least 1")
-        seed = make_seed(seed)
+        seed = None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
         if rolling not in ROLLING:
             raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
         if not series:

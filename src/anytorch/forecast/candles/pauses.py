@@ -248,10 +248,6 @@ def pauses_between_weekdays(days: np.ndarray) -> list[Pause]:
     return list(_stretches(usual * DAY, WEEK, DAY))
 
 
-def every_day(nights: list[Pause]) -> list[Pause]:
-    return [(day * DAY + after, day * DAY + until) for day in range(7) for after, until in nights]
-
-
 def joined(pauses: list[Pause]) -> tuple[Pause, ...]:
     """In order, those that overlap as one; around the end of the week too."""
     found: list[Pause] = []

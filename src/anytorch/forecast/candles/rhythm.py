@@ -24,7 +24,6 @@ from anytorch.forecast.candles.pauses import (
     WEEK,
     WEEKDAYS,
     Pause,
-    every_day,
     in_hours_of_today,
     joined,
     pauses_between_weekdays,
@@ -159,7 +158,8 @@ def rhythm_of(times: Any) -> Rhythm:
     nights = pauses_of_the_day(recent, step)
     weekly = pauses_of_the_week(recent, step, nights)
     assumed = weekend_to_assume(recent, nights)
-    return Rhythm(*known, joined([*every_day(nights), *weekly, *assumed]), assumed=bool(assumed))
+    daily = [(day * DAY + after, day * DAY + until) for day in range(7) for after, until in nights]
+    return Rhythm(*known, joined([*daily, *weekly, *assumed]), assumed=bool(assumed))
 
 
 def _recent(moments: np.ndarray) -> np.ndarray:

@@ -330,13 +330,6 @@ class Run:
             )
         self.saved = self.step
 
-    def _write_interrupted(self) -> None:
-        """Save the last whole step after Ctrl-C. No other process is waited for: it may have been stopped elsewhere."""
-        if self.interrupt.broken or self.step == self.saved:
-            return
-        with self.interrupt.ignored():
-            self._write()
-
     def is_due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.total
 
@@ -391,7 +384,10 @@ class Run:
                 try:
                     self._take_steps(progress)
                 except KeyboardInterrupt:
-                    self._write_interrupted()
+                    # The last whole step is saved. No other process is waited for: it may have been stopped elsewhere.
+                    if not self.interrupt.broken and self.step != self.saved:
+                        with self.interrupt.ignored():
+                            self._write()
                     raise
                 except RuntimeError as exc:
                     if self.world.first or self.interrupt.asked_at is None:
