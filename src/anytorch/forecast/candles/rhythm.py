@@ -154,19 +154,15 @@ def rhythm_of(times: Any) -> Rhythm:
         if step == DAY:
             return Rhythm(*known, joined(pauses_of_the_week(days, step, [])))
         return Rhythm(*known, joined(pauses_between_weekdays(days) if step % DAY == 0 else []))
-    recent = in_hours_of_today(_recent(moments))
+    dates = moments // DAY
+    first = dates[np.flatnonzero(np.diff(dates, prepend=dates[0] - 1))][-RECENT:][0]
+    # In order and each once: when clocks change, an hour may come twice.
+    recent = in_hours_of_today(np.unique(moments[dates >= first]))
     nights = pauses_of_the_day(recent, step)
     weekly = pauses_of_the_week(recent, step, nights)
     assumed = weekend_to_assume(recent, nights)
     daily = [(day * DAY + after, day * DAY + until) for day in range(7) for after, until in nights]
     return Rhythm(*known, joined([*daily, *weekly, *assumed]), assumed=bool(assumed))
-
-
-def _recent(moments: np.ndarray) -> np.ndarray:
-    """Those of the last RECENT dates, in order and each once: when clocks change, an hour may come twice."""
-    dates = moments // DAY
-    first = dates[np.flatnonzero(np.diff(dates, prepend=dates[0] - 1))][-RECENT:][0]
-    return np.unique(moments[dates >= first])
 
 
 def _nanoseconds(naive: Any) -> np.ndarray:

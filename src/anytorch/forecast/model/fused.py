@@ -249,11 +249,8 @@ def by_row(x: Tensor, samples: int) -> Tensor:
     if samples == 1:
         return x
     series, heads, together, e = x.shape
-    return (
-        x.view(series, heads, samples, together // samples, e)
-        .transpose(1, 2)
-        .reshape(-1, heads, together // samples, e)
-    )
+    n = together // samples
+    return x.view(series, heads, samples, n, e).transpose(1, 2).reshape(-1, heads, n, e)
 
 
 def laid_out(shared: Tensor, own: Tensor) -> Tensor:

@@ -82,9 +82,8 @@ def split_windows(
     _require_one_kind_of_time(series)
     length = lookback + horizon + 1
     indices = [pd.DatetimeIndex(one.frame["timestamps"]) for one in series]
-    moments = [
-        index.values.astype("datetime64[ns]").astype(np.int64) for index in indices
-    ]  # nanoseconds since 1970, as UTC where there is a zone
+    # Nanoseconds since 1970, as UTC where there is a zone.
+    moments = [index.values.astype("datetime64[ns]").astype(np.int64) for index in indices]
     ordered = np.sort(np.concatenate(moments))
     cuts = [_cut(ordered, 1 - validation - test), _cut(ordered, 1 - test)]
     values = np.concatenate([as_values(one.frame) for one in series])
