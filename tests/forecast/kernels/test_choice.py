@@ -475,6 +475,8 @@ class FakeStep:
 
     mode = "right"
 
+    _noise_at = StaticSteps._noise_at
+
     def __init__(self, cache: Any, sampler: Any, counters: Tensor, ids: Any, future: Tensor, noise: Any) -> None:
         self.cache, self.sampler, self.counters, self.future, self.noise = cache, sampler, counters, future, noise
         self.at, self.slot = counters[:1], counters[1:]
