@@ -293,11 +293,9 @@ def settled(predictor: Any, work: Any) -> list[float]:
 def parts_of(predictor: Any, work: Any) -> dict[str, float]:
     """Seconds of one more forecast by its parts, waiting for the device after each: their sum is more than a forecast."""
     import anytorch
-    from anytorch.forecast.decoding.cache import Cache
-    from anytorch.forecast.decoding.decoder import Codec
+    from anytorch.forecast.decoding.decoder import Cache, Codec
     from anytorch.forecast.generation.generate import Run
-    from anytorch.forecast.generation.rolled import RolledSteps
-    from anytorch.forecast.generation.static import StaticSteps
+    from anytorch.forecast.generation.steps import RolledSteps, StaticSteps
 
     seconds: dict[str, float] = {}
 

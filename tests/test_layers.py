@@ -28,6 +28,7 @@ LAYERS = [
         "logs",
         "safetensors_files",
         "child_process",
+        "pictures",
     },
     {"probe"},
     {"measured"},  # the only tuner: whoever measures brings the device's clock

@@ -125,7 +125,7 @@ def running_comfyui(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNa
 @pytest.fixture(autouse=True)
 def engines_closed() -> Iterator[None]:
     yield
-    if (kept := sys.modules.get("anytorch.comfy.kept")) is not None:
+    if (kept := sys.modules.get("anytorch.comfy.jobs")) is not None:
         kept.forget()
 
 

@@ -56,7 +56,7 @@ def test_engines(comfy: Any, accelerator: str, prompt_of: Callable[[str], dict[s
 
 def test_a_batch_that_does_not_fit_is_computed_in_parts(comfy: Any, accelerator: str) -> None:
     """A convolution that needs more at once than the device has free."""
-    from anytorch.comfy import layers, places
+    from anytorch.comfy import nodes, places
     from anytorch.comfy.values import DeviceChoice
     from anytorch.devices.memory import memory
 
@@ -65,9 +65,9 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(comfy: Any, accelerator:
         pytest.skip("nobody knows how much memory is free")
     side, channels = 1024, 64
     count = 8
-    each = places.nbytes_of((3, side, side), (channels, side, side))
+    each = 4 * (3 + channels) * side * side
     kept = torch.empty(max(0, free - 4 * each), dtype=torch.uint8, device=accelerator)  # leaves room for about three
-    conv = layers.CustomPyTorchConv2D()
+    conv = nodes.CustomPyTorchConv2D()
     image = torch.rand(count, side, side, 3)
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from anytorch.comfy import files, layers, tensors
+from anytorch.comfy import nodes
 from anytorch.comfy.places import place_for
 from anytorch.comfy.values import DeviceChoice
-from anytorch.comfy.weights import chosen
+from anytorch.comfy.weights import chosen, next_free
 from anytorch.errors import InputError
 
 SIZES = st.integers(0, 5)
@@ -62,7 +62,7 @@ def test_convolution(
     bias: bool,
 ) -> None:
     image = made(shape, dtype)
-    answer = ran(lambda: layers.CustomPyTorchConv2D().run(image, ins, outs, size, stride, padding, bias, device=place))
+    answer = ran(lambda: nodes.CustomPyTorchConv2D().run(image, ins, outs, size, stride, padding, bias, device=place))
     if answer is None:
         return
     shown, tensor, weights = answer
@@ -78,7 +78,7 @@ def test_linear(
     shape: tuple[int, ...], dtype: torch.dtype, place: DeviceChoice, ins: int, outs: int, bias: bool
 ) -> None:
     tensor = made(shape, dtype)
-    answer = ran(lambda: layers.CustomPyTorchLinear().run(tensor, ins, outs, bias, device=place))
+    answer = ran(lambda: nodes.CustomPyTorchLinear().run(tensor, ins, outs, bias, device=place))
     if answer is None:
         return
     out, weights = answer
@@ -88,14 +88,14 @@ def test_linear(
 
 
 @quick
-@given(SHAPES, SHAPES, DTYPES, PLACES, st.sampled_from(list(layers.OPERATIONS)), st.booleans())
+@given(SHAPES, SHAPES, DTYPES, PLACES, st.sampled_from(list(nodes.OPERATIONS)), st.booleans())
 def test_operations(
     left: tuple[int, ...], right: tuple[int, ...], dtype: torch.dtype, place: DeviceChoice, operation: str, same: bool
 ) -> None:
     a, b = made(left, dtype), made(left if same else right, torch.float32, 1) + 1
-    answer = ran(lambda: layers.CustomPyTorchTensorOps().run(a, b, operation, device=place))
+    answer = ran(lambda: nodes.CustomPyTorchTensorOps().run(a, b, operation, device=place))
     try:
-        wanted = layers.OPERATIONS[operation](a.float(), b)
+        wanted = nodes.OPERATIONS[operation](a.float(), b)
     except RuntimeError:
         assert answer is None, "torch refuses it"
         return
@@ -106,22 +106,22 @@ def test_operations(
 
 
 @quick
-@given(SHAPES, SHAPES, PLACES, st.sampled_from(list(layers.LOSSES)), st.booleans())
+@given(SHAPES, SHAPES, PLACES, st.sampled_from(list(nodes.LOSSES)), st.booleans())
 def test_losses(left: tuple[int, ...], right: tuple[int, ...], place: DeviceChoice, loss: str, same: bool) -> None:
     a, b = made(left, torch.float32), made(left if same else right, torch.float32, 1)
-    answer = ran(lambda: layers.CustomPyTorchLoss().run(a, b, loss, device=place))
+    answer = ran(lambda: nodes.CustomPyTorchLoss().run(a, b, loss, device=place))
     if answer is None:
         assert a.shape != b.shape or a.numel() == 0
     else:
         (value,) = answer["result"]
-        assert value == pytest.approx(float(getattr(F, layers.LOSSES[loss])(a, b)), rel=1e-4, abs=1e-6)
+        assert value == pytest.approx(float(getattr(F, nodes.LOSSES[loss])(a, b)), rel=1e-4, abs=1e-6)
 
 
 @quick
-@given(SHAPES, DTYPES, PLACES, st.sampled_from(layers.ACTIVATIONS))
+@given(SHAPES, DTYPES, PLACES, st.sampled_from(nodes.ACTIVATIONS))
 def test_activations(shape: tuple[int, ...], dtype: torch.dtype, place: DeviceChoice, name: str) -> None:
     tensor = made(shape, dtype)
-    answer = ran(lambda: layers.CustomPyTorchActivation().run(tensor, name, device=place))
+    answer = ran(lambda: nodes.CustomPyTorchActivation().run(tensor, name, device=place))
     if answer is None:
         assert tensor.numel() == 0
         return
@@ -133,41 +133,41 @@ def test_activations(shape: tuple[int, ...], dtype: torch.dtype, place: DeviceCh
 @given(
     SHAPES,
     DTYPES,
-    st.sampled_from(tensors.RANGES),
-    st.sampled_from(tensors.LAYOUTS),
-    st.sampled_from(tensors.COLOURS),
+    st.sampled_from(nodes.RANGES),
+    st.sampled_from(nodes.LAYOUTS),
+    st.sampled_from(nodes.COLOURS),
     st.integers(-1, 6),
 )
 def test_converters(
     shape: tuple[int, ...], dtype: torch.dtype, scale: str, layout: str, channels: str, channel: int
 ) -> None:
     tensor = made(shape, dtype)
-    image = ran(lambda: tensors.AnytorchTensorToImage().run(tensor, scale, layout, channels))
+    image = ran(lambda: nodes.AnytorchTensorToImage().run(tensor, scale, layout, channels))
     if image is not None:
         assert image[0].ndim == 4 and image[0].shape[-1] in (3, 4) and image[0].dtype == torch.float32
         assert scale == "raw" or (float(image[0].min()) >= 0 and float(image[0].max()) <= 1)
-    mask = ran(lambda: tensors.AnytorchTensorToMask().run(tensor, channel, scale))
+    mask = ran(lambda: nodes.AnytorchTensorToMask().run(tensor, channel, scale))
     assert mask is None or mask[0].ndim == 3
-    ran(lambda: tensors.AnytorchImageToTensor().run(tensor, layout))
-    ran(lambda: tensors.AnytorchTensorToLatent().run(tensor))
-    ran(lambda: tensors.AnytorchTensorInfo().run(tensor))
+    ran(lambda: nodes.AnytorchImageToTensor().run(tensor, layout))
+    ran(lambda: nodes.AnytorchTensorToLatent().run(tensor))
+    ran(lambda: nodes.AnytorchTensorInfo().run(tensor))
 
 
 def test_what_has_three_dimensions_is_a_mask() -> None:
     """Also one that is 1, 3 or 4 wide: ComfyUI's pictures always have four."""
     for width in (1, 3, 4, 7):
-        (mask,) = tensors.AnytorchTensorToMask().run(torch.rand(2, 8, width), -1, "clamp")
+        (mask,) = nodes.AnytorchTensorToMask().run(torch.rand(2, 8, width), -1, "clamp")
         assert mask.shape == (2, 8, width)
-    (image,) = tensors.AnytorchTensorToImage().run(torch.rand(3, 8, 9), "clamp", "channels first", "as they are")
+    (image,) = nodes.AnytorchTensorToImage().run(torch.rand(3, 8, 9), "clamp", "channels first", "as they are")
     assert image.shape == (1, 8, 9, 3)
 
 
 def test_infinities_do_not_blacken_a_picture() -> None:
     numbers = torch.tensor([[float("inf"), -float("inf")], [0.0, 4.0], [float("nan"), 1.0]])
-    (image,) = tensors.AnytorchTensorToImage().run(numbers, "normalize", "channels last", "as they are")
+    (image,) = nodes.AnytorchTensorToImage().run(numbers, "normalize", "channels last", "as they are")
     assert image[0, :, :, 0].tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 0.25]]
     for row, wanted in (([5, 6, float("inf"), 5.5], [0, 1, 1, 0.5]), ([-3e38, 3e38, 0, 1.0], [0, 1, 0.5, 0.5])):
-        (image,) = tensors.AnytorchTensorToImage().run(torch.tensor([row]), "normalize", "channels last", "as they are")
+        (image,) = nodes.AnytorchTensorToImage().run(torch.tensor([row]), "normalize", "channels last", "as they are")
         assert image[0, 0, :, 0].tolist() == pytest.approx(wanted)
 
 
@@ -177,10 +177,10 @@ def test_quantized_numbers_are_not_taken_for_weights() -> None:
 
 
 def test_names_with_brackets_are_counted_too(tmp_path: Path) -> None:
-    first = files.next_free(tmp_path / "layer[1].safetensors")
+    first = next_free(tmp_path / "layer[1].safetensors")
     first.touch()
     assert first.name == "layer[1]_00001.safetensors"
-    assert files.next_free(tmp_path / "layer[1].safetensors").name == "layer[1]_00002.safetensors"
+    assert next_free(tmp_path / "layer[1].safetensors").name == "layer[1]_00002.safetensors"
 
 
 def test_a_card_that_is_not_there_falls_back() -> None:

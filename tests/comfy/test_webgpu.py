@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from anytorch.comfy import layers
+from anytorch.comfy import nodes
 from anytorch.comfy.places import TorchPlace
 
 LAVAPIPE = Path(__file__).resolve().parents[2] / ".cache" / "mesa" / "lvp.json"
@@ -37,12 +37,12 @@ def webgpu(missing: Callable[[str, str], NoReturn]) -> Iterator[torch.device]:
 
 def outputs(image: torch.Tensor) -> list[Any]:
     """What the documented workflow computes, and its loss."""
-    _, tensor, _ = layers.CustomPyTorchConv2D().run(image, 3, 8, 3, 1, 1, True)
-    (relu,) = layers.CustomPyTorchActivation().run(tensor, "relu")
-    linear, _ = layers.CustomPyTorchLinear().run(relu, 8, 3, True)
-    (sigmoid,) = layers.CustomPyTorchActivation().run(linear, "sigmoid")
-    (product,) = layers.CustomPyTorchTensorOps().run(sigmoid, image, "multiply")
-    (loss,) = layers.CustomPyTorchLoss().run(product, image, "mse")["result"]
+    _, tensor, _ = nodes.CustomPyTorchConv2D().run(image, 3, 8, 3, 1, 1, True)
+    (relu,) = nodes.CustomPyTorchActivation().run(tensor, "relu")
+    linear, _ = nodes.CustomPyTorchLinear().run(relu, 8, 3, True)
+    (sigmoid,) = nodes.CustomPyTorchActivation().run(linear, "sigmoid")
+    (product,) = nodes.CustomPyTorchTensorOps().run(sigmoid, image, "multiply")
+    (loss,) = nodes.CustomPyTorchLoss().run(product, image, "mse")["result"]
     return [tensor, linear, sigmoid, product, torch.tensor(loss)]
 
 
@@ -50,7 +50,7 @@ def test_the_documented_workflow(webgpu: torch.device, monkeypatch: pytest.Monke
     image = torch.rand(2, 17, 23, 3)
     with torch.inference_mode():
         wanted = outputs(image)
-        monkeypatch.setattr(layers, "place_for", lambda choice: TorchPlace(webgpu))
+        monkeypatch.setattr(nodes, "place_for", lambda choice: TorchPlace(webgpu))
         found = outputs(image)
     assert all(tensor.device.type == "cpu" for tensor in found)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

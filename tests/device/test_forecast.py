@@ -134,14 +134,14 @@ def test_our_kernels_draw_the_ids_of_the_cpu(
 def test_windows_that_are_full_go_through_our_kernel(triton: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured as users have it: whichever way is fastest here, the ids are the CPU's, and no candidate was wrong."""
     from anytorch.forecast.generation import generate
-    from anytorch.forecast.kernels import product_parts
+    from anytorch.forecast.kernels import products
 
     if triton.type == "cpu":
         pytest.skip(
             "the interpreter's times would choose; tests/forecast/kernels runs this with a stopwatch of its own"
         )
     monkeypatch.setattr(generate, "FEWEST_STEPS", 2)
-    monkeypatch.setattr(product_parts, "FEWEST_LAUNCHES", 1)
+    monkeypatch.setattr(products, "FEWEST_LAUNCHES", 1)
     # Three growing steps and more full windows than three: a recording runs its step three times before it counts.
     given = [series(37, 0, HORIZON + 4)]
 

@@ -91,8 +91,7 @@ def test_products_with_packed_weights(triton: Any, name: str) -> None:
 def test_products_of_a_forecast(triton: Any, rows: int) -> None:
     """Every kind of product, cut as it is built in and in ways that are tried."""
     from anytorch.forecast.kernels import choice
-    from anytorch.forecast.kernels.product_parts import error_of
-    from anytorch.forecast.kernels.products import Products, Work, candidates
+    from anytorch.forecast.kernels.products import Products, Work, candidates, error_of
     from anytorch.forecast.kernels.row_step import Tiles
 
     torch.manual_seed(0)

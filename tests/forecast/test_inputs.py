@@ -12,7 +12,8 @@ import pyarrow
 import pytest
 
 from anytorch.errors import InputError
-from anytorch.forecast.inputs import COLUMNS, read_series
+from anytorch.forecast.candles.tables import FIELDS as COLUMNS
+from anytorch.forecast.inputs import read_series
 
 
 def read(table: Any, x: Any = None, y: Any = None, pred_len: int | None = 5, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anytorch.errors import QueueClosed, QueueFull
-from anytorch.forecast.queue import ForecastQueue, Job, Pace, Terms, take
+from anytorch.forecast.queue import ForecastQueue, Pace, PendingForecast, Terms, take
 
 
 class Fake:
@@ -33,17 +33,17 @@ def terms(**changes: Any) -> Terms:
 
 
 def test_alike_requests_are_computed_together() -> None:
-    waiting = deque([Job("a", terms()), Job("b", terms(horizon=9)), Job("c", terms()), Job("d", terms(seed=1)),
-                     Job("e", terms())])  # fmt: skip
+    asked = {"a": terms(), "b": terms(horizon=9), "c": terms(), "d": terms(seed=1), "e": terms()}
+    waiting = deque(PendingForecast(name, wanted) for name, wanted in asked.items())
     assert [job.history for job in take(waiting)] == ["a", "c", "e"]
     assert [job.history for job in take(waiting)] == ["b"]
     assert [job.history for job in take(waiting)] == ["d"] and not waiting
 
 
 def test_a_batch_is_bounded_and_seeds_are_alone() -> None:
-    waiting = deque(Job(str(n), terms(samples=100)) for n in range(9))
+    waiting = deque(PendingForecast(str(n), terms(samples=100)) for n in range(9))
     assert len(take(waiting, most_paths=512)) == 5
-    seeded = deque(Job(str(n), terms(seed=5)) for n in range(3))
+    seeded = deque(PendingForecast(str(n), terms(seed=5)) for n in range(3))
     assert [len(take(seeded)) for _ in range(3)] == [1, 1, 1]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from anytorch.errors import InputError
-from anytorch.forecast.inputs import COLUMNS
-from anytorch.forecast.scaling import scale_columns
+from anytorch.forecast.candles.tables import FIELDS as COLUMNS
+from anytorch.forecast.inputs import scale_columns
 
 PRICES = ("open", "high", "low", "close")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,14 @@ def inside(root: Path, name: str, what: str) -> Path:
     if len(os.fsencode(path.name)) > LONGEST_NAME_NBYTES:
         raise InputError(f"{what} {name[:40]!r}… is longer than a file's name can be")
     return path
+
+
+def file_refusal(find: Callable[[str], Path], name: str, home: Path) -> str:
+    """Why the file that `find` makes of a name cannot be used; "" if it is there. For VALIDATE_INPUTS."""
+    try:
+        return "" if find(name).is_file() else f"{name} does not exist; put it into {home}"
+    except InputError as exc:
+        return exc.message
 
 
 def fingerprint(path: Path) -> str:

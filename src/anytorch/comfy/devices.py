@@ -5,30 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from anytorch.comfy import comfyui
-from anytorch.comfy.kept import forget
+from anytorch.comfy.jobs import forget
 from anytorch.comfy.places import NUMPY, REQUESTS, place_for
-from anytorch.comfy.values import ANYTHING, CATEGORY, DEVICE, DeviceChoice, text_shown
+from anytorch.comfy.values import ANYTHING, DEVICE, DeviceChoice, Node, inputs, text_shown, whole, widget
 from anytorch.counts import counted
 from anytorch.devices.choose import devices
 from anytorch.devices.memory import cleanup, memory
 from anytorch.devices.ranking import gigabytes
 from anytorch.devices.types import Level, State
 
-SUBCATEGORY = f"{CATEGORY}/devices"
 
-
-class AnytorchDevice:
+class AnytorchDevice(Node, title="Device", group="devices"):
     DESCRIPTION = (
         "Where the connected nodes compute. A missing device falls back to the CPU, and `note` says why. "
         "numpy computes without any driver, through anytorch.lite."
     )
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (DEVICE, "STRING", "STRING"), ("device", "name", "note")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        index = ("INT", {"default": -1, "min": -1, "max": 63, "tooltip": "Index of the card; -1: the best one."})
-        return {"required": {"backend": (REQUESTS, {"default": "auto"}), "index": index}}
+    required = inputs(backend=widget(REQUESTS, "auto"), index=whole(-1, -1, 63, "Index of the card; -1: the best one."))
 
     @classmethod
     def VALIDATE_INPUTS(cls, backend: str | None) -> bool | str:
@@ -44,14 +37,10 @@ class AnytorchDevice:
         return choice, place.name, place.note
 
 
-class AnytorchDeviceStatus:
+class AnytorchDeviceStatus(Node, title="Device Status", group="devices"):
     DESCRIPTION = "Every device of this machine, its memory, and why some cannot be used."
-    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = ("STRING",), ("text",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {}}
 
     @classmethod
     def IS_CHANGED(cls) -> float:
@@ -73,25 +62,15 @@ def status() -> str:
     return "\n".join(lines)
 
 
-class AnytorchMemoryCleanup:
+class AnytorchMemoryCleanup(Node, title="Memory Clean-up", group="devices"):
     DESCRIPTION = "Frees memory when the workflow gets here, and passes its input on."
-    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    OUTPUT_NODE = True
     RETURN_TYPES, RETURN_NAMES = (ANYTHING, "STRING"), ("anything", "text")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {
-            "required": {
-                "unload_models": ("BOOLEAN", {"default": False, "tooltip": "Also unload ComfyUI's models."}),
-                "unload_engines": (
-                    "BOOLEAN",
-                    {"default": True, "tooltip": "Also unload those of Text Embedding and Forecast."},
-                ),
-            },
-            "optional": {
-                "anything": (ANYTHING, {"tooltip": "Passed on unchanged, so that the clean-up runs in between."})
-            },
-        }
+    required = inputs(
+        unload_models=widget("BOOLEAN", False, "Also unload ComfyUI's models."),
+        unload_engines=widget("BOOLEAN", True, "Also unload those of Text Embedding and Forecast."),
+    )
+    optional = inputs(anything=(ANYTHING, {"tooltip": "Passed on unchanged, so that the clean-up runs in between."}))
 
     def run(self, unload_models: bool, unload_engines: bool, anything: Any = None) -> dict[str, Any]:
         before = free_everywhere()
@@ -99,7 +78,12 @@ class AnytorchMemoryCleanup:
         if unload_models:
             comfyui.unload_models()
         cleanup()
-        lines = [f"{name}: {gigabytes(was)} free before, {gigabytes(now)} after" for name, was, now in compared(before)]
+        now = free_everywhere()
+        lines = [
+            f"{name}: {gigabytes(was)} free before, {gigabytes(now[name])} after"
+            for name, was in before.items()
+            if name in now
+        ]
         text = "\n".join([*lines, *([f"{counted(closed, 'engine')} closed"] if closed else [])])
         return text_shown(text, anything, text)
 
@@ -108,8 +92,3 @@ def free_everywhere() -> dict[str, int]:
     usable = [device for device in devices(tried="needed") if device.state is State.USABLE]
     found = {device.id: memory(device.torch_name).free for device in usable}
     return {name: free for name, free in found.items() if free is not None}
-
-
-def compared(before: dict[str, int]) -> list[tuple[str, int, int]]:
-    now = free_everywhere()
-    return [(name, was, now[name]) for name, was in before.items() if name in now]

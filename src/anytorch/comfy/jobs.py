@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anytorch.comfy.comfyui import Progress, fingerprint, folder, inside
-from anytorch.comfy.kept import kept
+from anytorch.comfy.comfyui import Progress, file_refusal, fingerprint, folder, inside
 from anytorch.comfy.places import NUMPY, place_for, said_plainly, without_inference_mode
-from anytorch.comfy.values import CATEGORY, DEVICE, IMAGE, TENSOR, DeviceChoice, resting, text_shown
+from anytorch.comfy.values import DEVICE, IMAGE, TENSOR, DeviceChoice, Node, inputs, resting, text_shown, whole, widget
 from anytorch.counts import counted
 from anytorch.errors import InputError
 from anytorch.forecast.candles.generate import sample_candles
@@ -22,17 +24,51 @@ from anytorch.forecast.candles.rhythm import future_times
 from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
 from anytorch.text.embed import ArrowEngine
 
-SUBCATEGORY = f"{CATEGORY}/engines"
 PLAIN = "none"
 QUANTIZATIONS = [PLAIN, "int8", "int4", "int2", "fp4"]
 PROMPTS = [PLAIN, "query", "passage"]
 SAMPLE_ROWS = 600
 QUANTILES = (0.1, 0.5, 0.9)
+MOST = (
+    2  # engines of all kinds that stay loaded (loading takes longer than using); the one unused for longest goes first
+)
+
+_kept: OrderedDict[Hashable, Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def kept(key: Hashable, make: Callable[[], Any]) -> Any:
+    """The value `make` returned for the first call with `key`. Not thread-safe: ComfyUI runs one node at a time."""
+    with _lock:
+        if key not in _kept:
+            while len(_kept) >= MOST:
+                close(_kept.popitem(last=False)[1])
+            _kept[key] = make()
+        _kept.move_to_end(key)
+        return _kept[key]
+
+
+def forget() -> int:
+    """Close all of them, and say how many there were."""
+    with _lock:
+        count = len(_kept)
+        while _kept:
+            close(_kept.popitem()[1])
+        return count
+
+
+def close(engine: Any) -> None:
+    if hasattr(engine, "close"):
+        engine.close()
 
 
 def device_name(device: DeviceChoice | None) -> str:
     """For engines, which choose themselves. The CPU's engines are our own C++: "numpy" means no torch kernel, as they do."""
     return "cpu" if device is not None and device.request == NUMPY else place_for(device).name
+
+
+def input_file(name: str) -> Path:
+    return inside(folder("input"), name, "file")
 
 
 def folder_state(model: str | None) -> str:
@@ -41,32 +77,19 @@ def folder_state(model: str | None) -> str:
     return fingerprint(path) if path is not None and path.is_dir() else ""
 
 
-class AnytorchTextEmbedding:
+class AnytorchTextEmbedding(Node, title="Text Embedding", group="engines"):
     DESCRIPTION = "A vector for each line of text: texts of similar meaning have similar vectors."
-    CATEGORY, FUNCTION = SUBCATEGORY, "run"
     RETURN_TYPES, RETURN_NAMES = (TENSOR, TENSOR, "STRING"), ("vectors", "similarity", "text")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        model = {"default": "", "tooltip": "A model folder or a name on the Hugging Face Hub; empty: all-MiniLM-L6-v2."}
-        return {
-            "required": {
-                "text": ("STRING", {"default": "", "multiline": True}),
-                "model": ("STRING", model),
-                "split_lines": (
-                    "BOOLEAN",
-                    {"default": True, "tooltip": "Off: the whole input is one text."},
-                ),
-            },
-            "optional": {
-                "quantization": (QUANTIZATIONS, {"default": PLAIN}),
-                "prompt": (
-                    PROMPTS,
-                    {"default": PLAIN, "tooltip": "For models that tell queries from passages."},
-                ),
-                "device": (DEVICE, {}),
-            },
-        }
+    required = inputs(
+        text=widget("STRING", "", multiline=True),
+        model=widget("STRING", "", "A model folder or a name on the Hugging Face Hub; empty: all-MiniLM-L6-v2."),
+        split_lines=widget("BOOLEAN", True, "Off: the whole input is one text."),
+    )
+    optional = inputs(
+        quantization=widget(QUANTIZATIONS, PLAIN),
+        prompt=widget(PROMPTS, PLAIN, "For models that tell queries from passages."),
+        device=(DEVICE, {}),
+    )
 
     @classmethod
     def IS_CHANGED(cls, model: str | None = None, **_: Any) -> str:
@@ -97,57 +120,38 @@ class AnytorchTextEmbedding:
         return resting(vectors), resting(torch.from_numpy(engine.similarity(found))), told
 
 
-class AnytorchForecast:
+class AnytorchForecast(Node, title="Forecast", group="engines"):
     DESCRIPTION = (
         "Forecast candles (open, high, low, close, volume) with a Kronos model: a picture, the mean, every path."
     )
-    CATEGORY, FUNCTION, OUTPUT_NODE = SUBCATEGORY, "run", True
+    OUTPUT_NODE = True
     RETURN_TYPES = (IMAGE, TENSOR, TENSOR, "STRING")
     RETURN_NAMES = ("picture", "mean", "paths", "table")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        table = {
-            "default": "",
-            "multiline": True,
-            "tooltip": "CSV with a header. Empty: the file, or synthetic candles.",
-        }
-        return {
-            "required": {
-                "model": ("STRING", {"default": "tiny", "tooltip": "tiny, kronos-mini, -small, -base, or a folder."}),
-                "horizon": ("INT", {"default": 24, "min": 1, "max": 4096, "tooltip": "Bars to forecast."}),
-                "samples": ("INT", {"default": 20, "min": 1, "max": 1024, "tooltip": "Paths to draw."}),
-                "draw_seed": ("INT", {"default": 0, "min": 0, "max": 2**32 - 1}),
-                "temperature": ("FLOAT", {"default": 1.0, "min": 0.01, "max": 10.0, "step": 0.01}),
-                "top_p": ("FLOAT", {"default": 1.0, "min": 0.01, "max": 1.0, "step": 0.01}),
-            },
-            "optional": {
-                "candles": ("STRING", table),
-                "file": ("STRING", {"default": "", "tooltip": "A CSV or Parquet file in ComfyUI's input folder."}),
-                "symbol": (
-                    "STRING",
-                    {"default": "", "tooltip": "The instrument to forecast, if the table has several."},
-                ),
-                "tokenizer": ("STRING", {"default": "", "tooltip": "For a folder: the tokenizer it was trained with."}),
-                "device": (DEVICE, {}),
-            },
-        }
+    required = inputs(
+        model=widget("STRING", "tiny", "tiny, kronos-mini, -small, -base, or a folder."),
+        horizon=whole(24, 1, 4096, "Bars to forecast."),
+        samples=whole(20, 1, 1024, "Paths to draw."),
+        draw_seed=whole(0, 0, 2**32 - 1),
+        temperature=widget("FLOAT", 1.0, min=0.01, max=10.0, step=0.01),
+        top_p=widget("FLOAT", 1.0, min=0.01, max=1.0, step=0.01),
+    )
+    optional = inputs(
+        candles=widget("STRING", "", "CSV with a header. Empty: the file, or synthetic candles.", multiline=True),
+        file=widget("STRING", "", "A CSV or Parquet file in ComfyUI's input folder."),
+        symbol=widget("STRING", "", "The instrument to forecast, if the table has several."),
+        tokenizer=widget("STRING", "", "For a folder: the tokenizer it was trained with."),
+        device=(DEVICE, {}),
+    )
 
     @classmethod
     def VALIDATE_INPUTS(cls, file: str | None = None) -> bool | str:
-        if not file:
-            return True
-        try:
-            there = inside(folder("input"), file, "file").is_file()
-        except InputError as exc:
-            return exc.message
-        return there or f"{file} does not exist; put it into {folder('input')}"
+        return not file or file_refusal(input_file, file, folder("input")) or True
 
     @classmethod
     def IS_CHANGED(
         cls, file: str | None = None, model: str | None = None, tokenizer: str | None = None, **_: Any
     ) -> str:
-        about = fingerprint(inside(folder("input"), file, "file")) if file else ""
+        about = fingerprint(input_file(file)) if file else ""
         return f"{about} {folder_state(model)} {folder_state(tokenizer)}"
 
     @said_plainly
@@ -197,7 +201,7 @@ def history_of(candles: str, file: str, symbol: str) -> tuple[str, Any]:
         raise InputError("both candles and file are given", hint="leave one of them empty")
     if not candles.strip() and not file.strip():
         return "generated candles", sample_candles(SAMPLE_ROWS)
-    source: Any = candles.encode() if candles.strip() else inside(folder("input"), file, "file")
+    source: Any = candles.encode() if candles.strip() else input_file(file)
     series = read_candles(source)
     names = [one.name for one in series]
     if symbol and symbol not in names:

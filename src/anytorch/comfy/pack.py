@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-from anytorch.comfy.devices import AnytorchDevice, AnytorchDeviceStatus, AnytorchMemoryCleanup
-from anytorch.comfy.files import AnytorchCombineWeights, AnytorchLoadWeights, AnytorchSaveWeights
-from anytorch.comfy.jobs import AnytorchForecast, AnytorchTextEmbedding
-from anytorch.comfy.layers import (
-    CustomPyTorchActivation,
-    CustomPyTorchConv2D,
-    CustomPyTorchLinear,
-    CustomPyTorchLoss,
-    CustomPyTorchTensorOps,
-)
-from anytorch.comfy.tensors import (
-    AnytorchImageToTensor,
-    AnytorchLatentToTensor,
-    AnytorchTensorInfo,
-    AnytorchTensorToImage,
-    AnytorchTensorToLatent,
-    AnytorchTensorToMask,
-)
+from anytorch.comfy import devices, jobs, nodes, weights
+from anytorch.comfy.values import Node
 
-NODES: dict[type, str] = {
-    CustomPyTorchLinear: "Custom Linear Layer",
-    CustomPyTorchConv2D: "Custom Conv2D Layer",
-    CustomPyTorchActivation: "Custom Activation",
-    CustomPyTorchLoss: "Custom Loss Function",
-    CustomPyTorchTensorOps: "Custom Tensor Operations",
-    AnytorchDevice: "Device",
-    AnytorchDeviceStatus: "Device Status",
-    AnytorchMemoryCleanup: "Memory Clean-up",
-    AnytorchLoadWeights: "Load Weights",
-    AnytorchSaveWeights: "Save Weights",
-    AnytorchCombineWeights: "Combine Weights",
-    AnytorchTensorToImage: "Tensor to Image",
-    AnytorchImageToTensor: "Image to Tensor",
-    AnytorchTensorToMask: "Tensor to Mask",
-    AnytorchTensorToLatent: "Tensor to Latent",
-    AnytorchLatentToTensor: "Latent to Tensor",
-    AnytorchTensorInfo: "Tensor Info",
-    AnytorchTextEmbedding: "Text Embedding",
-    AnytorchForecast: "Forecast",
+NODE_CLASS_MAPPINGS: dict[str, type[Node]] = {
+    name: found
+    for module in (nodes, devices, weights, jobs)
+    for name, found in vars(module).items()
+    if isinstance(found, type) and issubclass(found, Node) and found is not Node
 }
-NODE_CLASS_MAPPINGS = {node.__name__: node for node in NODES}
-NODE_DISPLAY_NAME_MAPPINGS = {node.__name__: title for node, title in NODES.items()}
+NODE_DISPLAY_NAME_MAPPINGS = {name: node.title for name, node in NODE_CLASS_MAPPINGS.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -114,10 +113,6 @@ def computed_in_parts(place: Place, work: Callable[[Any], Any], batch: Tensor, n
     start = max(1, min(total, AT_ONCE_NBYTES // max(1, nbytes_each)))
     parts = fit_batch(run, start).result
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def nbytes_of(*shapes: tuple[int, ...]) -> int:
-    return 4 * sum(math.prod(shape) for shape in shapes)
 
 
 def said_plainly(function: F) -> F:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,38 @@ CATEGORY = "PyTorch Custom"
 RANGES = ["clamp", "normalize", "raw"]
 
 Weights = dict[str, Tensor]
+Inputs = dict[str, tuple[Any, dict[str, Any]]]  # name → type, or the list to choose from; options
+
+
+class Node:
+    """What ComfyUI asks every node for. A node says its title and group in the menu, its inputs, and its `run`."""
+
+    CATEGORY, FUNCTION = CATEGORY, "run"
+    title: ClassVar[str]
+    required: ClassVar[Inputs] = {}
+    optional: ClassVar[Inputs] = {}
+
+    def __init_subclass__(cls, title: str, group: str = "") -> None:
+        cls.title = title
+        cls.CATEGORY = f"{CATEGORY}/{group}" if group else CATEGORY
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": cls.required, **({"optional": cls.optional} if cls.optional else {})}
+
+
+def inputs(**named: tuple[Any, dict[str, Any]]) -> Inputs:
+    """Inputs by name, in the order in which the node shows them."""
+    return named
+
+
+def widget(kind: str | list[str], default: Any, tooltip: str = "", **options: Any) -> tuple[Any, dict[str, Any]]:
+    """An input that is a field on the node."""
+    return kind, {"default": default, **options, **({"tooltip": tooltip} if tooltip else {})}
+
+
+def whole(default: int, least: int, most: int, tooltip: str = "") -> tuple[Any, dict[str, Any]]:
+    return widget("INT", default, tooltip, min=least, max=most)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Forecasting candles with Kronos: `KronosPredictor`. Importing this package imports no torch and no pandas.
 
-The way data flows: `checkpoints` finds a model and its tokenizer; `inputs` checks what is asked and makes one series of a
-table, scaled by `scaling`; `decoding.decoder` (model and tokenizer made ready) makes ids of it; `generation` runs the steps
-with a `decoding.cache`, drawing by `decoding.sampling`, in `kernels` where they measured faster; `results` makes the answer.
+The way data flows: `checkpoints` finds a model and its tokenizer; `inputs` checks what is asked and makes one scaled series
+of a table; `decoding.decoder` (model and tokenizer made ready) makes ids of it; `generation` runs the steps
+with its `Cache`, drawing by `decoding.sampling`, in `kernels` where they measured faster; `results` makes the answer.
 
 candles      tables of prices: made up, read, checked, mended, drawn
 model        Kronos and its tokenizer as published, and the tiny pair that comes with anytorch

@@ -1,4 +1,4 @@
-"""Check the input of a forecast: arguments, tables and timestamps of any kind in, one checked series out.
+"""Check the input of a forecast: arguments, tables and timestamps of any kind in, one checked and scaled series out.
 
 Arguments are numbers in their range. Tables are pandas', polars', pyarrow's or NumPy's; timestamps are datetimes, words,
 epochs, or a column of the table. Every refusal names the series, the row and the column. With `checks=False` only what
@@ -7,11 +7,13 @@ cannot be computed is refused, as in the published code.
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +22,10 @@ from anytorch.counts import counted
 from anytorch.errors import InputError
 from anytorch.forecast.candles.read import problems
 from anytorch.forecast.candles.rhythm import future_times
-from anytorch.forecast.candles.tables import as_pandas, column_values, listed
+from anytorch.forecast.candles.tables import FIELDS, PRICES, as_pandas, column_values, listed
+from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.candles.times import parse_times
 from anytorch.forecast.decoding.sampling import Sampler
-from anytorch.forecast.scaling import scale_columns
-
-if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
 
 
 def whole_number(name: str, value: Any, least: int, why: str) -> int:
@@ -58,10 +57,6 @@ def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
     )
 
 
-def make_seed(seed: Any) -> int | None:
-    return None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
-
-
 def quantile_levels(levels: Any) -> tuple[float, ...]:
     if levels is None:
         return ()
@@ -82,8 +77,6 @@ TIME_COLUMNS = ("timestamps", "timestamp", "datetime", "date", "time")
 
 def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeIndex:
     """The timestamps given; else the frame's index or the column that is called like one."""
-    import pandas as pd
-
     if given is not None:
         return as_times(given, f"{where}, x_timestamp")
     if isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)):
@@ -101,8 +94,6 @@ def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeInd
 
 
 def as_times(given: Any, where: str) -> pd.DatetimeIndex:
-    import pandas as pd
-
     if type(given).__module__.startswith("polars"):
         given = column_values(given)
     if isinstance(given, Iterator):  # is looked at more than once below
@@ -114,7 +105,13 @@ def as_times(given: Any, where: str) -> pd.DatetimeIndex:
     elif (numbers := as_numbers(given)) is not None:
         times = from_numbers(numbers, where)
     else:
-        times = from_words(given, where)
+        try:
+            times = pd.DatetimeIndex(given)
+        except (ValueError, TypeError, OverflowError) as exc:
+            raise InputError(
+                f"{where}: these are not timestamps ({str(exc).splitlines()[0]})",
+                hint="give datetimes of one time zone",
+            ) from exc
     refuse_gaps(times.isna(), where)
     return times
 
@@ -127,8 +124,6 @@ def refuse_gaps(missing: Any, where: str) -> None:
 
 def as_numbers(given: Any) -> pd.Series | None:
     """Timestamps as numbers, if that is what they are: a whole column of them, no words and no datetimes."""
-    import pandas as pd
-
     try:
         column = pd.Series(given if isinstance(given, (pd.Series, pd.Index, np.ndarray)) else list(given))
     except (TypeError, ValueError):  # no column at all: the caller says so
@@ -140,8 +135,6 @@ def as_numbers(given: Any) -> pd.Series | None:
 
 def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
     """Epochs by their size, as in a file: pandas alone takes every number for nanoseconds, and dates it 1970."""
-    import pandas as pd
-
     refuse_gaps(numbers.isna(), where)
     try:
         times, notes = parse_times(numbers, range(len(numbers)), "timestamps", where)
@@ -156,19 +149,6 @@ def from_numbers(numbers: pd.Series, where: str) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(times)
 
 
-def from_words(given: Any, where: str) -> pd.DatetimeIndex:
-    import pandas as pd
-
-    try:
-        return pd.DatetimeIndex(given)
-    except (ValueError, TypeError, OverflowError) as exc:
-        raise InputError(
-            f"{where}: these are not timestamps ({str(exc).splitlines()[0]})", hint="give datetimes of one time zone"
-        ) from exc
-
-
-PRICES = ("open", "high", "low", "close")
-COLUMNS = (*PRICES, "volume", "amount")
 SHORTEST = 2  # rows: with one, the scale would be made up
 REFUSED = ("unsorted", "duplicate", "price", "negative", "upside-down")
 STAMP_FIELDS = ("minute", "hour", "day_of_week", "day", "month")
@@ -204,8 +184,6 @@ def read_series(
     rescale: bool = False,
 ) -> Series:
     """Check one history and the times to forecast. Raises InputError."""
-    import pandas as pd
-
     if pred_len is not None:
         pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
     frame = as_frame(table, where)
@@ -220,12 +198,13 @@ def read_series(
     refuse_missing(values, times, where)
     if checks:
         refuse_problems(values, times, where)
-    future = as_times(y_timestamp, f"{where}, y_timestamp") if y_timestamp is not None else None
-    if future is None:
-        if pred_len is None:
-            raise InputError(f"{where}: pass pred_len or y_timestamp: the number of steps is missing")
+    if y_timestamp is not None:
+        future = as_times(y_timestamp, f"{where}, y_timestamp")
+    elif pred_len is None:
+        raise InputError(f"{where}: pass pred_len or y_timestamp: the number of steps is missing")
+    else:
         future = future_times(times, pred_len)
-    elif pred_len is not None and len(future) != pred_len:
+    if pred_len is not None and len(future) != pred_len:
         raise InputError(
             f"{where}: pred_len is {pred_len} and y_timestamp has {len(future)} entries",
             hint="pass one timestamp per step, or none to continue the rhythm of the history",
@@ -238,9 +217,13 @@ def read_series(
             f"{where}: the first time to forecast, {future[0]}, is not after the last row of the history, {times[-1]}",
             hint="the history must end where the forecast begins",
         )
-    if checks:
-        refuse_backwards(future, where)
-    found = scale_columns(values.to_numpy(dtype=np.float64), COLUMNS, rescale=rescale, where=where)
+    if checks and len(steps := np.flatnonzero(np.diff(future.asi8) <= 0)):
+        entry = int(steps[0]) + 1
+        raise InputError(
+            f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
+            hint="the times to forecast must increase; pass checks=False if this is intended",
+        )
+    found = scale_columns(values.to_numpy(dtype=np.float64), FIELDS, rescale=rescale, where=where)
     for words in found.warnings:
         log.warning("%s", words)
     index = future
@@ -249,24 +232,16 @@ def read_series(
     return Series(where, found.normal, found.mean, found.scale, stamps(times), stamps(future), index, found.warnings)
 
 
-def refuse_backwards(future: pd.DatetimeIndex, where: str) -> None:
-    steps = np.flatnonzero(np.diff(future.asi8) <= 0)
-    if len(steps):
-        entry = int(steps[0]) + 1
-        raise InputError(
-            f"{where}, y_timestamp, entry {entry}: {future[entry]} is not after the one before it, {future[entry - 1]}",
-            hint="the times to forecast must increase; pass checks=False if this is intended",
-        )
-
-
 def as_frame(table: Any, where: str) -> pd.DataFrame:
-    """A pandas frame with our columns by our names; NumPy's are taken in the order of COLUMNS."""
-    import pandas as pd
-
+    """A pandas frame with our columns by our names; NumPy's are taken in the order of FIELDS."""
     if (frame := as_pandas(table, where)) is not None:
-        return in_lower_case(frame)
-    if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(COLUMNS):
-        return pd.DataFrame(table, columns=list(COLUMNS[: table.shape[1]]))
+        # `Open`, `Volume`, … by our names, where only one column can be meant and ours is not there.
+        names = list(frame.columns)
+        ours = {name: [other for other in names if str(other).lower() == name] for name in FIELDS if name not in names}
+        renamed = {found[0]: name for name, found in ours.items() if len(found) == 1}
+        return frame.rename(columns=renamed) if renamed else frame
+    if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(FIELDS):
+        return pd.DataFrame(table, columns=list(FIELDS[: table.shape[1]]))
     raise InputError(
         f"{where} is a {type(table).__name__}" + (f" of shape {table.shape}" if isinstance(table, np.ndarray) else ""),
         hint="give a pandas or polars DataFrame with open, high, low, close (volume, amount), or an array with those "
@@ -274,24 +249,14 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
     )
 
 
-def in_lower_case(frame: pd.DataFrame) -> pd.DataFrame:
-    """`Open`, `Volume`, … by our names, where only one column can be meant and ours is not there."""
-    names = list(frame.columns)
-    ours = {name: [other for other in names if str(other).lower() == name] for name in COLUMNS if name not in names}
-    renamed = {found[0]: name for name, found in ours.items() if len(found) == 1}
-    return frame.rename(columns=renamed) if renamed else frame
-
-
 def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The six columns as numbers. No volume: both are 0; volume without amount: volume times the mean price."""
-    import pandas as pd
-
     missing = [name for name in PRICES if name not in frame.columns]
     if missing:
         there = listed(frame.columns)
         raise InputError(f"{where} lacks the column(s) {', '.join(missing)}; it has {there}")
     values = {}
-    for name in COLUMNS:
+    for name in FIELDS:
         if name not in frame.columns:
             continue
         if (found := list(frame.columns).count(name)) > 1:
@@ -306,7 +271,7 @@ def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         values["volume"] = values["amount"] = np.zeros(len(frame))
     elif "amount" not in values:
         values["amount"] = values["volume"] * np.mean([values[name] for name in PRICES], axis=0)
-    return pd.DataFrame({name: values[name] for name in COLUMNS})
+    return pd.DataFrame({name: values[name] for name in FIELDS})
 
 
 def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
@@ -314,7 +279,7 @@ def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) ->
     if len(rows):
         more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
         raise InputError(
-            f"{where}, row {rows[0]} ({times[rows[0]]}), column {COLUMNS[columns[0]]!r}: "
+            f"{where}, row {rows[0]} ({times[rows[0]]}), column {FIELDS[columns[0]]!r}: "
             f"{values.iat[rows[0], columns[0]]} is not a number{more}",
             hint="fill or drop such rows first; `anytorch forecast --repair` does it for a file",
         )
@@ -322,8 +287,6 @@ def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) ->
 
 def refuse_problems(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
     """The kinds in REFUSED raise; huge gaps and constant prices can be forecast, and are logged."""
-    import pandas as pd
-
     for problem in problems(values.assign(timestamps=pd.Series(times)), range(len(times))):
         text = f"{where}, row {problem.line} ({times[problem.line]}), column {problem.column!r}: {problem.text}"
         text += f" (and {problem.count - 1} more)" if problem.count > 1 else ""
@@ -348,8 +311,8 @@ def stamps(times: pd.DatetimeIndex) -> np.ndarray:
 def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
     """Check the arrays of the published `generate`: [series, rows, 6] and stamps [series, rows or pred_len, 5]."""
     shape = tuple(np.shape(x))
-    if len(shape) != 3 or shape[2] != len(COLUMNS) or shape[1] < 1:
-        raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(COLUMNS)}]")
+    if len(shape) != 3 or shape[2] != len(FIELDS) or shape[1] < 1:
+        raise InputError(f"x has the shape {list(shape)}, not [series, rows, {len(FIELDS)}]")
     for name, stamp, rows in (("x_stamp", x_stamp, shape[1]), ("y_stamp", y_stamp, pred_len)):
         if (found := tuple(np.shape(stamp))) != (shape[0], rows, len(STAMP_FIELDS)):
             raise InputError(f"{name} has the shape {list(found)}, not [{shape[0]}, {rows}, {len(STAMP_FIELDS)}]")
@@ -357,9 +320,7 @@ def check_arrays(x: Any, x_stamp: Any, y_stamp: Any, pred_len: int) -> None:
 
 def from_arrays(x: np.ndarray, x_stamp: np.ndarray, y_stamp: np.ndarray) -> list[Series]:
     """Make series from arrays that are already normalised."""
-    import pandas as pd
-
-    zero, one, nothing = np.zeros(len(COLUMNS), np.float32), np.ones(len(COLUMNS), np.float32), pd.Index([])
+    zero, one, nothing = np.zeros(len(FIELDS), np.float32), np.ones(len(FIELDS), np.float32), pd.Index([])
     return [
         Series(f"series {place}", values, zero, one, before, after, nothing)
         for place, (values, before, after) in enumerate(zip(x, x_stamp, y_stamp, strict=True))
@@ -375,3 +336,84 @@ def one_each(given: Sequence[Any] | None, count: int, name: str) -> Sequence[Any
     if len(given) != count:
         raise InputError(f"{name} has {len(given)} entries for {count} series")
     return given
+
+
+# --- scaling ---------------------------------------------------------------------------------------------------------
+
+# The published scaling is (x - mean) / (standard deviation + 1e-5), in float32. The 1e-5 gives a constant column a forecast
+# (itself), but drowns a column whose values lie close together: of prices around 1e-6 the model sees a flat line, and the
+# forecast moves by 1e-5, ten times the price. That is said; `rescale` counts such a column in units of its own spread.
+SCALE_FLOOR = 1e-5  # added to the standard deviation
+DROWNED = 10 * SCALE_FLOOR  # a smaller deviation loses more than a tenth of itself to the floor
+FLOAT32 = np.finfo(np.float32)
+HEADROOM = 1e4  # a forecast goes beyond the history, and paths are summed for their mean
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """normal · scale + mean is the data."""
+
+    normal: np.ndarray  # float32 [rows, columns]
+    mean: np.ndarray  # float32 [columns]
+    scale: np.ndarray  # float32 [columns]
+    warnings: tuple[str, ...]  # what the published scaling does to some column
+
+
+def scale_columns(values: np.ndarray, names: Sequence[str], *, rescale: bool, where: str) -> Scaled:
+    """float64 [rows, columns] of finite values. Raises InputError for a column whose size float32 cannot hold.
+
+    Values that differ by less than float32 can tell apart are constant here: what is left is the noise of a computation.
+    """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        x = values.astype(np.float32)
+        mean, scale = np.mean(x, axis=0), np.std(x, axis=0) + SCALE_FLOOR
+        normal = (x - mean) / scale
+        deviation, largest = np.std(values, axis=0), np.abs(values).max(axis=0)
+        drowned = (np.ptp(values, axis=0) > FLOAT32.eps * largest) & (deviation < DROWNED)
+        lost = ~(np.isfinite(mean) & np.isfinite(scale))
+        if rescale:
+            for column in np.flatnonzero(drowned | lost):
+                # As if it were given in another unit: what the published code computes for prices per million coins.
+                unit = unit_of(deviation[column], largest[column])
+                own = (values[:, column] / unit).astype(np.float32)
+                own_mean, own_scale = np.mean(own), np.std(own) + SCALE_FLOOR
+                normal[:, column] = (own - own_mean) / own_scale
+                mean[column], scale[column] = np.float64(own_mean) * unit, np.float64(own_scale) * unit
+                fits = np.abs(mean[column]) + scale[column] <= FLOAT32.max / HEADROOM
+                lost[column] = not (fits and scale[column] >= FLOAT32.tiny)
+    if lost.any():
+        first = int(np.flatnonzero(lost)[0])
+        much, other = ("large", "larger") if largest[first] > 1 else ("small", "smaller")
+        raise InputError(
+            f"{where}, column {names[first]!r}: values up to {largest[first]:.3g} are too {much} to compute with in float32",
+            hint=f"give the column in a {other} unit" + ("" if rescale else ", or pass rescale=True"),
+        )
+    warnings = []
+    if drowned.any() and not rescale:
+        so = "cannot be trusted" if seen_share(deviation[drowned].min()) < 0.5 else "may be a little worse for it"
+        warnings = [
+            f"{where}, {drowning(deviation, drowned, names)}, and the forecast {so} (rescale=True counts such columns in a "
+            "smaller unit, which is not what the published code does)"
+        ]
+    return Scaled(normal, mean, scale, tuple(warnings))
+
+
+def unit_of(deviation: float, largest: float) -> float:
+    """The power of ten to count a column in. Where the deviation went out of float64's range, the values' size says it."""
+    size = deviation if 0 < deviation < math.inf else largest
+    return float(10.0 ** max(math.floor(math.log10(size)), math.ceil(math.log10(sys.float_info.min))))
+
+
+def seen_share(deviation: float) -> float:
+    """How much of a column's movement the floor leaves."""
+    return float(deviation / (deviation + SCALE_FLOOR))
+
+
+def drowning(deviation: np.ndarray, drowned: np.ndarray, names: Sequence[str]) -> str:
+    """What the floor does to the columns that are `drowned` (bool [columns])."""
+    which = [name for name, found in zip(names, drowned, strict=True) if found]
+    least = float(deviation[drowned].min())
+    return (
+        f"column{'s' if len(which) > 1 else ''} {', '.join(which)}: the values vary by only {least:.2g}, and the published "
+        f"scaling adds {SCALE_FLOOR:g} to that: the model sees {seen_share(least):.2%} of their movement"
+    )

@@ -19,8 +19,8 @@ from anytorch.devices.oom import is_out_of_memory
 from anytorch.devices.precision import capabilities
 from anytorch.devices.types import Caps
 from anytorch.errors import InputError, OutOfMemory, UsageError
-from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.decoder import Codec, Decoder, check_pair, layer_maker, prepared
+from anytorch.forecast.candles.tables import FIELDS, PRICES
+from anytorch.forecast.decoding.decoder import Cache, Codec, Decoder, check_pair, layer_maker, prepared
 from anytorch.forecast.decoding.sampling import Noise, Sampler
 from anytorch.forecast.generation.generate import (
     ACCELERATOR_ROWS,
@@ -29,21 +29,19 @@ from anytorch.forecast.generation.generate import (
     HOST_WINDOWS,
     Chunk,
     GenerationPlan,
-    Progress,
     Prompts,
     Verbose,
     generate,
+    progress,
     quiet_threads,
     split,
 )
+from anytorch.forecast.generation.steps import RolledSteps, StaticSteps
 from anytorch.forecast.inputs import (
-    COLUMNS,
-    PRICES,
     Series,
     check_arrays,
     from_arrays,
     make_sampler,
-    make_seed,
     one_each,
     quantile_levels,
     read_series,
@@ -52,8 +50,7 @@ from anytorch.forecast.inputs import (
 )
 from anytorch.forecast.kernels.choice import told
 from anytorch.forecast.model import STAMPS, Kronos, KronosTokenizer
-from anytorch.forecast.results import Forecast, Paths, joined, make_forecast, values_of
-from anytorch.measured.verdict import Verdict
+from anytorch.forecast.results import Paths, joined, make_forecast, values_of
 
 log = logs.logger(__name__)
 Rolling = Literal["exact", "evict", "trim"]
@@ -100,7 +97,7 @@ class KronosPredictor:
         self.device_warning = self.resolution.warning
         self.max_context, self.clip, self.threads = max_context, clip, threads
         # As published; what the columns are called is not for the caller to change.
-        self.price_cols, self.vol_col, self.amt_vol = list(PRICES), *COLUMNS[len(PRICES) :]
+        self.price_cols, self.vol_col, self.amt_vol = list(PRICES), *FIELDS[len(PRICES) :]
         self.time_cols = list(STAMPS)
         self.tokenizer = tokenizer.to(self.device).eval()
         layer_maker(quantization)  # an unknown one is refused now, not with the first forecast
@@ -110,9 +107,10 @@ class KronosPredictor:
         self._codec: Codec | None = None
         # Where steps can be recorded, they are; elsewhere fixed shapes would only mean more work.
         caps = capable(self.device)
+        self.on_host = self.device.type == "cpu"  # its memory is the host's
         self.static: Literal["", "plain", "recorded"] = "recorded" if caps.graphs else ""
         self.kernels = caps.triton
-        self.uniform_noise = "float64" in caps.dtypes and not memory_is_host(self.device)
+        self.uniform_noise = "float64" in caps.dtypes and not self.on_host
 
     # --- the published calls -----------------------------------------------------------------------------------------
 
@@ -150,22 +148,16 @@ class KronosPredictor:
         a warning tells, and amounts around 1e30, which are refused otherwise.
         Raises InputError naming the row and column that cannot be used.
         """
-        (found,) = self._forecast(
-            [df],
-            [x_timestamp],
-            [y_timestamp],
-            pred_len,
-            make_sampler(T, top_k, top_p),
-            sample_count,
-            verbose,
-            seed,
-            quantiles,
-            non_negative_volume,
-            rolling,
-            checks,
-            rescale,
+        (found,) = self.predict_batch(
+            *([df], [x_timestamp], [y_timestamp], pred_len, T, top_k, top_p, sample_count, verbose, seed),
+            return_samples=return_samples,
+            quantiles=quantiles,
+            non_negative_volume=non_negative_volume,
+            rolling=rolling,
+            checks=checks,
+            rescale=rescale,
         )
-        return answer(found, return_samples)
+        return found
 
     def predict_batch(
         self,
@@ -193,22 +185,22 @@ class KronosPredictor:
         """
         if not isinstance(df_list, (list, tuple)):
             raise InputError(f"df_list is a {type(df_list).__name__}, not a list or a tuple of tables")
-        found = self._forecast(
-            df_list,
-            one_each(x_timestamp_list, len(df_list), "x_timestamp_list"),
-            one_each(y_timestamp_list, len(df_list), "y_timestamp_list"),
-            pred_len,
-            make_sampler(T, top_k, top_p),
-            sample_count,
-            verbose,
-            seed,
-            quantiles,
-            non_negative_volume,
-            rolling,
-            checks,
-            rescale,
-        )
-        return [answer(forecast, return_samples) for forecast in found]
+        x_times = one_each(x_timestamp_list, len(df_list), "x_timestamp_list")
+        y_times = one_each(y_timestamp_list, len(df_list), "y_timestamp_list")
+        sampler, levels = make_sampler(T, top_k, top_p), quantile_levels(quantiles)
+        names = ["the history"] if len(df_list) == 1 else [f"series {place}" for place in range(len(df_list))]
+        series = [
+            read_series(table, x, y, pred_len, where=name, checks=checks, rescale=rescale)
+            for table, x, y, name in zip(df_list, x_times, y_times, names, strict=True)
+        ]
+        paths = self.paths(series, sampler, sample_count, rolling=rolling, seed=seed, verbose=verbose)
+        forecasts = [
+            make_forecast(one, found.normal, levels=levels, non_negative_volume=non_negative_volume)
+            for one, found in zip(series, paths, strict=True)
+        ]
+        if return_samples:
+            return forecasts
+        return [replace(one, samples=None) if one.quantiles else one.mean for one in forecasts]
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickle and copy, without what was prepared for this device."""
@@ -216,25 +208,19 @@ class KronosPredictor:
 
     def explain(self) -> str:
         """Where and how forecasts are computed, in words; after two forecasts of a shape also what was measured for it."""
-
-        def known(steps: Any) -> tuple[str | None, list[Verdict]] | None:
-            if steps is None:
-                return None
-            return steps.no_kernels if steps.tried_kernels else None, list(steps.choices.values())
-
-        decoder = self._decoder
-        return explained(
-            {
-                "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-                "dtype": self.quantization or str(self.model.norm.weight.dtype).removeprefix("torch."),
-                "device": str(self.device),
-                "why": self.device_warning or f"{self.resolution.requested} was asked for",
-                "max_context": self.max_context,
-                "recorded": self.static == "recorded",
-                "step": known(decoder.kept) if decoder is not None else None,
-                "windows": known(decoder.kept_rolled) if decoder is not None else None,
-            }
-        )
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        dtype = self.quantization or str(self.model.norm.weight.dtype).removeprefix("torch.")
+        why = self.device_warning or f"{self.resolution.requested} was asked for"
+        how = "recorded once and replayed" if self.static == "recorded" else "computed one after the other"
+        lines = [
+            f"{parameters / 1e6:,.1f} million parameters in {dtype} on {self.device} ({why})",
+            f"windows of {self.max_context} rows; steps are {how}",
+        ]
+        if self._decoder is not None:
+            lines += told_of("a step of growing windows", self._decoder.kept, "our kernels")
+            ours = "our kernels where they are faster"
+            lines += told_of("the products of full windows", self._decoder.kept_rolled, ours)
+        return "\n".join(lines)
 
     def generate(
         self,
@@ -260,41 +246,10 @@ class KronosPredictor:
         )
         sampler = make_sampler(T, top_k, top_p)
         found = self.paths(series, sampler, sample_count, seed=seed, verbose=verbose)
-        return (
-            np.stack([np.mean(one.normal, axis=0) for one in found])
-            if found
-            else np.zeros((0, pred_len, 6), np.float32)
-        )
+        means = [np.mean(one.normal, axis=0) for one in found]
+        return np.stack(means) if means else np.zeros((0, pred_len, 6), np.float32)
 
     # --- what they stand on ------------------------------------------------------------------------------------------
-
-    def _forecast(
-        self,
-        tables: Sequence[Any],
-        x_times: Sequence[Any],
-        y_times: Sequence[Any],
-        pred_len: int | None,
-        sampler: Sampler,
-        samples: int,
-        verbose: Verbose,
-        seed: int | None,
-        quantiles: Sequence[float] | None,
-        non_negative_volume: bool,
-        rolling: str,
-        checks: bool,
-        rescale: bool,
-    ) -> list[Forecast]:
-        levels = quantile_levels(quantiles)
-        names = ["the history"] if len(tables) == 1 else [f"series {place}" for place in range(len(tables))]
-        series = [
-            read_series(table, x, y, pred_len, where=name, checks=checks, rescale=rescale)
-            for table, x, y, name in zip(tables, x_times, y_times, names, strict=True)
-        ]
-        paths = self.paths(series, sampler, samples, rolling=rolling, seed=seed, verbose=verbose)
-        return [
-            make_forecast(one, found.normal, levels=levels, non_negative_volume=non_negative_volume)
-            for one, found in zip(series, paths, strict=True)
-        ]
 
     def paths(
         self,
@@ -308,7 +263,7 @@ class KronosPredictor:
     ) -> list[Paths]:
         """The generated ids and normalised values of every series: what `predict` takes the mean of."""
         samples = whole_number("sample_count", samples, 1, "use at least 1")
-        seed = make_seed(seed)
+        seed = None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
         if rolling not in ROLLING:
             raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
         if not series:
@@ -320,11 +275,14 @@ class KronosPredictor:
                     f"{one.where} has {len(one.future_stamp)} times to forecast, {series[0].where} has {pred_len}"
                 )
         noise = None if sampler.greedy else Noise.seeded(seed, len(series) * samples, self.decoder().sizes)
-        # Greedy paths are all the same: one is computed.
-        distinct = 1 if sampler.greedy else samples
+        distinct = 1 if sampler.greedy else samples  # greedy paths are all the same
+        limit_rows = HOST_ROWS if self.on_host else ACCELERATOR_ROWS
+        plan = GenerationPlan(
+            pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static, self.kernels
+        )
         try:
             with torch.inference_mode(), quiet_threads(self.threads):
-                found = self._generate(series, sampler, distinct, samples, pred_len, rolling, noise, verbose)
+                found = self._generate(series, plan, samples, noise, verbose)
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise
@@ -340,28 +298,14 @@ class KronosPredictor:
         return [Paths(*(np.repeat(part, samples, axis=0) for part in (p.s1, p.s2, p.normal))) for p in found]
 
     def _generate(
-        self,
-        series: Sequence[Series],
-        sampler: Sampler,
-        distinct: int,
-        samples: int,
-        pred_len: int,
-        rolling: str,
-        noise: Noise | None,
-        verbose: Verbose,
+        self, series: Sequence[Series], plan: GenerationPlan, samples: int, noise: Noise | None, verbose: Verbose
     ) -> list[Paths]:
-        decoder, codec = self.decoder(), self.codec()
-        on_host = memory_is_host(self.device)
-        limit_rows = HOST_ROWS if on_host else ACCELERATOR_ROWS
-        keep = self.window(pred_len, rolling)
+        decoder, codec, pred_len = self.decoder(), self.codec(), plan.pred_len
         values = [torch.from_numpy(np.clip(one.normal, -self.clip, self.clip)) for one in series]
-        ids = codec.encode(values, keep, limit_rows)
-        plan = GenerationPlan(
-            pred_len, distinct, self.max_context, rolling, sampler, limit_rows, self.static, self.kernels
-        )
-        chunks = self.chunks([len(s1) for s1, _ in ids], plan, on_host)
+        ids = codec.encode(values, self.window(pred_len, plan.rolling), plan.limit_rows)
+        chunks = self.chunks([len(s1) for s1, _ in ids], plan)
         found: list[list[Paths]] = [[] for _ in series]
-        with Progress(verbose, pred_len * len(chunks)) as progress:
+        with progress(verbose, pred_len * len(chunks)) as tick:
             for number, chunk in enumerate(chunks):
                 prompts, rows = self._prompts(chunk, series, ids, samples)
                 draws = None if noise is None else noise.steps(rows, self.uniform_noise)
@@ -371,7 +315,7 @@ class KronosPredictor:
                     prompts,
                     part,
                     draws,
-                    lambda done, n=number: progress.at(n * pred_len + done),  # type: ignore[misc]
+                    lambda done, n=number: tick(n * pred_len + done),  # type: ignore[misc]
                 )
                 for place, one in zip(chunk.series, values_of(codec, prompts, s1, s2, part), strict=True):
                     found[place].append(one)
@@ -381,15 +325,13 @@ class KronosPredictor:
         """The model made ready; made again when its weights have changed."""
         if self._decoder is None or not self._decoder.fits(self.model):
             self.model.eval()
-            on_host = memory_is_host(self.device)
             make, record = layer_maker(self.quantization), self.static == "recorded"
-            self._decoder = Decoder(self.model, make, tables=not on_host, record=record)
+            self._decoder = Decoder(self.model, make, tables=not self.on_host, record=record)
         return self._decoder
 
     def codec(self) -> Codec:
         if self._codec is None or not self._codec.fits(self.tokenizer):
-            on_host = memory_is_host(self.device)
-            self._codec = Codec(self.tokenizer.eval(), fuse=not on_host, record=self.static == "recorded")
+            self._codec = Codec(self.tokenizer.eval(), fuse=not self.on_host, record=self.static == "recorded")
         return self._codec
 
     def window(self, pred_len: int, rolling: str) -> int:
@@ -403,7 +345,7 @@ class KronosPredictor:
             )
         return self.max_context - pred_len
 
-    def chunks(self, lengths: Sequence[int], plan: GenerationPlan, on_host: bool) -> list[Chunk]:
+    def chunks(self, lengths: Sequence[int], plan: GenerationPlan) -> list[Chunk]:
         decoder = self.decoder()
         nbytes = [
             Cache.nbytes(decoder, length, plan.samples, plan.cached_steps(length)) // plan.samples + 1
@@ -413,7 +355,7 @@ class KronosPredictor:
         # Asking takes as long as some steps do; a little memory is always there.
         free = memory(self.device).free if needed > SMALL_NBYTES else None
         budget = max(SMALL_NBYTES, (free or UNKNOWN_NBYTES) // 4)
-        return split(lengths, plan.samples, HOST_WINDOWS if on_host else ACCELERATOR_WINDOWS, nbytes, budget)
+        return split(lengths, plan.samples, HOST_WINDOWS if self.on_host else ACCELERATOR_WINDOWS, nbytes, budget)
 
     def _prompts(
         self, chunk: Chunk, series: Sequence[Series], ids: Sequence[tuple[Tensor, Tensor]], samples: int
@@ -437,12 +379,6 @@ class KronosPredictor:
         return prompts, rows
 
 
-def answer(forecast: Forecast, return_samples: bool) -> Any:
-    if return_samples or forecast.quantiles:
-        return forecast if return_samples else replace(forecast, samples=None)
-    return forecast.mean
-
-
 def as_array(values: Any) -> np.ndarray:
     return values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
@@ -452,26 +388,11 @@ def capable(device: torch.device) -> Caps:
     return capabilities(backend.name, index)
 
 
-def memory_is_host(device: torch.device) -> bool:
-    return device.type == "cpu"
-
-
-def explained(facts: dict[str, Any]) -> str:
-    lines = [
-        f"{facts['parameters'] / 1e6:,.1f} million parameters in {facts['dtype']} on {facts['device']} ({facts['why']})",
-        f"windows of {facts['max_context']} rows; steps are "
-        + ("recorded once and replayed" if facts["recorded"] else "computed one after the other"),
-        *part("a step of growing windows", facts["step"], "our kernels"),
-        *part("the products of full windows", facts["windows"], "our kernels where they are faster"),
-    ]
-    return "\n".join(lines)
-
-
-def part(name: str, known: tuple[str | None, Sequence[Verdict]] | None, ours: str) -> list[str]:
-    """`known` is (why torch computes it, what was chosen): "" for our kernels, None while there is no answer."""
-    if known is None:
+def told_of(name: str, steps: StaticSteps | RolledSteps | None, ours: str) -> list[str]:
+    """Which kernels compute these steps, and what was measured for that; nothing before the first forecast has any."""
+    if steps is None:
         return []
-    why, choices = known
-    if why is None:
+    if not steps.tried_kernels:
         return [f"{name}: torch's kernels; ours are compiled beside the next forecasts of the same shape"]
-    return [f"{name}: " + (f"torch's kernels ({why})" if why else ours), *(f"  {told(choice)}" for choice in choices)]
+    which = f"torch's kernels ({steps.no_kernels})" if steps.no_kernels else ours
+    return [f"{name}: {which}", *(f"  {told(choice)}" for choice in steps.choices.values())]

@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from anytorch import logs
 from anytorch.counts import counted
@@ -38,11 +37,6 @@ class Terms:
     seed: int | None = None
 
 
-class Predictor(Protocol):
-    @property
-    def predict_batch(self) -> Callable[..., list[Any]]: ...
-
-
 class Answer(Future[Any]):
     """A pending forecast. Cancelling it removes the request, or stops its computation if no other request needs it."""
 
@@ -58,7 +52,7 @@ class Abandoned(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class PendingForecast:
     history: Any  # a DataFrame
     terms: Terms
     ahead: Any = None  # the times to forecast; None: continued from the history, which may be too short to know them
@@ -92,16 +86,16 @@ class ForecastQueue:
     """A worker thread in front of a predictor."""
 
     def __init__(
-        self, predictor: Predictor, *, most_waiting: int = MOST_WAITING, most_waiting_s: float | None = None
+        self, predictor: Any, *, most_waiting: int = MOST_WAITING, most_waiting_s: float | None = None
     ) -> None:
-        self._predictor = predictor
+        self._predictor = predictor  # a KronosPredictor, or whatever has its predict_batch
         self._most = most_waiting
         self._most_s = most_waiting_s  # what waits may take so long, by the speed of what was computed; then it is full
         # Of the last few batches together: a small one, which is mostly overhead, says little about a large one.
         self._seconds, self._sizes = 0.0, 0.0
         self._pace = Pace()
         self._changed = threading.Condition()
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[PendingForecast] = deque()
         self._closing = False
         self._worker = threading.Thread(target=self._work, name="anytorch-forecast", daemon=True)
         self._worker.start()
@@ -111,7 +105,7 @@ class ForecastQueue:
 
         The latter would keep the worker from everybody else until its time was up, for nothing.
         """
-        job = Job(history, terms, ahead)
+        job = PendingForecast(history, terms, ahead)
         with self._changed:
             least_s = self._pace.least_s(terms)
             if timeout_s is not None and least_s > timeout_s:
@@ -163,7 +157,7 @@ class ForecastQueue:
             if running:
                 self._compute(running)
 
-    def _compute(self, jobs: list[Job]) -> None:
+    def _compute(self, jobs: list[PendingForecast]) -> None:
         terms = jobs[0].terms
         began = time.perf_counter()
         moments: list[float] = []
@@ -209,7 +203,7 @@ class ForecastQueue:
             job.future.set_result(forecast)
 
 
-def take(waiting: deque[Job], most_paths: int = MOST_PATHS) -> list[Job]:
+def take(waiting: deque[PendingForecast], most_paths: int = MOST_PATHS) -> list[PendingForecast]:
     """Take the oldest job and later ones with the same terms, up to `most_paths`. The others keep their order."""
     first = waiting.popleft()
     taken = [first]

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anytorch.forecast.candles.tables import FIELDS
+from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.decoding.decoder import Codec
 from anytorch.forecast.generation.generate import GenerationPlan, Prompts
-from anytorch.forecast.inputs import COLUMNS, Series
-
-if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
+from anytorch.forecast.inputs import Series
 
 
 @dataclass(frozen=True)
@@ -39,24 +37,16 @@ def values_of(codec: Codec, prompts: Prompts, s1: Tensor, s2: Tensor, plan: Gene
             torch.stack([part[place, lengths[place] - kept : lengths[place]] for place in places])
             for part in (prompts.s1, prompts.s2)
         )
-        rows = slice(places[0] * samples, (places[-1] + 1) * samples)
-        normal.append(decode_long(codec, (shared[0], shared[1]), (s1[rows], s2[rows]), plan))
+        own = [part[places[0] * samples : (places[-1] + 1) * samples] for part in (s1, s2)]
+        windows = []  # as many as the rows need
+        for start, end, skipped in decode_windows(plan.pred_len, plan.max_context):
+            before_it = (shared[0], shared[1]) if start == 0 else None
+            generated = codec.decode(before_it, (own[0][:, start:end], own[1][:, start:end]), plan.limit_rows)
+            windows.append(generated[:, skipped:])
+        normal.append(torch.cat(windows, dim=1))
     values, ids_1, ids_2 = (part.cpu().numpy() for part in (torch.cat(normal), s1, s2))
     cuts = [slice(place * samples, (place + 1) * samples) for place in range(len(lengths))]
     return [Paths(ids_1[cut], ids_2[cut], values[cut]) for cut in cuts]
-
-
-def decode_long(
-    codec: Codec, shared: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], plan: GenerationPlan
-) -> Tensor:
-    """Normalised values of all generated rows, in as many windows as they need."""
-    parts = [
-        codec.decode(shared if start == 0 else None, (own[0][:, start:end], own[1][:, start:end]), plan.limit_rows)[
-            :, skipped:
-        ]
-        for start, end, skipped in decode_windows(plan.pred_len, plan.max_context)
-    ]
-    return torch.cat(parts, dim=1)
 
 
 def decode_windows(pred_len: int, max_context: int) -> list[tuple[int, int, int]]:
@@ -81,7 +71,7 @@ def joined(parts: Sequence[Paths]) -> Paths:
     return Paths(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("s1", "s2", "normal")))
 
 
-VOLUMES = (COLUMNS.index("volume"), COLUMNS.index("amount"))
+VOLUMES = (FIELDS.index("volume"), FIELDS.index("amount"))
 
 
 @dataclass(frozen=True)
@@ -102,10 +92,9 @@ def make_forecast(
     The mean is taken of the normalised values, as published. Volume and amount can come out negative, since nothing in
     the model knows better; `non_negative_volume` cuts every path at 0 first.
     """
-    import pandas as pd
 
     def frame(values: np.ndarray) -> pd.DataFrame:
-        return pd.DataFrame(values, columns=list(COLUMNS), index=series.future)
+        return pd.DataFrame(values, columns=list(FIELDS), index=series.future)
 
     paths = series.restored(normal)
     if non_negative_volume:

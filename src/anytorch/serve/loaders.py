@@ -118,8 +118,7 @@ class ForecastModel:
     """A KronosPredictor behind a queue. torch is imported here, in the loading thread, and not before."""
 
     def __init__(self, wanted: Wanted, options: ServeOptions) -> None:
-        from anytorch.forecast.checkpoints import load_predictor
-        from anytorch.forecast.trained_with import read_trained_with
+        from anytorch.forecast.checkpoints import load_predictor, read_trained_with
 
         source, tokenizer = wanted.source, None
         if isinstance(source, Path) and read_trained_with(source) is None:

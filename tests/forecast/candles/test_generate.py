@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.generate import COLUMNS, Recipe, sample_candles, sample_market
+from anytorch.forecast.candles.generate import Recipe, sample_candles, sample_market
+from anytorch.forecast.candles.tables import FIELDS
 
 
 def correlation(values: np.ndarray, lag: int) -> float:
@@ -31,7 +32,7 @@ def inside(long: pd.DataFrame) -> np.ndarray:
 )
 def test_candles_are_candles(freq: str, session: str | None) -> None:
     frame = sample_candles(700, freq=freq, session=session, seed=3, price=0.05)
-    assert list(frame.columns) == list(COLUMNS) and len(frame) == 700
+    assert list(frame.columns) == ["timestamps", *FIELDS] and len(frame) == 700
     assert (frame["low"] <= frame[["open", "close"]].min(axis=1)).all()
     assert (frame["high"] >= frame[["open", "close"]].max(axis=1)).all()
     assert (frame[["open", "high", "low", "close", "volume"]] > 0).all().all()

@@ -38,8 +38,8 @@ def test_files(parts: Any, suffix: str, tmp_path: Path) -> None:
 def test_what_is_drawn(parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history, mean, quantiles, actual = parts
     made: list[Any] = []
-    build = picture._figure
-    monkeypatch.setattr(picture, "_figure", lambda suffix: made.append(build(suffix)) or made[-1])
+    build = picture.figure_for
+    monkeypatch.setattr(picture, "figure_for", lambda *given: made.append(build(*given)) or made[-1])
     draw_forecast(history, mean, tmp_path / "a.png", quantiles=quantiles, actual=actual)
     prices, volumes = made[-1].axes
     labels = [text.get_text() for text in prices.get_legend().get_texts()]

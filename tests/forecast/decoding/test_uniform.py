@@ -10,7 +10,7 @@ import torch
 
 from anytorch import native
 from anytorch.errors import CompilerMissing
-from anytorch.forecast.decoding import uniform
+from anytorch.forecast.decoding import sampling as uniform
 
 
 @pytest.fixture(scope="module")

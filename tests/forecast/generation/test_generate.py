@@ -15,7 +15,7 @@ from anytorch.forecast import predictor as predictor_module
 from anytorch.forecast.decoding import decoder as decoder_module
 from anytorch.forecast.decoding import sampling
 from anytorch.forecast.decoding.sampling import Noise, Sampler, exponential, exponential_from_uniform
-from anytorch.forecast.generation import rolled, static
+from anytorch.forecast.generation import steps as steps_module
 from anytorch.forecast.generation.generate import ACCELERATOR_ROWS, HOST_ROWS, Chunk, split
 from anytorch.forecast.inputs import read_series
 from anytorch.forecast.results import decode_windows
@@ -88,16 +88,16 @@ def test_full_windows_prepared_together(
     minutes: Any, predictor: Any, own_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several rolled steps' histories in one pass, then steps of fixed shapes; also when they need several recordings."""
-    monkeypatch.setattr(rolled, "OWN_ROWS", own_rows)
-    monkeypatch.setattr(rolled, "FEW_QUERIES", 700)  # more and fewer than these
+    monkeypatch.setattr(steps_module, "OWN_ROWS", own_rows)
+    monkeypatch.setattr(steps_module, "FEW_QUERIES", 700)  # more and fewer than these
     prepared: list[int] = []
-    prepare = rolled.RolledSteps.prepare
+    prepare = steps_module.RolledSteps.prepare
 
     def spy(self: Any, lengths: Any, step: int, count: int, history: Any) -> Any:
         prepared.append(count)
         return prepare(self, lengths, step, count, history)
 
-    monkeypatch.setattr(rolled.RolledSteps, "prepare", spy)
+    monkeypatch.setattr(steps_module.RolledSteps, "prepare", spy)
     made = predictor("b", max_context=40)
     for lengths, samples, sampler, most in (
         ((20,), 3, SAMPLER, 16),
@@ -120,7 +120,7 @@ def test_windows_that_are_too_much_are_not_prepared(predictor: Any) -> None:
     decoder = predictor("b").decoder()
 
     def planned(lengths: list[int], step: int, limit: int = 32768, pred_len: int = 120) -> Any:
-        return rolled.plan_rolled(decoder, lengths, 20, 512, pred_len, step, limit, SAMPLER)
+        return steps_module.plan_rolled(decoder, lengths, 20, 512, pred_len, step, limit, SAMPLER)
 
     shape = planned([400], 113)
     assert (shape.windows, shape.shared_rows, shape.own_rows) == (7, 399, 119)
@@ -205,7 +205,7 @@ def test_recording_leaves_no_trace(minutes: Any, predictor: Any, samples: int, m
     made = predictor("a", max_context=64)
     histories = [[series_of(minutes, slice(start, start + 36), 40)] for start in (0, 9, 21)]
     wanted = [made.paths(one, SAMPLER, samples, seed=9 + place) for place, one in enumerate(histories)]
-    for module in (static, rolled, decoder_module):
+    for module in (steps_module, decoder_module):
         monkeypatch.setattr(module, "Recorder", FakeRecorder)
     made = predictor("a", max_context=64)
     made.static = "recorded"
@@ -214,7 +214,7 @@ def test_recording_leaves_no_trace(minutes: Any, predictor: Any, samples: int, m
     decoder = made.decoder()
     assert decoder.kept.recorder.recordings["step"].replays == 1 + 3 * 28
     assert decoder.kept_rolled.recorder.recordings["step"].replays == 1 + 3 * 11
-    parts = [decoder.replayed, decoder.kept.replayed, decoder.kept_rolled.preparing, made.codec().replayed]
+    parts = [decoder.replayed, decoder.kept.replayed, decoder.kept_rolled.replayed, made.codec().replayed]
     for part in parts:  # recorded the second time they came, replayed the third time
         assert {recording.replays for recording in part.recorder.recordings.values()} == {2}
     names = sorted(str(key[0]) for part in parts for key in part.recorder.recordings)

@@ -18,16 +18,28 @@ from torch import Tensor
 import anytorch
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.forecast.decoding.sampling import Sampler
-from anytorch.forecast.generation import rolled, static
-from anytorch.forecast.generation.rolled import RolledSteps
-from anytorch.forecast.generation.static import StaticSteps
+from anytorch.forecast.generation import steps as steps_module
+from anytorch.forecast.generation.steps import RolledSteps, StaticSteps
 from anytorch.forecast.inputs import read_series
 from anytorch.forecast.kernels import attention, choice, products, row_step
+from anytorch.forecast.kernels.attention import WindowAttention, WindowCut
 from anytorch.forecast.kernels.choice import Chooser, Option, Part, decide, told
-from anytorch.forecast.kernels.product_parts import error_of, made_up, part_of, reference, spread
-from anytorch.forecast.kernels.products import Cut, Product, Products, Work, by_torch, candidates, grid_of, share_of
+from anytorch.forecast.kernels.products import (
+    Cut,
+    Product,
+    Products,
+    Work,
+    by_torch,
+    candidates,
+    error_of,
+    grid_of,
+    made_up,
+    part_of,
+    reference,
+    share_of,
+    spread,
+)
 from anytorch.forecast.kernels.row_step import Tiles
-from anytorch.forecast.kernels.window_attention import WindowCut, Windows
 from anytorch.forecast.model.fused import attend_masked, turn, window_mask
 from anytorch.measured import store
 from anytorch.measured.stopwatch import Stopwatch
@@ -379,7 +391,7 @@ def ids_of(paths: Sequence[Any]) -> list[Any]:
     return [np.concatenate((path.s1, path.s2)).tolist() for path in paths]
 
 
-def attended(windows: Windows, layer: int, qkv: Tensor) -> Tensor:
+def attended(windows: WindowAttention, layer: int, qkv: Tensor) -> Tensor:
     """What our kernel computes, sample by sample."""
     _, _, series, heads, _, head_width = windows.keys.shape
     window, step = windows.counters.tolist()
@@ -412,7 +424,7 @@ def test_full_windows_use_what_measured_best(
             work.out.add_(0.1)
         return None
 
-    def attend(self: Windows, cut: Any, layer: int, qkv: Tensor) -> Tensor:
+    def attend(self: WindowAttention, cut: Any, layer: int, qkv: Tensor) -> Tensor:
         calls.append(str(cut))
         if kernel == "raises":
             raise RuntimeError("an unlikely story")
@@ -424,17 +436,17 @@ def test_full_windows_use_what_measured_best(
         checked.extend(found or ())  # from now on it is used
         return found
 
-    take = rolled.take
+    take = steps_module.take
     stopwatch.took = {"torch": 1e6, "ours": 2e6 if kernel == "slow" else 5e5}
-    monkeypatch.setattr(rolled, "take", taken)
+    monkeypatch.setattr(steps_module, "take", taken)
     monkeypatch.setattr(
         Chooser, "_replayed", lambda self, option: Answering("torch" if option.name == "torch" else "ours", 0)
     )
     monkeypatch.setattr(Products, "compute", compute)
     monkeypatch.setattr(Products, "compile", lambda self, work, way: None)
-    monkeypatch.setattr(Windows, "attend", attend)
-    monkeypatch.setattr(Windows, "compile", lambda self, cut, qkv: None)
-    monkeypatch.setattr(rolled, "why_not", lambda decoder, rows: "")
+    monkeypatch.setattr(WindowAttention, "attend", attend)
+    monkeypatch.setattr(WindowAttention, "compile", lambda self, cut, qkv: None)
+    monkeypatch.setattr(steps_module, "why_not", lambda decoder, rows: "")
     monkeypatch.setattr(row_step, "find_spec", lambda name: None)
     made = predictor("b", max_context=40)
     several = [series_of(minutes, slice(0, 20), 44)]
@@ -462,6 +474,8 @@ class FakeStep:
     """Our kernels of a growing window's step, played by torch's; wrong or out of order as `mode` says."""
 
     mode = "right"
+
+    _noise_at = StaticSteps._noise_at
 
     def __init__(self, cache: Any, sampler: Any, counters: Tensor, ids: Any, future: Tensor, noise: Any) -> None:
         self.cache, self.sampler, self.counters, self.future, self.noise = cache, sampler, counters, future, noise
@@ -508,8 +522,8 @@ def test_growing_windows_fall_back_to_what_is_right(
     mode: str, used: bool, chosen: bool, minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeStep, "mode", mode)
-    monkeypatch.setattr(static, "KernelStep", FakeStep)
-    monkeypatch.setattr(static, "why_not", lambda decoder, rows: "")
+    monkeypatch.setattr(steps_module, "KernelStep", FakeStep)
+    monkeypatch.setattr(steps_module, "why_not", lambda decoder, rows: "")
     made = predictor("b", max_context=64)
     several = [series_of(minutes, slice(0, 30), 24)]
     wanted = ids_of(made.paths(several, SAMPLER, 2, seed=5))
@@ -534,8 +548,7 @@ def test_growing_windows_fall_back_to_what_is_right(
 def test_explaining_before_and_after(
     why: str, said: str, minutes: Any, predictor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for steps in (static, rolled):
-        monkeypatch.setattr(steps, "why_not", lambda decoder, rows: why)
+    monkeypatch.setattr(steps_module, "why_not", lambda decoder, rows: why)
     made = predictor("b", max_context=40)
     before = made.explain().splitlines()
     assert before[1:] == ["windows of 40 rows; steps are computed one after the other"]

@@ -46,9 +46,9 @@ except Exception as exc:  # the interpreter of Triton 3.6 cannot loop to a loade
 import anytorch
 from anytorch.forecast import KronosPredictor
 from anytorch.forecast.generation import generate
-from anytorch.forecast.kernels import choice, product_parts, row_step
+from anytorch.forecast.kernels import choice, products, row_step
 from anytorch.forecast.inputs import Series
-from anytorch.forecast.kernels.product_parts import error_of
+from anytorch.forecast.kernels.products import error_of
 from anytorch.forecast.kernels.products import Cut, Products, Work, candidates
 from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
@@ -152,7 +152,7 @@ answer(errors=errors, unusable="")
 CHOSEN = """
 from anytorch.measured.stopwatch import Stopwatch
 
-product_parts.FEWEST_LAUNCHES = 1
+products.FEWEST_LAUNCHES = 1
 runs = {}
 
 
@@ -178,12 +178,12 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from anytorch.forecast.kernels import attention, window_attention
+from anytorch.forecast.kernels import attention
 from anytorch.forecast.kernels.row_step import Tiles
 from anytorch.forecast.kernels.products import Work, candidates, constants
 from anytorch.forecast.kernels.attention_source import attend_many
 from anytorch.forecast.kernels.products_source import linear
-from anytorch.forecast.kernels.window_attention_source import attend_window
+from anytorch.forecast.kernels.attention_source import attend_window
 
 done = []
 
@@ -212,7 +212,7 @@ for share in attention.MATRIX:
     given = {"EVICT": False, "SAMPLES": 32, "BLOCK": share.block, "OWN_BLOCK": share.own_block, "SPLITS": share.splits}
     kinds = {"counters": "*i64", "lengths": "*i64", "arrived": "*i32"}
     compiled(attend_many, {**heads, **given, "num_warps": share.warps}, sizes, **kinds)
-for cut in window_attention.CUTS:
+for cut in attention.CUTS:
     given = {"BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "STAGES": cut.stages, "num_warps": cut.warps}
     compiled(attend_window, {**heads, **given}, sizes, counters="*i64", scale="fp32")
 answer(done=done)

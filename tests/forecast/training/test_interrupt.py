@@ -23,10 +23,9 @@ import torch
 from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.forecast.model import KronosTokenizer
 from anytorch.forecast.training import TrainingPlan, finetune_tokenizer
-from anytorch.forecast.training.interrupt import Interrupt
 from anytorch.forecast.training.loop import Run, fingerprint
 from anytorch.forecast.training.plan import wrong
-from anytorch.forecast.training.processes import World
+from anytorch.forecast.training.processes import Interrupt, World
 from anytorch.forecast.training.store import RunFolder, writing
 
 
@@ -246,7 +245,7 @@ def test_an_error_that_is_no_disks_passes_through(tmp_path: Path) -> None:
 
 def test_whose_state_it_is_is_told_without_reading_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
-    folder.check("a")  # nothing is there
+    folder.load("a", "cpu", mmap=True)  # nothing is there
     folder.save({"fingerprint": "a", "weights": torch.zeros(1000)})
     asked: list[Any] = []
     load = torch.load
@@ -256,13 +255,13 @@ def test_whose_state_it_is_is_told_without_reading_its_numbers(tmp_path: Path, m
         return load(*args, **how)
 
     monkeypatch.setattr(torch, "load", noted)
-    folder.check("a")
+    folder.load("a", "cpu", mmap=True)
     with pytest.raises(InputError, match="holds a run with another plan"):
-        folder.check("b")
+        folder.load("b", "cpu", mmap=True)
     assert asked == [True, True]
     folder.state.write_bytes(b"no state")
     with pytest.raises(ModelError, match="cannot be read"):
-        folder.check("a")
+        folder.load("a", "cpu", mmap=True)
 
 
 # --- plans --------------------------------------------------------------------------------------------------------

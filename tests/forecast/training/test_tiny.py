@@ -13,8 +13,7 @@ from anytorch.errors import ModelError, UsageError
 from anytorch.forecast.candles.generate import sample_candles, sample_market
 from anytorch.forecast.candles.rhythm import future_times
 from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
-from anytorch.forecast.model.pretrained import tiny_folder
-from anytorch.forecast.model.published import MAX_CONTEXT
+from anytorch.forecast.model.pretrained import MAX_CONTEXT, tiny_folder
 from anytorch.forecast.training.scores import compare
 from anytorch.forecast.training.windows import as_series
 

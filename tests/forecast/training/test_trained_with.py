@@ -13,10 +13,9 @@ import torch
 from anytorch._version import __version__
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.forecast.candles.generate import sample_candles
-from anytorch.forecast.checkpoints import choose_checkpoint, load_predictor
+from anytorch.forecast.checkpoints import FILE, TrainedWith, choose_checkpoint, load_predictor, read_trained_with
 from anytorch.forecast.model import Kronos, KronosTokenizer
 from anytorch.forecast.model.pretrained import tiny_folder
-from anytorch.forecast.trained_with import FILE, TrainedWith, read_trained_with
 from anytorch.forecast.training import TrainingPlan, finetune_predictor
 from anytorch.forecast.training.finetune import chosen
 

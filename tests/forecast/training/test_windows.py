@@ -11,7 +11,8 @@ import pytest
 
 from anytorch.errors import InputError
 from anytorch.forecast.candles.generate import sample_candles
-from anytorch.forecast.training.windows import SPLITS, as_series, as_stamps, as_values, split_windows
+from anytorch.forecast.inputs import stamps as stamps_of
+from anytorch.forecast.training.windows import SPLITS, as_series, as_values, split_windows
 
 
 def test_every_window_lies_in_one_split_and_splits_follow_each_other(market: dict[str, Any]) -> None:
@@ -83,7 +84,7 @@ def test_columns_that_are_missing() -> None:
 
 
 def test_stamps() -> None:
-    stamps = as_stamps(pd.Series(pd.to_datetime(["2024-02-29 09:35", "2024-03-03 00:00"])))
+    stamps = stamps_of(pd.to_datetime(["2024-02-29 09:35", "2024-03-03 00:00"]))
     assert stamps.tolist() == [[35, 9, 3, 29, 2], [0, 0, 6, 3, 3]]
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row
-from anytorch.errors import AnytorchError, UsageError
-from anytorch.files import replace_file
+from anytorch.errors import UsageError
+from anytorch.pictures import check_suffix, figure_for, write_figure
 
-SUFFIXES = (".png", ".svg")
 PANELS = (("TFLOP/s", "computing"), ("GB/s", "moving data"))
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
 COLOURS = {"matmul": "#0072B2", "transformer": "#56B4E9", "bandwidth": "#009E73", "copies": "#E69F00"}
@@ -26,29 +25,13 @@ def plot(report: BenchmarkReport, path: str | Path) -> Path:
     Needs matplotlib.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"cannot draw to {path.name!r}: the name must end in .png or .svg")
+    check_suffix(path)
     if not any(panel_rows(device, unit) for device in report.devices for unit, _ in PANELS):
         raise UsageError(
             "there is nothing to draw: no rate was measured", hint="measure matmul, bandwidth or transformer"
         )
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").split(".")[0] != "matplotlib":
-            raise  # matplotlib is there and broken: its own words say more than ours
-        raise AnytorchError(
-            "drawing needs matplotlib, which is not installed", hint="pip install 'anytorch[plot]'"
-        ) from exc
-    import io
-
     heights = [slots_of(device) for device in report.devices]
-    figure = Figure(figsize=(13, sum(h * BAR_INCH + MARGIN_INCH for h in heights) + 0.9), layout="constrained")
-    # A Figure of its own with its own canvas: pyplot would touch the user's global state and backend.
-    (FigureCanvasAgg if suffix == ".png" else FigureCanvasSVG)(figure)
+    figure = figure_for(path, (13, sum(h * BAR_INCH + MARGIN_INCH for h in heights) + 0.9))
     axes = figure.subplots(len(report.devices), len(PANELS), squeeze=False, height_ratios=heights)
     for device, line, slots in zip(report.devices, axes, heights, strict=True):
         for (unit, title), panel in zip(PANELS, line, strict=True):
@@ -61,13 +44,7 @@ def plot(report: BenchmarkReport, path: str | Path) -> Path:
         fontsize=8,
         color="#444444",
     )
-    body = io.BytesIO()
-    figure.savefig(body, format=suffix[1:], dpi=150)
-    try:
-        replace_file(path, body.getvalue())
-    except OSError as exc:
-        raise UsageError(f"cannot write {path}: {exc.strerror}", hint="name another file") from exc
-    return path
+    return write_figure(figure, path, dpi=150)
 
 
 def panel_rows(device: DeviceResult, unit: str) -> list[Row]:

@@ -9,17 +9,15 @@ was put there, not how to trade.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.tables import require_pandas
+from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.values import dataclass
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd  # type: ignore[import-untyped]
-
-COLUMNS = ("timestamps", "open", "high", "low", "close", "volume", "amount")
 OPENS_MINUTE, SESSION_MINUTES = 9 * 60 + 30, 390  # an exchange's day: 09:30 to 16:00
 DAY_MINUTES = 24 * 60
 MOST_ROWS = 5_000_000
@@ -45,6 +43,17 @@ class Recipe:
     missing: float = 0.0  # share of bars that are not there
 
 
+LIMITS = {
+    "volatility": (0.0, 10.0),
+    "reversion": (0.0, 0.99),
+    "half_life": (0.1, 1e6),
+    "volume": (0.0, 1e15),
+    "volume_shape": (0.0, 5.0),
+    "gap": (0.0, 100.0),
+    "missing": (0.0, 0.9),
+}
+
+
 def sample_candles(
     rows: int = 2000,
     *,
@@ -64,15 +73,14 @@ def sample_candles(
     >>> sample_candles(3, seed=1)["timestamps"].iloc[0]
     Timestamp('2024-01-02 09:30:00')
     """
-    require_pandas()
-    import numpy as np
-
     if not 1 <= rows <= MOST_ROWS:
         raise InputError(f"rows={rows}: use 1 to {MOST_ROWS}")
     if not price > 0:
         raise InputError(f"price={price}: the first price must be above 0")
     recipe = Recipe() if recipe is None else recipe
-    _check(recipe)
+    for name, (low, high) in LIMITS.items():
+        if not low <= (value := getattr(recipe, name)) <= high:
+            raise InputError(f"recipe: {name}={value} is not between {low:g} and {high:g}")
     random = np.random.Generator(np.random.PCG64(seed))
     spare = round(rows * recipe.missing / (1.0 - recipe.missing) * 1.5) + 16 if recipe.missing else 0
     calendar = Calendar.of(rows + spare, freq, start, session)
@@ -86,42 +94,23 @@ def sample_candles(
 
 def sample_market(instruments: int = 8, rows: int = 2000, *, seed: int = 0, **options: Any) -> dict[str, pd.DataFrame]:
     """Several independent instruments by name, each with a price, activity, volatility and memory of its own."""
-    require_pandas()
-    import numpy as np
-
     if not 1 <= instruments <= 10_000:
         raise InputError(f"instruments={instruments}: use 1 to 10000")
     given: Recipe = options.pop("recipe", None) or Recipe()
     market = {}
     for number in range(instruments):
         random = np.random.Generator(np.random.PCG64([seed, number]))
-        recipe = Recipe(
+        recipe = replace(
+            given,
             volatility=given.volatility * float(np.exp(random.normal(0, 0.3))),
             reversion=float(np.clip(given.reversion + random.normal(0, 0.05), 0.0, 0.95)),
             half_life=given.half_life * float(np.exp(random.normal(0, 0.2))),
             volume=given.volume * float(np.exp(random.normal(0, 1.0))),
             volume_shape=given.volume_shape * float(np.exp(random.normal(0, 0.15))),
-            gap=given.gap,
-            missing=given.missing,
         )
         own = {"price": float(np.exp(random.normal(np.log(80.0), 0.8))), **options}
         market[f"SYM{number:03d}"] = sample_candles(rows, seed=int(random.integers(2**62)), recipe=recipe, **own)
     return market
-
-
-def _check(recipe: Recipe) -> None:
-    for name, low, high in (
-        ("volatility", 0.0, 10.0),
-        ("reversion", 0.0, 0.99),
-        ("half_life", 0.1, 1e6),
-        ("volume", 0.0, 1e15),
-        ("volume_shape", 0.0, 5.0),
-        ("gap", 0.0, 100.0),
-        ("missing", 0.0, 0.9),
-    ):
-        value = getattr(recipe, name)
-        if not low <= value <= high:
-            raise InputError(f"recipe: {name}={value} is not between {low:g} and {high:g}")
 
 
 @dataclass(frozen=True)
@@ -136,9 +125,6 @@ class Calendar:
 
     @classmethod
     def of(cls, rows: int, freq: str, start: str, session: str | None) -> Calendar:
-        import numpy as np
-        import pandas as pd
-
         try:
             offset = pd.tseries.frequencies.to_offset(freq)
             first = pd.Timestamp(start)
@@ -179,9 +165,6 @@ class Calendar:
 
 
 def _candles(calendar: Calendar, price: float, recipe: Recipe, random: np.random.Generator) -> pd.DataFrame:
-    import numpy as np
-    import pandas as pd
-
     rows = len(calendar.times)
     # The bell of trading at both ends of the day, with mean 0: for volatility and for volume.
     shape = 6.0 * (calendar.phase - 0.5) ** 2 - 0.5 if calendar.per_day > 1 else np.zeros(rows)
@@ -218,8 +201,6 @@ def _candles(calendar: Calendar, price: float, recipe: Recipe, random: np.random
 
 def _regimes(rows: int, random: np.random.Generator) -> tuple[Any, Any]:
     """Volatility's factor and the drift of every bar: three states that last for hundreds of bars."""
-    import numpy as np
-
     spread, drift = np.empty(rows), np.empty(rows)
     place, state = 0, int(random.integers(len(REGIMES)))
     while place < rows:
@@ -232,8 +213,6 @@ def _regimes(rows: int, random: np.random.Generator) -> tuple[Any, Any]:
 
 def _garch(rows: int, random: np.random.Generator) -> tuple[Any, Any]:
     """Shocks of variance 1, and the volatility that earlier shocks leave behind (1 on average)."""
-    import numpy as np
-
     shocks = random.standard_t(FREEDOM, rows) * np.sqrt((FREEDOM - 2) / FREEDOM)
     sigma = np.empty(rows)
     variance = 1.0
@@ -245,8 +224,6 @@ def _garch(rows: int, random: np.random.Generator) -> tuple[Any, Any]:
 
 def _reverting(moves: Any, half_life: float) -> Any:
     """The part of the price that returns to 0: half of it is gone after `half_life` bars."""
-    import numpy as np
-
     keep = 0.5 ** (1.0 / half_life)
     levels = np.empty(len(moves))
     level = 0.0
@@ -258,8 +235,6 @@ def _reverting(moves: Any, half_life: float) -> Any:
 
 def _volume(calendar: Calendar, shape: Any, moves: Any, sigma: Any, recipe: Recipe, random: np.random.Generator) -> Any:
     """Whole units: the day's and the week's shape, a slow level of its own, and more of it in large moves."""
-    import numpy as np
-
     rows = len(moves)
     level = _reverting(random.normal(0, 0.08, rows), half_life=60.0)
     week = 0.25 * recipe.volume_shape * np.cos(2 * np.pi * (calendar.times.day_of_week.to_numpy() - 4) / 5)

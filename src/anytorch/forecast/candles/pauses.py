@@ -24,12 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from anytorch.values import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 DAY = 86_400 * 10**9  # all sums are in nanoseconds of the clock on the wall
@@ -46,8 +45,6 @@ def whole_days(moments: np.ndarray) -> np.ndarray:
     Where clocks changed around midnight (London's days in UTC begin at 00:00 and then at 23:00), the dates are those that
     the bars would have with the last one's clock time.
     """
-    import numpy as np
-
     moved = (moments - moments[-1] + DAY // 2) % DAY - DAY // 2
     return np.unique(np.where(abs(moved) == HOUR, moments - moved, moments) // DAY * DAY)
 
@@ -57,8 +54,6 @@ def in_hours_of_today(moments: np.ndarray) -> np.ndarray:
 
     A change is seen where the first and the last bar of the dates before lie elsewhere by the same time, on most of them.
     """
-    import numpy as np
-
     dates = moments // DAY
     begins = np.flatnonzero(np.diff(dates, prepend=dates[0] - 1))
     first, last = moments[begins] % DAY, moments[np.append(begins[1:], len(moments)) - 1] % DAY
@@ -101,8 +96,6 @@ class Passed:
 
 def _usual(moments: np.ndarray, period: int, origin: int) -> tuple[Any, float, Any]:
     """The places in the period that usually have a bar, the share of periods in which they do, and the periods."""
-    import numpy as np
-
     turns, inside = np.divmod(moments - origin, period)
     places, bars = np.unique(inside, return_counts=True)
     alive = np.unique(turns)
@@ -115,8 +108,6 @@ def _usual(moments: np.ndarray, period: int, origin: int) -> tuple[Any, float, A
 
 def _stretches(usual: Any, period: int, step: int) -> Iterable[Pause]:
     """Between the usual places, around the clock, where more than a bar fits."""
-    import numpy as np
-
     ends = np.append(usual[1:], usual[0] + period)
     for place in np.flatnonzero(ends - usual > 1.5 * step):
         yield int(usual[place]), int(ends[place])
@@ -128,8 +119,6 @@ def _passed(moments: np.ndarray, pause: Pause, begins: np.ndarray, step: int, pe
     With a `period`, whole ones of it may have gone by as well: a night that is a weekend. Without, holidays may: at Easter
     a weekend has four days.
     """
-    import numpy as np
-
     low = np.searchsorted(moments, begins + pause[0], side="right")
     high = np.searchsorted(moments, begins + pause[1], side="left")
     within = (low > 0) & (high < len(moments))
@@ -210,10 +199,13 @@ def _trimmed(
             agreed and not whole_days and _evidence(slots * times, 0, usual_share, LEAST_MISSING) >= EVIDENCE / 2
         )
 
+    # The last place for a bar before the first midnight, and the first one from the last midnight on: beside the night
+    # around it, else on the grid.
+    around = next((night for night in nights if night[1] > DAY), None)
     if not kept(_open_slots(start + step, first, step, nights), first - start):
-        start = _last_bar(first, start, step, nights)
+        start = first - DAY + around[0] if around else start + (first - 1 - start) // step * step
     if not kept(_open_slots(last, stop, step, nights), stop - last):
-        stop = _first_bar(last, stop, step, nights)
+        stop = last - DAY + around[1] if around else stop - (stop - last) // step * step
     return start, stop
 
 
@@ -224,22 +216,6 @@ def _open_slots(start: int, stop: int, step: int, nights: list[Pause]) -> float:
         for after, until in nights:
             length -= max(0, min(stop, day * DAY + until) - max(start, day * DAY + after + step))
     return max(0.0, length / step)
-
-
-def _last_bar(midnight: int, known: int, step: int, nights: list[Pause]) -> int:
-    """The last place for a bar before midnight; `known` is one on the grid."""
-    for after, until in nights:
-        if until > DAY:  # around midnight
-            return midnight - DAY + after
-    return known + (midnight - 1 - known) // step * step
-
-
-def _first_bar(midnight: int, known: int, step: int, nights: list[Pause]) -> int:
-    """The first place for a bar from midnight on."""
-    for _, until in nights:
-        if until > DAY:
-            return midnight - DAY + until
-    return known - (known - midnight) // step * step
 
 
 def weekend_to_assume(moments: np.ndarray, nights: list[Pause]) -> list[Pause]:
@@ -255,8 +231,6 @@ def weekend_to_assume(moments: np.ndarray, nights: list[Pause]) -> list[Pause]:
 
 def usual_weekday(days: np.ndarray) -> str:
     """The weekday of more than half the bars, or none."""
-    import numpy as np
-
     counts = np.bincount((days - MONDAY) % WEEK // DAY, minlength=7)
     return WEEKDAYS[counts.argmax()] if counts.max() > len(days) / 2 else ""
 
@@ -267,17 +241,11 @@ def pauses_between_weekdays(days: np.ndarray) -> list[Pause]:
     A step of so many days goes through all seven weekdays in as many weeks, so weekdays that were met WEEKS times, while
     others hardly were, are no accident.
     """
-    import numpy as np
-
     counts = np.bincount((days - MONDAY) % WEEK // DAY, minlength=7)
     usual = np.flatnonzero((counts >= WEEKS) & (counts > RARE * counts.max()))
     if not 0 < len(usual) < 7 or counts[usual].sum() < (1 - MISSING) * len(days):
         return []
     return list(_stretches(usual * DAY, WEEK, DAY))
-
-
-def every_day(nights: list[Pause]) -> list[Pause]:
-    return [(day * DAY + after, day * DAY + until) for day in range(7) for after, until in nights]
 
 
 def joined(pauses: list[Pause]) -> tuple[Pause, ...]:

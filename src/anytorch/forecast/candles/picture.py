@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytorch.errors import AnytorchError, UsageError
-from anytorch.files import replace_file
+from anytorch.pictures import figure_for, write_figure
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
-SUFFIXES = (".png", ".svg")
 UP, DOWN = "#009E73", "#D55E00"  # Okabe and Ito's palette: told apart by colour-blind readers and in print
 AHEAD, TRUTH = "#0072B2", "#000000"
 SHOWN = 160  # bars of history at most
@@ -36,10 +33,7 @@ def draw_forecast(
     weekends leave no holes.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"cannot draw to {path.name!r}: the name must end in .png or .svg")
-    figure = _figure(suffix)
+    figure = figure_for(path, (12, 6.4))
     shown = history.iloc[-min(len(history), max(SHOWN, len(mean))) :]
     panel, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
     ahead = range(len(shown), len(shown) + len(mean))
@@ -61,30 +55,7 @@ def draw_forecast(
     panel.set_ylabel("price")
     panel.set_title(title, loc="left", fontsize=11)
     panel.legend(loc="upper left", frameon=False, fontsize=8)
-    body = io.BytesIO()
-    figure.savefig(body, format=suffix[1:], dpi=140)
-    try:
-        replace_file(path, body.getvalue())
-    except OSError as exc:
-        raise UsageError(f"cannot write {path}: {exc.strerror}", hint="name another file") from exc
-    return path
-
-
-def _figure(suffix: str) -> Any:
-    """A Figure with its own canvas: pyplot would touch the user's global state and backend."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").split(".")[0] != "matplotlib":
-            raise  # matplotlib is there and broken: its own words say more than ours
-        raise AnytorchError(
-            "drawing needs matplotlib, which is not installed", hint="pip install 'anytorch[plot]'"
-        ) from exc
-    figure = Figure(figsize=(12, 6.4), layout="constrained")
-    (FigureCanvasAgg if suffix == ".png" else FigureCanvasSVG)(figure)
-    return figure
+    return write_figure(figure, path, dpi=140)
 
 
 def _candles(panel: Any, places: range, frame: Any, *, faint: bool = False) -> None:

@@ -22,7 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from anytorch.counts import counted
 from anytorch.errors import InputError
@@ -31,6 +33,7 @@ from anytorch.forecast.candles.tables import (
     FIELDS,
     PRICES,
     STANDARD_INPUT,
+    Cells,
     Columns,
     Origin,
     columns_without_header,
@@ -39,14 +42,10 @@ from anytorch.forecast.candles.tables import (
     listed,
     parse_numbers,
     read_table,
-    refused,
-    require_pandas,
 )
+from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.candles.times import in_zone, parse_times
 from anytorch.values import dataclass
-
-if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
 
 MOST_MENDED = 0.2  # of the rows: beyond that a repair would be an invention
 GAP_STEPS = 10  # a gap is huge beyond this many times a usual long step (a night, a weekend) …
@@ -70,8 +69,6 @@ class Problem:
 
 def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
     """All faults of a frame with our columns; `lines` are the rows' line numbers in their file."""
-    import numpy as np
-
     found: list[Problem] = []
 
     def note(kind: str, column: str, bad: Any, text: str) -> None:
@@ -105,8 +102,6 @@ def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
 
 def gaps(times: Any) -> list[int]:
     """The rows before which there is a huge gap."""
-    import numpy as np
-
     if len(times) < 3:
         return []
     seconds = times.diff().dt.total_seconds().to_numpy()[1:]
@@ -118,20 +113,8 @@ def gaps(times: Any) -> list[int]:
     return [int(place) + 1 for place in np.flatnonzero(seconds > max(GAP_STEPS * usual, GAP_DAYS * 86400))]
 
 
-def require_clean(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> None:
-    """Raise InputError for the first problem, with the number of other kinds."""
-    found = problems(frame, lines)
-    if not found:
-        return
-    others = sorted({problem.kind for problem in found} - {found[0].kind})
-    also = f"; also {', '.join(others)}" if others else ""
-    raise InputError(found[0].said(where) + also, hint=Origin.of(where).mend)
-
-
 def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> tuple[pd.DataFrame, Any, list[str]]:
     """The frame with every repair of the table above except the gaps, its lines, and what was changed, in words."""
-    import numpy as np
-
     found = problems(frame, lines)
     if not found:
         return frame, np.asarray(lines), []
@@ -149,10 +132,8 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> 
         values = frame[column].to_numpy(dtype=float).copy()
         bad = ~np.isfinite(values) | (values <= 0 if column in PRICES else values < 0)
         if column in PRICES and bad.mean() > MOST_MENDED:
-            raise refused(
-                where,
-                kept[np.flatnonzero(bad)[0]],
-                column,
+            raise Cells(kept, column, Origin.of(where)).refused(
+                int(np.flatnonzero(bad)[0]),
                 f"{bad.mean():.0%} of the prices are missing or not above 0, more than a repair may fill in "
                 f"({MOST_MENDED:.0%})",
                 hint="remove the faulty part",
@@ -277,8 +258,11 @@ def read_candles(
             frame, kept, changed = repaired(frame, own_lines, title)
             said += changed
         else:
-            require_clean(frame, own_lines, title)
             kept = own_lines
+            if found_wrong := problems(frame, own_lines):
+                others = sorted({problem.kind for problem in found_wrong} - {found_wrong[0].kind})
+                also = f"; also {', '.join(others)}" if others else ""
+                raise InputError(found_wrong[0].said(title) + also, hint=title.mend)
         own_name = name if name is not None and len(parts) == 1 else symbol
         series += _cut(own_name, frame, kept, (*notes, *said), title)
         notes = []  # told once
@@ -329,8 +313,6 @@ def _files(source: Any) -> Iterator[Any]:
 
 
 def _without_blank_lines(table: Any, lines: list[int], where: Origin) -> tuple[Any, list[int]]:
-    import numpy as np
-
     filled = np.ones(len(table), bool)
     if "header" in table.attrs:  # it was text: every cell is
         filled = (table != "").any(axis=1).to_numpy()
@@ -352,8 +334,6 @@ def _told(columns: Columns) -> list[str]:
 
 
 def _instruments(table: Any, columns: Columns, lines: Sequence[int], where: Origin) -> Iterator[tuple[str, Any]]:
-    import numpy as np
-
     if "symbol" not in columns.of:
         yield Path(where.name).name.split(".")[0], np.arange(len(table))
         return
@@ -362,7 +342,9 @@ def _instruments(table: Any, columns: Columns, lines: Sequence[int], where: Orig
     blank = np.flatnonzero((table[column].isna() | (symbols == "")).to_numpy())
     if len(blank):
         more = f" (and {len(blank) - 1} more)" if len(blank) > 1 else ""
-        raise refused(where, lines[blank[0]], column, f"the instrument's name is missing{more}", hint="fill it in")
+        raise Cells(lines, column, where).refused(
+            blank[0], f"the instrument's name is missing{more}", hint="fill it in"
+        )
     for name in symbols.unique():
         yield str(name), np.flatnonzero((symbols == name).to_numpy())
 
@@ -370,7 +352,6 @@ def _instruments(table: Any, columns: Columns, lines: Sequence[int], where: Orig
 def _frame(
     table: Any, columns: Columns, lines: Sequence[int], where: Origin, timezone: str | None
 ) -> tuple[pd.DataFrame, list[str]]:
-    pandas = require_pandas()
     of = columns.of
     if "timestamps" in of:
         stamps, column = table[of["timestamps"]], of["timestamps"]
@@ -378,7 +359,7 @@ def _frame(
         column = f"{of['date']} + {of['time']}"
         stamps = table[of["date"]].astype(str).str.strip() + " " + table[of["time"]].astype(str).str.strip()
     times, notes = parse_times(stamps, lines, column, where, zoned=timezone is not None)
-    frame = pandas.DataFrame({"timestamps": in_zone(times, timezone, lines, column, where)})
+    frame = pd.DataFrame({"timestamps": in_zone(times, timezone, lines, column, where)})
     for field in FIELDS:
         if field in of:
             frame[field], said = parse_numbers(table[of[field]], lines, of[field], where)
@@ -395,7 +376,6 @@ def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Origi
         raise InputError(
             f"{where.name} has {counted(len(frame), 'usable row')}; a series needs at least 2", hint="give more rows"
         )
-    pandas = require_pandas()
     times = frame["timestamps"]
     edges = [0, *gaps(times), len(frame)]
     pieces = [(start, stop) for start, stop in pairwise(edges) if stop - start >= 2]
@@ -403,7 +383,7 @@ def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Origi
         raise InputError(
             f"{where.name} has a huge gap between any two rows", hint=f"check the times of its {where.unit}s"
         )
-    whole = rhythm_of(pandas.concat([times.iloc[start:stop] for start, stop in pieces]))
+    whole = rhythm_of(pd.concat([times.iloc[start:stop] for start, stop in pieces]))
     said = [*notes, *(_alone(start, times, lines, where) for start, stop in pairwise(edges) if stop - start < 2)]
     for number, (start, stop) in enumerate(pieces, 1):
         piece = frame.iloc[start:stop].reset_index(drop=True)
@@ -415,14 +395,8 @@ def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Origi
         if len(pieces) > 1:
             span = f"{where.unit}s {lines[start]} to {lines[stop - 1]}"
             own.append(f"part {number} of {len(pieces)}, cut at huge gaps: {span}")
-        yield CandleSeries(
-            name if number == 1 else f"{name}/{number}",
-            piece,
-            rhythm,
-            tuple(own),
-            where.name,
-            name if len(pieces) > 1 else "",
-        )
+        own_name, part_of = name if number == 1 else f"{name}/{number}", name if len(pieces) > 1 else ""
+        yield CandleSeries(own_name, piece, rhythm, tuple(own), where.name, part_of)
 
 
 def _alone(row: int, times: Any, lines: Any, where: Origin) -> str:

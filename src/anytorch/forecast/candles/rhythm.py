@@ -13,7 +13,9 @@ two to six days may keep to weekdays (Mon, Wed, Fri), and bars of weeks do: a ho
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from anytorch.counts import counted
 from anytorch.errors import InputError
@@ -22,7 +24,6 @@ from anytorch.forecast.candles.pauses import (
     WEEK,
     WEEKDAYS,
     Pause,
-    every_day,
     in_hours_of_today,
     joined,
     pauses_between_weekdays,
@@ -32,11 +33,8 @@ from anytorch.forecast.candles.pauses import (
     weekend_to_assume,
     whole_days,
 )
+from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.values import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd  # type: ignore[import-untyped]
 
 MOST = 3  # stretches that are listed
 
@@ -130,9 +128,6 @@ class Rhythm:
 
 def rhythm_of(times: Any) -> Rhythm:
     """The rhythm of timestamps; at least two different ones are needed."""
-    import numpy as np
-    import pandas as pd
-
     index = pd.DatetimeIndex(times)
     moments = _nanoseconds(index.tz_localize(None) if index.tz is None else index.tz_convert(None))
     steps = np.diff(moments)
@@ -156,27 +151,18 @@ def rhythm_of(times: Any) -> Rhythm:
         days = whole_days(moments)[-RECENT_DAYS:]
         if step % WEEK == 0:
             return Rhythm(*known, anchor=usual_weekday(days))
-        return Rhythm(*known, joined(_pauses_of_days(days, step)))
-    recent = in_hours_of_today(_recent(moments))
+        if step == DAY:
+            return Rhythm(*known, joined(pauses_of_the_week(days, step, [])))
+        return Rhythm(*known, joined(pauses_between_weekdays(days) if step % DAY == 0 else []))
+    dates = moments // DAY
+    first = dates[np.flatnonzero(np.diff(dates, prepend=dates[0] - 1))][-RECENT:][0]
+    # In order and each once: when clocks change, an hour may come twice.
+    recent = in_hours_of_today(np.unique(moments[dates >= first]))
     nights = pauses_of_the_day(recent, step)
     weekly = pauses_of_the_week(recent, step, nights)
     assumed = weekend_to_assume(recent, nights)
-    return Rhythm(*known, joined([*every_day(nights), *weekly, *assumed]), assumed=bool(assumed))
-
-
-def _pauses_of_days(days: np.ndarray, step: int) -> list[Pause]:
-    if step == DAY:
-        return pauses_of_the_week(days, step, [])
-    return pauses_between_weekdays(days) if step % DAY == 0 else []
-
-
-def _recent(moments: np.ndarray) -> np.ndarray:
-    """Those of the last RECENT dates, in order and each once: when clocks change, an hour may come twice."""
-    import numpy as np
-
-    dates = moments // DAY
-    first = dates[np.flatnonzero(np.diff(dates, prepend=dates[0] - 1))][-RECENT:][0]
-    return np.unique(moments[dates >= first])
+    daily = [(day * DAY + after, day * DAY + until) for day in range(7) for after, until in nights]
+    return Rhythm(*known, joined([*daily, *weekly, *assumed]), assumed=bool(assumed))
 
 
 def _nanoseconds(naive: Any) -> np.ndarray:
@@ -186,9 +172,6 @@ def _nanoseconds(naive: Any) -> np.ndarray:
 
 def _months(naive: Any) -> tuple[int, str] | None:
     """Months per bar, and the day that they share."""
-    import numpy as np
-    import pandas as pd
-
     number = naive.year * 12 + naive.month
     sizes, counts = np.unique(np.diff(number), return_counts=True)
     if len(naive) < 3 or sizes[0] < 1:
@@ -218,8 +201,6 @@ def future_times(times: Any, horizon: int, rhythm: Rhythm | None = None) -> pd.D
     The rhythm is that of `times`, or the one given: that of a longer history, of which these are the end. Pauses are learnt
     from the past (the module says from how much); holidays are not known.
     """
-    import pandas as pd
-
     index = pd.DatetimeIndex(times)
     if isinstance(horizon, bool) or not hasattr(horizon, "__index__"):
         raise InputError(f"horizon={horizon!r} is not a whole number")
@@ -236,8 +217,6 @@ def future_times(times: Any, horizon: int, rhythm: Rhythm | None = None) -> pd.D
 
 
 def _ahead(index: Any, horizon: int, rhythm: Rhythm) -> pd.DatetimeIndex:
-    import pandas as pd
-
     zone, last = index.tz, index[-1]
     if rhythm.step < pd.Timedelta(days=1):
         return pd.DatetimeIndex(_within_days(last, horizon, rhythm))
@@ -248,8 +227,6 @@ def _ahead(index: Any, horizon: int, rhythm: Rhythm) -> pd.DatetimeIndex:
 
 def _until(wall: Any, rhythm: Rhythm) -> Any:
     """The end of the pause that this moment lies in, or None."""
-    import pandas as pd
-
     monday = wall.normalize() - pd.Timedelta(days=wall.day_of_week)
     place = (wall - monday).value
     for after, until in rhythm.pauses:
@@ -274,8 +251,6 @@ def _within_days(here: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
 
 
 def _in_days(wall: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
-    import pandas as pd
-
     found: list[Any] = []
     step = pd.Timedelta(days=1) if rhythm.pauses else rhythm.step  # with pauses, each day that has none has a bar
     if rhythm.anchor:  # the last week's bar may be beside its day
@@ -291,20 +266,15 @@ def _in_days(wall: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
 
 
 def _in_months(wall: Any, horizon: int, rhythm: Rhythm) -> list[Any]:
-    import pandas as pd
-
     found = []
     clock = wall - wall.normalize()
     if wall.year + rhythm.months * horizon // 12 >= 9999:  # pandas' own dates end there
         raise OverflowError
+    ends = {"last": "MonthEnd", "last weekday": "BMonthEnd", "first weekday": "BMonthBegin"}
     for number in range(1, horizon + 1):
         first = wall.normalize().replace(day=1) + pd.DateOffset(months=rhythm.months * number)
-        if rhythm.anchor == "last":
-            day = first + pd.offsets.MonthEnd(0)
-        elif rhythm.anchor == "last weekday":
-            day = first + pd.offsets.BMonthEnd(0)
-        elif rhythm.anchor == "first weekday":
-            day = first + pd.offsets.BMonthBegin(0)
+        if rhythm.anchor in ends:
+            day = first + getattr(pd.offsets, ends[rhythm.anchor])(0)
         else:
             day = first.replace(day=min(int(rhythm.anchor), first.days_in_month))
         found.append(day + clock)

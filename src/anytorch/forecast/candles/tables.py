@@ -11,10 +11,35 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from anytorch.errors import InputError, PackageMissing
 from anytorch.values import dataclass
+
+
+def require_pandas() -> Any:
+    try:
+        import pandas  # type: ignore[import-untyped]
+    except ModuleNotFoundError as exc:
+        if exc.name != "pandas":
+            raise
+        raise PackageMissing("reading candles needs pandas", hint="pip install 'anytorch[forecast]'") from exc
+    return pandas
+
+
+if TYPE_CHECKING:
+    import pandas as pandas
+else:
+
+    class WhenUsed:
+        """pandas, imported when something of it is first used: a service that makes no forecasts has none."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(require_pandas(), name)
+
+    pandas = WhenUsed()
 
 MOST_NAMES, LONGEST_NAME = 12, 40  # of a list of columns in a message
 
@@ -54,9 +79,16 @@ class Origin:
         return "timezone=" if self.in_memory else "--timezone"
 
 
-def refused(where: Origin | str, place: int, column: str, words: str, hint: str = "") -> InputError:
-    """The error for one cell."""
-    return InputError(f"{Origin.of(where).at(place, column)}: {words}", hint=hint)
+@dataclass(frozen=True)
+class Cells:
+    """A column and its origin, for messages; `lines` are its rows' lines there."""
+
+    lines: Any  # int [rows]
+    column: str
+    origin: Origin
+
+    def refused(self, row: int, words: str, hint: str = "") -> InputError:
+        return InputError(f"{self.origin.at(self.lines[row], self.column)}: {words}", hint=hint)
 
 
 def listed(names: Iterable[object]) -> str:
@@ -84,17 +116,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "high": ("high", "h", "highprice", "2high", "max", "highbid", "bidhigh", "最高", "最高价"),
     "low": ("low", "l", "lowprice", "3low", "min", "lowbid", "bidlow", "最低", "最低价"),
     "close": (
-        "close",
-        "c",
-        "closeprice",
-        "4close",
-        "last",
-        "settle",
-        "price",
-        "closebid",
-        "bidclose",
-        "收盘",
-        "收盘价",
+        *("close", "c", "closeprice", "4close", "last", "settle", "price", "closebid", "bidclose", "收盘", "收盘价"),
     ),
     "volume": (
         *("volume", "vol", "v", "5volume", "6volume", "tradevolume", "basevolume", "volumebase", "qty", "quantity"),
@@ -216,25 +238,14 @@ def _checked(given: Mapping[str, str], names: Sequence[str], source: Origin) -> 
 
 
 GZIP = b"\x1f\x8b"
-SEPARATORS = (",", ";", "\t", "|")
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "万": 1e4, "亿": 1e8}
 STANDARD_INPUT = "-"
 JSON = re.compile(r"""\s*(\{\s*["}]|\[\s*[\[{"\d\]-])""")  # but [Date],[Open] is how some databases write a header
 
 
-def require_pandas() -> Any:
-    try:
-        import pandas  # type: ignore[import-untyped]
-    except ModuleNotFoundError as exc:
-        if exc.name != "pandas":
-            raise
-        raise PackageMissing("reading candles needs pandas", hint="pip install 'anytorch[forecast]'") from exc
-    return pandas
-
-
 def read_table(source: Any, name: str | None = None) -> tuple[Origin, Any, list[int], list[str]]:
     """Where it is from (`name` if that is given), the table as it stands there, each row's line, and what was guessed."""
-    pandas = require_pandas()
     table = as_pandas(source, "the dictionary")
     if table is not None:
         where = Origin(name or "the table", "row", in_memory=True)
@@ -275,7 +286,6 @@ def as_pandas(source: Any, where: str) -> Any:
 
     Raises InputError for a dictionary whose columns do not fit together; `where` is what the message calls it.
     """
-    pandas = require_pandas()
     if hasattr(source, "collect") and hasattr(source, "collect_schema"):  # polars that was not computed yet
         source = source.collect()
     if hasattr(source, "to_pandas") and hasattr(source, "column_names"):  # pyarrow
@@ -295,7 +305,7 @@ def column_values(column: Any) -> Any:
     """A polars column for pandas, with its time zone."""
     zone = getattr(column.dtype, "time_zone", None)
     values = column.to_numpy()
-    return require_pandas().DatetimeIndex(values).tz_localize("UTC").tz_convert(zone) if zone else values
+    return pandas.DatetimeIndex(values).tz_localize("UTC").tz_convert(zone) if zone else values
 
 
 def _bytes_of(source: Any) -> tuple[str, bytes]:
@@ -335,7 +345,6 @@ def _damaged(where: str, what: str, why: str) -> InputError:
 
 
 def _without_index(table: Any) -> Any:
-    pandas = require_pandas()
     if isinstance(table.columns, pandas.MultiIndex):  # yfinance: ("Close", "AAPL")
         table = table.copy()
         table.columns = [str(part[0]) for part in table.columns]
@@ -353,7 +362,6 @@ def _without_index(table: Any) -> Any:
 
 
 def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
-    pandas = require_pandas()
     text, notes = _decoded(body, where)
     if JSON.match(text):
         raise InputError(f"{where} is JSON, which is not supported", hint="write it as CSV, Parquet or Feather")
@@ -365,7 +373,7 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
         )
     fields = next(line for line in rows if line.strip()).split(separator)
     header = not all(_numeric(field) for field in fields[1:5])
-    notes += [] if separator == "," else [f"the columns are separated by {_named(separator)}"]
+    notes += [] if separator == "," else [f"the columns are separated by {SEPARATORS[separator]}"]
     try:
         # Everything as text, every line a row: what cannot be read is then told with its own line and word.
         table = pandas.read_csv(
@@ -421,10 +429,6 @@ def _evenness(rows: Sequence[str], mark: str) -> int:
     return counts[0] if counts and sum(count == counts[0] for count in counts) >= 0.8 * len(counts) else 0
 
 
-def _named(separator: str) -> str:
-    return {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}.get(separator, repr(separator))
-
-
 def _numeric(text: str) -> bool:
     try:
         float(text.strip().strip('"').replace(",", "."))
@@ -438,33 +442,28 @@ def _numeric(text: str) -> bool:
 
 def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Origin | str) -> tuple[Any, list[str]]:
     """A column as numbers. Missing ones become NaN (`check` names them); words raise InputError with their line."""
-    import numpy as np
-
-    pandas = require_pandas()
     if pandas.api.types.is_numeric_dtype(values):
         return values.astype(float).reset_index(drop=True), []
     text = values.astype(str).str.strip()
     missing = text.str.lower().isin(["", "nan", "na", "n/a", "null", "none", "-", "--", "nat"])
-    numbers = pandas.to_numeric(text.where(~missing), errors="coerce").astype(float)
-    bad = np.flatnonzero((numbers.isna() & ~missing).to_numpy())
-    if not len(bad):
-        return numbers.reset_index(drop=True), []
     ways: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("", lambda s: s),
         ("a decimal comma", lambda s: s.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)),
         ("commas between thousands", lambda s: s.str.replace(",", "", regex=False)),
         ("signs and suffixes such as $ and 1.5M", _scaled),
     )
     for words, change in ways:
         numbers = pandas.to_numeric(change(text.where(~missing)), errors="coerce").astype(float)
-        if not (numbers.isna() & ~missing).any() and _plausible(words, text):
-            return numbers.reset_index(drop=True), [f"column {column!r} is read with {words}"]
+        wrong = (numbers.isna() & ~missing).to_numpy()
+        if not wrong.any() and _plausible(words, text):
+            return numbers.reset_index(drop=True), [f"column {column!r} is read with {words}"] if words else []
+        if not words:
+            bad = int(np.flatnonzero(wrong)[0])  # the first that is no number as it stands
     source = Origin.of(where)
     option = "columns=" if source.in_memory else "--columns"
-    raise refused(
-        source,
-        lines[int(bad[0])],
-        column,
-        f"{text.iloc[int(bad[0])]!r} is not a number",
+    raise Cells(lines, column, source).refused(
+        bad,
+        f"{text.iloc[bad]!r} is not a number",
         hint=f"correct that {source.unit}, or name another column with {option}",
     )
 
@@ -479,4 +478,4 @@ def _plausible(words: str, text: Any) -> bool:
 def _scaled(text: Any) -> Any:
     parts = text.str.replace(r"[\s,$€£¥%]", "", regex=True).str.extract(r"^([-+.\deE]+?)([kKmMbBtT万亿]?)$")
     scale = parts[1].str.lower().map({**SUFFIXES, "": 1.0})
-    return require_pandas().to_numeric(parts[0], errors="coerce") * scale
+    return pandas.to_numeric(parts[0], errors="coerce") * scale

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.tables import Origin, refused
-
-if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
+from anytorch.forecast.candles.tables import Cells, Origin
+from anytorch.forecast.candles.tables import pandas as pd
 
 # Epochs by size: seconds of the years 1973 to 2100, and their thousandths.
 EPOCHS = ((1e8, 4.2e9, "s"), (1e11, 4.2e12, "ms"), (1e14, 4.2e15, "us"), (1e17, 4.2e18, "ns"))
 DIGITS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 EMPTY = "fill it in, or remove that row"
+WRITE = "write 2024-01-31 09:30:00, or an epoch in s or ms"
+WORDS = {
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+    "%Y": "YYYY",
+    "%y": "YY",
+    "%m": "MM",
+    "%d": "DD",
+    "%H": "hh",
+    "%I": "hh",
+    "%M": "mm",
+    "%S": "ss",
+    "%p": "AM/PM",
+    "%b": "Mon",
+}
 ZONE = re.compile(r"[\d:.]\s*(Z|UTC|[+-]\d{2}:?\d{2})$")
 OTHER_FORMATS = tuple(
     f"{date}{time}"
@@ -34,32 +51,25 @@ def parse_times(
 
     `zoned`: epochs, which are moments in UTC, come out as such; else as what clocks in UTC show, as in most files.
     """
-    import numpy as np
-    import pandas as pd
-
-    source = Origin.of(where)
+    cells = Cells(lines, column, source := Origin.of(where))
     values = pd.Series(values).reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(values):
         if values.hasnans:
-            raise refused(
-                where, lines[int(np.flatnonzero(values.isna())[0])], column, "the timestamp is missing", hint=EMPTY
-            )
+            raise cells.refused(int(np.flatnonzero(values.isna())[0]), "the timestamp is missing", hint=EMPTY)
         return values, []
     numbers = pd.to_numeric(values, errors="coerce")
     if numbers.notna().all() and len(values):
-        return _from_numbers(numbers, values, lines, column, where, zoned)
+        return _from_numbers(numbers, values, cells, zoned)
     text = values.astype(str).str.strip()
     empty = np.flatnonzero((text == "") | values.isna() | text.str.lower().isin(["nan", "nat", "none", "null"]))
     if len(empty):
-        raise refused(where, lines[empty[0]], column, "the timestamp is missing", hint=EMPTY)
+        raise cells.refused(empty[0], "the timestamp is missing", hint=EMPTY)
     zones = text.str.extract(ZONE, expand=False)
     aware = zones.notna().to_numpy()
     if aware.any() and not aware.all():
         bare, marked = int(np.flatnonzero(~aware)[0]), int(np.flatnonzero(aware)[0])
-        raise refused(
-            where,
-            lines[max(bare, marked)],
-            column,
+        raise cells.refused(
+            max(bare, marked),
             f"some timestamps name a time zone and others do not: {text[marked]!r} ({source.unit} {lines[marked]}) "
             f"and {text[bare]!r} ({source.unit} {lines[bare]})",
             hint="write all of them with a zone, or none",
@@ -71,19 +81,12 @@ def parse_times(
     try:
         parsed = pd.to_datetime(text, format="ISO8601", utc=bool(aware.any() and zones.nunique() > 1))
     except (ValueError, OverflowError):
-        parsed = None
-    if parsed is None:
-        parsed, words = _other_formats(text, lines, column, where)
+        parsed, words = _other_formats(text, cells)
         notes.append(words)
     return parsed, notes
 
 
-def _from_numbers(
-    numbers: Any, values: Any, lines: Sequence[int], column: str, where: Origin | str, zoned: bool
-) -> tuple[pd.Series, list[str]]:
-    import numpy as np
-    import pandas as pd
-
+def _from_numbers(numbers: Any, values: Any, cells: Cells, zoned: bool) -> tuple[pd.Series, list[str]]:
     digits = values.astype(str).str.strip().str.removesuffix(".0")
     for length, layout in DIGITS.items():
         if (digits.str.len() == length).all():
@@ -99,20 +102,11 @@ def _from_numbers(
         if low <= numbers[0] < high:
             fits = ((numbers >= low) & (numbers < high)).to_numpy()
     bad = int(np.flatnonzero(~fits)[0])
-    raise refused(
-        where,
-        lines[bad],
-        column,
-        f"{digits[bad]!r} is not a date",
-        hint="write 2024-01-31 09:30:00, or an epoch in s or ms",
-    )
+    raise cells.refused(bad, f"{digits[bad]!r} is not a date", hint=WRITE)
 
 
-def _other_formats(text: Any, lines: Sequence[int], column: str, where: Origin | str) -> tuple[Any, str]:
+def _other_formats(text: Any, cells: Cells) -> tuple[Any, str]:
     """The written-out formats. Where 03/04 could be either, the order that makes time run forwards wins."""
-    import numpy as np
-    import pandas as pd
-
     fitting = []
     as_iso = pd.to_datetime(text, format="ISO8601", errors="coerce").isna()
     furthest = int(np.flatnonzero(as_iso)[0]) if as_iso.any() else 0  # the first line that no format can read
@@ -124,13 +118,7 @@ def _other_formats(text: Any, lines: Sequence[int], column: str, where: Origin |
         else:
             furthest = max(furthest, int(np.flatnonzero(parsed.isna())[0]))
     if not fitting:
-        raise refused(
-            where,
-            lines[furthest],
-            column,
-            f"{text[furthest]!r} is not a known date format",
-            hint="write 2024-01-31 09:30:00, or an epoch in s or ms",
-        )
+        raise cells.refused(furthest, f"{text[furthest]!r} is not a known date format", hint=WRITE)
 
     def disorder(entry: tuple[str, Any]) -> tuple[bool, float, bool]:
         layout, parsed = entry
@@ -146,33 +134,15 @@ def _other_formats(text: Any, lines: Sequence[int], column: str, where: Origin |
 
 
 def _words(layout: str) -> str:
-    units = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-    if layout in units:
-        return units[layout]
-    for code, word in (
-        *(
-            ("%Y", "YYYY"),
-            ("%y", "YY"),
-            ("%m", "MM"),
-            ("%d", "DD"),
-            ("%H", "hh"),
-            ("%I", "hh"),
-            ("%M", "mm"),
-            ("%S", "ss"),
-        ),
-        *(("%p", "AM/PM"), ("%b", "Mon")),
-    ):
-        layout = layout.replace(code, word)
-    return layout
+    """A unit or a format as people write it."""
+    return WORDS.get(layout) or re.sub(r"%\w", lambda code: WORDS[code[0]], layout)
 
 
 def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str, where: Origin | str) -> Any:
     """The times in this zone: converted where they have one, else taken to be what its clocks show."""
-    import numpy as np
-
     if timezone is None:
         return times
-    source = Origin.of(where)
+    cells = Cells(lines, column, source := Origin.of(where))
     if not timezone.strip():
         raise InputError(f"unknown time zone {timezone!r}", hint="write a name such as Europe/Berlin or UTC")
     try:
@@ -186,10 +156,8 @@ def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str,
     local = times.dt.tz_localize(timezone, nonexistent="NaT", ambiguous=np.ones(len(times), bool))
     if local.hasnans:
         row = int(np.flatnonzero(local.isna())[0])
-        raise refused(
-            source,
-            lines[row],
-            column,
+        raise cells.refused(
+            row,
             f"{times.iloc[row]} does not exist in {timezone}: the clocks go forward there",
             hint=f"name the zone that the times were written in with {source.zone_option}; exchanges often use UTC",
         )
@@ -197,10 +165,8 @@ def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str,
         return times.dt.tz_localize(timezone, ambiguous="infer")  # an hour that comes twice in a row is told apart
     except ValueError:
         row = int(np.flatnonzero(times.dt.tz_localize(timezone, ambiguous="NaT").isna())[0])
-    raise refused(
-        source,
-        lines[row],
-        column,
+    raise cells.refused(
+        row,
         f"{times.iloc[row]} comes twice in {timezone}, and the rows do not tell which is meant: the clocks go back there",
         hint="write the offset with the times, such as 2024-10-27T02:00:00+02:00, or write them in UTC",
     )

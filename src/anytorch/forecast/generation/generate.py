@@ -6,7 +6,7 @@ used: at step i such a window is the last max_context - i rows of history, which
 rows of their own. The shared rows are computed once per series, and only the own rows once per sample.
 
 Around the loop: in which portions series and samples are computed (`split`), on how many CPU threads (`quiet_threads`), and
-how their progress is shown (`Progress`).
+how their progress is shown (`progress`).
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from anytorch.devices.tune import trusted_setting
 from anytorch.errors import UsageError
-from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.decoder import Decoder
+from anytorch.forecast.decoding.decoder import Cache, Decoder
 from anytorch.forecast.decoding.sampling import Ahead, Draws, Sampler, exponential
-from anytorch.forecast.generation.rolled import RolledSteps, plan_rolled
-from anytorch.forecast.generation.static import FEWEST_STEPS, Shape, StaticSteps, blocks
-from anytorch.forecast.model.fused import per_sample, through_window
+from anytorch.forecast.generation.steps import FEWEST_STEPS, RolledSteps, Shape, StaticSteps, blocks, plan_rolled
+from anytorch.forecast.model.fused import per_sample, through_blocks, through_window
 from anytorch.probe import snapshot
 
 # Rows whose temporary values exist at once. On a host 1024 rows already saturate the matrix products, and more would
@@ -107,43 +104,26 @@ def quiet_threads(wanted: int | Literal["auto"] | None) -> Iterator[None]:
 Verbose = bool | Callable[[int, int], None]
 
 
-class Progress:
-    """A progress bar at a terminal, or a caller's own function; nothing anywhere else.
-
-    `with Progress(verbose, total) as bar: bar.at(3)`. A function is called with the steps done and all there are; what it
-    raises ends the forecast.
-    """
-
-    def __init__(self, wanted: Verbose, total: int) -> None:
-        self.total = total
-        self.told = wanted if callable(wanted) else None
-        self.wanted = wanted is True and sys.stderr is not None and sys.stderr.isatty()
-        self.bar: Any = None
-
-    def __enter__(self) -> Progress:
-        if self.wanted:
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-
-            self.bar = Bar(console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task("forecasting", total=self.total)
-            self.bar.start()
-        return self
-
-    def at(self, done: int) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done)
-        if self.told is not None:
-            self.told(done, self.total)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
 Tick = Callable[[int], None]  # told how many steps are done
+
+
+@contextmanager
+def progress(wanted: Verbose, total: int) -> Iterator[Tick]:
+    """What to tell the steps done: a bar at a terminal, or a caller's own function; nobody anywhere else.
+
+    A function is called with the steps done and all there are; what it raises ends the forecast.
+    """
+    if callable(wanted):
+        yield lambda done: wanted(done, total)
+    elif wanted is True and sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("forecasting", total=total)
+            yield lambda done: bar.update(task, completed=done)
+    else:
+        yield lambda done: None
 
 
 @dataclass(frozen=True)
@@ -181,7 +161,7 @@ def generate(
 ) -> tuple[Tensor, Tensor]:
     """Ids of s1 and s2, each int64 [series × samples, pred_len]. `draws` is None for the greedy choice."""
     run = Run(decoder, prompts, plan, draws)
-    with run.ahead or nullcontext():
+    with closing(run.ahead) if run.ahead is not None else nullcontext():
         run.first()
         tick(1)
         done = 1 + run.replayed(tick)
@@ -205,6 +185,15 @@ def begin(
     s1 = sampler.draw(per_sample(decoder.s1_logits(last), cache.samples), first)
     s2 = sampler.draw(cache.s2_logits(per_sample(last, cache.samples), s1, None), second)
     return torch.stack((s1, s2))
+
+
+def still_fits(decoder: Decoder, name: str, shape: object) -> bool:
+    """Are these steps of an earlier forecast of the same shape? If not, they are gone: their memory is needed."""
+    kept = getattr(decoder, name)
+    if kept is not None and kept.shape != shape:
+        kept.close()
+        setattr(decoder, name, None)
+    return getattr(decoder, name) is not None
 
 
 class Run:
@@ -233,25 +222,9 @@ class Run:
         growing = capacity if evict else max(0, min(plan.pred_len - 1, plan.max_context - max(lengths)))
         if not plan.static or growing < FEWEST_STEPS:
             return Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict), None
-        mixed = len(set(lengths)) > 1
-        shape = Shape(
-            *(
-                len(lengths),
-                plan.samples,
-                max(lengths),
-                mixed,
-                growing,
-                capacity,
-                evict,
-                plan.max_context,
-                plan.sampler,
-            ),
-            kernels=plan.kernels,
-        )
-        if decoder.kept is None or decoder.kept.shape != shape:
-            if decoder.kept is not None:
-                decoder.kept.close()
-            decoder.kept = None  # its memory first
+        lengths_of = (len(lengths), plan.samples, max(lengths), len(set(lengths)) > 1)
+        shape = Shape(*lengths_of, growing, capacity, evict, plan.max_context, plan.sampler, plan.kernels)
+        if not still_fits(decoder, "kept", shape):
             cache = Cache(decoder, lengths, plan.samples, capacity, plan.max_context, evict)
             decoder.kept = StaticSteps(cache, shape, plan.static == "recorded")
         steps: StaticSteps = decoder.kept
@@ -282,10 +255,7 @@ class Run:
         if shape is None:
             return 0
         self.cache = None
-        if decoder.kept_rolled is None or decoder.kept_rolled.shape != shape:
-            if decoder.kept_rolled is not None:
-                decoder.kept_rolled.close()
-            decoder.kept_rolled = None  # its memory first
+        if not still_fits(decoder, "kept_rolled", shape):
             decoder.kept_rolled = RolledSteps(decoder, shape, plan.static == "recorded")
         steps: RolledSteps = decoder.kept_rolled
         count = steps.count(step)
@@ -354,12 +324,9 @@ class Run:
                 shared = torch.stack([self.history[b, n - shared_rows : n] for b, n in enumerate(lengths)])
         if shared is None or plan.samples == 1:  # nothing is shared: one plain causal pass
             whole = own if shared is None else torch.cat((shared, own), dim=1)
-            hidden, _ = through_window(self.decoder.blocks, whole, None, plan.limit_rows)
-            assert hidden is not None
-            context = self.decoder.context(hidden)
+            context = self.decoder.context(through_blocks(self.decoder.blocks, whole, plan.limit_rows))
             return context[:, -1], context, None
         shared, own_hidden = through_window(self.decoder.blocks, shared, own, plan.limit_rows)
-        assert shared is not None and own_hidden is not None
         own_context = self.decoder.context(own_hidden)
         return own_context[:, -1], self.decoder.context(shared), own_context
 

@@ -2,13 +2,14 @@
 
 A way is a `Cut` of our own kernel (`products_source`) or torch's product with the rest as kernels of their own.
 All of them are float32: they differ in the order of sums, and so in the last digits. Which one computes a product is fixed
-before its step is recorded, by what is built in or by measuring (`choice`).
+before its step is recorded, by what is built in or by measuring (`choice`): with made-up inputs, and the truth in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -16,8 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anytorch.forecast.model.fused import Apply, FusedBlock, Tables, fuse
+from anytorch.forecast.kernels.choice import NOTHING, Chooser, Option, Part
+from anytorch.forecast.model.fused import Apply, FusedBlock, fuse
 from anytorch.forecast.model.layers import EPS
+from anytorch.measured.compiling import Key, Task
+from anytorch.measured.verdict import Verdict
 
 MOST_ROWS = 64  # of a step that goes through our kernels whole; more are a window's
 FEW_ROWS = 8  # up to these, plain multiplication reads the weights as fast as matrix units do
@@ -89,17 +93,10 @@ class Work:
 
     @property
     def product(self) -> Product:
-        rows = self.x.shape[0]
-        return Product(
-            rows if rows <= MOST_ROWS else power_of_two(rows),
-            self.weight.shape[1],
-            self.out.shape[1],
-            self.norm is not None,
-            self.bias is not None,
-            self.residual is not None,
-            self.gated,
-            self.per_head,
-        )
+        rows = self.x.shape[0] if self.x.shape[0] <= MOST_ROWS else power_of_two(self.x.shape[0])
+        norm, bias, residual = (part is not None for part in (self.norm, self.bias, self.residual))
+        columns, width = self.out.shape[1], self.weight.shape[1]
+        return Product(rows, width, columns, norm, bias, residual, self.gated, self.per_head)
 
 
 class Layer:
@@ -114,6 +111,23 @@ class Layer:
         self.down = ffn.w2.weight.data
 
 
+@dataclass(frozen=True)
+class KernelLaunch:
+    """A kernel with all it is given: to be run, or compiled only."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def __call__(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.constants)
+
+    def compile(self) -> None:
+        """Have the kernel ready, without running it. Takes no memory: somebody may be recording meanwhile."""
+        self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
+
+
 class Products:
     """Computes products, each the way that was chosen for it; `built_in` says how where nothing was.
 
@@ -123,7 +137,6 @@ class Products:
     def __init__(self, device: torch.device, built_in: Callable[[Product], Way]) -> None:
         self.device, self.built_in = device, built_in
         self.chosen: dict[Product, Way] = {}
-        self.kernels: Any = None
         self.rooms: dict[tuple[Product, Cut], tuple[Tensor, Tensor]] = {}
         self.count = torch.zeros(1, device=device, dtype=torch.int32)  # what counts parts, for compiling
 
@@ -138,16 +151,20 @@ class Products:
         if way is None:
             by_torch(work)
             return
-        if self.kernels is None:
-            self.kernels = import_module("anytorch.forecast.kernels.products_source")
-        given = arguments(work, *self.room(work, way))
-        self.kernels.linear[grid_of(work, way)](*given, **constants(work, way))
+        self.launch(work, way, *self.room(work, way))()
 
     def compile(self, work: Work, way: Cut) -> None:
-        """Have the kernel ready, without running it. Takes no memory: somebody may be recording meanwhile."""
-        kernels: Any = import_module("anytorch.forecast.kernels.products_source")
-        given = arguments(work, work.out, work.out if way.splits == 1 else self.count)
-        kernels.linear.warmup(*given, grid=grid_of(work, way), **constants(work, way))
+        self.launch(work, way, work.out, work.out if way.splits == 1 else self.count).compile()
+
+    @cached_property
+    def kernels(self) -> Any:
+        return import_module("anytorch.forecast.kernels.products_source")
+
+    def launch(self, work: Work, way: Cut, part: Tensor, arrived: Tensor) -> KernelLaunch:
+        x, out = work.x, work.out
+        optional = (x if tensor is None else tensor for tensor in (work.bias, work.norm, work.residual))
+        arguments = (x, work.weight, *optional, out, part, arrived, x.shape[0], out.shape[1], x.stride(0))
+        return KernelLaunch(self.kernels.linear, grid_of(work, way), arguments, constants(work, way))
 
     def tidy(self) -> None:
         """Give back what only the ways that were not chosen needed."""
@@ -165,14 +182,6 @@ class Products:
             part = torch.empty(size, device=self.device, dtype=torch.float32)
             self.rooms[key] = (part, torch.zeros(columns * rows, device=self.device, dtype=torch.int32))
         return self.rooms[key]
-
-
-def arguments(work: Work, part: Tensor, arrived: Tensor) -> tuple[Any, ...]:
-    x, out = work.x, work.out
-    return (
-        *(x, work.weight, absent(work.bias, x), absent(work.norm, x), absent(work.residual, x), out, part, arrived),
-        *(x.shape[0], out.shape[1], x.stride(0)),
-    )
 
 
 def tile_of(work: Work, way: Cut) -> tuple[int, int]:
@@ -289,54 +298,44 @@ def divided(product: Product, cut: Cut) -> Cut:
     return replace(cut, splits=max(1, splits))
 
 
-def absent(tensor: Tensor | None, instead: Tensor) -> Tensor:
-    return instead if tensor is None else tensor
-
-
 def power_of_two(count: int) -> int:
     """The least that is not below `count`."""
     return 1 << max(0, count - 1).bit_length()
 
 
-class ChosenBlock:
-    """What `FusedBlock` computes, from the same weights."""
+@dataclass(frozen=True)
+class ChosenBlock(FusedBlock):
+    """The same block, its products computed by what was chosen for them."""
 
-    def __init__(self, block: FusedBlock, layer: Layer, products: Products) -> None:
-        self.block, self.layer, self.products = block, layer, products
+    layer: Layer
+    products: Products
 
-    def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_of(self, x: Tensor) -> Tensor:
         work = self.to_qkv(x.reshape(-1, x.shape[-1]))
         self.products(work)
-        return self.block.turned(work.out, x.shape, tables)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        return self.rest(rows, attended.transpose(1, 2).reshape(rows.shape)).view(x.shape)
+        return work.out.view(*x.shape[:-1], -1)
 
     def through(self, x: Tensor, attend: Apply) -> Tensor:
-        """The whole block; `attend` takes q, k and v side by side, [rows, 3 × width], and gives [rows, width]."""
-        rows = x.reshape(-1, x.shape[-1])
-        work = self.to_qkv(rows)
-        self.products(work)
-        return self.rest(rows, attend(work.out)).view(x.shape)
+        return super().through(x.contiguous(), attend)  # copied once, not for each product
 
-    def rest(self, rows: Tensor, attended: Tensor) -> Tensor:
-        back = self.back(attended, rows)
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        back = self.back(attended.reshape(rows.shape), rows)
         self.products(back)
         gate = self.to_gate(back.out)
         self.products(gate)
-        down = self.down(gate.out, back.out)
+        down = self.to_down(gate.out, back.out)
         self.products(down)
-        return down.out
+        return down.out.view(x.shape)
 
     def works(self, rows: Tensor) -> list[Work]:
         """All products of so many rows, with memory of their own: for choosing."""
         gate = self.to_gate(rows)
-        return [self.to_qkv(rows), self.back(rows, rows), gate, self.down(gate.out, rows)]
+        return [self.to_qkv(rows), self.back(rows, rows), gate, self.to_down(gate.out, rows)]
 
     def to_qkv(self, rows: Tensor) -> Work:
         layer = self.layer
-        return Work(rows, layer.qkv, made(rows, len(layer.qkv)), bias=layer.qkv_bias, norm=layer.norm1)
+        return Work(rows, layer.qkv, rows.new_empty(len(rows), len(layer.qkv)), bias=layer.qkv_bias, norm=layer.norm1)
 
     def back(self, attended: Tensor, rows: Tensor) -> Work:
         layer = self.layer
@@ -344,11 +343,132 @@ class ChosenBlock:
 
     def to_gate(self, rows: Tensor) -> Work:
         layer = self.layer
-        return Work(rows, layer.gate, made(rows, len(layer.gate) // 2), norm=layer.norm2, gated=True)
+        return Work(rows, layer.gate, rows.new_empty(len(rows), len(layer.gate) // 2), norm=layer.norm2, gated=True)
 
-    def down(self, inner: Tensor, rows: Tensor) -> Work:
+    def to_down(self, inner: Tensor, rows: Tensor) -> Work:
         return Work(inner, self.layer.down, torch.empty_like(rows), residual=rows)
 
 
-def made(rows: Tensor, columns: int) -> Tensor:
-    return rows.new_empty(len(rows), columns)
+# --- choosing -------------------------------------------------------------------------------------------------------
+
+CHECKED = 64  # rows and columns of an answer
+FEWEST_LAUNCHES = 8  # in one timing, also where a step has one such product
+
+
+def part_of(
+    products: Products, product: Product, works: Sequence[Work], seldom: bool = False
+) -> tuple[Part, dict[str, Way]]:
+    """A product that `works` (one of each layer) share: the part to choose for, and its ways by name.
+
+    All layers' weights are read, as in a step: one of them alone would lie in the device's cache.
+    """
+    trial = made_up(works)
+    trial += trial * (max(0, FEWEST_LAUNCHES - len(trial)) // len(trial) if product.rows <= MOST_ROWS else 0)
+    ways = {name_of(way): way for way in candidates(product, products.built_in(product), seldom)}
+
+    def run(way: Way) -> Tensor:
+        for work in trial:
+            products.compute(work, way)
+        return trial[-1].out
+
+    options = [
+        Option(name, partial(run, way), partial(products.compile, trial[0], way) if isinstance(way, Cut) else None)
+        for name, way in ways.items()
+    ]
+    return Part(str(product), options, error_of(trial[-1]), len(trial)), ways
+
+
+def take(
+    products: Products,
+    works: Sequence[Work],
+    chooser: Chooser,
+    *others: Part,
+    seldom: int = 0,
+    also: Mapping[Key, Task] = NOTHING,
+) -> dict[str, Verdict] | None:
+    """Choose for all products among `works`, and for other parts first; → all choices, by the names of their parts.
+
+    None while their kernels (and `also`) are being compiled. For products that come up to `seldom` times fewer ways are
+    tried: they are not worth compiling many kernels for.
+    """
+    grouped: dict[Product, list[Work]] = {}
+    for work in works:
+        grouped.setdefault(work.product, []).append(work)
+    # What comes most often first: if the time runs out, it runs out on what matters least.
+    order = sorted(grouped, key=lambda product: -len(grouped[product]))
+    made = [part_of(products, one, grouped[one], len(grouped[one]) <= seldom) for one in order]
+    found = chooser.choose([*others, *(part for part, _ in made)], also=also)
+    if found is None:
+        return None
+    for product, (part, ways) in zip(order, made, strict=True):
+        if part.name in found:
+            products.chosen[product] = ways[found[part.name].chosen]
+    products.tidy()
+    return found
+
+
+def made_up(works: Sequence[Work]) -> list[Work]:
+    """The same products of other rows, with an answer of their own: measuring leaves no trace in a forecast."""
+    first, device = works[0], works[0].weight.device
+    x = waves(first.x.shape, device)
+    out = torch.empty(first.out.shape, device=device, dtype=torch.float32)
+    residual = None if first.residual is None else waves(first.residual.shape, device)
+    return [replace(work, x=x, out=out, residual=residual) for work in works]
+
+
+def waves(shape: torch.Size, device: torch.device) -> Tensor:
+    """Numbers between -1 and 1, from no generator: the caller's must not move."""
+    return torch.arange(shape.numel(), device=device, dtype=torch.float32).mul_(0.7391).sin_().view(shape)
+
+
+def error_of(work: Work) -> Callable[[Tensor], float]:
+    """How far an answer is from float64's, as a share of its size; some rows and columns are looked at."""
+    rows, columns = spread(work.x.shape[0]), spread(work.out.shape[1])
+    return distance_from(
+        lambda _: reference(work, rows, columns),
+        lambda found: found[rows.to(found.device)][:, columns.to(found.device)].cpu().double(),
+    )
+
+
+def distance_from(truth: Apply, looked_at: Apply) -> Callable[[Tensor], float]:
+    """How far what is looked at of an answer is from the truth, as a share of its size; the first answer asks for that."""
+    known: list[Tensor] = []
+
+    def error(found: Tensor) -> float:
+        there = looked_at(found)
+        known[:] = known or [truth(found)]
+        return float((there - known[0]).norm() / known[0].norm().clamp(min=1e-30))
+
+    return error
+
+
+def spread(count: int) -> Tensor:
+    """At most `CHECKED` of so many places, the first and the last among them."""
+    places: Tensor = torch.linspace(0, count - 1, min(CHECKED, count)).round().long()
+    return places.unique()  # type: ignore[no-any-return]
+
+
+def reference(work: Work, rows: Tensor, columns: Tensor) -> Tensor:
+    """In float64 on the CPU, where every device's numbers can go."""
+
+    def host(tensor: Tensor, *places: Tensor) -> Tensor:
+        for dimension, where in enumerate(places):
+            tensor = tensor.index_select(dimension, where.to(tensor.device))
+        return tensor.detach().cpu().double()
+
+    x = host(work.x, rows)
+    width = work.weight.shape[1]
+    if work.norm is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * host(work.norm)
+    if work.per_head:
+        parts = x.view(len(x), -1, width)[:, columns // work.per_head]  # [rows, columns, width]
+        found = (parts * host(work.weight, columns)).sum(-1)
+    else:
+        found = x @ host(work.weight, columns).t()
+    if work.gated:
+        found = F.silu(found) * (x @ host(work.weight, columns + work.out.shape[1]).t())
+    if work.bias is not None:
+        found = found + host(work.bias, columns)
+    if work.residual is not None:
+        found = found + host(work.residual, rows, columns)
+    return found

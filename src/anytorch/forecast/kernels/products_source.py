@@ -84,13 +84,7 @@ def linear(
         result_2 = tl.sum(second, 2)
     length = tl.sum(squares, 1)
     if SPLITS == 1:
-        tl.store(
-            out + where,
-            finished(result, result_2, length, added, summed, WIDTH, EPSILON, NORM, GATED, BIAS, RESIDUAL).to(
-                out.dtype.element_ty
-            ),
-            mask=inside,
-        )
+        finish(out, where, inside, result, result_2, length, added, summed, WIDTH, EPSILON, NORM, GATED, BIAS, RESIDUAL)
     else:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         row = tl.arange(0, BLOCK_M)
@@ -117,22 +111,18 @@ def linear(
                     result_2 += tl.load(all_of + split * room + size + place, volatile=True)
                 if NORM:
                     length += tl.load(all_of + split * room + 2 * size + row, volatile=True)
-            tl.store(
-                out + where,
-                finished(result, result_2, length, added, summed, WIDTH, EPSILON, NORM, GATED, BIAS, RESIDUAL).to(
-                    out.dtype.element_ty
-                ),
-                mask=inside,
+            finish(
+                out, where, inside, result, result_2, length, added, summed, WIDTH, EPSILON, NORM, GATED, BIAS, RESIDUAL
             )
 
 
 @triton.jit
-def finished(
-    result, result_2, length, added, summed,
+def finish(
+    out, where, inside, result, result_2, length, added, summed,
     WIDTH: tl.constexpr, EPSILON: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """What stands behind the product; `length` is the sum of x's squares, one per row."""
+    """Compute what stands behind the product, and write it; `length` is the sum of x's squares, one per row."""
     if NORM:
         factor = 1.0 / tl.sqrt(length / WIDTH + EPSILON)
         result = result * factor[:, None]
@@ -143,4 +133,4 @@ def finished(
         result += added[None, :]
     if RESIDUAL:
         result += summed
-    return result
+    tl.store(out + where, result.to(out.dtype.element_ty), mask=inside)

@@ -14,18 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anytorch.forecast.decoding.cache import Cache
-from anytorch.forecast.decoding.decoder import Decoder
+from anytorch.forecast.decoding.decoder import Cache, Decoder
 from anytorch.forecast.decoding.sampling import Sampler
 from anytorch.forecast.kernels import attention
-from anytorch.forecast.kernels.attention import Attention, Share
+from anytorch.forecast.kernels.attention import RowAttention, Share
 from anytorch.forecast.kernels.choice import Chooser
-from anytorch.forecast.kernels.product_parts import take
 from anytorch.forecast.kernels.products import (
     FEW_ROWS,
     MOST_ROWS,
     SMALLEST_PRODUCT,
     Cut,
+    KernelLaunch,
     Layer,
     Product,
     Products,
@@ -33,6 +32,7 @@ from anytorch.forecast.kernels.products import (
     Work,
     divided,
     power_of_two,
+    take,
 )
 from anytorch.forecast.model.layers import EPS
 from anytorch.measured.verdict import Verdict
@@ -130,7 +130,7 @@ class KernelStep:
         self.scores = torch.empty(rows, heads, self.longest + cache.capacity, **kind)
         self.mixed = torch.empty(rows, heads * width, **kind)
         self.products = Products(decoder.device, tiles.cut)
-        self.attend = Attention(cache, counters, self.qkv, self.attended, tiles.share(cache.samples))
+        self.attend = RowAttention(cache, counters, self.qkv, self.attended, tiles.share(cache.samples))
         self.built_in = self.attend.share
         self.blocks = [self.block_works(layer) for layer in layers]
         self.head_works = self.works_behind()
@@ -172,7 +172,7 @@ class KernelStep:
         works = [work for block in self.blocks for work in block] + list(self.head_works)
         decoder, samples = self.decoder, self.cache.samples
         shares = {str(share): share for share in attention.candidates(samples, self.built_in)}
-        attending = attention.part_of(self.attend, shares, f"{decoder.heads} heads of {decoder.head_width}")
+        attending = attention.row_part(self.attend, shares, f"{decoder.heads} heads of {decoder.head_width}")
         launches = (self.first_id(), *self.ask(), self.second_id())
         also = {("step", one.kernel.__name__): one.compile for one in launches}
         found = take(self.products, works, chooser, attending, seldom=2, also=also)
@@ -246,7 +246,8 @@ class KernelStep:
 
     def row_of(self, part: int) -> dict[str, Any]:
         width = self.decoder.width
-        return {"WIDTH": width, "TILE": power_of_two(width), "SIZE": self.decoder.sizes[part], **self.filter}
+        size = self.decoder.sizes[part]
+        return {"WIDTH": width, "TILE": power_of_two(width), "SIZE": size, **self.filter, "num_warps": 4}
 
     def ask(self) -> tuple[KernelLaunch, KernelLaunch]:
         """The second attention: the chosen s1 asks the context of the whole window."""
@@ -261,7 +262,7 @@ class KernelStep:
                 *(self.queries, self.chosen, cache.context, cache.own_context, self.scores, self.counters),
                 *(cache.lengths, cache.samples, self.longest, cache.capacity, cache.max_context),
             ),
-            {"HEADS": heads, "WIDTH": width, "EVICT": cache.evict, "BLOCK": block, "BLOCK_K": 256},
+            {"HEADS": heads, "WIDTH": width, "EVICT": cache.evict, "BLOCK": block, "BLOCK_K": 256, "num_warps": 4},
         )
         mix = KernelLaunch(
             self.kernels.context_mix,
@@ -270,25 +271,9 @@ class KernelStep:
                 *(self.scores, cache.context, cache.own_context, self.mixed, self.counters),
                 *(cache.samples, self.longest, cache.capacity),
             ),
-            {"HEADS": heads, "WIDTH": width, "BLOCK": 128, "BLOCK_C": columns},
+            {"HEADS": heads, "WIDTH": width, "BLOCK": 128, "BLOCK_C": columns, "num_warps": 4},
         )
         return scores, mix
-
-
-@dataclass(frozen=True)
-class KernelLaunch:
-    """A kernel with all it is given: to be run, or compiled only."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-
-    def __call__(self) -> None:
-        self.kernel[self.grid](*self.arguments, **self.constants, num_warps=4)
-
-    def compile(self) -> None:
-        self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants, num_warps=4)
 
 
 def query_table(decoder: Decoder) -> Tensor:

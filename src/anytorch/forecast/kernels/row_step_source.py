@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from anytorch.forecast.kernels.softmax_source import online_softmax
+from anytorch.forecast.kernels.attention_source import online_softmax
 
 
 @triton.jit

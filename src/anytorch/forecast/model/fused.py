@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -66,20 +66,12 @@ def adjacent(parts: Sequence[Tensor]) -> bool:
 
 def plain(weight: Tensor, bias: Tensor | None) -> Apply:
     """The linear layer with these."""
-
-    def apply(x: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    return apply
+    return partial(F.linear, weight=weight, bias=bias)
 
 
 def fused(make: Make) -> Join:
     """Layers that read the same input as one product."""
-
-    def join_layers(*layers: nn.Linear) -> Apply:
-        return make(*fuse(layers))
-
-    return join_layers
+    return lambda *layers: make(*fuse(layers))
 
 
 def side_by_side(*layers: nn.Linear) -> Apply:
@@ -120,26 +112,29 @@ class FusedBlock:
 
     def project(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """q, k (both turned to their positions) and v of windows: each [batch, heads, rows, head width]."""
-        return self.turned(self.qkv(rms_norm(x, self.norm1)), x.shape, tables)
+        return self.turned(self.qkv_of(x), x.shape, tables)
 
-    def turned(self, qkv: Tensor, shape: torch.Size, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_of(self, x: Tensor) -> Tensor:
+        """q, k and v as one product, […, 3 × width]."""
+        return self.qkv(rms_norm(x, self.norm1))
+
+    def turned(self, qkv: Tensor, shape: Sequence[int], tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """The three of them from their product, for rows of `shape`."""
         batch, rows, width = shape
         qkv = qkv.view(batch, rows, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         q, k = turn(qkv[:2], tables)
         return q, k, qkv[2]
 
-    def project_step(self, x: Tensor, series: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for one row of every sample: each [series, heads, samples, head width]."""
-        rows, width = x.shape[0], x.shape[-1]
-        qkv = self.qkv(rms_norm(x, self.norm1)).view(series, rows // series, 3, self.heads, width // self.heads)
-        qkv = qkv.permute(2, 0, 3, 1, 4)
-        q, k = turn(qkv[:2], tables)
-        return q, k, qkv[2]
-
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the block, from the attention's [batch, heads, rows, head width] (or that of `attend_step`)."""
-        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        return self.rest(x, attended.transpose(1, 2).reshape(x.shape))
+
+    def through(self, x: Tensor, attend: Apply) -> Tensor:
+        """The whole block; `attend` takes q, k and v side by side, [rows, 3 × width], and gives [rows, width]."""
+        return self.rest(x, attend(self.qkv_of(x).flatten(0, -2)).view(x.shape))
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.out(attended)
         gate, value = self.gate_and_value(rms_norm(x, self.norm2)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate, inplace=True).mul_(value))
 
@@ -254,28 +249,25 @@ def by_row(x: Tensor, samples: int) -> Tensor:
     if samples == 1:
         return x
     series, heads, together, e = x.shape
-    return (
-        x.view(series, heads, samples, together // samples, e)
-        .transpose(1, 2)
-        .reshape(-1, heads, together // samples, e)
-    )
+    n = together // samples
+    return x.view(series, heads, samples, n, e).transpose(1, 2).reshape(-1, heads, n, e)
+
+
+def laid_out(shared: Tensor, own: Tensor) -> Tensor:
+    """Each sample's own rows behind those that its series shares."""
+    return torch.cat((per_sample(shared, len(own) // len(shared)), own), dim=2)
 
 
 def attend_masked(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """`attend_shared` for many rows: there the scores would be larger than keys and values laid side by side once."""
-    samples = q.shape[0] // prefix[0].shape[0]
-    k, v = (torch.cat((per_sample(shared, samples), own), dim=2) for shared, own in zip(prefix, suffix, strict=True))
+    k, v = (laid_out(*parts) for parts in zip(prefix, suffix, strict=True))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def attend_products(q: Tensor, prefix: tuple[Tensor, Tensor], suffix: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """`attend_masked` as two plain products: where a fused kernel has too few queries to fill the device."""
     rows, heads, n, e = q.shape
-    samples = rows // prefix[0].shape[0]
-    k, v = (
-        torch.cat((per_sample(shared, samples), own), dim=2).flatten(0, 1)
-        for shared, own in zip(prefix, suffix, strict=True)
-    )
+    k, v = (laid_out(*parts).flatten(0, 1) for parts in zip(prefix, suffix, strict=True))
     hidden = mask.expand(rows * heads, -1, -1)
     scores = torch.baddbmm(hidden, q.reshape(-1, n, e), k.transpose(1, 2), alpha=1 / math.sqrt(e))
     return torch.bmm(softmax(scores), v).view(rows, heads, n, e)
@@ -287,33 +279,34 @@ def window_mask(length: int, n: int, like: Tensor) -> Tensor:
     return hidden.triu_(length + 1)
 
 
-def through_window(
-    blocks: Sequence[FusedBlock], shared: Tensor | None, own: Tensor | None, limit_rows: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """A whole window through all blocks, keeping no cache: rows that samples share once, their own rows each.
+def through_blocks(blocks: Sequence[FusedBlock], x: Tensor, limit_rows: int) -> Tensor:
+    """Whole windows [windows, rows, width] through all blocks, keeping no cache.
 
-    shared [series, L, width] are the window's first rows, own [series × samples, n, width] the rest (either may be
-    None). `limit_rows` bounds how many rows' temporary values exist at once.
+    `limit_rows` bounds how many rows' temporary values exist at once.
     """
-    length = 0 if shared is None else shared.shape[1]
-    given = shared if shared is not None else own
-    assert given is not None
-    head_width = given.shape[-1] // blocks[0].heads
-    reach = length + (0 if own is None else own.shape[1])
-    positions = torch.arange(reach, device=given.device)[None]
-    cos, sin = make_tables(positions, head_width, given.dtype)
-    first, second = (cos[:, :, :length], sin[:, :, :length]), (cos[:, :, length:], sin[:, :, length:])
-    mask = window_mask(length, own.shape[1], own) if own is not None and shared is not None else None
-    at_once = rows_at_once(limit_rows)
+    tables, at_once = window_tables(blocks, x, x.shape[1]), rows_at_once(limit_rows)
     for block in blocks:
-        if shared is None:
-            assert own is not None
-            own = in_pieces(lambda x, b=block: whole_layer(b, x, second, at_once)[0], own, limit_rows)  # type: ignore[misc]
-            continue
-        if own is None:
-            shared = in_pieces(lambda x, b=block: whole_layer(b, x, first, at_once)[0], shared, limit_rows)  # type: ignore[misc]
-            continue
-        assert mask is not None
+        parts = [whole_layer(block, part, tables, at_once)[0] for part in x.split(max(1, limit_rows // x.shape[1]))]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return x
+
+
+def window_tables(blocks: Sequence[FusedBlock], x: Tensor, reach: int) -> Tables:
+    positions = torch.arange(reach, device=x.device)[None]
+    return make_tables(positions, x.shape[-1] // blocks[0].heads, x.dtype)
+
+
+def through_window(blocks: Sequence[FusedBlock], shared: Tensor, own: Tensor, limit_rows: int) -> tuple[Tensor, Tensor]:
+    """`through_blocks` of rows that samples share once, and of their own rows each.
+
+    shared [series, L, width] are the window's first rows, own [series × samples, n, width] the rest.
+    """
+    length = shared.shape[1]
+    cos, sin = window_tables(blocks, own, length + own.shape[1])
+    first, second = (cos[:, :, :length], sin[:, :, :length]), (cos[:, :, length:], sin[:, :, length:])
+    at_once = rows_at_once(limit_rows)
+    mask = window_mask(length, own.shape[1], own)
+    for block in blocks:
         samples = own.shape[0] // shared.shape[0]
         finished_shared, finished_own = torch.empty_like(shared), torch.empty_like(own)
         series_at_once = max(1, limit_rows // (length + samples * own.shape[1]))
@@ -353,11 +346,3 @@ def whole_layer(block: FusedBlock, x: Tensor, tables: Tables, at_once: int) -> t
         attended = attend_whole(q, keys[:, :, : rows.stop], values[:, :, : rows.stop], mask)
         finished[:, rows] = block.finish(x[:, rows], attended)
     return finished, keys, values
-
-
-def in_pieces(function: Apply, x: Tensor, limit_rows: int) -> Tensor:
-    """`function` over the first dimension, a few windows at a time."""
-    at_once = max(1, limit_rows // x.shape[1])
-    if at_once >= x.shape[0]:
-        return function(x)
-    return torch.cat([function(x[start : start + at_once]) for start in range(0, x.shape[0], at_once)])

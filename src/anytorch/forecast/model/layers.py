@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """The building blocks that Kronos and its tokenizer share: norm, rotary positions, attention, gated feed-forward.
 
 Names of parameters and of constructor arguments are the published ones, so that checkpoints load strictly and programs
@@ -90,8 +91,7 @@ class Attention(nn.Module):
         dropout = self.attn_dropout_p if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
         out = out.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1)  # [batch, rows, width]
-        projected: Tensor = self.resid_dropout(self.out_proj(out))
-        return projected
+        return self.resid_dropout(self.out_proj(out))
 
 
 class SelfAttention(Attention):
@@ -139,8 +139,7 @@ class FeedForward(nn.Module):
         self.ffn_dropout = nn.Dropout(ffn_dropout_p)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.ffn_dropout(self.w2(F.silu(self.w1(x)) * self.w3(x)))
-        return out
+        return self.ffn_dropout(self.w2(F.silu(self.w1(x)) * self.w3(x)))
 
 
 class TransformerBlock(nn.Module):
@@ -164,8 +163,7 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         refuse_mask(key_padding_mask)
         x = x + self.self_attn(self.norm1(x))
-        out: Tensor = x + self.ffn(self.norm2(x))
-        return out
+        return x + self.ffn(self.norm2(x))
 
 
 def refuse_mask(mask: Tensor | None) -> None:

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """`Kronos`: a causal transformer over pairs of token ids that predicts s1, then s2 given s1."""
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ class PairEmbedding(nn.Module):
         else:
             s1, s2 = token_ids
         scale = math.sqrt(self.d_model)
-        out: Tensor = self.fusion_proj(torch.cat((self.emb_s1(s1) * scale, self.emb_s2(s2) * scale), dim=-1))
-        return out
+        return self.fusion_proj(torch.cat((self.emb_s1(s1) * scale, self.emb_s2(s2) * scale), dim=-1))
 
 
 class FixedEmbedding(nn.Module):
@@ -85,19 +85,14 @@ class TimeEmbedding(nn.Module):
             getattr(self, f"{name}_embed")(stamp[..., list(STAMPS).index(name)])
             for name in ("month", "day", "weekday", "hour", "minute")
         )
-        out: Tensor = hour + weekday + day + month + minute
-        return out
+        return hour + weekday + day + month + minute
 
 
 class DependencyLayer(nn.Module):
     """Tells the context which s1 was chosen: norm(context + attention(query = s1's embedding, keys = context))."""
 
     def __init__(
-        self,
-        d_model: int,
-        n_heads: int = DEPENDENCY_HEADS,
-        attn_dropout_p: float = 0.0,
-        resid_dropout: float = 0.0,
+        self, d_model: int, n_heads: int = DEPENDENCY_HEADS, attn_dropout_p: float = 0.0, resid_dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.cross_attn = CrossAttention(d_model, n_heads, attn_dropout_p, resid_dropout)
@@ -112,8 +107,7 @@ class DependencyLayer(nn.Module):
         causal: bool | None = None,
     ) -> Tensor:
         refuse_mask(key_padding_mask)
-        out: Tensor = self.norm(hidden_states + self.cross_attn(sibling_embed, hidden_states, causal=causal))
-        return out
+        return self.norm(hidden_states + self.cross_attn(sibling_embed, hidden_states, causal=causal))
 
 
 class DualHead(nn.Module):
@@ -127,13 +121,11 @@ class DualHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of s1 from the context."""
-        out: Tensor = self.proj_s1(x)
-        return out
+        return self.proj_s1(x)
 
     def cond_forward(self, x2: Tensor) -> Tensor:
         """Logits of s2 from the context that knows s1."""
-        out: Tensor = self.proj_s2(x2)
-        return out
+        return self.proj_s2(x2)
 
     def compute_loss(
         self,
@@ -212,8 +204,7 @@ class Kronos(Pretrained):
         x = self.token_drop(x)
         for block in self.transformer:
             x = block(x)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
     def forward(
         self,
@@ -260,5 +251,4 @@ class Kronos(Pretrained):
         """
         refuse_mask(padding_mask)
         knowing = self.dep_layer(context, self.embedding.emb_s1(s1_ids), causal=False)
-        out: Tensor = self.head.proj_s2(knowing)
-        return out
+        return self.head.proj_s2(knowing)

@@ -1,6 +1,10 @@
 """The published layout, a folder with config.json and model.safetensors: found by path or name, read and written.
 
-A checkpoint is named by a path, a short name, "tiny" (which comes with anytorch), or a Hugging Face repository.
+A checkpoint is named by a path, a short name, "tiny" (which comes with anytorch), or a Hugging Face repository. Of those
+known by name, configurations and context lengths are here: config.json does not say the latter.
+
+"tiny" is half a million weights, trained on synthetic candles only. It makes `anytorch forecast --sample` work at once and
+offline, and is a start for experiments. It has never seen a real price. `examples/train_tiny.py` makes it again.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -20,24 +25,68 @@ from anytorch import logs
 from anytorch.errors import ModelError, PackageMissing, UsageError
 from anytorch.files import replace_file
 from anytorch.forecast.model.layers import Rotary, inverse_frequencies
-from anytorch.forecast.model.published import HUB, PUBLISHED, TINY, UNSAID_CONTEXT
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def find_folder(
-    source: str | Path,
-    kind: str = "model",
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
-    token: str | bool | None = None,
-    force_download: bool = False,
-) -> Path:
-    """The folder with both files of a "model" or a "tokenizer", downloaded if it must be.
+# The constructors' arguments, in their order.
+MODEL_ARGUMENTS = (
+    *("s1_bits", "s2_bits", "n_layers", "d_model", "n_heads", "ff_dim"),
+    *("ffn_dropout_p", "attn_dropout_p", "resid_dropout_p", "token_dropout_p", "learn_te"),
+)
+TOKENIZER_ARGUMENTS = (
+    *("d_in", "d_model", "n_heads", "ff_dim", "n_enc_layers", "n_dec_layers"),
+    *("ffn_dropout_p", "attn_dropout_p", "resid_dropout_p", "s1_bits", "s2_bits"),
+    *("beta", "gamma0", "gamma", "zeta", "group_size"),
+)
+TOKENIZER_VALUES = (6, 256, 4, 512, 4, 4, 0.0, 0.0, 0.0, 10, 10, 0.05, 1.0, 1.1, 0.05)  # all but group_size
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published model with the tokenizer it was trained with."""
+
+    name: str
+    model: str  # Hugging Face repository
+    tokenizer: str
+    max_context: int
+    config: dict[str, Any]
+    tokenizer_config: dict[str, Any]
+
+
+def _checkpoint(size: str, tokenizer: str, max_context: int, model: tuple[Any, ...], group_size: int) -> Checkpoint:
+    names = (f"kronos-{size}", f"NeoQuasar/Kronos-{size}", f"NeoQuasar/Kronos-Tokenizer-{tokenizer}")
+    config = dict(zip(MODEL_ARGUMENTS, model, strict=True))
+    return Checkpoint(
+        *names, max_context, config, dict(zip(TOKENIZER_ARGUMENTS, (*TOKENIZER_VALUES, group_size), strict=True))
+    )
+
+
+PUBLISHED = {
+    found.name: found
+    for found in (
+        _checkpoint("mini", "2k", 2048, (10, 10, 4, 256, 4, 512, 0.2, 0.0, 0.2, 0.0, True), 5),
+        _checkpoint("small", "base", 512, (10, 10, 8, 512, 8, 1024, 0.25, 0.1, 0.25, 0.1, True), 4),
+        _checkpoint("base", "base", 512, (10, 10, 12, 832, 16, 2048, 0.2, 0.0, 0.2, 0.0, True), 4),
+    )
+}
+
+TINY = "tiny"  # the name to ask for it by
+MAX_CONTEXT = 128  # rows: the windows it was trained on
+UNSAID_CONTEXT = 512  # of a model whose folder does not say: config.json has no such key
+
+# Short names for repositories.
+HUB = {
+    **{name: checkpoint.model for name, checkpoint in PUBLISHED.items()},
+    "kronos-tokenizer-base": "NeoQuasar/Kronos-Tokenizer-base",
+    "kronos-tokenizer-2k": "NeoQuasar/Kronos-Tokenizer-2k",
+}
+
+
+def find_folder(source: str | Path, kind: str = "model", **options: Any) -> Path:
+    """The folder with both files of a "model" or a "tokenizer", downloaded if it must be (`options`: see `download`).
 
     Raises ModelError that says what is not there.
     """
@@ -59,14 +108,7 @@ def find_folder(
     name = PUBLISHED[short].tokenizer if kind == "tokenizer" and short in PUBLISHED else HUB.get(short, str(source))
     if folder.exists() or not REPOSITORY.fullmatch(name):
         raise no_such(source, kind)
-    return download(
-        name,
-        revision=revision,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-        token=token,
-        force_download=force_download,
-    )
+    return download(name, **options)
 
 
 def tiny_folder(kind: str) -> Path:
@@ -226,7 +268,8 @@ class Pretrained(nn.Module):
             name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).contiguous()
             for name, value in self.state_dict().items()
         }
-        state = {name: value.clone() if shares_storage(value) else value for name, value in state.items()}
+        shared = [k for k, v in state.items() if v.untyped_storage().nbytes() != v.numel() * v.element_size()]
+        state |= {name: state[name].clone() for name in shared}
         replace_file(target / WEIGHTS, save(state))
         replace_file(target / CONFIG, json.dumps(self.config, indent=2, sort_keys=True).encode())
         if push_to_hub:
@@ -255,10 +298,6 @@ def upload(folder: Path, repo_id: str, *, private: bool | None = None, token: st
     made = api.create_repo(repo_id, private=private, exist_ok=True)
     options.setdefault("commit_message", "Upload with anytorch")
     return api.upload_folder(repo_id=made.repo_id, folder_path=folder, allow_patterns=[CONFIG, WEIGHTS], **options)
-
-
-def shares_storage(value: Tensor) -> bool:
-    return value.untyped_storage().nbytes() != value.numel() * value.element_size()
 
 
 def check_shape(d_model: int, heads: int, s1_bits: int, s2_bits: int) -> None:

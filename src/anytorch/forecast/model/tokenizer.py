@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """`KronosTokenizer`: candles to pairs of token ids, and back, by binary spherical quantisation.
 
 A vector becomes the signs of its values, and signs become an index, its least significant bit first: index = Σ bit_j · 2^j.
@@ -6,6 +7,7 @@ A vector becomes the signs of its values, and signs become an index, its least s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +62,15 @@ class BinarySphericalQuantizer(nn.Module):
             return code, code.new_zeros(()), {}
         return code, self.loss(code, unit), {"indices": signs_to_index(code)}
 
-    def loss(self, code: Tensor, unit: Tensor) -> Tensor:
-        """Distance to the code, less the entropy of each bit over the batch, plus the entropy of each vector's bits."""
+    def loss(self, code: Tensor, unit: Tensor, whole: Callable[[Tensor], Tensor] = lambda mean: mean) -> Tensor:
+        """Distance to the code, less the entropy of each bit over the batch, plus the entropy of each vector's bits.
+
+        `whole` makes the bits' mean in this batch that of a larger one which it is a part of.
+        """
         commitment = self.beta * (code.detach() - unit).square().sum(-1).mean()
         p = torch.sigmoid(-4 * unit / math.sqrt(self.width))
         each = binary_entropy(p).sum(-1).mean()
-        together = binary_entropy(p.flatten(0, -2).mean(0)).sum()
+        together = binary_entropy(whole(p.flatten(0, -2).mean(0))).sum()
         return commitment + self.zeta * (self.gamma0 * each - self.gamma * together)
 
 
@@ -150,15 +155,13 @@ class KronosTokenizer(Pretrained):
         z = self.embed(x)
         for block in self.encoder:
             z = block(z)
-        out: Tensor = self.quant_embed(z)
-        return out
+        return self.quant_embed(z)
 
     def decode_vectors(self, z: Tensor) -> Tensor:
         """Embedded codes [batch, rows, d_model] → normalised candles."""
         for block in self.decoder:
             z = block(z)
-        out: Tensor = self.head(z)
-        return out
+        return self.head(z)
 
     def forward(self, x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor]:
         """For training: ((decoded from s1 alone, decoded from both), quantiser loss, codes, indices over all bits)."""
@@ -171,11 +174,7 @@ class KronosTokenizer(Pretrained):
         """Token ids: with `half` the pair [s1, s2], else one index s1 + s2 · 2^s1_bits; int64 [batch, rows]."""
         # The sign is all that counts, so the normalisation can be left out.
         signs = self.encode_vectors(x)
-        return list(self.ids(signs)) if half else signs_to_index(signs)
-
-    def ids(self, signs: Tensor) -> tuple[Tensor, Tensor]:
-        """s1 and s2 of what the quantiser sees."""
-        return split_ids(signs, self.s1_bits)
+        return list(split_ids(signs, self.s1_bits)) if half else signs_to_index(signs)
 
     def codes(self, s1: Tensor, s2: Tensor) -> Tensor:
         """The quantised vectors of pairs of ids: values ±1/√bits, [batch, rows, bits]."""

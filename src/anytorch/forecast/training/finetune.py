@@ -12,7 +12,8 @@ One process on any device, or `torchrun --nproc_per_node=N` with averaged gradie
 from __future__ import annotations
 
 import copy
-import math
+import difflib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +28,11 @@ from anytorch import logs
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import InputError, UsageError
 from anytorch.forecast.candles.tables import FIELDS
-from anytorch.forecast.checkpoints import choose_checkpoint
-from anytorch.forecast.inputs import whole_number
+from anytorch.forecast.checkpoints import FILE, choose_checkpoint, write_trained_with
+from anytorch.forecast.inputs import DROWNED, drowning, whole_number
 from anytorch.forecast.model import Kronos, KronosTokenizer
-from anytorch.forecast.model.pretrained import Pretrained, arguments_of, check_config
-from anytorch.forecast.model.published import TINY
-from anytorch.forecast.model.tokenizer import binary_entropy
-from anytorch.forecast.scaling import DROWNED, drowning
-from anytorch.forecast.trained_with import forget_trained_with, write_trained_with
-from anytorch.forecast.training.loop import Outcome, Progress, Run
+from anytorch.forecast.model.pretrained import TINY, Pretrained, arguments_of, check_config
+from anytorch.forecast.training.loop import Objective, Outcome, Progress, Run
 from anytorch.forecast.training.plan import TrainingPlan
 from anytorch.forecast.training.processes import World, world
 from anytorch.forecast.training.store import RunFolder
@@ -52,7 +49,7 @@ SAMPLED_WINDOWS = 256  # are looked at to tell how large the data is
 NAMED = (str, Path)  # what is found by its name; anything else is used as it is
 
 
-class TokenizerObjective(nn.Module):
+class TokenizerObjective(Objective):
     """Reconstruction from s1 alone and from both, and the loss that keeps all codes in use; as published."""
 
     def __init__(self, tokenizer: KronosTokenizer, world: World) -> None:
@@ -78,12 +75,7 @@ class TokenizerObjective(nn.Module):
         bsq = self.tokenizer.tokenizer.bsq
         if self.world.size == 1:
             return bsq.loss(code, unit)
-        commitment = bsq.beta * (code.detach() - unit).square().sum(-1).mean()
-        p = torch.sigmoid(-4 * unit / math.sqrt(bsq.width))
-        each = binary_entropy(p).sum(-1).mean()
-        own = p.flatten(0, -2).mean(0)
-        together = own + (self.world.mean(own) - own.detach())
-        return commitment + bsq.zeta * (bsq.gamma0 * each - bsq.gamma * binary_entropy(together).sum())
+        return bsq.loss(code, unit, lambda own: own + (self.world.mean(own) - own.detach()))
 
     def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
         """Mean squared error of what comes back, in normalised units."""
@@ -93,11 +85,8 @@ class TokenizerObjective(nn.Module):
     def save(self, folder: Path) -> None:
         merged(self.tokenizer).save_pretrained(folder)
 
-    def describe(self, folder: Path) -> None:
-        """Nothing: a tokenizer stands for itself."""
 
-
-class PredictorObjective(nn.Module):
+class PredictorObjective(Objective):
     """Cross entropy of the next s1, and of the next s2 given s1.
 
     "generation" trains what a forecast computes: s2 is told the true s1 and sees the past without positions. "published"
@@ -119,10 +108,8 @@ class PredictorObjective(nn.Module):
         if objective not in OBJECTIVES:
             raise UsageError(f"objective={objective!r}: use one of {', '.join(OBJECTIVES)}")
         if (model.s1_bits, model.s2_bits) != (tokenizer.s1_bits, tokenizer.s2_bits):
-            raise UsageError(
-                f"the model has {model.s1_bits}+{model.s2_bits} bits and the tokenizer {tokenizer.s1_bits}+"
-                f"{tokenizer.s2_bits}: they do not match"
-            )
+            bits = f"{model.s1_bits}+{model.s2_bits} bits and the tokenizer {tokenizer.s1_bits}+{tokenizer.s2_bits}"
+            raise UsageError(f"the model has {bits}: they do not match")
         self.model = model
         self.tokenizer = tokenizer.requires_grad_(False)
         self.objective = objective
@@ -142,23 +129,23 @@ class PredictorObjective(nn.Module):
         return s1, s2
 
     def forward(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.losses(values, stamps, self.objective)
+
+    def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
+        return self.losses(values, stamps, "generation")[0]
+
+    def losses(self, values: Tensor, stamps: Tensor, objective: str) -> tuple[Tensor, dict[str, Tensor]]:
         s1, s2 = self.tokens(values)
-        if self.objective == "published":
+        if objective == "published":
             s1_logits, s2_logits = self.model(s1[:, :-1], s2[:, :-1], stamps[:, :-1])
         else:
             s1_logits, s2_logits = as_generated(self.model, s1, s2, stamps)
         loss, first, second = self.model.head.compute_loss(s1_logits.float(), s2_logits.float(), s1[:, 1:], s2[:, 1:])
         return loss, {"s1": first, "s2": second}
 
-    def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
-        s1, s2 = self.tokens(values)
-        s1_logits, s2_logits = as_generated(self.model, s1, s2, stamps)
-        loss, _, _ = self.model.head.compute_loss(s1_logits.float(), s2_logits.float(), s1[:, 1:], s2[:, 1:])
-        return loss
-
     def save(self, folder: Path) -> None:
         if not self.described:
-            forget_trained_with(folder)  # of another run, which had another tokenizer
+            (folder / FILE).unlink(missing_ok=True)  # of another run, which had another tokenizer
         merged(self.model).save_pretrained(folder)
         self.describe(folder)
 
@@ -273,7 +260,7 @@ def chosen(model: Any, tokenizer: Any, max_context: int | None, plan: TrainingPl
 
 def _train(
     data: Any,
-    objective: nn.Module,
+    objective: Objective,
     plan: TrainingPlan,
     processes: World,
     output: str | Path,
@@ -284,20 +271,18 @@ def _train(
 ) -> Outcome:
     if resume not in (True, False, "same"):
         raise UsageError(f'resume={resume!r}: use True, False or "same"')
-    splits = split_windows(
-        as_series(data, repair=repair),
-        lookback=plan.lookback,
-        horizon=plan.horizon,
-        validation=plan.validation,
-        test=plan.test,
-        stride=plan.stride,
-        clip=plan.clip,
-    )
+    asked = {name: getattr(plan, name) for name in ("lookback", "horizon", "validation", "test", "stride", "clip")}
+    splits = split_windows(as_series(data, repair=repair), **asked)
     if processes.first:
         warn_of_small_columns(splits["train"])
     run = Run(objective, splits, plan, processes, RunFolder(output), what)
     if resume == "same":
-        resume = is_there(run)
+        try:  # is the folder empty, or does it hold this very run?
+            run.folder.load(run.fingerprint, "cpu", mmap=True)
+            resume = True
+        except InputError as exc:
+            log.warning("%s: it is discarded, and this run starts over", exc.message)
+            resume = False
         processes.wait()  # all have looked: now the first may forget it
     return run.train(resume=resume, progress=progress)
 
@@ -316,16 +301,6 @@ def warn_of_small_columns(windows: Windows) -> None:
         log.warning(
             "%s: give them in a smaller unit, in training and in forecasts", drowning(deviation, drowned, FIELDS)
         )
-
-
-def is_there(run: Run) -> bool:
-    """True if the folder is empty or holds this very run."""
-    try:
-        run.folder.check(run.fingerprint)
-    except InputError as exc:
-        log.warning("%s: it is discarded, and this run starts over", exc.message)
-        return False
-    return True
 
 
 def start_from(cls: type[P], source: Any, seed: int) -> P:
@@ -356,8 +331,6 @@ def merged(module: P) -> P:
 
 def summed(module: nn.Module) -> str:
     """A short mark of a module's weights, for the fingerprint of a run that stands on them."""
-    import hashlib
-
     total = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         total.update(name.encode())
@@ -366,8 +339,6 @@ def summed(module: nn.Module) -> str:
 
 
 def checked(changes: dict[str, Any]) -> dict[str, Any]:
-    import difflib
-
     known = list(TrainingPlan.__dataclass_fields__)
     for name in changes:
         if name not in known:

@@ -16,23 +16,21 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anytorch import logs
-from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
-from anytorch.devices.precision import autocast, autocast_dtype, capabilities
+from anytorch.devices.precision import autocast, autocast_dtype
 from anytorch.devices.repeat import prepare_to_repeat, repeatable
 from anytorch.devices.seeds import own_random_numbers
-from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError
-from anytorch.forecast.training.interrupt import Interrupt
+from anytorch.forecast.predictor import capable
 from anytorch.forecast.training.plan import TrainingPlan
-from anytorch.forecast.training.processes import World
+from anytorch.forecast.training.processes import Interrupt, World
 from anytorch.forecast.training.recorded import RecordedStep
 from anytorch.forecast.training.store import RunFolder, draw_curve, plain, writing
 from anytorch.forecast.training.windows import Windows
@@ -42,17 +40,16 @@ log = logs.logger(__name__)
 Progress = Callable[[int, int, str], None]
 
 
-class Objective(Protocol):
-    """What is trained, and what it is trained for. It is an nn.Module: its call is what averages gradients."""
-
-    def __call__(self, values: Tensor, stamps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch, and its parts for the log."""
+class Objective(nn.Module):
+    """What is trained, and what for. Its call, which averages gradients, gives a batch's loss and the parts of that."""
 
     def validate(self, values: Tensor, stamps: Tensor) -> Tensor:
         """The mean loss of a batch, by which the best weights are chosen: deterministic and without dropout."""
+        raise NotImplementedError
 
     def save(self, folder: Path) -> None:
         """Write the published layout, and beside it what `describe` says."""
+        raise NotImplementedError
 
     def describe(self, folder: Path) -> None:
         """Say in the folder what its weights go with, unless this run has said it already."""
@@ -89,16 +86,6 @@ def order_of(epoch: int, windows: int, seed: int) -> Any:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(windows)
 
 
-def capable(device: torch.device) -> Caps:
-    backend, index = locate(device)
-    return capabilities(backend.name, index)
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    text = f"{seed}/{step}/{rank}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
-
-
 def fingerprint(plan: TrainingPlan, world: World, train: Windows, what: dict[str, Any]) -> str:
     """A fingerprint of plan, data and model; runs with equal ones can resume each other's state."""
     plan_now = {**asdict(plan), "batch_size": plan.batch_size * world.size}
@@ -112,7 +99,7 @@ class Run:
 
     def __init__(
         self,
-        objective: nn.Module,
+        objective: Objective,
         splits: dict[str, Windows],
         plan: TrainingPlan,
         world: World,
@@ -249,7 +236,8 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
 
     def _seed(self) -> None:
-        torch.manual_seed(step_seed(self.plan.seed, self.step, self.world.rank))
+        text = f"{self.plan.seed}/{self.step}/{self.world.rank}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1)
 
     def _remembered(self) -> list[Tensor]:
         """What the optimiser keeps from step to step."""
@@ -283,7 +271,7 @@ class Run:
         for start in range(0, len(own), self.plan.batch_size):
             chosen = own[start : start + self.plan.batch_size]
             # In full precision: what is compared here decides which weights are kept.
-            loss = self.objective.validate(*self.on_device(self.check_windows, chosen))  # type: ignore[operator]
+            loss = self.objective.validate(*self.on_device(self.check_windows, chosen))
             sums += torch.tensor([float(loss) * len(chosen), len(chosen)], dtype=torch.float64)
         # In float32 on the device: not every device has float64, nor every collective library the CPU.
         total = self.world.total(sums.to(self.world.device, torch.float32))
@@ -315,7 +303,7 @@ class Run:
     def save_best(self) -> None:
         if self.world.first:
             with writing(self.folder.best):
-                self.objective.save(self.folder.best)  # type: ignore[operator]
+                self.objective.save(self.folder.best)
         self.world.wait()
 
     # --- the state -------------------------------------------------------------------------------------------------
@@ -342,13 +330,6 @@ class Run:
             )
         self.saved = self.step
 
-    def _write_interrupted(self) -> None:
-        """Save the last whole step after Ctrl-C. No other process is waited for: it may have been stopped elsewhere."""
-        if self.interrupt.broken or self.step == self.saved:
-            return
-        with self.interrupt.ignored():
-            self._write()
-
     def is_due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.total
 
@@ -370,7 +351,7 @@ class Run:
         if self.world.first:
             self.folder.keep_log_until(self.step)
             if self.folder.best.is_dir():  # a run that an older version began, and whose weights may get no better
-                self.objective.describe(self.folder.best)  # type: ignore[operator]
+                self.objective.describe(self.folder.best)
         self.world.wait()
         return True
 
@@ -403,7 +384,10 @@ class Run:
                 try:
                     self._take_steps(progress)
                 except KeyboardInterrupt:
-                    self._write_interrupted()
+                    # The last whole step is saved. No other process is waited for: it may have been stopped elsewhere.
+                    if not self.interrupt.broken and self.step != self.saved:
+                        with self.interrupt.ignored():
+                            self._write()
                     raise
                 except RuntimeError as exc:
                     if self.world.first or self.interrupt.asked_at is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -12,23 +13,19 @@ from anytorch.errors import UsageError
 # The least that makes sense of every whole number in a plan.
 LEAST = {
     "lookback": 2,
-    "horizon": 1,
-    "epochs": 1,
-    "batch_size": 1,
-    "accumulate": 1,
-    "save_every": 1,
-    "log_every": 1,
-    "stride": 1,
-    "steps_per_epoch": 0,
-    "evaluate_every": 0,
-    "validation_windows": 0,
-    "patience": 0,
-    "lora_rank": 0,
-    "seed": 0,
+    **dict.fromkeys(("horizon", "epochs", "batch_size", "accumulate", "save_every", "log_every", "stride"), 1),
+    **dict.fromkeys(("steps_per_epoch", "evaluate_every", "validation_windows", "patience", "lora_rank", "seed"), 0),
 }
-ABOVE_ZERO = ("learning_rate", "epsilon", "clip_norm", "clip")
-SHARES = ("warm_up", "validation", "test")
 SEEDS = 2**63
+# Of every other number: what it may be, and the words for it.
+Range = tuple[Callable[[Any], bool], str]
+ABOVE_ZERO: Range = (lambda value: 0 < value < math.inf, "use a number above 0")
+SHARE: Range = (lambda value: 0 <= value < 1, "use a number from 0 to below 1")
+REAL: dict[str, Range] = {
+    **dict.fromkeys(("learning_rate", "epsilon", "clip_norm", "clip"), ABOVE_ZERO),
+    **dict.fromkeys(("warm_up", "validation", "test"), SHARE),
+    "weight_decay": (lambda value: 0 <= value < math.inf, "use a number from 0 on"),
+}
 
 
 @dataclass(frozen=True)
@@ -91,19 +88,12 @@ def wrong(name: str, value: Any) -> str:
         if type(value) is bool or not issubclass(type(value), Integral) or value < LEAST[name]:
             return f"use a whole number from {LEAST[name]} on"
         return f"use a whole number from 0 to {SEEDS - 1}" if name == "seed" and value >= SEEDS else ""
-    if name in ABOVE_ZERO:
-        return "" if is_real(value) and 0 < value < math.inf else "use a number above 0"
-    if name in SHARES:
-        return "" if is_real(value) and 0 <= value < 1 else "use a number from 0 to below 1"
-    if name == "weight_decay":
-        return "" if is_real(value) and 0 <= value < math.inf else "use a number from 0 on"
     if name == "betas":
-        pair = isinstance(value, (tuple, list)) and len(value) == 2
-        return (
-            ""
-            if pair and all(is_real(beta) and 0 <= beta < 1 for beta in value)
-            else "use two numbers from 0 to below 1"
-        )
+        pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(is_real(beta) for beta in value)
+        return "" if pair and all(0 <= beta < 1 for beta in value) else "use two numbers from 0 to below 1"
     if name == "mixed_precision":
         return "" if isinstance(value, bool) else "use True or False"
-    return ""
+    if name not in REAL:
+        return ""
+    fits, words = REAL[name]
+    return "" if is_real(value) and fits(value) else words

@@ -128,13 +128,13 @@ class RecordedStep:
         self.forget_gradients()  # those of the recording are its own
         graph = kind()
         # Where the module has no such function, `with graph:` records by itself.
-        with self._recording(graph) if self.streams else graph:
+        recording = graph
+        if self.streams:
+            stream, others = side_stream(self.module, self.device), others_left_alone(self.module.graph)
+            recording = self.module.graph(graph, stream=stream, **others)
+        with recording:
             self.answer = self.work(values, stamps)
         self.graph = graph
-
-    def _recording(self, graph: Any) -> Any:
-        record = self.module.graph
-        return record(graph, stream=side_stream(self.module, self.device), **others_left_alone(record))
 
 
 def copies(parts: list[Tensor]) -> list[Tensor]:

@@ -170,17 +170,8 @@ def compare(
         for which, measure in enumerate(("MAE", "CRPS")):
             for name in BASELINES:
                 scores.append(_score(column, measure, name, table["model"][:, which], table[name][:, which], random))
-    return Comparison(
-        tuple(scores),
-        len(places),
-        len({place for place, _ in places}),
-        lookback,
-        horizon,
-        samples,
-        season,
-        windows.period,
-        coverage,
-    )
+    counts = (len(places), len({place for place, _ in places}), lookback, horizon, samples, season)
+    return Comparison(tuple(scores), *counts, windows.period, coverage)
 
 
 def _score(column: str, measure: str, name: str, model: Any, other: Any, random: Any) -> Score:

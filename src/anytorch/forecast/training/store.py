@@ -9,7 +9,6 @@ DIR/loss.png        the curve
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,9 @@ import numpy as np
 import torch
 
 from anytorch import logs
-from anytorch.errors import AnytorchError, InputError, ModelError, OutputError, UsageError
+from anytorch.errors import InputError, ModelError, OutputError
 from anytorch.files import replace_file, replacing
+from anytorch.pictures import figure_for, write_figure
 
 TRAIN, VALIDATION, BEST = "#56B4E9", "#D55E00", "#000000"  # Okabe and Ito's palette, as in our other pictures
 
@@ -30,21 +30,9 @@ TRAIN, VALIDATION, BEST = "#56B4E9", "#D55E00", "#000000"  # Okabe and Ito's pal
 def draw_curve(entries: Sequence[dict[str, Any]], path: str | Path, title: str = "") -> Path:
     """Training and validation loss against steps, to a .png or .svg file. Needs matplotlib."""
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in (".png", ".svg"):
-        raise UsageError(f"cannot draw to {path.name!r}: the name must end in .png or .svg")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").split(".")[0] != "matplotlib":
-            raise
-        raise AnytorchError("drawing needs matplotlib", hint="pip install 'anytorch[plot]'") from exc
     steps = [entry for entry in entries if "loss" in entry]
     checks = [entry for entry in entries if "validation" in entry]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    (FigureCanvasAgg if suffix == ".png" else FigureCanvasSVG)(figure)
+    figure = figure_for(path, (8, 4.5))
     panel = figure.subplots()
     panel.plot([e["step"] for e in steps], [e["loss"] for e in steps], color=TRAIN, lw=1, label="training")
     if checks:
@@ -56,13 +44,7 @@ def draw_curve(entries: Sequence[dict[str, Any]], path: str | Path, title: str =
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False)
-    body = io.BytesIO()
-    figure.savefig(body, format=suffix[1:], dpi=130)
-    try:
-        replace_file(path, body.getvalue())
-    except OSError as exc:
-        raise OutputError(f"{path} cannot be written: {exc.strerror}") from exc
-    return path
+    return write_figure(figure, path, dpi=130)
 
 
 log = logs.logger(__name__)
@@ -108,20 +90,16 @@ class RunFolder:
         with writing(self.state), replacing(self.state) as file:
             torch.save({"format": FORMAT, **state}, file)
 
-    def load(self, fingerprint: str, device: torch.device) -> dict[str, Any] | None:
-        """The last state, or None. Raises InputError if it belongs to another plan or other data."""
-        return self._read(fingerprint, map_location=device)
+    def load(self, fingerprint: str, device: torch.device | str, mmap: bool = False) -> dict[str, Any] | None:
+        """The last state, or None. Raises InputError if it belongs to another plan or other data.
 
-    def check(self, fingerprint: str) -> None:
-        """Raise what `load` would, without reading the file's tensors, which may be gigabytes."""
-        self._read(fingerprint, map_location="cpu", mmap=True)
-
-    def _read(self, fingerprint: str, **how: Any) -> dict[str, Any] | None:
+        With `mmap` the tensors, which may be gigabytes, are not read.
+        """
         if not self.state.is_file():
             return None
         try:
             # weights_only: tensors and plain values, so that a file from elsewhere cannot run code.
-            state: dict[str, Any] = torch.load(self.state, weights_only=True, **how)
+            state: dict[str, Any] = torch.load(self.state, weights_only=True, map_location=device, mmap=mmap)
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as exc:
             raise ModelError(
                 f"{self.state} cannot be read: {str(exc).splitlines()[0]}", hint="start over with --restart"

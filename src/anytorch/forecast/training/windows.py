@@ -16,7 +16,8 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from anytorch.errors import InputError
 from anytorch.forecast.candles.read import CandleSeries, read_candles, read_many
-from anytorch.forecast.candles.tables import FIELDS, PRICES
+from anytorch.forecast.inputs import stamps as stamps_of
+from anytorch.forecast.inputs import with_volume
 from anytorch.values import dataclass
 
 EPS = 1e-5  # added to the deviation, as published
@@ -46,7 +47,8 @@ class Windows:
         """Normalised, clipped values float32 [batch, length, 6] and stamps int64 [batch, length, 5]."""
         rows = self.starts[np.asarray(chosen)][:, None] + np.arange(self.length)
         raw = self.values[rows]
-        mean, deviation = statistics(raw[:, : self.lookback])
+        past = raw[:, : self.lookback].astype(np.float64)
+        mean, deviation = past.mean(axis=1, keepdims=True), past.std(axis=1, keepdims=True) + EPS
         return np.clip((raw - mean) / deviation, -self.clip, self.clip).astype(np.float32), self.stamps[rows]
 
     def thinned(self, most: int) -> Windows:
@@ -55,12 +57,6 @@ class Windows:
             return self
         kept = self.starts[np.linspace(0, len(self) - 1, most).round().astype(int)]
         return Windows(self.values, self.stamps, kept, self.lookback, self.horizon, self.clip, self.period)
-
-
-def statistics(past: Any) -> tuple[Any, Any]:
-    """Mean and deviation of the past rows [batch, rows, 6], each [batch, 1, 6]; what is divided by is never 0."""
-    wide = past.astype(np.float64)
-    return wide.mean(axis=1, keepdims=True), wide.std(axis=1, keepdims=True) + EPS
 
 
 def split_windows(
@@ -85,11 +81,13 @@ def split_windows(
         raise InputError("there is no data to train on", hint="name a CSV or Parquet file")
     _require_one_kind_of_time(series)
     length = lookback + horizon + 1
-    moments = [_moments(one) for one in series]
+    indices = [pd.DatetimeIndex(one.frame["timestamps"]) for one in series]
+    # Nanoseconds since 1970, as UTC where there is a zone.
+    moments = [index.values.astype("datetime64[ns]").astype(np.int64) for index in indices]
     ordered = np.sort(np.concatenate(moments))
     cuts = [_cut(ordered, 1 - validation - test), _cut(ordered, 1 - test)]
     values = np.concatenate([as_values(one.frame) for one in series])
-    stamps = np.concatenate([as_stamps(one.frame["timestamps"]) for one in series])
+    stamps = np.concatenate([stamps_of(index) for index in indices])
     starts: dict[str, list[Any]] = {name: [] for name in SPLITS}
     offset = 0
     for own in moments:
@@ -130,37 +128,13 @@ def _require_one_kind_of_time(series: Sequence[CandleSeries]) -> None:
         )
 
 
-def _moments(one: CandleSeries) -> Any:
-    """Nanoseconds since 1970, as UTC where there is a zone."""
-    times = one.frame["timestamps"]
-    if times.dt.tz is not None:
-        times = times.dt.tz_convert("UTC").dt.tz_localize(None)
-    return times.to_numpy().astype("datetime64[ns]").astype(np.int64)
-
-
 def _cut(ordered: Any, share: float) -> int:
     return int(ordered[-1]) + 1 if share >= 1 else int(ordered[int(share * len(ordered))])
 
 
 def as_values(frame: Any) -> Any:
-    """The six columns, float32. Without volume both it and amount are 0; amount alone is volume times the mean price."""
-    prices = frame[list(PRICES)].to_numpy(dtype=np.float64)
-    if "volume" not in frame:
-        rest = np.zeros((len(frame), 2))
-    else:
-        volume = frame["volume"].to_numpy(dtype=np.float64)
-        amount = frame["amount"].to_numpy(dtype=np.float64) if "amount" in frame else volume * prices.mean(axis=1)
-        rest = np.stack([volume, amount], axis=1)
-    made = np.concatenate([prices, rest], axis=1).astype(np.float32)
-    assert made.shape[1] == len(FIELDS)
-    return made
-
-
-def as_stamps(times: Any) -> Any:
-    """int64 [rows, 5]: minute, hour, weekday, day of the month, month."""
-    parts = pd.DatetimeIndex(times)
-    columns = (parts.minute, parts.hour, parts.day_of_week, parts.day, parts.month)
-    return np.stack([np.asarray(column) for column in columns], axis=1).astype(np.int64)
+    """The six columns as a forecast has them, float32."""
+    return with_volume(frame, "the data").to_numpy(np.float32)
 
 
 def as_series(data: Any, *, repair: bool = False) -> list[CandleSeries]:
