@@ -20,7 +20,7 @@ from anytorch.webgpu.copies import on_layout
 from anytorch.webgpu.dtypes import computable, name_of
 from anytorch.webgpu.kernels import RULES, is_operand
 from anytorch.webgpu.launch import result_of
-from anytorch.webgpu.pointwise import compute_dtype, put_in
+from anytorch.webgpu.pointwise import compute_dtype, number, put_in
 from anytorch.webgpu.tensors import NAME, sized_tensor
 
 
@@ -95,26 +95,11 @@ def node_statement(node: Node) -> tuple[str, str] | None:
         if isinstance(value, Node):
             texts.append(f"({convert(f'<{value.name}>', name_of(fact.dtype), compute)})")
         else:
-            literal = number(fact, kind)
-            if literal is None:
+            if kind != "f32" and not -(2**31) < int(fact) < 2**31:
                 return None
-            texts.append(literal)
+            texts.append(number(fact) if kind == "f32" else f"{kind}({int(fact)})")
     text = put_in(expression, texts, compute, name_of(result))
     return (text, name_of(result)) if functions.computable(text, kind) else None
-
-
-def number(value: float, kind: str) -> str | None:
-    """A constant of the graph as WGSL. Infinities and NaN cannot be written as such."""
-    if kind == "f32":
-        value = float(value)
-        if value != value:
-            return "quiet_nan()"
-        if value in (float("inf"), float("-inf")):
-            return "infinity()" if value > 0 else "(-infinity())"
-        if abs(value) > 3.4e38:
-            return None
-        return f"f32({value!r})"
-    return f"{kind}({int(value)})" if -(2**31) < int(value) < 2**31 else None
 
 
 def compile_group(group: GraphModule) -> FusedKernel | None:

@@ -13,7 +13,7 @@ from anytorch.webgpu.tensors import NAME, contiguous_strides, sized_tensor, stor
 
 
 class NoKernel(Exception):
-    """Raised by a kernel that cannot compute these arguments: the op runs on the CPU (`kernels.registered`)."""
+    """Raised by a kernel that cannot compute these arguments: the op runs on the CPU (`kernels.register_kernels`)."""
 
 
 META = torch.device("meta")

@@ -24,7 +24,7 @@ from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.types import KINDS, convert
 from anytorch.webgpu.dtypes import computable, name_of
-from anytorch.webgpu.launch import check_devices, result_of
+from anytorch.webgpu.launch import NoKernel, check_devices, result_of
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor
 
@@ -104,8 +104,8 @@ def run(
     out: torch.Tensor | None = None,
     call: Callable[[], Any] | None = None,
     windows: Windows | None = None,
-) -> torch.Tensor | None:
-    """Compute `rule` over `operands` into `out`, or into a new tensor. None: no shader can (the caller falls back).
+) -> torch.Tensor:
+    """Compute `rule` over `operands` into `out`, or into a new tensor. NoKernel: no shader can (the caller falls back).
 
     `call` re-runs the op on meta tensors when a plan is made; it is how torch's own errors and result types arise.
     `windows` are the (offset, nbytes) of each operand's binding, for buffers larger than one binding may be.
@@ -144,7 +144,7 @@ def run(
     if plan is None:
         plan = plans[identity] = _make_plan(rule, op, operands, modes, out, bits & 15, shared, call)
     if plan is UNABLE:
-        return None
+        raise NoKernel
     if plan is BESIDE:
         assert out is not None
         beside = new_contiguous(out.size(), out.dtype)
@@ -284,6 +284,16 @@ _CONVERTED: dict[str, Callable[[Any], Any]] = {
     "i": lambda value: (int(value) + 2**31) % 2**32 - 2**31,
     "q": lambda value: (int(value) + 2**63) % 2**64 - 2**63,
 }
+
+
+def number(value: float) -> str:
+    """A float32 of a shader's text; WGSL cannot write infinities and NaN as such."""
+    value = clip(value)
+    if value != value:
+        return "quiet_nan()"
+    if value in (float("inf"), float("-inf")):
+        return "infinity()" if value > 0 else "(-infinity())"
+    return f"f32({value!r})"
 
 
 def clip(value: float) -> float:

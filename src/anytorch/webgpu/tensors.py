@@ -18,6 +18,7 @@ from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.runtime import open_runtime
 
 NAME = "webgpu"
+KEY = "PrivateUse1"  # under which torch dispatches to it
 aten = torch.ops.aten
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 

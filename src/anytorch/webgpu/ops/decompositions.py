@@ -17,9 +17,9 @@ from torch._decomp import decomposition_table
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, in_place, out_forms, variants, with_out
+from anytorch.webgpu.kernels import has_kernel, in_place, op_of, out_forms, variants, with_out
 from anytorch.webgpu.ops import experts, transformer
-from anytorch.webgpu.tensors import aten, device
+from anytorch.webgpu.tensors import KEY, device
 
 # Torch's own. Left out of its table: what wraps a primitive that calls the op again (the special functions), what belongs
 # to one library (cudnn_*, miopen_*), and views, which need nothing.
@@ -31,16 +31,6 @@ TORCH = (
     "__irshift__.Tensor", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor", "pixel_shuffle",
     "pixel_unshuffle", "narrow_copy",
 )  # fmt: skip
-
-
-def find(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    packet = getattr(aten, base, None)
-    return None if packet is None else getattr(packet, overload or "default", None)
-
-
-def has_kernel(op: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), KEY))
 
 
 def computable(value: Any, features: frozenset[str]) -> bool:
@@ -89,8 +79,7 @@ def install(library: torch.library.Library, op: Any, decomposition: Callable[...
 
 def composite(op: Any) -> bool:
     """Has torch a kernel for every device, made of other ops?"""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(op.name(), "CompositeImplicitAutograd") or has(op.name(), "CompositeExplicitAutograd"))
+    return has_kernel(op, "CompositeImplicitAutograd") or has_kernel(op, "CompositeExplicitAutograd")
 
 
 # --- ours --------------------------------------------------------------------------------------------------------------
@@ -254,12 +243,12 @@ installed: list[str] = []
 def register(library: torch.library.Library) -> None:
     installed.clear()
     for name, function in OURS.items():
-        op = find(name)
+        op = op_of(name, None)
         if op is not None:
             installed.extend(install(library, op, function))
     for name in TORCH:
-        op = find(name)
-        if op is not None and op in decomposition_table:
+        op = op_of(name, None)
+        if op in decomposition_table:
             installed.extend(install(library, op, decomposition_table[op]))
 
 

@@ -14,8 +14,9 @@ import torch
 
 from anytorch.gpu.plans import plans
 from anytorch.webgpu.dtypes import FLOATS
-from anytorch.webgpu.forms import KEY, op_of
+from anytorch.webgpu.kernels import op_of
 from anytorch.webgpu.multiple import launch, most_buffers
+from anytorch.webgpu.tensors import KEY
 
 Tensors = Sequence[torch.Tensor]
 

@@ -25,11 +25,10 @@ from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, with_out
 from anytorch.webgpu.indexed import Index, gather, make_plan, positions, scatter
-from anytorch.webgpu.kernels import register_kernels
+from anytorch.webgpu.kernels import register_kernels, with_out
 from anytorch.webgpu.launch import NoKernel, check_devices, made_by, result_of
-from anytorch.webgpu.tensors import NAME, aten, device
+from anytorch.webgpu.tensors import KEY, NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -340,12 +339,10 @@ def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "index.Tensor": index_tensor,
-    "index.Tensor_out": with_out(index_tensor, ["out"]),
     "_unsafe_index.Tensor": index_tensor,
     "gather.out": gather_out,
     "index_select.out": with_out(index_select, ["out"]),
     "take": take,
-    "take.out": with_out(take, ["out"]),
 }
 
 

@@ -11,12 +11,10 @@ import torch
 from anytorch.gpu.wgsl.loss import THREADS, TOTALS, Pick, PickBackward, render_pick, render_pick_backward
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, usable, word_dtype
-from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
-from anytorch.webgpu.forms import register_with_out
+from anytorch.webgpu.kernels import op_of, register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, launch
-from anytorch.webgpu.oversize import halving
-from anytorch.webgpu.tensors import aten, new_contiguous
+from anytorch.webgpu.tensors import new_contiguous
 
 NONE, MEAN = 0, 1  # torch's numbers for `reduction`; 2 is a sum
 
@@ -130,10 +128,6 @@ def _backward(op: Any) -> Callable[..., Any]:
 
 
 def register(library: torch.library.Library) -> None:
-    for names, make in (
-        (("nll_loss_forward", "nll_loss2d_forward"), _forward),
-        (("nll_loss_backward", "nll_loss2d_backward"), _backward),
-    ):
-        for name in names:
-            op = getattr(aten, name).default
-            register_with_out(library, op, halving(op, make(op), fallback))
+    for name in ("nll_loss", "nll_loss2d"):
+        for way, make in (("forward", _forward), ("backward", _backward)):
+            register_kernels(library, {f"{name}_{way}": make(op_of(f"{name}_{way}"))})

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from anytorch.webgpu.forms import with_out
 from anytorch.webgpu.indexed import positions
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel
@@ -116,9 +115,7 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "nonzero": nonzero,
-    "nonzero.out": with_out(nonzero, ["out"]),
     "masked_select": masked_select,
-    "masked_select.out": with_out(masked_select, ["out"]),
     "masked_scatter_": masked_scatter,
     "embedding_dense_backward": embedding_dense_backward,
     "bincount": bincount,

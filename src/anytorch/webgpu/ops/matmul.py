@@ -15,11 +15,11 @@ from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, in_place, op_of, with_out
+from anytorch.webgpu.kernels import in_place, op_of, with_out
 from anytorch.webgpu.launch import Result, check_devices, infer, result_of
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import Product, finisher, make_product, product
-from anytorch.webgpu.tensors import aten, new_contiguous, sized_tensor
+from anytorch.webgpu.tensors import KEY, aten, new_contiguous, sized_tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

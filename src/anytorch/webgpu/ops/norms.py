@@ -25,11 +25,10 @@ from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import usable
 from anytorch.webgpu.folds import reduce_dims
-from anytorch.webgpu.forms import KEY
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, infer, made_by
 from anytorch.webgpu.rows import Inputs, row_plan, run_rows
-from anytorch.webgpu.tensors import aten, new_contiguous
+from anytorch.webgpu.tensors import KEY, aten, new_contiguous
 
 Maybe = torch.Tensor | None
 Gradients = tuple[Maybe, Maybe, Maybe]

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.kernels import op_of
 from anytorch.webgpu.multiple import launch
-from anytorch.webgpu.tensors import aten, device
+from anytorch.webgpu.tensors import KEY, aten, device
 
 Tensors = Sequence[torch.Tensor]
+
+
+Settings = dict[str, Any]  # an op's arguments after its lists
 
 
 class Step:
     """What every fused step has in common: the gradient's sign and scale, and not stepping after an overflow."""
 
-    def __init__(
-        self, lr: Any, maximize: bool, grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.cells: list[torch.Tensor] = []
         self.numbers: dict[str, float] = {}
+        lr, grad_scale, found_inf = settings["lr"], settings.get("grad_scale"), settings.get("found_inf")
         self.scaled = grad_scale is not None
         lines = []
         if found_inf is not None:
@@ -34,7 +38,7 @@ class Step:
             self.lr = "lr"
         if grad_scale is not None:
             lines.append(f"    v1 = v1 / {self.cell(grad_scale)};\n")
-        lines.append("    var grad = -v1;\n" if maximize else "    var grad = v1;\n")
+        lines.append("    var grad = -v1;\n" if settings["maximize"] else "    var grad = v1;\n")
         self.text = "".join(lines)
 
     def cell(self, tensor: torch.Tensor) -> str:
@@ -42,10 +46,11 @@ class Step:
         return f"cell{len(self.cells) - 1}"
 
 
-def _adam_body(step: Step, steps: str, *, decoupled: bool, decay: bool, amsgrad: bool) -> str:
-    """v0 parameter, v1 gradient, v2 and v3 the moments, v4 the largest second moment."""
+def _adam(step: Step, settings: Settings, *, decoupled: bool) -> tuple[str, dict[str, float], int]:
+    """v0 parameter, v1 gradient, v2 and v3 the moments, v4 the largest second moment; the last cell counts the steps."""
     lines = [step.text]
-    if decay:
+    amsgrad, steps = settings["amsgrad"], f"cell{len(step.cells)}"
+    if settings["weight_decay"] != 0:
         lines.append(
             f"    v0 = v0 - {step.lr} * weight_decay * v0;\n" if decoupled else "    grad = grad + weight_decay * v0;\n"
         )
@@ -61,66 +66,59 @@ def _adam_body(step: Step, steps: str, *, decoupled: bool, decay: bool, amsgrad:
     lines.append(
         f"    v0 = v0 - ({step.lr} / correction1) * v2 / (sqrt({'v4' if amsgrad else 'v3'}) / sqrt(correction2) + eps);\n"
     )
-    return "".join(lines)
+    beta1, beta2 = settings["beta1"], settings["beta2"]
+    numbers = {
+        "one_minus_beta1": 1.0 - beta1,
+        "beta2": beta2,
+        "one_minus_beta2": 1.0 - beta2,
+        "log_beta1": _log(beta1),
+        "log_beta2": _log(beta2),
+        "eps": settings["eps"],
+        "weight_decay": settings["weight_decay"],
+    }
+    return "".join(lines), numbers, 3 if amsgrad else 2
 
 
 def _log(beta: float) -> float:
     return math.log(beta) if beta > 0 else -1e9
 
 
-def _adam(op: Any, *, decoupled: bool) -> Callable[..., None]:
-    def step(
-        self: Tensors,
-        grads: Tensors,
-        exp_avgs: Tensors,
-        exp_avg_sqs: Tensors,
-        max_exp_avg_sqs: Tensors,
-        state_steps: Tensors,
-        *,
-        lr: Any,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        maximize: bool,
-        grad_scale: torch.Tensor | None = None,
-        found_inf: torch.Tensor | None = None,
-    ) -> None:
-        settings = {
-            "lr": lr,
-            "beta1": beta1,
-            "beta2": beta2,
-            "weight_decay": weight_decay,
-            "eps": eps,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "grad_scale": grad_scale,
-            "found_inf": found_inf,
-        }
-        common = Step(lr, maximize, grad_scale, found_inf)
-        steps = f"cell{len(common.cells)}"
-        body = _adam_body(common, steps, decoupled=decoupled, decay=weight_decay != 0, amsgrad=amsgrad)
-        numbers = {
-            **common.numbers,
-            "one_minus_beta1": 1.0 - beta1,
-            "beta2": beta2,
-            "one_minus_beta2": 1.0 - beta2,
-            "log_beta1": _log(beta1),
-            "log_beta2": _log(beta2),
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
-        written = (True, common.scaled, True, True) + ((True,) if amsgrad else ())
-        for i, parameter in enumerate(self):
-            tensors = [parameter, _laid_out(grads[i], parameter, common.scaled), exp_avgs[i], exp_avg_sqs[i]]
-            if amsgrad:
-                tensors.append(max_exp_avg_sqs[i])
-            cells = [*common.cells, state_steps[i]]
+def _sgd(step: Step, settings: Settings) -> tuple[str, dict[str, float], int]:
+    """v0 parameter, v1 gradient, v2 the momentum's."""
+    lines = [step.text]
+    momentum = settings["momentum"]
+    if settings["weight_decay"]:
+        lines.append("    grad = grad + weight_decay * v0;\n")
+    if momentum:
+        first = "    v2 = grad;\n"
+        lines.append(first if settings["is_first_step"] else "    v2 = momentum * v2 + one_minus_dampening * grad;\n")
+        lines.append("    grad = grad + momentum * v2;\n" if settings["nesterov"] else "    grad = v2;\n")
+    lines.append(f"    v0 = v0 - {step.lr} * grad;\n")
+    numbers = {
+        "weight_decay": settings["weight_decay"],
+        "momentum": momentum,
+        "one_minus_dampening": 1.0 - settings["dampening"],
+    }
+    return "".join(lines), numbers, 1 if momentum else 0
+
+
+def _fused(op: Any, make: Callable[[Step, Settings], tuple[str, dict[str, float], int]]) -> Callable[..., None]:
+    """The kernel of a fused step. `make` gives its body, its numbers, and how many of the lists of state it changes."""
+    counted = any(argument.name == "state_steps" for argument in op._schema.arguments)
+
+    def step(parameters: Tensors, grads: Tensors, *state: Tensors, **settings: Any) -> None:
+        common = Step(settings)
+        body, numbers, used = make(common, settings)
+        numbers = {**common.numbers, **numbers}
+        written = (True, common.scaled, *(True,) * used)
+        for i, parameter in enumerate(parameters):
+            held = [column[i] for column in state[:used]]
+            tensors = [parameter, _laid_out(grads[i], parameter, common.scaled), *held]
+            cells = [*common.cells, state[-1][i]] if counted else common.cells
             if not launch(body, tensors, written, cells, numbers=numbers):
-                largest = [max_exp_avg_sqs[i]] if amsgrad else []
-                lists = ([parameter], [grads[i]], [exp_avgs[i]], [exp_avg_sqs[i]], largest, [state_steps[i]])
-                fallback(op, *lists, **settings)
+                whole = state[: len(state) - counted]
+                lists = [[column[i]] if k < used else [] for k, column in enumerate(whole)]
+                fallback(op, [parameter], [grads[i]], *lists, *([[state[-1][i]]] if counted else []), **settings)
 
     return step
 
@@ -130,65 +128,6 @@ def _laid_out(grad: torch.Tensor, parameter: torch.Tensor, written: bool) -> tor
     if written or grad.stride() == parameter.stride() or grad.shape != parameter.shape:
         return grad
     return torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
-
-
-def _sgd(op: Any) -> Callable[..., None]:
-    def step(
-        self: Tensors,
-        grads: Tensors,
-        momentum_buffer_list: Tensors,
-        *,
-        weight_decay: float,
-        momentum: float,
-        lr: Any,
-        dampening: float,
-        nesterov: bool,
-        maximize: bool,
-        is_first_step: bool,
-        grad_scale: torch.Tensor | None = None,
-        found_inf: torch.Tensor | None = None,
-    ) -> None:
-        common = Step(lr, maximize, grad_scale, found_inf)
-        lines = [common.text]
-        if weight_decay:
-            lines.append("    grad = grad + weight_decay * v0;\n")
-        if momentum:
-            lines.append(
-                "    v2 = grad;\n" if is_first_step else "    v2 = momentum * v2 + one_minus_dampening * grad;\n"
-            )
-            lines.append("    grad = grad + momentum * v2;\n" if nesterov else "    grad = v2;\n")
-        lines.append(f"    v0 = v0 - {common.lr} * grad;\n")
-        body = "".join(lines)
-        numbers = {
-            **common.numbers,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "one_minus_dampening": 1.0 - dampening,
-        }
-        written = (True, common.scaled) + ((True,) if momentum else ())
-        for i, parameter in enumerate(self):
-            tensors = [parameter, _laid_out(grads[i], parameter, common.scaled)]
-            if momentum:
-                tensors.append(momentum_buffer_list[i])
-            if not launch(body, tensors, written, common.cells, numbers=numbers):
-                held = [momentum_buffer_list[i]] if momentum else []
-                fallback(
-                    op,
-                    [parameter],
-                    [grads[i]],
-                    held,
-                    weight_decay=weight_decay,
-                    momentum=momentum,
-                    lr=lr,
-                    dampening=dampening,
-                    nesterov=nesterov,
-                    maximize=maximize,
-                    is_first_step=is_first_step,
-                    grad_scale=grad_scale,
-                    found_inf=found_inf,
-                )
-
-    return step
 
 
 def unscale(self: Tensors, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
@@ -214,33 +153,25 @@ def update_scale(
       v1 = 0;
     } else { v1 = v1 + 1; }
 """
-    tensors = [self.view(1), growth_tracker.view(1), found_inf.view(1)]
-    numbers = {
-        "growth": scale_growth_factor,
-        "backoff": scale_backoff_factor,
-        "interval": float(growth_interval),
-    }
+    tensors = (self, growth_tracker, found_inf)
+    factors = (scale_growth_factor, scale_backoff_factor, growth_interval)
+    numbers = dict(zip(("growth", "backoff", "interval"), map(float, factors), strict=True))
     exact = growth_interval < 1 << 24  # the interval travels as a float
-    if not exact or not launch(body, tensors, (True, True, False), numbers=numbers):
-        fallback(
-            aten._amp_update_scale_.default,
-            self,
-            growth_tracker,
-            found_inf,
-            scale_growth_factor,
-            scale_backoff_factor,
-            growth_interval,
-        )
+    if not exact or not launch(body, [t.view(1) for t in tensors], (True, True, False), numbers=numbers):
+        fallback(aten._amp_update_scale_.default, *tensors, *factors)
     return self
 
 
+STEPS: dict[str, Callable[[Step, Settings], tuple[str, dict[str, float], int]]] = {
+    "_fused_adam_": partial(_adam, decoupled=False),
+    "_fused_adamw_": partial(_adam, decoupled=True),
+    "_fused_sgd_": _sgd,
+}
+
+
 def register(library: torch.library.Library) -> None:
-    for packet, decoupled in ((aten._fused_adam_, False), (aten._fused_adamw_, True)):
-        for overload in ("default", "tensor_lr"):
-            op = getattr(packet, overload)
-            library.impl(op, _adam(op, decoupled=decoupled), "PrivateUse1")
-    for overload in ("default", "tensor_lr"):
-        op = getattr(aten._fused_sgd_, overload)
-        library.impl(op, _sgd(op), "PrivateUse1")
-    library.impl("_amp_foreach_non_finite_check_and_unscale_", unscale, "PrivateUse1")
-    library.impl("_amp_update_scale_", update_scale, "PrivateUse1")
+    for name, make in STEPS.items():
+        for op in (op_of(name), op_of(f"{name}.tensor_lr")):
+            library.impl(op, _fused(op, make), KEY)
+    library.impl("_amp_foreach_non_finite_check_and_unscale_", unscale, KEY)
+    library.impl("_amp_update_scale_", update_scale, KEY)

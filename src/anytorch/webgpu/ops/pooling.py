@@ -12,12 +12,9 @@ from anytorch.gpu.wgsl import pool as wgsl
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import narrowed
 from anytorch.webgpu.dtypes import FLOATS, name_of, usable
-from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, register_with_out
+from anytorch.webgpu.kernels import op_of, register_kernels
 from anytorch.webgpu.launch import NoKernel, infer
-from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.per_element import new_words, per_element
-from anytorch.webgpu.tensors import aten
 
 Triple = tuple[int, int, int]
 
@@ -135,9 +132,4 @@ def register(library: torch.library.Library) -> None:
         for rank in (2, 3):
             name = pattern.format(rank)
             for each, compute, tensors in ((name, forward, 1), (f"{name}_backward", _backward, 2)):
-                op = getattr(aten, each).default
-                kernel = halving(op, _kernel(op, compute, rank, tensors, window), fallback)
-                if name.startswith("_"):
-                    library.impl(op, kernel, KEY)
-                else:
-                    register_with_out(library, op, kernel)
+                register_kernels(library, {each: _kernel(op_of(each), compute, rank, tensors, window)})

@@ -12,11 +12,9 @@ import torch
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.dtypes import name_of, usable
-from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import find_fold, reduce_dims
-from anytorch.webgpu.forms import op_of, register_with_out
+from anytorch.webgpu.kernels import op_of, register_kernels
 from anytorch.webgpu.launch import NoKernel, infer
-from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.tensors import aten
 
 Chosen = tuple[str, tuple[float, ...], "str | None"]  # reducer, scalars, type to compute in
@@ -153,7 +151,5 @@ def _aminmax(self: torch.Tensor, *, dim: int | None = None, keepdim: bool = Fals
 
 
 def register(library: torch.library.Library) -> None:
-    for name, reduction in OPS.items():
-        op = op_of(name)
-        register_with_out(library, op, halving(op, _kernel(op, reduction), fallback))
-    register_with_out(library, aten.aminmax.default, halving(aten.aminmax.default, _aminmax, fallback))
+    register_kernels(library, {name: _kernel(op_of(name), reduction) for name, reduction in OPS.items()})
+    register_kernels(library, {"aminmax": _aminmax})

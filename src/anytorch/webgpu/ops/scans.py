@@ -13,11 +13,9 @@ from anytorch.gpu.wgsl.scan import BLOCK, SCANS, THREADS, Scan, render, render_p
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import name_of, usable, word_dtype
-from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import part_states
-from anytorch.webgpu.forms import KEY, register_with_out
+from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, infer, launch
-from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.rows import row_geometry
 from anytorch.webgpu.tensors import aten, new_contiguous
 
@@ -88,7 +86,7 @@ def _accumulate(op: Any, name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _extreme(op: Any, name: str) -> Callable[..., None]:
+def _extreme(name: str) -> Callable[..., None]:
     def kernel(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
         if not usable(self.dtype, torch.int64):
             raise NoKernel
@@ -105,12 +103,14 @@ def _logcumsumexp(self: torch.Tensor, dim: int) -> Any:
     return scan("logcumsumexp", self, dim, [self.dtype])[0]
 
 
+KERNELS: dict[str, Callable[..., Any]] = {
+    "cumsum": _accumulate(aten.cumsum.default, "cumsum"),
+    "cumprod": _accumulate(aten.cumprod.default, "cumprod"),
+    "_cummax_helper": _extreme("cummax"),
+    "_cummin_helper": _extreme("cummin"),
+    "_logcumsumexp": _logcumsumexp,
+}
+
+
 def register(library: torch.library.Library) -> None:
-    for name in ("cumsum", "cumprod"):
-        op = getattr(aten, name).default
-        register_with_out(library, op, halving(op, _accumulate(op, name), fallback))
-    for name in ("cummax", "cummin"):
-        op = getattr(aten, f"_{name}_helper").default
-        library.impl(op, halving(op, _extreme(op, name), fallback), KEY)
-    op = aten._logcumsumexp.default
-    register_with_out(library, op, halving(op, _logcumsumexp, fallback))
+    register_kernels(library, KERNELS)

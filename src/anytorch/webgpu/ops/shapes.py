@@ -18,11 +18,10 @@ from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.cat import MOST_WORDS, WORKGROUP, Cat, merge, render, unit_of
 from anytorch.webgpu.copies import on_device
-from anytorch.webgpu.forms import KEY
 from anytorch.webgpu.indexed import gather
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import check_devices, infer, made_by, result_of
-from anytorch.webgpu.tensors import aten, is_ours, new_tensor
+from anytorch.webgpu.tensors import KEY, aten, is_ours, new_tensor
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,10 +12,8 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.softmax import LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD, RowRule
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import usable
-from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import register_with_out
+from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, infer, made_by
-from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.rows import row_geometry, row_plan, run_rows
 from anytorch.webgpu.tensors import aten
 
@@ -82,17 +80,15 @@ def masked_softmax_backward(
     return made
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "_softmax": _forward(aten._softmax.default, SOFTMAX),
     "_log_softmax": _forward(aten._log_softmax.default, LOG_SOFTMAX),
     "_softmax_backward_data": _backward(aten._softmax_backward_data.default, SOFTMAX_BACKWARD),
     "_log_softmax_backward_data": _backward(aten._log_softmax_backward_data.default, LOG_SOFTMAX_BACKWARD),
+    "_masked_softmax": masked_softmax,
+    "_masked_softmax_backward": masked_softmax_backward,
 }
 
 
 def register(library: torch.library.Library) -> None:
-    for name, kernel in KERNELS.items():
-        op = getattr(aten, name).default
-        register_with_out(library, op, halving(op, kernel, fallback))
-    library.impl("_masked_softmax", masked_softmax, "PrivateUse1")
-    library.impl("_masked_softmax_backward", masked_softmax_backward, "PrivateUse1")
+    register_kernels(library, KERNELS)
