@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from anytorch.webgpu import autocast, copies, fallback, moving, pinning, printing, tensors
+from anytorch.webgpu import autocast, copies, fallback, patches, tensors
 from anytorch.webgpu.ops import (
+    activation,
+    arithmetic,
     attention,
     bags,
-    batch_norm,
+    comparison,
     convolution,
+    creation,
     decompositions,
-    elementwise,
     foreach,
     indexing,
     losses,
@@ -19,6 +21,7 @@ from anytorch.webgpu.ops import (
     matmul,
     norms,
     optimizers,
+    pointwise_losses,
     pooling,
     quantized,
     random,
@@ -32,47 +35,34 @@ from anytorch.webgpu.ops import (
     sorting,
 )
 
+ELEMENTWISE = (arithmetic, comparison, activation, pointwise_losses, creation)
+FAMILIES = (
+    *(
+        tensors,
+        copies,
+        patches,
+        *ELEMENTWISE,
+        random,
+        optimizers,
+        foreach,
+        autocast,
+        reductions,
+        matmul,
+        softmax,
+        norms,
+    ),
+    *(convolution, losses, indexing, scattering, masks, bags, shapes, scans, attention, pooling, sorting, resampling),
+    *(recurrent, quantized, fallback),
+    decompositions,  # after every family: a decomposition is for what none of them has a kernel for
+)
 _libraries: list[torch.library.Library] = []
 
 
 def register() -> None:
-    library = torch.library.Library("aten", "IMPL")
-    everything = torch.library.Library("_", "IMPL")
-    _libraries.extend((library, everything))
-    tensors.register(library)
-    moving.patch_modules()
-    printing.patch_formatter()
-    copies.register(library)
-    pinning.register(library)
-    elementwise.register(library)
-    random.register(library)
-    optimizers.register(library)
-    foreach.register(library)
-    autocast.register(library)
-    reductions.register(library)
-    matmul.register(library)
-    softmax.register(library)
-    norms.register(library)
-    batch_norm.register(library)
-    convolution.register(library)
-    losses.register(library)
-    indexing.register(library)
-    scattering.register(library)
-    masks.register(library)
-    bags.register(library)
-    shapes.register(library)
-    scans.register(library)
-    attention.register(library)
-    pooling.register(library)
-    sorting.register(library)
-    resampling.register(library)
-    recurrent.register(library)
-    quantized.register(library)
-    fallback.register(library)
-    everything.fallback(fallback.fallback, "PrivateUse1")
+    library, everything, casts = (torch.library.Library(name, "IMPL") for name in ("aten", "_", "_"))
+    _libraries.extend((library, everything, casts))
+    for family in FAMILIES:
+        family.register(library)
+    everything.fallback(fallback.fallback, tensors.KEY)
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
-    casts = torch.library.Library("_", "IMPL")
-    _libraries.append(casts)
-    casts.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    # After every family: a decomposition is for what none of them has a kernel for.
-    decompositions.register(library)
+    casts.fallback(torch.library.fallthrough_kernel, autocast.KEY)
