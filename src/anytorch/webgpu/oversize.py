@@ -70,12 +70,14 @@ class Split(NamedTuple):
 Rule = Callable[[Sequence[Any]], "Split | None"]
 
 
-def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def halving(
+    op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] | None = None, *, or_raise: bool = False
+) -> Callable[..., Any]:
     """The kernel of `op`, on halves of arguments that the adapter cannot bind.
 
     Where that is no help (no rule, or one slice alone is too large), or the kernel says so (NoKernel), `otherwise` is called
-    with the op and its arguments; without one the error is the caller's. An op that writes to its arguments is not halved:
-    it would write to copies of them.
+    with the op and its arguments; without one the error is the caller's, and with `or_raise` BindingTooLarge is. An op that
+    writes to its arguments is not halved: it would write to copies of them.
     """
     writes = op._schema.is_mutable
 
@@ -87,8 +89,8 @@ def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] |
                 if writes:
                     raise
                 return _halved(op, kernel, args, kwargs)
-        except (BindingTooLarge, NoKernel):
-            if otherwise is None:
+        except (BindingTooLarge, NoKernel) as why:
+            if otherwise is None or (or_raise and isinstance(why, BindingTooLarge)):
                 raise
         return otherwise(op, *args, **kwargs)
 

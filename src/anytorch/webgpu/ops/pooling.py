@@ -19,7 +19,7 @@ from anytorch.webgpu.per_element import new_words, per_element
 Triple = tuple[int, int, int]
 
 
-def _triple(values: Any, rank: int, missing: int) -> Triple:
+def triple(values: Any, rank: int, missing: int) -> Triple:
     listed = [values] if isinstance(values, int) else list(values)
     whole = listed * rank if len(listed) == 1 else listed
     padded = [missing] * (3 - rank) + whole
@@ -88,8 +88,8 @@ def _backward(
 def _max_window(
     rank: int, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, *index: Any
 ) -> wgsl.Window:
-    steps = _triple(stride or kernel, rank, 1)
-    return wgsl.Window(False, _triple(kernel, rank, 1), steps, _triple(padding, rank, 0), _triple(dilation, rank, 1))
+    steps = triple(stride or kernel, rank, 1)
+    return wgsl.Window(False, triple(kernel, rank, 1), steps, triple(padding, rank, 0), triple(dilation, rank, 1))
 
 
 def _avg_window(
