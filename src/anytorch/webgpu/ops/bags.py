@@ -11,26 +11,11 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.ops.indexing import constant, selecting
+from anytorch.webgpu.ops.indexing import counted, selecting, total
 from anytorch.webgpu.tensors import device
 
 SUM, MEAN, MAX = 0, 1, 2
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def bag_of_each(indices: torch.Tensor, offsets: torch.Tensor, bags: int) -> torch.Tensor:
-    """Which bag each index is in: a mark where each bag begins, summed up."""
-    marks = torch.zeros(indices.numel(), dtype=torch.int32, device=device())
-    selecting(marks, 0, offsets[:bags]).write(marks, constant(1, torch.int32), "sum")
-    return marks.cumsum(0, dtype=torch.int64).to(torch.int64) - 1
-
-
-def total(shape: tuple[int, ...], places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Sums of `values` by place, in single precision for the half types."""
-    wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
-    result = torch.zeros(shape, dtype=wide, device=device())
-    selecting(result, 0, places).combine(result, values, "sum")
-    return result
 
 
 def embedding_bag(
@@ -47,25 +32,26 @@ def embedding_bag(
     if indices.dim() != 1 or offsets.dim() != 1:
         raise RuntimeError("embedding_bag: indices and offsets must be vectors")
     bags, width = offsets.numel() - int(include_last_offset), weight.size(1)
-    owner = bag_of_each(indices, offsets, bags)
-    counted = owner if padding_idx < 0 else owner.masked_fill(indices.eq(padding_idx), -1)
-    sizes = total((bags,), counted, torch.ones(indices.numel(), dtype=torch.int64, device=device()))
+    # Which bag each index is in: a mark where each bag begins, summed up.
+    owner = counted(offsets[:bags], indices.numel()).cumsum(0, dtype=torch.int64) - 1
+    places = owner if padding_idx < 0 else owner.masked_fill(indices.eq(padding_idx), -1)
+    sizes = counted(places, bags)
     rows = weight.index_select(0, indices)
     named = torch.zeros(0, dtype=indices.dtype, device=device())
     if mode == MAX:
         wide = torch.full((bags, width), float("-inf"), dtype=torch.float32, device=device())
-        selecting(wide, 0, counted).combine(wide, rows, "amax")
+        selecting(wide, 0, places).combine(wide, rows, "amax")
         # The row that won, for the gradient; of equals the last.
         won = rows.float().eq(wide.index_select(0, owner))
         candidates = torch.where(won, indices.unsqueeze(1), -1).to(torch.int32)
         best = torch.full((bags, width), -1, dtype=torch.int32, device=device())
-        selecting(best, 0, counted).combine(best, candidates, "amax")
+        selecting(best, 0, places).combine(best, candidates, "amax")
         named = best.to(indices.dtype)
         output = torch.where(sizes.eq(0).unsqueeze(1), 0.0, wide)
     else:
         if per_sample_weights is not None:
             rows = rows * per_sample_weights.unsqueeze(1)
-        output = total((bags, width), counted, rows)
+        output = total((bags, width), places, rows)
         if mode == MEAN:
             output = output / sizes.clamp(min=1).unsqueeze(1)
     return output.to(weight.dtype), owner.to(indices.dtype), sizes.to(indices.dtype), named
@@ -99,8 +85,7 @@ def backward(
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
     if scale_grad_by_freq:
-        ones = torch.ones(indices.numel(), dtype=torch.int64, device=device())
-        rows = rows / total((num_weights,), indices, ones).index_select(0, indices).unsqueeze(1)
+        rows = rows / counted(indices, num_weights).index_select(0, indices).unsqueeze(1)
     places = indices if padding_idx < 0 else indices.masked_fill(indices.eq(padding_idx), -1)
     return total((num_weights, width), places, rows.to(gradient.dtype)).to(gradient.dtype)
 

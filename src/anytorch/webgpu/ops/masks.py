@@ -12,14 +12,16 @@ from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
+    check_index,
     checking,
     combinable,
     constant,
+    counted,
     index_tensor,
     ours,
     selecting,
     take,
-    usable,
+    total,
 )
 from anytorch.webgpu.tensors import aten, device, new_contiguous
 
@@ -68,20 +70,16 @@ def embedding_dense_backward(
     gradient: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> torch.Tensor:
     op = aten.embedding_dense_backward.default
-    if not usable(op, indices) or not combinable(gradient.dtype, "sum"):
+    check_index(op, indices)
+    if not combinable(gradient.dtype, "sum"):
         raise NoKernel
     width = gradient.size(-1)
     flat, rows = indices.reshape(-1), gradient.reshape(-1, width)
     if padding_idx >= 0:
         flat = flat.masked_fill(flat.eq(padding_idx), -1)  # writes nothing
     if scale_grad_by_freq and flat.numel():
-        counts = torch.zeros(num_weights, dtype=torch.int32, device=device())
-        selecting(counts, 0, flat).write(counts, constant(1, torch.int32), "sum")
-        rows = rows / counts.index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
-    wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
-    table = torch.zeros((num_weights, width), dtype=wide, device=device())
-    selecting(table, 0, flat).combine(table, rows, "sum")
-    return table.to(gradient.dtype)
+        rows = rows / counted(flat, num_weights).index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
+    return total((num_weights, width), flat, rows.to(gradient.dtype)).to(gradient.dtype)
 
 
 def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
@@ -104,13 +102,10 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     if repeats.numel() == 0:
         return new_contiguous((0,), repeats.dtype)
     ends = repeats.cumsum(0)
-    total = int(ends[-1].item()) if output_size is None else output_size
+    length = int(ends[-1].item()) if output_size is None else output_size
     if checking() and int(repeats.amin().item()) < 0:
         raise RuntimeError("repeats can not be negative")
-    marks = torch.zeros(total, dtype=torch.int32, device=device())
-    starts = ends[:-1]
-    selecting(marks, 0, starts).write(marks, constant(1, torch.int32), "sum")
-    return marks.cumsum(0).to(repeats.dtype)
+    return counted(ends[:-1], length).cumsum(0).to(repeats.dtype)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

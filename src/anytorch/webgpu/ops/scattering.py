@@ -18,13 +18,13 @@ from anytorch.webgpu.ops.indexing import (
     Place,
     advanced,
     along,
+    check_index,
     combinable,
     constant,
     flat_place,
     on_dimension,
     ours,
     selecting,
-    usable,
 )
 from anytorch.webgpu.oversize import check_bindable
 from anytorch.webgpu.tensors import aten, device
@@ -61,7 +61,7 @@ def index_put_impl(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape "
             f"{list(place.size)}"
         ) from exc
-    place.check(op, target)
+    place.checked(op, target)
     if accumulate:
         place.combine(target, values, "sum")
     else:
@@ -91,15 +91,12 @@ def _changed(
         raise NoKernel
     if index.numel() == 0:
         return start(out, target)
-    if not usable(op, index):
-        raise NoKernel
+    check_index(op, index)
     if out.numel() and target.numel():
         values = ours(op, source) if isinstance(source, torch.Tensor) else constant(source, target.dtype)
         start(out, target)
         whole = out.unsqueeze(0) if out.dim() == 0 else out
-        where = place(whole)
-        where.check(op, whole)
-        reduced(where, whole, values, mode, include_self)
+        reduced(place(whole).checked(op, whole), whole, values, mode, include_self)
     return out
 
 
@@ -185,37 +182,26 @@ def identity(dtype: torch.dtype, mode: str) -> Any:
     return limits.max if mode == "amin" else limits.min
 
 
-def index_fill_scalar(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+def index_fill(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    """With a number, or a tensor of one."""
     op = aten.index_fill_.int_Scalar
+    if isinstance(value, torch.Tensor):
+        if value.dim():
+            raise RuntimeError(
+                f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
+            )
+        value = ours(op, value).to(target.dtype)
     whole, axis = on_dimension(target, dim)
-    if not usable(op, index):
-        raise NoKernel
-    place = selecting(whole, axis, index)
-    place.check(op, whole)
-    place.write(whole, constant(value, target.dtype))
-    return target
-
-
-def index_fill_tensor(target: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    if value.dim():
-        raise RuntimeError(
-            f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
-        )
-    op = aten.index_fill_.int_Tensor
-    whole, axis = on_dimension(target, dim)
-    if not usable(op, index):
-        raise NoKernel
-    selecting(whole, axis, index).write(whole, ours(op, value).to(target.dtype))
+    check_index(op, index)
+    values = value if isinstance(value, torch.Tensor) else constant(value, target.dtype)
+    selecting(whole, axis, index).checked(op, whole).write(whole, values)
     return target
 
 
 def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
     op = aten.put_.default
-    if (
-        not usable(op, index)
-        or (accumulate and not combinable(target.dtype, "sum"))
-        or target.dtype is not source.dtype
-    ):
+    check_index(op, index)
+    if (accumulate and not combinable(target.dtype, "sum")) or target.dtype is not source.dtype:
         raise NoKernel
     if index.numel() != source.numel():
         raise RuntimeError(
@@ -223,8 +209,7 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
             f"{source.numel()}, index.numel() = {index.numel()}"
         )
     flat = target.reshape(-1)
-    place = flat_place(index.reshape(-1))
-    place.check(op, flat)
+    place = flat_place(index.reshape(-1)).checked(op, flat)
     values = ours(op, source).reshape(-1)
     if accumulate:
         place.combine(flat, values, "sum")
@@ -246,8 +231,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "index_add.out": _on_slices(aten.index_add.out, "sum"),
     "index_copy.out": _on_slices(aten.index_copy.out, "set"),
     "index_reduce.out": _on_slices(aten.index_reduce.out),
-    "index_fill_.int_Scalar": index_fill_scalar,
-    "index_fill_.int_Tensor": index_fill_tensor,
+    "index_fill_.int_Scalar": index_fill,
+    "index_fill_.int_Tensor": index_fill,
     "put_": put,
 }
 
