@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.operator_support import create_op_support
 
 from anytorch.gpu.launch import Kernel, Plan, grid
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP
 from anytorch.gpu.wgsl.fused import Fused, render
+from anytorch.gpu.wgsl.fused_rows import FusedRows
 from anytorch.gpu.wgsl.types import KINDS, convert
 from anytorch.webgpu.copies import on_layout
 from anytorch.webgpu.dtypes import computable, name_of
@@ -29,26 +30,36 @@ def fuse(module: GraphModule) -> tuple[GraphModule, int]:
     shapes = list(dict.fromkeys(tuple(n.meta["val"].shape) for n in module.graph.nodes if is_fusable(n)))
     made = 0
     for k, shape in enumerate(shapes):
-        partitioner = CapabilityBasedPartitioner(module, _OfShape(shape), allows_single_node_partition=False)
-        partitions = partitioner.propose_partitions()
-        prefix = f"fused_{k}_"
-        module = partitioner.fuse_partitions(partitions, prefix=prefix)
-        for node in module.graph.nodes:
-            if node.op == "call_module" and node.target.startswith(prefix):
-                kernel = compile_group(getattr(module, node.target))
-                if kernel is not None:
-                    setattr(module, node.target, kernel)
-                    made += 1
+
+        def supported(node: Node, shape: tuple[int, ...] = shape) -> bool:
+            return is_fusable(node) and tuple(node.meta["val"].shape) == shape
+
+        module, more = fuse_groups(module, f"fused_{k}_", supported, compile_group)
+        made += more
     module.recompile()
     return module, made
 
 
-class _OfShape(OperatorSupportBase):
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-    def is_node_supported(self, submodules: Any, node: Node) -> bool:
-        return is_fusable(node) and tuple(node.meta["val"].shape) == self.shape
+def fuse_groups(
+    module: GraphModule,
+    prefix: str,
+    supported: Callable[[Node], bool],
+    compiled: Callable[[GraphModule], FusedKernel | None],
+    wanted: Callable[[Node], bool] = lambda node: True,
+) -> tuple[GraphModule, int]:
+    """Put a kernel in the place of every group of supported nodes that has a wanted one; how many were made."""
+    support = create_op_support(lambda submodules, node: supported(node))
+    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=False)
+    partitions = [p for p in partitioner.propose_partitions() if len(p.nodes) > 1 and any(map(wanted, p.nodes))]
+    module = partitioner.fuse_partitions(partitions, prefix=prefix)
+    made = 0
+    for node in module.graph.nodes:
+        if node.op == "call_module" and node.target.startswith(prefix):
+            kernel = compiled(getattr(module, node.target))
+            if kernel is not None:
+                setattr(module, node.target, kernel)
+                made += 1
+    return module, made
 
 
 def is_fusable(node: Node) -> bool:
@@ -102,18 +113,41 @@ def node_statement(node: Node) -> tuple[str, str] | None:
     return (text, name_of(result)) if functions.computable(text, kind) else None
 
 
-def compile_group(group: GraphModule) -> FusedKernel | None:
-    """A group of nodes of one shape as a kernel; None if it needs more buffers or parameters than there are."""
-    nodes = list(group.graph.nodes)
-    inputs = [n for n in nodes if n.op == "placeholder"]
-    body = [n for n in nodes if n.op == "call_function"]
-    (output,) = [n for n in nodes if n.op == "output"]
-    returned = output.args[0]
-    results: list[Node] = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    shape = tuple(body[0].meta["val"].shape)
-    names = {n.name: f"x{i}" for i, n in enumerate(inputs)}
+class Group:
+    """The nodes of a group: what it is given, what it computes, and what it returns."""
+
+    def __init__(self, module: GraphModule) -> None:
+        nodes = list(module.graph.nodes)
+        self.inputs = [n for n in nodes if n.op == "placeholder"]
+        self.body = [n for n in nodes if n.op == "call_function"]
+        (output,) = [n for n in nodes if n.op == "output"]
+        returned = output.args[0]
+        self.single = not isinstance(returned, (list, tuple))
+        self.results: list[Node] = [returned] if self.single else list(returned)
+
+    def launched(
+        self,
+        kernel: Fused | FusedRows,
+        render: Callable[[Kernel], str],
+        groups: tuple[int, int],
+        head: tuple[int, ...] = (),
+        order: Sequence[int] | None = None,
+    ) -> FusedKernel | None:
+        """The kernel as a module; None if it needs more buffers or parameters than there are. See FusedKernel."""
+        limit = int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
+        if kernel.buffers > limit or kernel.words > MOST_WORDS:
+            return None
+        inputs, results = ([n.meta["val"] for n in nodes] for nodes in (self.inputs, self.results))
+        return FusedKernel(kernel, render, groups, head, inputs, results, order or range(len(results)), self.single)
+
+
+def compile_group(module: GraphModule) -> FusedKernel | None:
+    """A group of nodes of one shape as a kernel."""
+    group = Group(module)
+    shape = tuple(group.body[0].meta["val"].shape)
+    names = {n.name: f"x{i}" for i, n in enumerate(group.inputs)}
     statements = []
-    for k, node in enumerate(body):
+    for k, node in enumerate(group.body):
         written = node_statement(node)
         if written is None:
             return None
@@ -125,26 +159,14 @@ def compile_group(group: GraphModule) -> FusedKernel | None:
     kernel = Fused(
         shape=shape,
         inputs=tuple(
-            (name_of(n.meta["val"].dtype), tuple(int(s) for s in n.meta["val"].expand(shape).stride())) for n in inputs
+            (name_of(n.meta["val"].dtype), tuple(int(s) for s in n.meta["val"].expand(shape).stride()))
+            for n in group.inputs
         ),
         statements=tuple(statements),
-        outputs=tuple((name_of(n.meta["val"].dtype), names[n.name]) for n in results),
+        outputs=tuple((name_of(n.meta["val"].dtype), names[n.name]) for n in group.results),
     )
-    limit = int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
-    if kernel.buffers > limit or kernel.words > MOST_WORDS:
-        return None
     x, y = grid(-(-kernel.elements // (kernel.per_thread * WORKGROUP)))
-    return FusedKernel(
-        kernel,
-        render,
-        (x, y),
-        (x * WORKGROUP,),
-        [n.meta["val"] for n in inputs],
-        [n.meta["val"] for n in results],
-        range(len(results)),
-        kernel.writable,
-        single=not isinstance(returned, (list, tuple)),
-    )
+    return group.launched(kernel, render, (x, y), (x * WORKGROUP,))
 
 
 class FusedKernel(torch.nn.Module):
@@ -155,21 +177,19 @@ class FusedKernel(torch.nn.Module):
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: Fused | FusedRows,
         render: Callable[[Kernel], str],
         groups: tuple[int, int],
         head: tuple[int, ...],
         inputs: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         order: Sequence[int],
-        writable: int,
-        *,
         single: bool,
     ) -> None:
         super().__init__()
         self.kernel = kernel
         sizes = [tensor.dtype.itemsize for tensor in inputs]
-        self._plan = Plan(kernel, render, groups, sizes, writable, unplaced=len(results), head=head)
+        self._plan = Plan(kernel, render, groups, sizes, kernel.writable, unplaced=len(results), head=head)
         self._strides = [tuple(int(step) for step in tensor.stride()) for tensor in inputs]
         self._results = [result_of(tensor.shape, tensor.dtype) for tensor in results]
         self._order = list(order)

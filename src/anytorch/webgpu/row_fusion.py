@@ -7,22 +7,19 @@ layer norm) stay what they are; this is for what people write by hand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
 
 from anytorch.gpu.launch import grid
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.elementwise import MOST_WORDS
 from anytorch.gpu.wgsl.fused_rows import FusedRows, Phase, render
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.folds import has_subgroups
-from anytorch.webgpu.fusion import FusedKernel, is_fusable, node_statement
+from anytorch.webgpu.fusion import FusedKernel, Group, fuse_groups, is_fusable, node_statement
 from anytorch.webgpu.tensors import NAME, aten
 
 FOLD = {aten.sum.dim_IntList: "sum", aten.mean.dim: "sum", aten.amax.default: "max", aten.amin.default: "min"}
@@ -37,16 +34,14 @@ def fuse_rows(module: GraphModule) -> tuple[GraphModule, int]:
     forms = list(dict.fromkeys(form for node in module.graph.nodes if (form := reduced_form(node)) is not None))
     made = 0
     for k, form in enumerate(forms):
-        partitioner = CapabilityBasedPartitioner(module, _OfForm(form), allows_single_node_partition=False)
-        partitions = [p for p in partitioner.propose_partitions() if any(reduced_form(n) == form for n in p.nodes)]
-        prefix = f"rows_{k}_"
-        module = partitioner.fuse_partitions([p for p in partitions if len(p.nodes) > 1], prefix=prefix)
-        for node in module.graph.nodes:
-            if node.op == "call_module" and node.target.startswith(prefix):
-                kernel = compile_rows(getattr(module, node.target), form)
-                if kernel is not None:
-                    setattr(module, node.target, kernel)
-                    made += 1
+        module, more = fuse_groups(
+            module,
+            f"rows_{k}_",
+            partial(is_of_form, form),
+            partial(compile_rows, form),
+            lambda node, form=form: reduced_form(node) == form,
+        )
+        made += more
     module.recompile()
     return module, made
 
@@ -76,58 +71,32 @@ def reduced_form(node: Node) -> Form | None:
     return (tuple(source.shape), len(found)) if 1 < length <= LONGEST and rows >= FEWEST else None
 
 
-class _OfForm(OperatorSupportBase):
-    def __init__(self, form: Form) -> None:
-        self.form = form
-        shape, reduced = form
-        self.row = (*shape[: len(shape) - reduced], *[1] * reduced)
-
-    def is_node_supported(self, submodules: Any, node: Node) -> bool:
-        if reduced_form(node) == self.form or self.spreads(node):
-            return True
-        return is_fusable(node) and tuple(node.meta["val"].shape) in (self.form[0], self.row)
-
-    def spreads(self, node: Node) -> bool:
-        """Does this node give every element of a row the row's value?"""
-        if node.op != "call_function" or node.target is not aten.expand.default or not isinstance(node.args[0], Node):
-            return False
-        source, value = node.args[0].meta.get("val"), node.meta.get("val")
-        if not (isinstance(source, torch.Tensor) and isinstance(value, torch.Tensor)) or source.dtype not in FLOATS:
-            return False
-        return tuple(source.shape) == self.row and tuple(value.shape) == self.form[0]
-
-
-def compile_rows(group: GraphModule, form: Form) -> FusedKernel | None:
-    """A group of nodes as a kernel; None if it needs more buffers, parameters or word types than there are."""
+def is_of_form(form: Form, node: Node) -> bool:
+    """Does this node reduce such rows, give every element of a row the row's value, or compute with either?"""
     shape, reduced = form
-    nodes = list(group.graph.nodes)
-    inputs = [n for n in nodes if n.op == "placeholder"]
-    (output,) = [n for n in nodes if n.op == "output"]
-    returned = output.args[0]
-    results: list[Node] = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    chain = _Chain(shape, reduced)
-    for node in inputs:
+    row = (*shape[: len(shape) - reduced], *[1] * reduced)
+    if reduced_form(node) == form:
+        return True
+    if node.op == "call_function" and node.target is aten.expand.default and isinstance(node.args[0], Node):
+        source, value = node.args[0].meta.get("val"), node.meta.get("val")
+        tensors = isinstance(source, torch.Tensor) and isinstance(value, torch.Tensor) and source.dtype in FLOATS
+        return tensors and tuple(source.shape) == row and tuple(value.shape) == shape
+    return is_fusable(node) and tuple(node.meta["val"].shape) in (shape, row)
+
+
+def compile_rows(form: Form, module: GraphModule) -> FusedKernel | None:
+    """A group of nodes as a kernel; None if it needs more buffers, parameters or word types than there are."""
+    group, chain = Group(module), _Chain(*form)
+    for node in group.inputs:
         chain.take(node)
-    for node in nodes:
-        if node.op == "call_function" and not chain.add(node):
-            return None
-    kernel = chain.kernel(results)
+    if not all(map(chain.add, group.body)):
+        return None
+    kernel = chain.kernel(group.results)
     if kernel is None:
         return None
-    limit = int(open_runtime().limits["max-storage-buffers-per-shader-stage"])
-    if kernel.buffers > limit or kernel.words > MOST_WORDS:
-        return None
-    return FusedKernel(
-        kernel,
-        render,
-        grid(kernel.rows if kernel.group else -(-kernel.rows // kernel.threads)),
-        (),
-        [n.meta["val"] for n in inputs],
-        [n.meta["val"] for n in results],
-        sorted(range(len(results)), key=lambda k: chain.rowwise[results[k].name]),  # elements are bound first
-        kernel.writable,
-        single=not isinstance(returned, (list, tuple)),
-    )
+    groups = grid(kernel.rows if kernel.group else -(-kernel.rows // kernel.threads))
+    order = sorted(range(len(group.results)), key=lambda k: chain.rowwise[group.results[k].name])
+    return group.launched(kernel, render, groups, order=order)  # elements are bound first
 
 
 class _Chain:

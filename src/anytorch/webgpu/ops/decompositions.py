@@ -18,7 +18,7 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import has_kernel, in_place, op_of, out_forms, variants, with_out
-from anytorch.webgpu.ops import experts, transformer
+from anytorch.webgpu.ops import transformer
 from anytorch.webgpu.tensors import KEY, device
 
 # Torch's own. Left out of its table: what wraps a primitive that calls the op again (the special functions), what belongs
@@ -230,7 +230,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "glu_jvp": glu_jvp,
     "nonzero_static": nonzero_static,
     "multi_margin_loss_backward": multi_margin_backward,
-    "_grouped_mm": experts.grouped_mm,
+    "_grouped_mm": transformer.grouped_mm,
     "_native_multi_head_attention": transformer.multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer.encoder_layer,
     "_nested_tensor_from_mask_left_aligned": transformer.never_left_aligned,

@@ -33,13 +33,19 @@ class Loop:
     number: bool = True
 
 
+def _numbered(name: str, *loop: Any) -> dict[str, Loop]:
+    """One number for all items, or one each."""
+    return dict.fromkeys((f"{name}.Scalar", f"{name}.ScalarList"), Loop(*loop))
+
+
 LOOPS = {
-    "_foreach_add_.Scalar": Loop("{0} + {n}", 1, lambda t, n: t.add_(n)),
-    "_foreach_mul_.Scalar": Loop("{0} * {n}", 1, lambda t, n: t.mul_(n)),
-    "_foreach_div_.Scalar": Loop("divide_f32({0}, {n})", 1, lambda t, n: t.div_(n)),
-    "_foreach_add_.ScalarList": Loop("{0} + {n}", 1, lambda t, n: t.add_(n)),
-    "_foreach_mul_.ScalarList": Loop("{0} * {n}", 1, lambda t, n: t.mul_(n)),
-    "_foreach_div_.ScalarList": Loop("divide_f32({0}, {n})", 1, lambda t, n: t.div_(n)),
+    **_numbered("_foreach_add_", "{0} + {n}", 1, lambda t, n: t.add_(n)),
+    **_numbered("_foreach_mul_", "{0} * {n}", 1, lambda t, n: t.mul_(n)),
+    **_numbered("_foreach_div_", "divide_f32({0}, {n})", 1, lambda t, n: t.div_(n)),
+    **_numbered("_foreach_addcmul_", "{0} + {n} * {1} * {2}", 3, lambda t, u, v, n: t.addcmul_(u, v, value=n)),
+    **_numbered(
+        "_foreach_addcdiv_", "{0} + {n} * divide_f32({1}, {2})", 3, lambda t, u, v, n: t.addcdiv_(u, v, value=n)
+    ),
     "_foreach_add_.List": Loop("{0} + {n} * {1}", 2, lambda t, u, n: t.add_(u, alpha=n)),
     "_foreach_sub_.List": Loop("{0} - {n} * {1}", 2, lambda t, u, n: t.sub_(u, alpha=n)),
     "_foreach_mul_.List": Loop("{0} * {1}", 2, lambda t, u: t.mul_(u), number=False),
@@ -50,18 +56,11 @@ LOOPS = {
         2,
         lambda t, u, n: t.lerp_(u, n),
     ),
-    "_foreach_addcmul_.Scalar": Loop("{0} + {n} * {1} * {2}", 3, lambda t, u, v, n: t.addcmul_(u, v, value=n)),
-    "_foreach_addcdiv_.Scalar": Loop(
-        "{0} + {n} * divide_f32({1}, {2})", 3, lambda t, u, v, n: t.addcdiv_(u, v, value=n)
-    ),
-    "_foreach_addcmul_.ScalarList": Loop("{0} + {n} * {1} * {2}", 3, lambda t, u, v, n: t.addcmul_(u, v, value=n)),
-    "_foreach_addcdiv_.ScalarList": Loop(
-        "{0} + {n} * divide_f32({1}, {2})", 3, lambda t, u, v, n: t.addcdiv_(u, v, value=n)
-    ),
     "_foreach_sqrt_": Loop("sqrt({0})", 1, lambda t: t.sqrt_(), number=False),
     "_foreach_neg_": Loop("-{0}", 1, lambda t: t.neg_(), number=False),
     "_foreach_zero_": Loop("0.0", 1, lambda t: t.zero_(), number=False),
 }
+SQUARE_ROOT = Loop("sqrt({1})", 2, lambda t, u: t.copy_(u.sqrt()), number=False)
 
 
 def _runs(loop: Loop, lists: Sequence[Tensors]) -> list[list[int]]:
@@ -89,9 +88,8 @@ def run(loop: Loop, lists: Sequence[Tensors], numbers: Sequence[Any]) -> None:
         raise RuntimeError(
             f"Tensor lists must have the same number of tensors, got {lengths} and {len(numbers)} numbers"
         )
-    twice = len({t.data_ptr() for t in first}) < len(
-        first
-    )  # a tensor named twice is changed twice, one after the other
+    # A tensor named twice is changed twice, one after the other.
+    twice = len({t.data_ptr() for t in first}) < len(first)
     for items in [[i] for i in range(len(first))] if twice else _runs(loop, lists):
         if not _together(loop, lists, numbers, items):
             for i in items:
@@ -141,16 +139,11 @@ def _kernel(op: Any, loop: Loop) -> Callable[..., None]:
 
 def square_roots(self: Tensors) -> list[torch.Tensor]:
     """`_foreach_sqrt`: into new tensors."""
+    if any(t.dtype not in FLOATS for t in self):  # of whole numbers they are not such
+        return [t.sqrt() for t in self]
     results = [torch.empty_like(t) for t in self]
-    loop = SQUARE_ROOT
-    for items in _runs(loop, (results, self)):
-        if not _together(loop, (results, self), (), items):
-            for i in items:
-                results[i] = self[i].sqrt()
+    run(SQUARE_ROOT, (results, self), ())
     return results
-
-
-SQUARE_ROOT = Loop("sqrt({1})", 2, lambda t, u: t.copy_(u.sqrt()), number=False)
 
 
 def multiply_by_tensor_(self: Tensors, other: torch.Tensor) -> None:
