@@ -55,22 +55,21 @@ class Signature:
 def signature(op: Any) -> Signature:
     schema = op._schema
     arguments = schema.arguments
-    returned: list[int | None] = []
-    for result in schema.returns:
-        alias = result.alias_info
-        owner = None
-        if alias is not None and alias.is_write:
-            for i, argument in enumerate(arguments):
-                if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set:
-                    owner = i
-                    break
-        returned.append(owner)
+    aliases = [argument.alias_info for argument in arguments]
+
+    def owner(of: Any) -> int | None:
+        if of is None or not of.is_write:
+            return None
+        return next(
+            (i for i, alias in enumerate(aliases) if alias is not None and alias.before_set & of.before_set), None
+        )
+
     return Signature(
         names=tuple(argument.name for argument in arguments),
-        written=tuple(a.alias_info is not None and a.alias_info.is_write for a in arguments),
+        written=tuple(alias is not None and alias.is_write for alias in aliases),
         tensors=tuple(str(a.type) in ("Tensor", "Optional[Tensor]") for a in arguments),
         view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
-        returned=tuple(returned),
+        returned=tuple(owner(result.alias_info) for result in schema.returns),
     )
 
 

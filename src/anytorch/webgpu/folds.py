@@ -84,28 +84,6 @@ def reduce_dims(
     return fold(*[tensor.data_ptr() for tensor in inputs])
 
 
-def find_fold(
-    name: str,
-    inputs: Sequence[torch.Tensor],
-    dims: Sequence[int],
-    outputs: Sequence[torch.dtype],
-    size: Sequence[int],
-    scalars: tuple[float, ...],
-    compute: str | None,
-    reducer: Reducer | None = None,
-) -> Fold | None:
-    """The fold of this geometry; None where it has more dimensions than the parameters hold."""
-    geometry = [(t.dtype, t.size(), t.stride()) for t in inputs]
-    aligned = inputs[0].data_ptr() & 15 == 0
-    key = ("fold", name, tuple(dims), tuple(outputs), tuple(size), scalars, compute, aligned, *geometry)
-    fold: Fold | None = plans[key]
-    if fold is None:
-        fold = _make(reducer or REDUCERS[name], inputs, dims, outputs, size, scalars, compute)
-        if fold is not None:
-            plans[key] = fold
-    return fold
-
-
 class _Rows:
     """The geometry of a fold: rows, each of the elements that become one."""
 
@@ -135,16 +113,25 @@ class _Rows:
         )
 
 
-def _make(
-    reducer: Reducer,
+def find_fold(
+    name: str,
     inputs: Sequence[torch.Tensor],
     dims: Sequence[int],
     outputs: Sequence[torch.dtype],
     size: Sequence[int],
-    scalars: Sequence[float],
+    scalars: tuple[float, ...],
     compute: str | None,
+    reducer: Reducer | None = None,
 ) -> Fold | None:
+    """The fold of this geometry; None where it has more dimensions than the parameters hold."""
+    layouts = [(t.dtype, t.size(), t.stride()) for t in inputs]
+    aligned = inputs[0].data_ptr() & 15 == 0
+    key = ("fold", name, tuple(dims), tuple(outputs), tuple(size), scalars, compute, aligned, *layouts)
+    known: Fold | None = plans[key]
+    if known is not None:
+        return known
     runtime = open_runtime()
+    reducer = reducer or REDUCERS[name]
     fold, geometry = Fold(outputs, size), _Rows(inputs, dims)
     rows, length = geometry.rows, geometry.length
     kernel = Reduce(
@@ -174,6 +161,7 @@ def _make(
     groups = -(-rows // SLOTS) if slots else workers if group else -(-workers // threads)
     if parts == 1:
         fold.first = geometry.plan(kernel, parts, chunk, groups, scalars)
+        plans[key] = fold
         return fold
     fold.first = geometry.plan(replace(kernel, stage="first"), parts, chunk, groups, scalars)
     fold.partial = result_of((workers * state_words(reducer, kernel.compute),), torch.int32)
@@ -190,6 +178,7 @@ def _make(
         head=(rows, parts, 1, parts, length),
         tail=tuple(map(float, scalars)),
     )
+    plans[key] = fold
     return fold
 
 

@@ -27,7 +27,7 @@ from anytorch.gpu.wgsl.indexing import (
 )
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.dtypes import name_of
-from anytorch.webgpu.launch import launch
+from anytorch.webgpu.launch import launch, plan_over
 from anytorch.webgpu.tensors import new_contiguous
 
 # An index tensor broadcast to the walk, and the size and stride of the dimension it indexes.
@@ -163,15 +163,8 @@ def find_plan(
     atomics = mode == "sum" and kind == "float32" and "shader-float32-atomic" in open_runtime().features
     kernel = Scatter(wide, walk, mode, kind, atomics) if mode else Gather(wide, walk)
     per_thread = 1 if isinstance(kernel, Scatter) else kernel.per_thread
-    x, y = grid(-(-count // (per_thread * WORKGROUP)))
-    plan = plans[key] = Plan(
-        kernel,
-        render_scatter if mode else render_gather,
-        (x, y),
-        places,
-        kernel.writable,
-        unplaced=0 if mode else 1,
-        head=(count, x * WORKGROUP),
-        tail=tail,
+    render, unplaced = (render_scatter, 0) if mode else (render_gather, 1)
+    plan = plans[key] = plan_over(
+        count, kernel, render, places, kernel.writable, WORKGROUP, per_thread, unplaced=unplaced, tail=tail
     )
     return plan

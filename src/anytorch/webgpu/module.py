@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -170,14 +171,6 @@ class WebgpuModule:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16, torch.float32]
 
-    class device:
+    def device(self, device: Any) -> AbstractContextManager[None]:
         """`with torch.webgpu.device(0):`; there is only one."""
-
-        def __init__(self, device: Any) -> None:
-            pass
-
-        def __enter__(self) -> None:
-            return None
-
-        def __exit__(self, *_: object) -> None:
-            return None
+        return nullcontext()

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.per_element import WORKGROUP, PerElement, render
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, word_dtype
+from anytorch.webgpu.launch import plan_over
 from anytorch.webgpu.tensors import new_contiguous, new_tensor
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -29,16 +30,9 @@ def per_element_plan(
         body,
         functions,
     )
-    x, y = grid(-(-count // WORKGROUP))
-    return Plan(
-        kernel,
-        render,
-        (x, y),
-        [tensor.dtype.itemsize for _, tensor in (*inputs, *outputs)],
-        kernel.writable,
-        head=(count, x * WORKGROUP),
-        tail=[float(value) if kind == "f32" else int(value) for _, kind, value in parameters],
-    )
+    places = [tensor.dtype.itemsize for _, tensor in (*inputs, *outputs)]
+    tail = [float(value) if kind == "f32" else int(value) for _, kind, value in parameters]
+    return plan_over(count, kernel, render, places, kernel.writable, WORKGROUP, tail=tail)
 
 
 def per_element(inputs: Named, outputs: Named, parameters: Numbers, count: int, body: str, functions: str = "") -> None:

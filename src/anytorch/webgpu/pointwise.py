@@ -16,7 +16,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
@@ -24,7 +24,7 @@ from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.types import KINDS, convert
 from anytorch.webgpu.dtypes import computable, name_of
-from anytorch.webgpu.launch import NoKernel, check_devices, result_of
+from anytorch.webgpu.launch import NoKernel, check_devices, plan_over, result_of
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor
 
@@ -251,14 +251,14 @@ def _make_plan(
             same = shared >> 2 * i & 1 and tensor.dtype is dtype and expanded[i] == expanded[-1]
             if not same or kernel.atomic:
                 return BESIDE
-    x, y = grid(-(-elements // (kernel.per_thread * WORKGROUP)))
-    return Plan(
+    return plan_over(
+        elements,
         kernel,
         render,
-        (x, y),
         [tensor.dtype.itemsize for tensor in (*tensors, made)],
         kernel.writable,
-        head=(elements, x * WORKGROUP),
+        WORKGROUP,
+        kernel.per_thread,
         numbers=_CODES[kind] * len(kernel.scalars),
         tail=geometry,
         result=result_of(size, dtype, stride),

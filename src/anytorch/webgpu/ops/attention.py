@@ -21,10 +21,9 @@ from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.attention import render
 from anytorch.gpu.wgsl.attention_kernel import Attention
 from anytorch.webgpu.copies import contiguous, narrowed
-from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.folds import has_subgroups
-from anytorch.webgpu.launch import Result, check_devices, result_of
+from anytorch.webgpu.launch import Result, check_devices, result_of, unwatched
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.per_element import per_element
 from anytorch.webgpu.products import product

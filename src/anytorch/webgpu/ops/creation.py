@@ -132,13 +132,7 @@ def _triangle(op: Any, rule: Rule, narrow: Rule) -> Any:
     return triangle
 
 
-def efficient_zero_tensor(
-    size: Sequence[int],
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> torch.Tensor:
+def efficient_zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
     """Zeros that autograd knows to be zeros, on devices that can mark them so; here they are plain."""
     return zero_(new_contiguous(size, dtype or torch.get_default_dtype()))
 

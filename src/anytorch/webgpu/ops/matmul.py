@@ -12,11 +12,10 @@ from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.types import KINDS
-from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import in_place, op_of, with_out
-from anytorch.webgpu.launch import NoKernel, Result, check_devices, infer, result_of
+from anytorch.webgpu.launch import NoKernel, Result, check_devices, infer, result_of, unwatched
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import Product, finisher, make_product, product
 from anytorch.webgpu.tensors import KEY, aten, new_contiguous, sized_tensor

@@ -26,11 +26,10 @@ from anytorch.gpu.wgsl.norm import (
     root_mean_square_backward,
 )
 from anytorch.webgpu.copies import contiguous, narrowed, on_layout
-from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import name_of, usable
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel, check_devices, infer, launch, made_by
+from anytorch.webgpu.launch import NoKernel, check_devices, infer, launch, made_by, unwatched
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.rows import Geometry, Inputs, row_plan, run_rows
 from anytorch.webgpu.tensors import KEY, aten, new_contiguous, new_tensor

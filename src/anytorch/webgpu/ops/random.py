@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
@@ -19,7 +19,7 @@ from anytorch.webgpu.copies import contiguous, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import op_of, register_kernels, register_pointwise, resized
-from anytorch.webgpu.launch import NoKernel
+from anytorch.webgpu.launch import NoKernel, plan_over
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.pointwise import Rule, clip
 from anytorch.webgpu.tensors import KEY, aten, device, new_contiguous
@@ -42,13 +42,10 @@ def _plan(kernel: Random | Dropout, n: int, itemsize: int) -> Plan:
     key = (kernel, n)
     plan: Plan | None = plans[key]
     if plan is None:
-        x, y = grid(-(-n // (kernel.per_thread * WORKGROUP)))
-        head = (n, x * WORKGROUP)
-        if isinstance(kernel, Random):
-            plan = Plan(kernel, render, (x, y), [itemsize], 1, head=head, numbers="9I")
-        else:
-            plan = Plan(kernel, render_dropout, (x, y), [itemsize], 0b110, unplaced=2, head=head, numbers="9I")
-        plans[key] = plan
+        drawn = isinstance(kernel, Random)
+        how, writable, unplaced = (render, 1, 0) if drawn else (render_dropout, 0b110, 2)
+        more: dict[str, Any] = {"unplaced": unplaced, "numbers": "9I"}
+        plan = plans[key] = plan_over(n, kernel, how, [itemsize], writable, WORKGROUP, kernel.per_thread, **more)
     return plan
 
 

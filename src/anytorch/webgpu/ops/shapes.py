@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from anytorch.gpu.buffers import SHIFT, TAG
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.cat import MOST_WORDS, WORKGROUP, Cat, merge, render, unit_of
 from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.indexed import gather
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import check_devices, infer, made_by, result_of
+from anytorch.webgpu.launch import check_devices, infer, made_by, plan_over, result_of
 from anytorch.webgpu.tensors import KEY, aten, is_ours, new_tensor
 
 
@@ -109,16 +109,14 @@ def _join(tensors: Sequence[torch.Tensor], dim: int, like: torch.Tensor, low: in
     starts = [sum(size[axis] for size in sizes[:j]) for j in range(len(sizes))]
     whole = list(sizes[0])
     whole[axis] = sum(size[axis] for size in sizes)
-    count = math.prod(whole)
-    x, y = grid(-(-count // WORKGROUP))
-    return Plan(
+    return plan_over(
+        math.prod(whole),
         kernel,
         render,
-        (x, y),
         [unit] * len(tensors),
         1 << len(tensors),
+        WORKGROUP,
         unplaced=1,
-        head=(count, x * WORKGROUP),
         tail=(*whole, *starts[1:], *[length for step in strides for length in step]),
         result=result_of(like.size(), like.dtype, like.stride()),
     )

@@ -31,7 +31,7 @@ from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, infer, launch
-from anytorch.webgpu.ops.scans import scan
+from anytorch.webgpu.ops.reductions import scan
 from anytorch.webgpu.tensors import aten, new_contiguous
 
 Pair = tuple[torch.Tensor, torch.Tensor]
