@@ -16,7 +16,7 @@ from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.launch import check_devices
+from anytorch.webgpu.launch import check_devices, infer
 from anytorch.webgpu.ops.pooling import Triple, triple
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import finish, schedule_grid
@@ -155,20 +155,6 @@ class Settings:
         return self.kernel, self.stride, self.padding, self.dilation
 
 
-def _result_size(
-    x: torch.Tensor, weight: torch.Tensor, s: Settings, output_padding: Sequence[int], groups: int
-) -> list[int]:
-    sizes = []
-    extra = triple(output_padding, s.rank, 0)
-    for i in range(3 - s.rank, 3):
-        length, reach = _spatial(x)[i], s.dilation[i] * (s.kernel[i] - 1)
-        if s.transposed:
-            sizes.append((length - 1) * s.stride[i] - 2 * s.padding[i] + reach + extra[i] + 1)
-        else:
-            sizes.append((length + 2 * s.padding[i] - reach - 1) // s.stride[i] + 1)
-    return [x.shape[0], weight.shape[1] * groups if s.transposed else weight.shape[0], *sizes]
-
-
 def _apply(
     kind: str,
     x: torch.Tensor,
@@ -209,18 +195,11 @@ def convolution(
     check_devices("convolution", x, weight, bias)
     settings = Settings(weight, stride, padding, dilation, transposed)
     same = x.dtype is weight.dtype and (bias is None or bias.dtype is x.dtype)
-    if not same or settings.rank > 3 or not computable(x.dtype) or not _handled(x.dtype):
-        made: torch.Tensor = fallback(
-            aten.convolution.default,
-            *(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
-        )
-        return made
-    size = _result_size(x, weight, settings, output_padding, groups)
+    args = (x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    if not same or settings.rank > 3 or not computable(x.dtype) or x.dtype not in (*FLOATS, torch.int32, torch.int64):
+        return torch.as_tensor(fallback(aten.convolution.default, *args))
+    size = infer(aten.convolution.default, *args).size()
     return _apply("scatter" if transposed else "gather", x, weight, bias, size, settings, groups, x)
-
-
-def _handled(dtype: torch.dtype) -> bool:
-    return dtype in (*FLOATS, torch.int32, torch.int64)
 
 
 def convolution_backward(

@@ -23,29 +23,23 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
 Maybe = torch.Tensor | None
 
 
-def _shape_error(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe) -> str | None:
+def _check_shapes(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe) -> None:
     """What torch would say of shapes that do not fit. The meta kernel says it too, but not of every op here."""
-    classes = self.size(1) if self.dim() > 1 else self.size(0) if self.dim() else 0
-    samples = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
-    if (
-        self.dim() == 0
-        or (self.dim() > 1 and list(target.shape) != samples)
-        or (self.dim() == 1 and target.numel() != 1)
-    ):
-        return f"{op}: size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})"
+    mismatch = f"{op}: size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})"
+    if self.dim() > 1 and list(target.shape) != [*self.shape[:1], *self.shape[2:]]:
+        raise ValueError(mismatch)
+    if self.dim() == 0 or (self.dim() == 1 and target.numel() != 1):
+        raise RuntimeError(mismatch)
+    classes = self.size(1) if self.dim() > 1 else self.size(0)
     if weight is not None and (weight.dim() != 1 or weight.numel() != classes):
-        return f"{op}: weight tensor should be defined either for all {classes} classes or no classes"
-    return None
+        raise RuntimeError(f"{op}: weight tensor should be defined either for all {classes} classes or no classes")
 
 
-def _fits(self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int) -> bool:
+def _check_usable(self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int) -> None:
+    kinds = self.is_floating_point() and not target.is_floating_point()
     dtypes = [t.dtype for t in (self, target, weight) if t is not None]
-    return (
-        self.is_floating_point()
-        and not target.is_floating_point()
-        and usable(*dtypes)
-        and -(2**31) <= ignore_index < 2**31
-    )
+    if not kinds or not usable(*dtypes) or not -(2**31) <= ignore_index < 2**31:
+        raise NoKernel
 
 
 def _geometry(self: torch.Tensor) -> tuple[int, int]:
@@ -58,16 +52,22 @@ def _forward(op: Any) -> Callable[..., Any]:
         self: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         check_devices(op, self, target, weight)
-        error = _shape_error(op, self, target, weight)
-        if error:
-            raise ValueError(error) if "mismatch" in error and self.dim() > 1 else RuntimeError(error)
-        if not _fits(self, target, weight, ignore_index):
-            raise NoKernel
+        _check_shapes(op, self, target, weight)
+        _check_usable(self, target, weight, ignore_index)
         size = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
-        losses, weights = _pick(self, target, weight, ignore_index, math.prod(size))
+        samples, (classes, inner) = math.prod(size), _geometry(self)
+        losses, weights = (new_contiguous((samples,), torch.float32) for _ in range(2))
+        if samples and not classes:
+            losses.fill_(math.nan)
+            weights.fill_(math.nan)
+        elif samples:
+            tensors = [contiguous(t) for t in (self, target, weight) if t is not None]
+            dtypes = [name_of(t.dtype) if t is not None else "" for t in (self, target, weight)]
+            bound, head = [*tensors, losses, weights], (samples, classes, inner, ignore_index)
+            launch(Pick(*dtypes), render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head)
         if reduction == NONE:
             return narrowed(losses, self.dtype).view(size), new_contiguous((), self.dtype).fill_(0)
-        if not losses.numel():
+        if not samples:
             empty = math.nan if reduction == MEAN else 0.0
             return new_contiguous((), self.dtype).fill_(empty), new_contiguous((), self.dtype).fill_(0)
         mean = (float(reduction == MEAN),)
@@ -75,23 +75,6 @@ def _forward(op: Any) -> Callable[..., Any]:
         return made[0], made[1]
 
     return kernel
-
-
-def _pick(
-    self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int, samples: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    losses, weights = new_contiguous((samples,), torch.float32), new_contiguous((samples,), torch.float32)
-    if not samples:
-        return losses, weights
-    classes, inner = _geometry(self)
-    if not classes:
-        return losses.fill_(math.nan), weights.fill_(math.nan)
-    tensors = [contiguous(t) for t in (self, target, weight) if t is not None]
-    kernel = Pick(name_of(self.dtype), name_of(target.dtype), name_of(weight.dtype) if weight is not None else "")
-    head = (samples, classes, inner, ignore_index)
-    bound = [*tensors, losses, weights]
-    launch(kernel, render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head)
-    return losses, weights
 
 
 def _backward(op: Any) -> Callable[..., Any]:
@@ -105,8 +88,8 @@ def _backward(op: Any) -> Callable[..., Any]:
         total_weight: torch.Tensor,
     ) -> torch.Tensor:
         check_devices(op, grad_output, self, target, weight, total_weight)
-        same = grad_output.dtype is total_weight.dtype
-        if not same or not _fits(self, target, weight, ignore_index):
+        _check_usable(self, target, weight, ignore_index)
+        if grad_output.dtype is not total_weight.dtype:
             raise NoKernel
         out = new_contiguous(self.shape, word_dtype(self.dtype))
         if not out.numel():

@@ -53,20 +53,16 @@ def _backward(op: Any, rule: RowRule) -> Callable[..., Any]:
 # --- with a mask ------------------------------------------------------------------------------------------------------
 
 
-def _whole_mask(mask: torch.Tensor, like: torch.Tensor, mask_type: int | None) -> torch.Tensor:
-    """The mask in the scores' shape (batch, heads, targets, sources); type 0 is per target and source, 1 per source."""
-    if mask.shape != like.shape and mask_type == 1 and like.dim() == 4:
-        mask = mask.view(mask.size(0), 1, 1, mask.size(-1))
-    return mask.expand(like.shape)
-
-
 def masked_softmax(
     self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
 ) -> torch.Tensor:
     """Softmax over what the mask leaves in; a row with nothing left is 0."""
     if mask.dtype is not torch.bool:
         raise RuntimeError("Mask should be a boolean tensor")
-    left_out = _whole_mask(mask, self, mask_type)
+    # Scores are (batch, heads, targets, sources); a mask of type 0 is per target and source, of type 1 per source.
+    if mask.shape != self.shape and mask_type == 1 and self.dim() == 4:
+        mask = mask.view(mask.size(0), 1, 1, mask.size(-1))
+    left_out = mask.expand(self.shape)
     whole = self.masked_fill(left_out, -math.inf).softmax(-1 if dim is None else dim)
     return whole.masked_fill(left_out, 0.0)
 
