@@ -15,9 +15,8 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
 from anytorch import logs
-from anytorch.webgpu.fusion import fuse
+from anytorch.webgpu.fusion import fuse, fuse_rows
 from anytorch.webgpu.kernels import RULES, has_kernel
-from anytorch.webgpu.row_fusion import fuse_rows
 from anytorch.webgpu.tensors import NAME, aten
 
 log = logs.logger(__name__)

@@ -144,14 +144,8 @@ class WebgpuModule:
 
     # --- random numbers ----------------------------------------------------------------------------------------------
 
-    def manual_seed(self, seed: int) -> None:
-        random.seed_all(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        random.seed_all(seed)
-
-    def initial_seed(self) -> int:
-        return random.initial_seed()
+    manual_seed = manual_seed_all = staticmethod(random.seed_all)
+    initial_seed = staticmethod(random.initial_seed)
 
     def get_rng_state(self, device: Any = NAME) -> torch.Tensor:
         return random.get_state()

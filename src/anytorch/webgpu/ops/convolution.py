@@ -12,7 +12,7 @@ from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl
-from anytorch.gpu.wgsl.matmul import Schedule, render
+from anytorch.gpu.wgsl.matmul import render
 from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
 from anytorch.webgpu.fallback import fallback
@@ -53,10 +53,6 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.stride(0), tensor.stride(1), place
 
 
-def _render(kernel: tuple[wgsl.Convolution, Schedule]) -> str:
-    return render(wgsl.convolution(kernel[0]), kernel[1])
-
-
 def _compute(
     kind: str,
     a: torch.Tensor,
@@ -86,7 +82,7 @@ def _compute(
             channels = x.shape[1] // groups
             plan = plans[key, choice] = Plan(
                 (spec, choice.schedule),
-                _render,
+                lambda kernel: render(wgsl.convolution(kernel[0]), kernel[1]),
                 launched,
                 [tensor.dtype.itemsize for tensor in bound],
                 1 << (len(bound) - 1),

@@ -8,7 +8,7 @@ from anytorch.gpu.buffers import OFFSET_MASK
 from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.matmul import Schedule, render
+from anytorch.gpu.wgsl.matmul import render
 from anytorch.gpu.wgsl.quantized import Quantized, quantized
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
@@ -42,13 +42,16 @@ def _product(
         schedule = offered(open_runtime(), Shape(1, m, n, k, "k"))[0].schedule
         numbers, groups = schedule_grid(schedule, 1, m, n, k, 1)
         places = [tensor.dtype.itemsize for tensor in bound]
-        plan = plans[key] = Plan((spec, schedule), _render, groups, places, 0b1000, tail=(*numbers, k, n))
+        plan = plans[key] = Plan(
+            (spec, schedule),
+            lambda kernel: render(quantized(kernel[0]), kernel[1]),
+            groups,
+            places,
+            0b1000,
+            tail=(*numbers, k, n),
+        )
     plan([tensor.data_ptr() for tensor in bound])
     return narrowed(result, x.dtype)
-
-
-def _render(kernel: tuple[Quantized, Schedule]) -> str:
-    return render(quantized(kernel[0]), kernel[1])
 
 
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,6 @@ import torch
 
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.reduce import Reducer
 from anytorch.gpu.wgsl.scan import BLOCK, SCANS, THREADS, Scan, render, render_prefixes
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import contiguous, narrowed, on_device
@@ -177,7 +176,8 @@ def scan(
         if parts > 1:
             prefixes = [part_states(reducer, x.view(rows // inner, length, inner), (1,), parts, chunk, compute)]
             numbers: dict[str, Any] = {"head": (rows, parts), "placed": 0, "writable": 1}
-            launch(("prefixes", reducer, compute), _render_prefixes, prefixes, -(-rows // THREADS), **numbers)
+            key = ("prefixes", reducer, compute)
+            launch(key, lambda kernel: render_prefixes(*kernel[1:]), prefixes, -(-rows // THREADS), **numbers)
         groups = rows * parts if group else -(-rows * parts // THREADS)
         numbers = {"head": (rows, length, inner, parts, chunk), "writable": kernel.writable}
         launch(kernel, render, [x, *written, *prefixes], groups, **numbers)
@@ -194,10 +194,6 @@ def split(rows: int, length: int) -> tuple[int, int]:
     parts = max(1, min(ENOUGH_ROWS // rows, blocks // 4, MOST_PARTS))
     chunk = -(-blocks // parts) * BLOCK
     return -(-length // chunk), chunk
-
-
-def _render_prefixes(kernel: tuple[str, Reducer, str]) -> str:
-    return render_prefixes(kernel[1], kernel[2])
 
 
 def _accumulate(op: Any, name: str) -> Callable[..., Any]:

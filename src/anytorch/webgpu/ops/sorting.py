@@ -84,14 +84,11 @@ def _merged(keys: torch.Tensor, at: torch.Tensor, run: int) -> torch.Tensor:
     spare_keys, spare_at = new_contiguous(keys.shape, keys.dtype), new_contiguous(at.shape, at.dtype)
     while run < length:
         numbers: dict[str, Any] = {"head": (rows, length, run), "placed": 0, "writable": 0b1100}
-        launch(("merge", wide), _render_merge, [keys, at, spare_keys, spare_at], _workgroups(rows * length), **numbers)
+        bound, groups = [keys, at, spare_keys, spare_at], _workgroups(rows * length)
+        launch(("merge", wide), lambda kernel: render_merge(kernel[1]), bound, groups, **numbers)
         keys, at, spare_keys, spare_at = spare_keys, spare_at, keys, at
         run *= 2
     return at
-
-
-def _render_merge(kernel: tuple[str, bool]) -> str:
-    return render_merge(kernel[1])
 
 
 def fetch(x: torch.Tensor, at: torch.Tensor, keep: int, positions: bool = True) -> list[torch.Tensor]:
@@ -226,24 +223,6 @@ def mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> Any:
 # --- searching --------------------------------------------------------------------------------------------------------
 
 
-def _search(sequence: torch.Tensor, values: torch.Tensor, out_int32: bool, right: bool) -> torch.Tensor:
-    dtype = torch.int32 if out_int32 else torch.int64
-    out = new_contiguous(values.shape, dtype)
-    if values.numel() == 0:
-        return out
-    if sequence.numel() == 0:
-        return out.fill_(0)
-    sequence, values = contiguous(sequence), contiguous(values)
-    length = sequence.size(-1)
-    one_row = sequence.dim() == 1
-    common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
-    kernel = Search(name_of(sequence.dtype), name_of(values.dtype), name_of(dtype), right, common)
-    head = (values.numel(), values.numel() if one_row else values.size(-1), length)
-    tensors = [sequence, values, out]
-    launch(kernel, render_search, tensors, _workgroups(values.numel()), placed=2, head=head, tail=(length,))
-    return out
-
-
 def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value if value.device == like.device else value.to(like.device)
@@ -268,7 +247,18 @@ def searchsorted(
         raise NoKernel
     if sorter is not None:
         sorted_sequence = sorted_sequence.gather(-1, sorter)
-    return _search(sorted_sequence, values, out_int32, right or side == "right")
+    out = new_contiguous(values.shape, torch.int32 if out_int32 else torch.int64)
+    count = values.numel()
+    if count == 0 or sorted_sequence.numel() == 0:
+        return out.fill_(0)
+    sequence, values = contiguous(sorted_sequence), contiguous(values)
+    length = sequence.size(-1)
+    common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
+    names = [name_of(t.dtype) for t in (sequence, values, out)]
+    head = (count, count if sequence.dim() == 1 else values.size(-1), length)
+    tensors, kernel = [sequence, values, out], Search(*names, right or side == "right", common)
+    launch(kernel, render_search, tensors, _workgroups(count), placed=2, head=head, tail=(length,))
+    return out
 
 
 def bucketize(self: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> Any:

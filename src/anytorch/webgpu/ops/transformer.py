@@ -14,17 +14,6 @@ import torch.nn.functional as F
 PADDING = 1  # mask_type of a mask (batch, keys); 0 is one of (queries, keys), 2 one of the scores' shape
 
 
-def left_out(mask: torch.Tensor | None, mask_type: int | None) -> torch.Tensor | None:
-    """The mask as a bool tensor that the scores (batch, heads, queries, keys) broadcast with; True is left out.
-
-    A float mask is minus infinity there, as the CPU's kernel takes it.
-    """
-    if mask is None:
-        return None
-    mask = mask.to(torch.bool)
-    return mask.view(mask.size(0), 1, 1, mask.size(1)) if mask_type == PADDING else mask
-
-
 def multi_head_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -49,7 +38,9 @@ def multi_head_attention(
         weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
         parts = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
     q, k, v = (part.view(batch, length, num_head, -1).transpose(1, 2) for part in parts)  # batch, heads, length, size
-    out_of = left_out(mask, mask_type)
+    out_of = None if mask is None else mask.to(torch.bool)  # a float mask is minus infinity where a key is left out
+    if out_of is not None and mask_type == PADDING:
+        out_of = out_of.view(out_of.size(0), 1, 1, out_of.size(1))
     probabilities = None
     if need_weights:
         scores = q @ k.transpose(2, 3) * q.size(-1) ** -0.5
@@ -67,11 +58,12 @@ def multi_head_attention(
 
 def encoder_layer(src: torch.Tensor, embed_dim: int, num_heads: int, *rest: Any) -> torch.Tensor:
     """aten::_transformer_encoder_layer_fwd, with the rest of its arguments in its order."""
-    *projections, use_gelu, norm_first, eps = rest[:7]  # weight and bias of q, k and v, and of the output
+    qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps = rest[:7]
     norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, weight_1, bias_1, weight_2, bias_2 = rest[7:15]
     mask, mask_type = (*rest[15:], None, None)[:2]
 
     def attend(x: torch.Tensor) -> torch.Tensor:
+        projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         return multi_head_attention(x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[0]
 
     def feed_forward(x: torch.Tensor) -> torch.Tensor:
@@ -86,11 +78,6 @@ def encoder_layer(src: torch.Tensor, embed_dim: int, num_heads: int, *rest: Any)
         return x + feed_forward(norm(x, norm_weight_2, norm_bias_2))
     x = norm(src + attend(src), norm_weight_1, norm_bias_1)
     return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)
-
-
-def never_left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
-    """May the padded batch become a nested tensor? This device has none; nn.TransformerEncoder goes on with the mask."""
-    return False
 
 
 def grouped_mm(
