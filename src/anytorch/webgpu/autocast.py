@@ -56,17 +56,12 @@ def _cast_one(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _call(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """The op below autocast, with its tensors in `dtype`. The casts are recorded by autograd."""
+def _call(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype | None = None) -> Any:
+    """The op below autocast, with its tensors in `dtype` if there is one. The casts are recorded by autograd."""
     with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-        cast = [_cast_one(value, dtype) for value in args]
-        if kwargs:
-            return op(*cast, **{name: _cast_one(value, dtype) for name, value in kwargs.items()})
-        return op(*cast)
-
-
-def _below(op: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+        if dtype is not None:
+            args = [_cast_one(value, dtype) for value in args]
+            kwargs = {name: _cast_one(value, dtype) for name, value in kwargs.items()} if kwargs else kwargs
         return op(*args, **kwargs)
 
 
@@ -95,7 +90,7 @@ def _result_float32(op: Any) -> Callable[..., Any]:
                 args = (*args[:place], torch.float32, *args[place + 1 :])
             else:
                 kwargs = {**kwargs, "dtype": torch.float32}
-        return _below(op, args, kwargs)
+        return _call(op, args, kwargs)
 
     return call
 
@@ -103,9 +98,9 @@ def _result_float32(op: Any) -> Callable[..., Any]:
 def _to_widest(op: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         dtypes = {v.dtype for v in tree_leaves((args, kwargs)) if _eligible(v)}
-        if len(dtypes) > 1:
-            return _call(op, args, kwargs, torch.float32)  # two kinds: the widest of any two is this
-        return _below(op, args, kwargs)
+        return _call(
+            op, args, kwargs, torch.float32 if len(dtypes) > 1 else None
+        )  # the widest of any two kinds is this
 
     return call
 

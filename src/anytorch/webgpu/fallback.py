@@ -13,7 +13,7 @@ import torch
 from anytorch import settings
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
-from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
+from anytorch.webgpu.tensors import CPU_KEYS, KEY, aten, device, is_ours
 
 # Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device.
 TAKES_HOST_TENSORS = (
@@ -25,8 +25,6 @@ TAKES_HOST_TENSORS = (
     "copy",
     "set_",
 )
-# Structured ops: given two devices, torch's functional form fails an internal assertion before it comes to us.
-REGISTERED = ("_linalg_solve_ex",)
 
 counts: Counter[str] = Counter()
 _warned: set[str] = set()
@@ -130,9 +128,9 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def register(library: torch.library.Library) -> None:
-    for name in REGISTERED:
-        op = getattr(torch.ops.aten, name).default
-        library.impl(op, partial(fallback, op), "PrivateUse1")
+    # A structured op: given two devices, torch's functional form fails an internal assertion before it comes to us.
+    op = aten._linalg_solve_ex.default
+    library.impl(op, partial(fallback, op), KEY)
 
 
 def note(name: str) -> None:

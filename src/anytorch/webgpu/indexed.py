@@ -12,19 +12,8 @@ from anytorch.gpu.buffers import SHIFT
 from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl import indexing as wgsl
 from anytorch.gpu.wgsl.elementwise import collapse
-from anytorch.gpu.wgsl.indexing import (
-    MOST_WORDS,
-    WORKGROUP,
-    Compact,
-    Gather,
-    Scatter,
-    Walk,
-    render_compact,
-    render_gather,
-    render_scatter,
-    widest,
-)
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.dtypes import name_of
 from anytorch.webgpu.launch import launch, plan_over
@@ -111,10 +100,10 @@ def positions(mask: torch.Tensor) -> torch.Tensor:
     counts = flat.to(torch.int32).cumsum(0, dtype=torch.int32)
     result = new_contiguous((int(counts[-1].item()), rank), torch.int64)
     if result.numel():
-        groups = -(-count // WORKGROUP)
-        head = (count, grid(groups)[0] * WORKGROUP)
+        groups = -(-count // wgsl.WORKGROUP)
+        head = (count, grid(groups)[0] * wgsl.WORKGROUP)
         tensors = (flat, counts, result)
-        launch(Compact(rank), render_compact, tensors, groups, placed=2, head=head, tail=tuple(mask.shape))
+        launch(wgsl.Compact(rank), wgsl.render_compact, tensors, groups, placed=2, head=head, tail=tuple(mask.shape))
     return result
 
 
@@ -144,7 +133,7 @@ def find_plan(
     dense = bool(sizes) and all(m[-1] == 1 for m in merged[:operands]) and all(m[-1] == 0 for m in merged[operands:])
     if mode in ("", "set") and dense:
         others = [(addresses & 15) // nbytes, *steps, *[step for m in merged[:operands] for step in m[:-1]]]
-        wide = widest(nbytes, sizes[-1], others)
+        wide = wgsl.widest(nbytes, sizes[-1], others)
     factor = wide // nbytes
     if factor > 1:
         sizes[-1] //= factor
@@ -153,18 +142,18 @@ def find_plan(
             m[:-1] = [step // factor for step in m[:-1]]
     count = math.prod(size) // factor
     extents = [(index[2], step) for index, step in zip(indices, steps, strict=True)]
-    walk = Walk(operands, tuple(name_of(index[0].dtype) for index in indices), len(sizes), wrap)
+    walk = wgsl.Walk(operands, tuple(name_of(index[0].dtype) for index in indices), len(sizes), wrap)
     tail = [*sizes, *[step for m in merged for step in m], *[number for pair in extents for number in pair]]
-    if walk.words > MOST_WORDS:
+    if walk.words > wgsl.MOST_WORDS:
         walk = replace(walk, shape=tuple(sizes), strides=tuple(tuple(m) for m in merged), extents=tuple(extents))
         tail = []
     places = [*[wide] * operands, *[index[0].dtype.itemsize for index in indices]]
     kind = "" if mode in ("", "set") else name_of(dtype)
     atomics = mode == "sum" and kind == "float32" and "shader-float32-atomic" in open_runtime().features
-    kernel = Scatter(wide, walk, mode, kind, atomics) if mode else Gather(wide, walk)
-    per_thread = 1 if isinstance(kernel, Scatter) else kernel.per_thread
-    render, unplaced = (render_scatter, 0) if mode else (render_gather, 1)
+    kernel = wgsl.Scatter(wide, walk, mode, kind, atomics) if mode else wgsl.Gather(wide, walk)
+    per_thread = 1 if isinstance(kernel, wgsl.Scatter) else kernel.per_thread
+    render, unplaced = (wgsl.render_scatter, 0) if mode else (wgsl.render_gather, 1)
     plan = plans[key] = plan_over(
-        count, kernel, render, places, kernel.writable, WORKGROUP, per_thread, unplaced=unplaced, tail=tail
+        count, kernel, render, places, kernel.writable, wgsl.WORKGROUP, per_thread, unplaced=unplaced, tail=tail
     )
     return plan

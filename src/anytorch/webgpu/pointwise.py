@@ -6,6 +6,7 @@ The first call of an op with some geometry makes a plan: torch computes the resu
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -309,17 +310,14 @@ def clip(value: float) -> float:
 def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -> str:
     """The expression with its operands put in, converted to the type it computes in, and its value to the result's."""
     values = []
-    tensor = number = 0
+    tensors, scalars = itertools.count(), itertools.count()
     for value in operands:
         if is_ours(value):
-            values.append(f"({convert(f'x{tensor}', name_of(value.dtype), compute)})")
-            tensor += 1
+            values.append(f"({convert(f'x{next(tensors)}', name_of(value.dtype), compute)})")
         else:
-            scalar = f"s{number}()"
-            if compute in ("uint8", "int8", "int16"):  # numbers wrap round as elements do
-                scalar = convert(scalar, "int32", compute)
-            values.append(scalar)
-            number += 1
+            scalar = f"s{next(scalars)}()"
+            wraps = compute in ("uint8", "int8", "int16")  # numbers wrap round as elements do
+            values.append(convert(scalar, "int32", compute) if wraps else scalar)
     return put_in(expression, values, compute, result)
 
 

@@ -26,20 +26,20 @@ BETWEEN = Rule(
     compute="output",
 )
 DIAGONAL = Rule(lambda columns: f"select({{T}}(0), {{T}}(1), i / {columns}u == i % {columns}u)", compute="output")
-# Sizes are parameters, so that one shader serves every length of a causal mask; a byte cannot hold them: written into it.
-_DISTANCE = "i32(i % u32({1})) - i32((i / u32({1})) % u32({2}))"
-LOWER = Rule(f"select({{T}}(0), {{0}}, {_DISTANCE} <= i32({{3}}))", compute="input")
-UPPER = Rule(f"select({{T}}(0), {{0}}, {_DISTANCE} >= i32({{3}}))", compute="input")
 
 
-def _narrow(sign: str) -> Rule:
-    def expression(columns: int, rows: int, k: int) -> str:
+def _corner(sign: str) -> tuple[Rule, Rule]:
+    """A triangle's rule. Sizes are parameters, so that one shader serves every length of a causal mask; a byte cannot hold
+    them: in the second rule they are written into it."""
+    wide = f"select({{T}}(0), {{0}}, i32(i % u32({{1}})) - i32((i / u32({{1}})) % u32({{2}})) {sign} i32({{3}}))"
+
+    def narrow(columns: int, rows: int, k: int) -> str:
         return f"select({{T}}(0), {{0}}, i32(i % {columns}u) - i32((i / {columns}u) % {rows}u) {sign} {k})"
 
-    return Rule(expression, compute="input")
+    return Rule(wide, compute="input"), Rule(narrow, compute="input")
 
 
-NARROW_LOWER, NARROW_UPPER = _narrow("<="), _narrow(">=")
+LOWER, UPPER = _corner("<="), _corner(">=")
 EXACT = 1 << 24
 WINDOW_SLACK = 512  # what aligning the ends of a binding may add
 
@@ -144,10 +144,10 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "eye.out": eye,
     "eye.m_out": eye,
     "_efficientzerotensor": efficient_zero_tensor,
-    "tril": _triangle(aten.tril.default, LOWER, NARROW_LOWER),
-    "tril.out": _triangle(aten.tril.out, LOWER, NARROW_LOWER),
-    "triu": _triangle(aten.triu.default, UPPER, NARROW_UPPER),
-    "triu.out": _triangle(aten.triu.out, UPPER, NARROW_UPPER),
+    "tril": _triangle(aten.tril.default, *LOWER),
+    "tril.out": _triangle(aten.tril.out, *LOWER),
+    "triu": _triangle(aten.triu.default, *UPPER),
+    "triu.out": _triangle(aten.triu.out, *UPPER),
 }
 
 

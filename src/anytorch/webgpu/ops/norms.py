@@ -13,18 +13,7 @@ from torch._decomp import decomposition_table
 from anytorch.gpu.buffers import TAG
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
-from anytorch.gpu.wgsl.norm import (
-    CHANNEL_MOMENTS,
-    CHANNEL_THREADS,
-    SCALE_ONLY,
-    WEIGHT_AND_BIAS,
-    Channelwise,
-    normalise,
-    normalise_backward,
-    render_channelwise,
-    root_mean_square,
-    root_mean_square_backward,
-)
+from anytorch.gpu.wgsl import norm as wgsl
 from anytorch.webgpu.copies import contiguous, narrowed, on_layout
 from anytorch.webgpu.dtypes import name_of, usable
 from anytorch.webgpu.folds import reduce_dims
@@ -37,13 +26,13 @@ from anytorch.webgpu.tensors import KEY, aten, new_contiguous, new_tensor
 Maybe = torch.Tensor | None
 
 _FORMS = 4  # of a rule: with and without a weight, with and without a bias
-_forward_rule = lru_cache(maxsize=_FORMS)(normalise)
-_backward_rule = lru_cache(maxsize=_FORMS)(normalise_backward)
-_rms_rule = lru_cache(maxsize=_FORMS)(root_mean_square)
-_rms_backward_rule = lru_cache(maxsize=_FORMS)(root_mean_square_backward)
+_forward_rule = lru_cache(maxsize=_FORMS)(wgsl.normalise)
+_backward_rule = lru_cache(maxsize=_FORMS)(wgsl.normalise_backward)
+_rms_rule = lru_cache(maxsize=_FORMS)(wgsl.root_mean_square)
+_rms_backward_rule = lru_cache(maxsize=_FORMS)(wgsl.root_mean_square_backward)
 # A rule goes with its row outputs: those that write no statistics are others.
-_lean_forward_rule = lru_cache(maxsize=_FORMS)(normalise)
-_lean_rms_rule = lru_cache(maxsize=_FORMS)(root_mean_square)
+_lean_forward_rule = lru_cache(maxsize=_FORMS)(wgsl.normalise)
+_lean_rms_rule = lru_cache(maxsize=_FORMS)(wgsl.root_mean_square)
 
 
 def check_floats(*tensors: Maybe) -> None:
@@ -113,7 +102,7 @@ class Backward(NamedTuple):
             return (grad_input, *[None] * len(dtypes))
         of_rows = (*self.shape[: self.rows], *[1] * (len(self.shape) - self.rows))
         views = [grad.view(self.shape), x.view(self.shape), *[t.view(of_rows).expand(self.shape) for t in rowwise]]
-        name, reducer = ("scale_only", SCALE_ONLY) if alone else ("weight_and_bias", WEIGHT_AND_BIAS)
+        name, reducer = ("scale_only", wgsl.SCALE_ONLY) if alone else ("weight_and_bias", wgsl.WEIGHT_AND_BIAS)
         made = reduce_dims(name, views, self.dims, dtypes, self.size, compute="f32", reducer=reducer)
         return (grad_input, *[t if wanted else None for t, wanted in zip(made, mask[1:], strict=True)])
 
@@ -336,12 +325,12 @@ def channelwise(
         inner = math.prod(first.shape[2:])
     if out.numel() == 0:
         return out
-    kernel = Channelwise(expression, tuple(name_of(t.dtype) for t in dense), len(values), name_of(dtype))
+    kernel = wgsl.Channelwise(expression, tuple(name_of(t.dtype) for t in dense), len(values), name_of(dtype))
     read = [*dense, *[narrowed(contiguous(t), torch.float32) for t in values]]
     lanes = max(1, 4 // dtype.itemsize) if name_of(dtype) == "bfloat16" else 1
-    groups = -(-out.numel() // (CHANNEL_THREADS * lanes))
+    groups = -(-out.numel() // (wgsl.CHANNEL_THREADS * lanes))
     head = (out.numel(), inner, first.size(1))
-    launch(kernel, render_channelwise, [*read, out], groups, placed=len(read), head=head)
+    launch(kernel, wgsl.render_channelwise, [*read, out], groups, placed=len(read), head=head)
     return out
 
 
@@ -369,7 +358,7 @@ def batch_norm(
         dims = [d for d in range(input.dim()) if d != 1]
         dtypes = [torch.float32] * 3
         mean, rstd, variance = reduce_dims(
-            "channel_moments", (input,), dims, dtypes, (channels,), (eps,), "f32", CHANNEL_MOMENTS
+            "channel_moments", (input,), dims, dtypes, (channels,), (eps,), "f32", wgsl.CHANNEL_MOMENTS
         )
         for running, fresh in ((running_mean, mean), (running_var, variance)):
             if running is not None:
@@ -413,9 +402,8 @@ def batch_norm_backward(
     sums: list[torch.Tensor] = []
     if train or output_mask[1] or output_mask[2]:
         tensors = (grad_out, input, mean.view(shape).expand(input.shape), rstd.view(shape).expand(input.shape))
-        sums = reduce_dims(
-            "weight_and_bias", tensors, dims, [torch.float32] * 2, (channels,), compute="f32", reducer=WEIGHT_AND_BIAS
-        )
+        of_both = ("weight_and_bias", tensors, dims, [torch.float32] * 2, (channels,), (), "f32")
+        sums = reduce_dims(*of_both, wgsl.WEIGHT_AND_BIAS)
     grad_input: Maybe = None
     if output_mask[0]:
         scale = rstd if weight is None else rstd * weight

@@ -156,10 +156,6 @@ def random_default(self: torch.Tensor, *, generator: torch.Generator | None = No
     return random_from(self, 0, top + 1 if top else torch.iinfo(self.dtype).max, generator=generator, inclusive=not top)
 
 
-def random_to(self: torch.Tensor, to: int, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    return random_from(self, 0, to, generator=generator)
-
-
 def random_from(
     self: torch.Tensor,
     low: int,
@@ -255,14 +251,10 @@ def multinomial(
     return torch.searchsorted(steps.contiguous(), points, right=True).clamp_(max=self.shape[-1] - 1)
 
 
-def _dropout_backward(scale: float) -> str:
-    return f"{{0}} * {{1}} * {{T}}({scale!r})"
-
-
 KERNELS: dict[str, Callable[..., Any]] = {
     "bernoulli_.Tensor": bernoulli_tensor,
     "random_": random_default,
-    "random_.to": random_to,
+    "random_.to": lambda self, to, **given: random_from(self, 0, to, **given),
     "random_.from": random_from,
     "randperm.generator_out": randperm,
     "normal.Tensor_float": _normal,
@@ -277,4 +269,5 @@ def register(library: torch.library.Library) -> None:
     for name, drawn in DISTRIBUTIONS.items():
         library.impl(name, _distribution(op_of(name), drawn), KEY)
     register_kernels(library, KERNELS)
-    register_pointwise(library, aten.native_dropout_backward.default, Rule(_dropout_backward, compute="output"))
+    dropout_backward = Rule(lambda scale: f"{{0}} * {{1}} * {{T}}({scale!r})", compute="output")
+    register_pointwise(library, aten.native_dropout_backward.default, dropout_backward)

@@ -10,21 +10,7 @@ from typing import Any
 import torch
 
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.sort import (
-    BLOCK,
-    THREADS,
-    Count,
-    Fetch,
-    Keys,
-    Search,
-    render_compact,
-    render_count,
-    render_fetch,
-    render_keys,
-    render_merge,
-    render_place,
-    render_search,
-)
+from anytorch.gpu.wgsl import sort as wgsl
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, usable, word_dtype
@@ -38,7 +24,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _workgroups(threads: int) -> int:
-    return -(-threads // THREADS)
+    return -(-threads // wgsl.THREADS)
 
 
 # --- sorting ----------------------------------------------------------------------------------------------------------
@@ -52,27 +38,27 @@ def sorted_positions(x: torch.Tensor, descending: bool, keep: int) -> torch.Tens
     runtime = open_runtime()
     rows, length = x.shape
     if runtime.adapter.software:
-        keys, at = _make_keys(Keys(name_of(x.dtype), descending), [x], rows, length, length)
+        keys, at = _make_keys(wgsl.Keys(name_of(x.dtype), descending), [x], rows, length, length)
         return _merged(keys, at, 1)
-    cut = keep if keep <= BLOCK // 2 else length  # each pass must shrink the rows, or there is no end to them
-    keys, at = _make_keys(Keys(name_of(x.dtype), descending, block=True), [x], rows, length, cut)
+    cut = keep if keep <= wgsl.BLOCK // 2 else length  # each pass must shrink the rows, or there is no end to them
+    keys, at = _make_keys(wgsl.Keys(name_of(x.dtype), descending, block=True), [x], rows, length, cut)
     if cut == length:
-        return _merged(keys, at, BLOCK)
-    while length > BLOCK:
+        return _merged(keys, at, wgsl.BLOCK)
+    while length > wgsl.BLOCK:
         length = at.size(1)
-        keys, at = _make_keys(Keys(name_of(x.dtype), descending, True, True), [keys, at], rows, length, cut)
+        keys, at = _make_keys(wgsl.Keys(name_of(x.dtype), descending, True, True), [keys, at], rows, length, cut)
     return at
 
 
-def _make_keys(kernel: Keys, sources: Sequence[torch.Tensor], rows: int, length: int, keep: int) -> Pair:
-    blocks = -(-length // BLOCK)
-    share = min(keep, BLOCK)
-    width = (blocks - 1) * share + min(length - (blocks - 1) * BLOCK, share) if kernel.block else length
+def _make_keys(kernel: wgsl.Keys, sources: Sequence[torch.Tensor], rows: int, length: int, keep: int) -> Pair:
+    blocks = -(-length // wgsl.BLOCK)
+    share = min(keep, wgsl.BLOCK)
+    width = (blocks - 1) * share + min(length - (blocks - 1) * wgsl.BLOCK, share) if kernel.block else length
     keys = new_contiguous((rows, width), torch.int64 if kernel.wide else torch.int32)
     at = new_contiguous((rows, width), torch.int32)
     groups = rows * blocks if kernel.block else _workgroups(rows * length)
     numbers: dict[str, Any] = {"head": (rows, length), "tail": (blocks, keep), "writable": kernel.writable}
-    launch(kernel, render_keys, [*sources, keys, at], groups, **numbers)
+    launch(kernel, wgsl.render_keys, [*sources, keys, at], groups, **numbers)
     return keys, at
 
 
@@ -85,7 +71,7 @@ def _merged(keys: torch.Tensor, at: torch.Tensor, run: int) -> torch.Tensor:
     while run < length:
         numbers: dict[str, Any] = {"head": (rows, length, run), "placed": 0, "writable": 0b1100}
         bound, groups = [keys, at, spare_keys, spare_at], _workgroups(rows * length)
-        launch(("merge", wide), lambda kernel: render_merge(kernel[1]), bound, groups, **numbers)
+        launch(("merge", wide), lambda kernel: wgsl.render_merge(kernel[1]), bound, groups, **numbers)
         keys, at, spare_keys, spare_at = spare_keys, spare_at, keys, at
         run *= 2
     return at
@@ -95,11 +81,11 @@ def fetch(x: torch.Tensor, at: torch.Tensor, keep: int, positions: bool = True) 
     """Values of the dense (rows, length) tensor at the first `keep` positions of each row, and these as int64."""
     rows, length = x.shape
     values = new_contiguous((rows, keep), word_dtype(x.dtype))
-    kernel = Fetch(name_of(x.dtype), name_of(values.dtype), positions)
+    kernel = wgsl.Fetch(name_of(x.dtype), name_of(values.dtype), positions)
     made = [values, new_contiguous((rows, keep), torch.int64)] if positions else [values]
     if rows and keep:
         numbers: dict[str, Any] = {"head": (rows, keep, at.size(1), length), "writable": 0b1100 if positions else 0b100}
-        launch(kernel, render_fetch, [x, at, *made], _workgroups(rows * keep), **numbers)
+        launch(kernel, wgsl.render_fetch, [x, at, *made], _workgroups(rows * keep), **numbers)
     return [narrowed(values, x.dtype), *made[1:]]
 
 
@@ -256,8 +242,8 @@ def searchsorted(
     common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
     names = [name_of(t.dtype) for t in (sequence, values, out)]
     head = (count, count if sequence.dim() == 1 else values.size(-1), length)
-    tensors, kernel = [sequence, values, out], Search(*names, right or side == "right", common)
-    launch(kernel, render_search, tensors, _workgroups(count), placed=2, head=head, tail=(length,))
+    tensors, kernel = [sequence, values, out], wgsl.Search(*names, right or side == "right", common)
+    launch(kernel, wgsl.render_search, tensors, _workgroups(count), placed=2, head=head, tail=(length,))
     return out
 
 
@@ -278,7 +264,7 @@ def _groups(x: torch.Tensor, return_counts: bool) -> tuple[torch.Tensor, torch.T
     (counts,) = scan("count", starts, 0, [torch.int32])
     total = int(counts[-1].item())  # the one number the host must wait for
     at = new_contiguous((1, total), torch.int32)  # where the running count rises
-    launch("compact", lambda _: render_compact(), [counts, at], _workgroups(length), head=(length,))
+    launch("compact", lambda _: wgsl.render_compact(), [counts, at], _workgroups(length), head=(length,))
     values = fetch(x.view(1, -1), at, total, positions=False)[0].view(-1)
     lengths = new_contiguous((0,), torch.int64)
     if return_counts:
@@ -303,12 +289,8 @@ def unique2(self: torch.Tensor, sorted: bool = True, return_inverse: bool = Fals
         inverse = new_contiguous(self.shape, torch.int64)
         count = counts.numel()
         tensors = [counts, at, inverse]
-        launch("place", lambda _: render_place(), tensors, _workgroups(count), head=(count,), writable=0b100)
+        launch("place", lambda _: wgsl.render_place(), tensors, _workgroups(count), head=(count,), writable=0b100)
     return values, inverse, lengths
-
-
-def unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
-    return unique2(self, sorted, return_inverse)[:2]
 
 
 def unique_consecutive(
@@ -342,8 +324,8 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
     made = new_contiguous((bins,), torch.int32).fill_(0)
     count = self.numel()
     if not whole:
-        head, kernel = (count, bins), Count(name_of(self.dtype))
-        launch(kernel, render_count, [contiguous(self), made], _workgroups(count), head=head, tail=(low, high))
+        head, kernel = (count, bins), wgsl.Count(name_of(self.dtype))
+        launch(kernel, wgsl.render_count, [contiguous(self), made], _workgroups(count), head=head, tail=(low, high))
     else:  # in whole numbers
         first, last = int(low), int(high)
         places = torch.div((self.reshape(-1).to(torch.int64) - first) * bins, last - first, rounding_mode="floor")
@@ -366,7 +348,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "bucketize.Tensor": bucketize,
     "bucketize.Scalar": bucketize,
     "_unique2": unique2,
-    "_unique": unique,
+    "_unique": lambda *args: unique2(*args)[:2],
     "unique_consecutive": unique_consecutive,
     "histc": histc,
 }
