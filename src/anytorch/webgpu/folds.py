@@ -150,7 +150,8 @@ def find_fold(
     across = bool(kept_steps) and (not row_steps or kept_steps[-1] < row_steps[-1])
     group, threads, parts = share_work(rows, length, across, runtime.adapter.software)
     chunk = -(-length // parts)
-    quads = group and len(inputs) == 1 and _in_quads(inputs[0], length, kept_steps, row_steps)
+    dense = list(row_steps) == [1] and length % 4 == 0 and all(step % 4 == 0 for step in kept_steps)
+    quads = group and len(inputs) == 1 and dense and aligned and name_of(inputs[0].dtype) in QUADS
     if quads:
         chunk = -(-chunk // 4) * 4
         parts = -(-length // chunk)
@@ -180,11 +181,6 @@ def find_fold(
     )
     plans[key] = fold
     return fold
-
-
-def _in_quads(x: torch.Tensor, length: int, kept_steps: Sequence[int], row_steps: Sequence[int]) -> bool:
-    dense = list(row_steps) == [1] and length % 4 == 0 and all(step % 4 == 0 for step in kept_steps)
-    return dense and name_of(x.dtype) in QUADS and x.data_ptr() & 15 == 0
 
 
 def part_states(

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 
-from anytorch.gpu.launch import Kernel, Plan, grid
+from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import functions, fused, fused_rows
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP
@@ -51,7 +51,10 @@ def fuse(module: GraphModule) -> tuple[GraphModule, int]:
 def fuse_rows(module: GraphModule) -> tuple[GraphModule, int]:
     """The same for reductions and what is about them, one form of rows after another."""
     forms = dict.fromkeys(form for node in module.graph.nodes if (form := reduced_form(node)) is not None)
-    wanted = lambda form, node: reduced_form(node) == form  # noqa: E731
+
+    def wanted(form: Form, node: Node) -> bool:
+        return reduced_form(node) == form
+
     return _fuse_groups(module, "rows", list(forms), is_of_form, compile_rows, wanted)
 
 
@@ -66,7 +69,7 @@ def _fuse_groups(
     """Put a kernel in the place of every group of nodes supported for a kind that has a wanted one."""
     made = 0
     for k, kind in enumerate(kinds):
-        support = create_op_support(lambda submodules, node, kind=kind: supported(kind, node))
+        support = create_op_support(lambda submodules, node, kind=kind: supported(kind, node))  # type: ignore[misc]
         partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=False)
         found = [p for p in partitioner.propose_partitions() if len(p.nodes) > 1]
         partitions = [p for p in found if any(wanted(kind, node) for node in p.nodes)]
@@ -148,7 +151,7 @@ class Group:
     def launched(
         self,
         kernel: Fused | FusedRows,
-        render: Callable[[Kernel], str],
+        render: Callable[[Any], str],
         groups: tuple[int, int],
         head: tuple[int, ...] = (),
         order: Sequence[int] | None = None,
@@ -197,7 +200,7 @@ class FusedKernel(torch.nn.Module):
     def __init__(
         self,
         kernel: Fused | FusedRows,
-        render: Callable[[Kernel], str],
+        render: Callable[[Any], str],
         groups: tuple[int, int],
         head: tuple[int, ...],
         inputs: Sequence[torch.Tensor],
@@ -263,8 +266,9 @@ def is_of_form(form: Form, node: Node) -> bool:
         return True
     if node.op == "call_function" and node.target is aten.expand.default and isinstance(node.args[0], Node):
         source, value = node.args[0].meta.get("val"), node.meta.get("val")
-        tensors = isinstance(source, torch.Tensor) and isinstance(value, torch.Tensor) and source.dtype in FLOATS
-        return tensors and tuple(source.shape) == row and tuple(value.shape) == shape
+        if not (isinstance(source, torch.Tensor) and isinstance(value, torch.Tensor)) or source.dtype not in FLOATS:
+            return False
+        return tuple(source.shape) == row and tuple(value.shape) == shape
     return is_fusable(node) and tuple(node.meta["val"].shape) in (shape, row)
 
 

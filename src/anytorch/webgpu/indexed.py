@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -152,8 +153,8 @@ def find_plan(
     atomics = mode == "sum" and kind == "float32" and "shader-float32-atomic" in open_runtime().features
     kernel = wgsl.Scatter(wide, walk, mode, kind, atomics) if mode else wgsl.Gather(wide, walk)
     per_thread = 1 if isinstance(kernel, wgsl.Scatter) else kernel.per_thread
-    render, unplaced = (wgsl.render_scatter, 0) if mode else (wgsl.render_gather, 1)
+    render: Callable[[Any], str] = wgsl.render_scatter if mode else wgsl.render_gather
     plan = plans[key] = plan_over(
-        count, kernel, render, places, kernel.writable, wgsl.WORKGROUP, per_thread, unplaced=unplaced, tail=tail
+        count, kernel, render, places, kernel.writable, wgsl.WORKGROUP, per_thread, unplaced=not mode, tail=tail
     )
     return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def per_element(inputs: Named, outputs: Named, parameters: Numbers, count: int, 
 
 def computed(
     inputs: Named,
-    results: dict[str, Sequence[int]],
+    results: Mapping[str, Sequence[int]],
     dtype: torch.dtype,
     parameters: Numbers,
     body: str,

@@ -143,7 +143,7 @@ def run(
     identity = tuple(key)
     plan = plans[identity]
     if plan is None:
-        plan = plans[identity] = _make_plan(rule, op, operands, modes, out, bits & 15, shared, call)
+        plan = plans[identity] = _make_plan(rule, operands, modes, out, bits & 15, shared, call)
     if plan is UNABLE:
         raise NoKernel
     if plan is BESIDE:
@@ -195,7 +195,6 @@ _copy_op = torch.ops.aten.copy_.default
 
 def _make_plan(
     rule: Rule,
-    op: Any,
     operands: Sequence[Any],
     modes: tuple[Any, ...],
     out: torch.Tensor | None,

@@ -130,10 +130,6 @@ def _nothing_to_sum(c: torch.Tensor, d: torch.Tensor | None, beta: float, activa
     return c.copy_(value)
 
 
-def _batched(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in tensors)
-
-
 def _strides(tensor: torch.Tensor) -> Strides:
     """Strides with those of dimensions of one element made harmless."""
     batch, row, column = tensor.stride()
@@ -148,7 +144,7 @@ def _operand(tensor: torch.Tensor) -> Operand:
 
 def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None, activation: str) -> Product:
     runtime = open_runtime()
-    a, b, c = _batched(a, b, c)
+    a, b, c = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in (a, b, c))
     batch, m, k = a.shape
     n = b.shape[2]
     left, right, result = _operand(a), _operand(b), _operand(c)

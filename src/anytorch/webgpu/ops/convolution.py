@@ -124,14 +124,11 @@ def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:
 
 def _new_result(size: Sequence[int], dtype: torch.dtype, like: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Channels last if the input or the weight is, as torch's own convolutions do."""
-    if len(size) == 4 and any(t.dim() == 4 and _channels_last(t) for t in (like, weight)):
+    last = torch.channels_last
+    if len(size) == 4 and any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (like, weight)):
         _, channels, height, width = size
         return new_tensor(size, (channels * height * width, 1, width * channels, channels), dtype)
     return new_contiguous(size, dtype)
-
-
-def _channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
 class Settings:

@@ -263,13 +263,7 @@ def _selected(name: str, source: torch.Tensor, dim: int, index: torch.Tensor) ->
         return key, None
 
 
-def embedding(
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> torch.Tensor:
+def embedding(weight: torch.Tensor, indices: torch.Tensor, *of_gradient: Any) -> torch.Tensor:
     """torch makes it of reshape, index_select and view; here it is the launch of the second alone."""
     key, found = _selected("embedding", weight, 0, indices)
     if found is not None:

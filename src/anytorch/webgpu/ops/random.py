@@ -43,9 +43,10 @@ def _plan(kernel: Random | Dropout, n: int, itemsize: int) -> Plan:
     plan: Plan | None = plans[key]
     if plan is None:
         drawn = isinstance(kernel, Random)
-        how, writable, unplaced = (render, 1, 0) if drawn else (render_dropout, 0b110, 2)
-        more: dict[str, Any] = {"unplaced": unplaced, "numbers": "9I"}
-        plan = plans[key] = plan_over(n, kernel, how, [itemsize], writable, WORKGROUP, kernel.per_thread, **more)
+        how: Callable[[Any], str] = render if drawn else render_dropout
+        writable, more = (1, {}) if drawn else (0b110, {"unplaced": 2})
+        threads = (WORKGROUP, kernel.per_thread)
+        plan = plans[key] = plan_over(n, kernel, how, [itemsize], writable, *threads, numbers="9I", **more)
     return plan
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ Maybe = torch.Tensor | None
 
 
 def _cell(
-    inputs: dict[str, Maybe], results: dict[str, Sequence[int]], state: torch.Tensor, body: str
+    inputs: dict[str, Maybe], results: Mapping[str, Sequence[int]], state: torch.Tensor, body: str
 ) -> list[torch.Tensor]:
     """Run a cell's body for every element of a state's shape, which the first result has; absent inputs are left out."""
     present = [(name, tensor) for name, tensor in inputs.items() if tensor is not None]

@@ -57,7 +57,9 @@ def _upsample(op: Any, mode: str, rank: int, aligning: bool) -> Callable[..., to
 
     def kernel(given: torch.Tensor, output_size: Any, *rest: Any, **named: Any) -> torch.Tensor:
         sizes = [list(output_size), *[list(size) for size in rest[:backward]]]
-        values = _arguments(op, 1 + len(sizes), rest[backward:], named)
+        # What follows the sizes: align_corners where there is one, then a scale per axis.
+        values = list(rest[backward:])
+        values += [named.get(argument.name) for argument in op._schema.arguments[1 + len(sizes) + len(values) :]]
         align = bool(values[0]) if aligning else False
         made = infer(op, given, *sizes, *values)
         _check_float(given)
@@ -70,20 +72,7 @@ def _upsample(op: Any, mode: str, rank: int, aligning: bool) -> Callable[..., to
     return kernel
 
 
-def _arguments(op: Any, first: int, rest: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-    """What follows the sizes: align_corners where there is one, then a scale per axis."""
-    values = list(rest)
-    for argument in op._schema.arguments[first + len(values) :]:
-        values.append(named.get(argument.name))
-    return values
-
-
 # --- padding -------------------------------------------------------------------------------------------------------
-
-
-def _lefts(padding: Sequence[int], rank: int) -> list[int]:
-    """torch counts axes from the last."""
-    return [padding[2 * (rank - 1 - axis)] for axis in range(rank)]
 
 
 def _pad(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
@@ -93,7 +82,8 @@ def _pad(op: Any, mode: str, rank: int) -> Callable[..., torch.Tensor]:
     def kernel(given: torch.Tensor, *rest: Any) -> torch.Tensor:
         made = infer(op, given, *rest[:-1], list(rest[-1]))
         x, y = (made, given) if backward else (given, made)
-        values = (*x.shape[-rank:], *y.shape[-rank:], *_lefts(rest[-1], rank))
+        lefts = [rest[-1][2 * (rank - 1 - axis)] for axis in range(rank)]  # torch counts axes from the last
+        values = (*x.shape[-rank:], *y.shape[-rank:], *lefts)
         names = wgsl.padding_parameters(rank)
         if backward:
             _check_float(given)

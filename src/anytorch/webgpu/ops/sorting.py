@@ -240,9 +240,9 @@ def searchsorted(
     sequence, values = contiguous(sorted_sequence), contiguous(values)
     length = sequence.size(-1)
     common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
-    names = [name_of(t.dtype) for t in (sequence, values, out)]
+    kinds = name_of(sequence.dtype), name_of(values.dtype), name_of(out.dtype)
     head = (count, count if sequence.dim() == 1 else values.size(-1), length)
-    tensors, kernel = [sequence, values, out], wgsl.Search(*names, right or side == "right", common)
+    tensors, kernel = [sequence, values, out], wgsl.Search(*kinds, right or side == "right", common)
     launch(kernel, wgsl.render_search, tensors, _workgroups(count), placed=2, head=head, tail=(length,))
     return out
 
