@@ -25,6 +25,8 @@ TAKES_HOST_TENSORS = (
     "copy",
     "set_",
 )
+# Structured ops: given two devices, torch's functional form fails an internal assertion before it comes to us.
+REGISTERED = ("_linalg_solve_ex",)
 
 counts: Counter[str] = Counter()
 _warned: set[str] = set()
@@ -128,9 +130,9 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def register(library: torch.library.Library) -> None:
-    # A structured op: given two devices, torch's functional form fails an internal assertion before it comes to us.
-    op = aten._linalg_solve_ex.default
-    library.impl(op, partial(fallback, op), KEY)
+    for name in REGISTERED:
+        op = getattr(aten, name).default
+        library.impl(op, partial(fallback, op), KEY)
 
 
 def note(name: str) -> None:

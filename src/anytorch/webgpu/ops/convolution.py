@@ -16,7 +16,7 @@ from anytorch.gpu.wgsl.matmul import render
 from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.launch import check_devices, infer
+from anytorch.webgpu.launch import check_devices
 from anytorch.webgpu.ops.pooling import Triple, triple
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import finish, schedule_grid
@@ -191,7 +191,12 @@ def convolution(
     args = (x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     if not same or settings.rank > 3 or not computable(x.dtype) or x.dtype not in (*FLOATS, torch.int32, torch.int64):
         return torch.as_tensor(fallback(aten.convolution.default, *args))
-    size = infer(aten.convolution.default, *args).size()
+    size = [x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0]]
+    extra = triple(output_padding, settings.rank, 0)
+    for i, length in enumerate(x.shape[2:], 3 - settings.rank):
+        kernel, step, pad, apart = [each[i] for each in settings.geometry]
+        reach = apart * (kernel - 1) - 2 * pad
+        size.append((length - 1) * step + reach + extra[i] + 1 if transposed else (length - reach - 1) // step + 1)
     return _apply("scatter" if transposed else "gather", x, weight, bias, size, settings, groups, x)
 
 

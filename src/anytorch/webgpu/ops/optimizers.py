@@ -217,7 +217,7 @@ LOOPS = {
     "_foreach_neg_": Loop("-{0}", 1, lambda t: t.neg_(), number=False),
     "_foreach_zero_": Loop("0.0", 1, lambda t: t.zero_(), number=False),
 }
-SQUARE_ROOT = Loop("sqrt({1})", 2, lambda t, u: t.copy_(u.sqrt()), number=False)
+SQUARE_ROOT = Loop("sqrt({1})", 2, lambda t, u: t.copy_(u.sqrt()), number=False)  # into new tensors
 
 
 def _runs(loop: Loop, lists: Sequence[Tensors]) -> list[list[int]]:
@@ -296,10 +296,11 @@ def _kernel(op: Any, loop: Loop) -> Callable[..., None]:
 
 def square_roots(self: Tensors) -> list[torch.Tensor]:
     """`_foreach_sqrt`: into new tensors."""
-    if any(t.dtype not in FLOATS for t in self):  # of whole numbers they are not such
-        return [t.sqrt() for t in self]
     results = [torch.empty_like(t) for t in self]
-    run(SQUARE_ROOT, (results, self), ())
+    for items in _runs(SQUARE_ROOT, (results, self)):
+        if not _together(SQUARE_ROOT, (results, self), (), items):
+            for i in items:
+                results[i] = self[i].sqrt()
     return results
 
 
