@@ -402,8 +402,9 @@ def batch_norm_backward(
     sums: list[torch.Tensor] = []
     if train or output_mask[1] or output_mask[2]:
         tensors = (grad_out, input, mean.view(shape).expand(input.shape), rstd.view(shape).expand(input.shape))
-        of_both = ("weight_and_bias", tensors, dims, [torch.float32] * 2, (channels,), (), "f32")
-        sums = reduce_dims(*of_both, wgsl.WEIGHT_AND_BIAS)
+        sums = reduce_dims(
+            "weight_and_bias", tensors, dims, [torch.float32] * 2, (channels,), (), "f32", wgsl.WEIGHT_AND_BIAS
+        )
     grad_input: Maybe = None
     if output_mask[0]:
         scale = rstd if weight is None else rstd * weight
