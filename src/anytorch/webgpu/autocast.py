@@ -5,7 +5,9 @@ A Python kernel on the autocast key casts the arguments and calls the op again b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +19,13 @@ KEY = "AutocastPrivateUse1"
 _BELOW = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
 
 
-def _names(text: str) -> list[str]:
-    return text.split()
-
-
-LOWER_PRECISION = _names(
+LOWER_PRECISION = (
     "matmul linear mm mv bmm addmm addmv addr addbmm baddbmm _addmm_activation chain_matmul linalg_multi_dot conv1d conv2d "
     "conv3d convolution _convolution conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu "
     "scaled_dot_product_attention gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell"
 )
 
-FLOAT32 = _names(
+FLOAT32 = (
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm rms_norm "
     "group_norm native_layer_norm native_group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss "
     "cosine_embedding_loss nll_loss nll_loss2d cross_entropy_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss "
@@ -36,9 +34,9 @@ FLOAT32 = _names(
 )
 
 # These take a result dtype; setting it is cheaper than casting the input.
-FLOAT32_RESULT = _names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum")
+FLOAT32_RESULT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum"
 
-WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 
 
 def _eligible(value: Any) -> bool:
@@ -58,36 +56,31 @@ def _cast_one(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _call(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """The op below autocast, with its tensors in `dtype`. The casts are recorded by autograd."""
+def _call(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype | None = None) -> Any:
+    """The op below autocast, with its tensors in `dtype` if there is one. The casts are recorded by autograd."""
     with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-        cast = [_cast_one(value, dtype) for value in args]
-        if kwargs:
-            return op(*cast, **{name: _cast_one(value, dtype) for name, value in kwargs.items()})
-        return op(*cast)
-
-
-def _below(op: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+        if dtype is not None:
+            args = [_cast_one(value, dtype) for value in args]
+            kwargs = {name: _cast_one(value, dtype) for name, value in kwargs.items()} if kwargs else kwargs
         return op(*args, **kwargs)
 
 
-def _to_lower(op: Any) -> Callable[..., Any]:
+def _to(dtype: torch.dtype | None, op: Any) -> Callable[..., Any]:
+    """The op in `dtype`; in the one autocast was asked for, if that is None."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _call(op, args, kwargs, torch.get_autocast_dtype(NAME))
+        return _call(op, args, kwargs, torch.get_autocast_dtype(NAME) if dtype is None else dtype)
 
     return call
 
 
-def _to_float32(op: Any) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return _call(op, args, kwargs, torch.float32)
-
-    return call
+_to_lower, _to_float32 = partial(_to, None), partial(_to, torch.float32)
 
 
 def _result_float32(op: Any) -> Callable[..., Any]:
     names = [a.name for a in op._schema.arguments]
+    if "dtype" not in names:
+        return _to_float32(op)
     place = names.index("dtype")
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +90,7 @@ def _result_float32(op: Any) -> Callable[..., Any]:
                 args = (*args[:place], torch.float32, *args[place + 1 :])
             else:
                 kwargs = {**kwargs, "dtype": torch.float32}
-        return _below(op, args, kwargs)
+        return _call(op, args, kwargs)
 
     return call
 
@@ -105,9 +98,9 @@ def _result_float32(op: Any) -> Callable[..., Any]:
 def _to_widest(op: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         dtypes = {v.dtype for v in tree_leaves((args, kwargs)) if _eligible(v)}
-        if len(dtypes) > 1:
-            return _call(op, args, kwargs, torch.float32)  # two kinds: the widest of any two is this
-        return _below(op, args, kwargs)
+        return _call(
+            op, args, kwargs, torch.float32 if len(dtypes) > 1 else None
+        )  # the widest of any two kinds is this
 
     return call
 
@@ -134,12 +127,12 @@ def _functional(name: str) -> list[Any]:
 
 
 def register(library: torch.library.Library) -> None:
-    for names, make in ((LOWER_PRECISION, _to_lower), (FLOAT32, _to_float32), (WIDEST, _to_widest)):
-        for name in names:
-            for op in _functional(name):
-                library.impl(op, make(op), KEY)
-    for name in FLOAT32_RESULT:
-        for op in _functional(name):
-            typed = any(a.name == "dtype" for a in op._schema.arguments)
-            library.impl(op, (_result_float32 if typed else _to_float32)(op), KEY)
+    for names, make in (
+        (LOWER_PRECISION, _to_lower),
+        (FLOAT32, _to_float32),
+        (FLOAT32_RESULT, _result_float32),
+        (WIDEST, _to_widest),
+    ):
+        for op in itertools.chain.from_iterable(map(_functional, names.split())):
+            library.impl(op, make(op), KEY)
     library.impl("binary_cross_entropy", _binary_cross_entropy, KEY)

@@ -15,9 +15,8 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
 from anytorch import logs
-from anytorch.webgpu.fusion import fuse
-from anytorch.webgpu.kernels import RULES
-from anytorch.webgpu.row_fusion import fuse_rows
+from anytorch.webgpu.fusion import fuse, fuse_rows
+from anytorch.webgpu.kernels import RULES, has_kernel
 from anytorch.webgpu.tensors import NAME, aten
 
 log = logs.logger(__name__)
@@ -65,7 +64,3 @@ def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def decompositions() -> dict[Any, Any]:
     """torch's own, except for ops that have a kernel of ours: a fused softmax beats its five parts."""
     return {op: rule for op, rule in core_aten_decompositions().items() if op not in RULES and not has_kernel(op)}
-
-
-def has_kernel(op: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "PrivateUse1"))

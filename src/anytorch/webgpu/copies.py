@@ -10,6 +10,7 @@ import torch
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.transfer import advise_huge_pages
+from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.pointwise import COPY, run
 from anytorch.webgpu.tensors import NAME, aten, buffer_of, new_contiguous, new_tensor
 
@@ -69,12 +70,13 @@ def on_device(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if one is not other and whole_words and nbytes >= LARGE and runtime.adapter.software:
             runtime.copy(one, first & OFFSET_MASK, other, second & OFFSET_MASK, nbytes)
             return target
-    if run(COPY, aten.copy_.default, (source,), out=target) is None:
-        _through_host(source, target)
-    return target
+    try:
+        return run(COPY, aten.copy_.default, (source,), out=target)
+    except NoKernel:
+        return _through_host(source, target)
 
 
-def _through_host(source: torch.Tensor, target: torch.Tensor) -> None:
+def _through_host(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """For dtypes no shader knows (complex, float8): whole storages travel."""
     runtime = open_runtime()
 
@@ -92,6 +94,7 @@ def _through_host(source: torch.Tensor, target: torch.Tensor) -> None:
     view(held, target).copy_(view(whole(source), source))
     storage = target.untyped_storage()
     runtime.write(runtime.buffers[storage.data_ptr() >> SHIFT], 0, held.data_ptr(), held.numel())
+    return target
 
 
 def from_host(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

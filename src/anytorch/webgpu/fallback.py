@@ -13,7 +13,7 @@ import torch
 from anytorch import settings
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
-from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
+from anytorch.webgpu.tensors import CPU_KEYS, KEY, aten, device, is_ours
 
 # Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device.
 TAKES_HOST_TENSORS = (
@@ -55,22 +55,21 @@ class Signature:
 def signature(op: Any) -> Signature:
     schema = op._schema
     arguments = schema.arguments
-    returned: list[int | None] = []
-    for result in schema.returns:
-        alias = result.alias_info
-        owner = None
-        if alias is not None and alias.is_write:
-            for i, argument in enumerate(arguments):
-                if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set:
-                    owner = i
-                    break
-        returned.append(owner)
+    aliases = [argument.alias_info for argument in arguments]
+
+    def owner(of: Any) -> int | None:
+        if of is None or not of.is_write:
+            return None
+        return next(
+            (i for i, alias in enumerate(aliases) if alias is not None and alias.before_set & of.before_set), None
+        )
+
     return Signature(
         names=tuple(argument.name for argument in arguments),
-        written=tuple(a.alias_info is not None and a.alias_info.is_write for a in arguments),
+        written=tuple(alias is not None and alias.is_write for alias in aliases),
         tensors=tuple(str(a.type) in ("Tensor", "Optional[Tensor]") for a in arguments),
         view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
-        returned=tuple(returned),
+        returned=tuple(owner(result.alias_info) for result in schema.returns),
     )
 
 
@@ -132,8 +131,8 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def register(library: torch.library.Library) -> None:
     for name in REGISTERED:
-        op = getattr(torch.ops.aten, name).default
-        library.impl(op, partial(fallback, op), "PrivateUse1")
+        op = getattr(aten, name).default
+        library.impl(op, partial(fallback, op), KEY)
 
 
 def note(name: str) -> None:

@@ -84,28 +84,6 @@ def reduce_dims(
     return fold(*[tensor.data_ptr() for tensor in inputs])
 
 
-def find_fold(
-    name: str,
-    inputs: Sequence[torch.Tensor],
-    dims: Sequence[int],
-    outputs: Sequence[torch.dtype],
-    size: Sequence[int],
-    scalars: tuple[float, ...],
-    compute: str | None,
-    reducer: Reducer | None = None,
-) -> Fold | None:
-    """The fold of this geometry; None where it has more dimensions than the parameters hold."""
-    geometry = [(t.dtype, t.size(), t.stride()) for t in inputs]
-    aligned = inputs[0].data_ptr() & 15 == 0
-    key = ("fold", name, tuple(dims), tuple(outputs), tuple(size), scalars, compute, aligned, *geometry)
-    fold: Fold | None = plans[key]
-    if fold is None:
-        fold = _make(reducer or REDUCERS[name], inputs, dims, outputs, size, scalars, compute)
-        if fold is not None:
-            plans[key] = fold
-    return fold
-
-
 class _Rows:
     """The geometry of a fold: rows, each of the elements that become one."""
 
@@ -135,16 +113,25 @@ class _Rows:
         )
 
 
-def _make(
-    reducer: Reducer,
+def find_fold(
+    name: str,
     inputs: Sequence[torch.Tensor],
     dims: Sequence[int],
     outputs: Sequence[torch.dtype],
     size: Sequence[int],
-    scalars: Sequence[float],
+    scalars: tuple[float, ...],
     compute: str | None,
+    reducer: Reducer | None = None,
 ) -> Fold | None:
+    """The fold of this geometry; None where it has more dimensions than the parameters hold."""
+    layouts = [(t.dtype, t.size(), t.stride()) for t in inputs]
+    aligned = inputs[0].data_ptr() & 15 == 0
+    key = ("fold", name, tuple(dims), tuple(outputs), tuple(size), scalars, compute, aligned, *layouts)
+    known: Fold | None = plans[key]
+    if known is not None:
+        return known
     runtime = open_runtime()
+    reducer = reducer or REDUCERS[name]
     fold, geometry = Fold(outputs, size), _Rows(inputs, dims)
     rows, length = geometry.rows, geometry.length
     kernel = Reduce(
@@ -163,7 +150,8 @@ def _make(
     across = bool(kept_steps) and (not row_steps or kept_steps[-1] < row_steps[-1])
     group, threads, parts = share_work(rows, length, across, runtime.adapter.software)
     chunk = -(-length // parts)
-    quads = group and len(inputs) == 1 and _in_quads(inputs[0], length, kept_steps, row_steps)
+    dense = list(row_steps) == [1] and length % 4 == 0 and all(step % 4 == 0 for step in kept_steps)
+    quads = group and len(inputs) == 1 and dense and aligned and name_of(inputs[0].dtype) in QUADS
     if quads:
         chunk = -(-chunk // 4) * 4
         parts = -(-length // chunk)
@@ -174,6 +162,7 @@ def _make(
     groups = -(-rows // SLOTS) if slots else workers if group else -(-workers // threads)
     if parts == 1:
         fold.first = geometry.plan(kernel, parts, chunk, groups, scalars)
+        plans[key] = fold
         return fold
     fold.first = geometry.plan(replace(kernel, stage="first"), parts, chunk, groups, scalars)
     fold.partial = result_of((workers * state_words(reducer, kernel.compute),), torch.int32)
@@ -190,12 +179,8 @@ def _make(
         head=(rows, parts, 1, parts, length),
         tail=tuple(map(float, scalars)),
     )
+    plans[key] = fold
     return fold
-
-
-def _in_quads(x: torch.Tensor, length: int, kept_steps: Sequence[int], row_steps: Sequence[int]) -> bool:
-    dense = list(row_steps) == [1] and length % 4 == 0 and all(step % 4 == 0 for step in kept_steps)
-    return dense and name_of(x.dtype) in QUADS and x.data_ptr() & 15 == 0
 
 
 def part_states(

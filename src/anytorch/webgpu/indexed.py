@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,22 +13,11 @@ from anytorch.gpu.buffers import SHIFT
 from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl import indexing as wgsl
 from anytorch.gpu.wgsl.elementwise import collapse
-from anytorch.gpu.wgsl.indexing import (
-    MOST_WORDS,
-    WORKGROUP,
-    Compact,
-    Gather,
-    Scatter,
-    Walk,
-    render_compact,
-    render_gather,
-    render_scatter,
-    widest,
-)
 from anytorch.webgpu.copies import contiguous
 from anytorch.webgpu.dtypes import name_of
-from anytorch.webgpu.launch import launch, result_of
+from anytorch.webgpu.launch import launch, plan_over
 from anytorch.webgpu.tensors import new_contiguous
 
 # An index tensor broadcast to the walk, and the size and stride of the dimension it indexes.
@@ -82,10 +73,7 @@ def scatter(
         return
     held = target.data_ptr() >> SHIFT
     if source.data_ptr() >> SHIFT == held:  # would be bound for reading and writing at once
-        source = source.as_strided(size, source_strides, source.storage_offset()).clone(
-            memory_format=torch.contiguous_format
-        )
-        source_strides = source.stride()
+        source, source_strides = _elsewhere(source, size, source_strides)
     indices = [
         (_elsewhere(index, size, steps) if index.data_ptr() >> SHIFT == held else (index, steps)) + (length, stride)
         for index, steps, length, stride in indices
@@ -95,8 +83,8 @@ def scatter(
     plan([at, there, *[index[0].data_ptr() for index in indices]])
 
 
-def _elsewhere(index: torch.Tensor, size: Sequence[int], steps: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
-    copy = index.as_strided(size, steps, index.storage_offset()).clone(memory_format=torch.contiguous_format)
+def _elsewhere(tensor: torch.Tensor, size: Sequence[int], steps: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+    copy = tensor.as_strided(size, steps, tensor.storage_offset()).clone(memory_format=torch.contiguous_format)
     return copy, copy.stride()
 
 
@@ -113,10 +101,10 @@ def positions(mask: torch.Tensor) -> torch.Tensor:
     counts = flat.to(torch.int32).cumsum(0, dtype=torch.int32)
     result = new_contiguous((int(counts[-1].item()), rank), torch.int64)
     if result.numel():
-        groups = -(-count // WORKGROUP)
-        head = (count, grid(groups)[0] * WORKGROUP)
+        groups = -(-count // wgsl.WORKGROUP)
+        head = (count, grid(groups)[0] * wgsl.WORKGROUP)
         tensors = (flat, counts, result)
-        launch(Compact(rank), render_compact, tensors, groups, placed=2, head=head, tail=tuple(mask.shape))
+        launch(wgsl.Compact(rank), wgsl.render_compact, tensors, groups, placed=2, head=head, tail=tuple(mask.shape))
     return result
 
 
@@ -137,21 +125,8 @@ def find_plan(
         *[(index.dtype, tuple(steps), length, stride) for index, steps, length, stride in indices],
     )
     plan: Plan | None = plans[key]
-    if plan is None:
-        plan = plans[key] = make_plan(mode, dtype, size, strides, indices, addresses, wrap)
-    return plan
-
-
-def make_plan(
-    mode: str,
-    dtype: torch.dtype,
-    size: Sequence[int],
-    strides: Sequence[Sequence[int]],
-    indices: Sequence[Index],
-    addresses: int,
-    wrap: bool,
-) -> Plan:
-    result = result_of(size, dtype)
+    if plan is not None:
+        return plan
     operands, nbytes = len(strides), dtype.itemsize
     sizes, merged = collapse(size, [*strides, *[index[1] for index in indices]])
     steps = [index[3] for index in indices]
@@ -159,34 +134,27 @@ def make_plan(
     dense = bool(sizes) and all(m[-1] == 1 for m in merged[:operands]) and all(m[-1] == 0 for m in merged[operands:])
     if mode in ("", "set") and dense:
         others = [(addresses & 15) // nbytes, *steps, *[step for m in merged[:operands] for step in m[:-1]]]
-        wide = widest(nbytes, sizes[-1], others)
+        wide = wgsl.widest(nbytes, sizes[-1], others)
     factor = wide // nbytes
     if factor > 1:
         sizes[-1] //= factor
         steps = [step // factor for step in steps]
         for m in merged[:operands]:
             m[:-1] = [step // factor for step in m[:-1]]
-    count = 1
-    for length in size:
-        count *= length
-    count //= factor
+    count = math.prod(size) // factor
     extents = [(index[2], step) for index, step in zip(indices, steps, strict=True)]
-    walk = Walk(operands, tuple(name_of(index[0].dtype) for index in indices), len(sizes), wrap)
+    walk = wgsl.Walk(operands, tuple(name_of(index[0].dtype) for index in indices), len(sizes), wrap)
     tail = [*sizes, *[step for m in merged for step in m], *[number for pair in extents for number in pair]]
-    if walk.words > MOST_WORDS:
+    if walk.words > wgsl.MOST_WORDS:
         walk = replace(walk, shape=tuple(sizes), strides=tuple(tuple(m) for m in merged), extents=tuple(extents))
         tail = []
     places = [*[wide] * operands, *[index[0].dtype.itemsize for index in indices]]
-    if not mode:
-        kernel = Gather(wide, walk)
-        x, y = grid(-(-count // (kernel.per_thread * WORKGROUP)))
-        head = (count, x * WORKGROUP)
-        return Plan(
-            kernel, render_gather, (x, y), places, kernel.writable, unplaced=1, head=head, tail=tail, result=result
-        )
-    kind = "" if mode == "set" else name_of(dtype)
+    kind = "" if mode in ("", "set") else name_of(dtype)
     atomics = mode == "sum" and kind == "float32" and "shader-float32-atomic" in open_runtime().features
-    scattering = Scatter(wide, walk, mode, kind, atomics)
-    x, y = grid(-(-count // WORKGROUP))
-    head = (count, x * WORKGROUP)
-    return Plan(scattering, render_scatter, (x, y), places, scattering.writable, head=head, tail=tail)
+    kernel = wgsl.Scatter(wide, walk, mode, kind, atomics) if mode else wgsl.Gather(wide, walk)
+    per_thread = 1 if isinstance(kernel, wgsl.Scatter) else kernel.per_thread
+    render: Callable[[Any], str] = wgsl.render_scatter if mode else wgsl.render_gather
+    plan = plans[key] = plan_over(
+        count, kernel, render, places, kernel.writable, wgsl.WORKGROUP, per_thread, unplaced=not mode, tail=tail
+    )
+    return plan

@@ -1,17 +1,83 @@
-"""From a rule to registered kernels: an op's functional, in-place and `out=` forms share one rule."""
+"""From a rule or a functional kernel to registered kernels: an op's functional, in-place and `out=` forms share one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, op_of, resized, variants
-from anytorch.webgpu.launch import to_meta
+from anytorch.webgpu.launch import NoKernel, to_meta
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.pointwise import Rule, pair_kernel, run
+from anytorch.webgpu.tensors import KEY, aten
+
+
+def op_of(name: str, *otherwise: Any) -> Any:
+    """The overload a name means: "add.Tensor", or "neg" for its default. `otherwise`: what to return if there is none."""
+    base, _, overload = name.partition(".")
+    return getattr(getattr(aten, base, *otherwise), overload or "default", *otherwise)
+
+
+def resized(out: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Give an `out=` tensor the right size, as torch does (with its warning if it was not empty)."""
+    if out.shape != torch.Size(size):
+        torch._prims_common.wrappers._maybe_resize_out(out, torch.Size(size))
+    return out
+
+
+def into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
+    """What an `out=` form does with its functional form's result; without an `out`, the result itself."""
+    if out is None:
+        return made
+    if not torch.can_cast(made.dtype, out.dtype):
+        raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {out.dtype}")
+    return resized(out, made.shape).copy_(made)
+
+
+def with_out(kernel: Callable[..., Any], outs: Sequence[str]) -> Callable[..., Any]:
+    """The `out=` form of a kernel: computed beside, then copied into the arguments named `outs`."""
+
+    def written(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(name) for name in outs]
+        made = kernel(*args, **kwargs)
+        for target, value in zip(targets, [made] if len(targets) == 1 else made, strict=True):
+            into(target, value)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return written
+
+
+def in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The in-place form of a kernel: computed beside, then copied over its first argument."""
+
+    def changed(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return first.copy_(kernel(first, *args, **kwargs))
+
+    return changed
+
+
+def out_forms(op: Any) -> list[tuple[Any, list[str]]]:
+    """The `out=` overloads of a functional op, with the names of their outputs."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    found = []
+    for name in op.overloadpacket.overloads():
+        candidate = getattr(op.overloadpacket, name)
+        arguments = candidate._schema.arguments
+        outs = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        rest = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
+        if outs and rest == wanted and len(outs) == len(op._schema.returns):
+            found.append((candidate, outs))
+    return found
+
+
+def variants(op: Any) -> list[Any]:
+    """The in-place overload of a functional op, if there is one, and its `out=` overloads with one output."""
+    packet = getattr(aten, op._schema.name.split("::")[1] + "_", None)
+    found = [getattr(packet, op._overloadname)] if packet is not None and hasattr(packet, op._overloadname) else []
+    return found + [form for form, outs in out_forms(op) if len(outs) == 1]
 
 
 def is_operand(argument: Any) -> bool:
@@ -44,9 +110,9 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
             call = op.overloadpacket if wrapped else op
             return call(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
 
-        if simple and not kwargs and len(args) >= least:
-            result = run(rule, op, args, (), args[0] if in_place else None, on_meta)
-        else:
+        try:
+            if simple and not kwargs and len(args) >= least:
+                return run(rule, op, args, (), args[0] if in_place else None, on_meta)
             values = [*args, *defaults[len(args) :]]
             for name, value in kwargs.items():
                 values[names.index(name)] = value
@@ -54,18 +120,29 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
             out = values[0] if in_place else values[out_at] if out_at is not None else None
             if out_at is not None and out is not None:
                 resized(out, torch.broadcast_shapes(*[v.shape for v in operands if isinstance(v, torch.Tensor)]))
-            result = run(rule, op, operands, tuple(values[i] for i in mode_at), out, on_meta)
-        return fallback(op, *args, **kwargs) if result is None else result
+            return run(rule, op, operands, tuple(values[i] for i in mode_at), out, on_meta)
+        except NoKernel:
+            return fallback(op, *args, **kwargs)
 
     if simple and not in_place and least <= 2 <= len(operand_at):
         return pair_kernel(rule, op, kernel)
     return kernel
 
 
+def has_kernel(op: Any, key: str = KEY) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
 def register_kernels(library: torch.library.Library, kernels: dict[str, Callable[..., Any]]) -> None:
-    """Register kernels by the names of their overloads; what they cannot bind, even by halves, runs on the CPU."""
+    """Register kernels by the names of their overloads, and the `out=` forms made of them that have no entry of their own.
+    What they cannot bind, even by halves, runs on the CPU."""
     for name, kernel in kernels.items():
-        library.impl(name, halving(op_of(name), kernel, fallback), KEY)
+        op = op_of(name)
+        whole = halving(op, kernel, fallback)
+        library.impl(op, whole, KEY)
+        for form, outs in out_forms(op):
+            if form.name().removeprefix("aten::") not in kernels:
+                library.impl(form, with_out(whole, outs), KEY)
 
 
 RULES: dict[Any, Rule] = {}  # functional overload to rule, for the compiler that fuses them
@@ -73,5 +150,10 @@ RULES: dict[Any, Rule] = {}  # functional overload to rule, for the compiler tha
 
 def register_pointwise(library: torch.library.Library, op: Any, rule: Rule) -> None:
     RULES[op] = rule
+    register_forms(library, op, partial(pointwise_kernel, rule=rule))
+
+
+def register_forms(library: torch.library.Library, op: Any, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Register what `make` makes of each form of a functional op."""
     for variant in (op, *variants(op)):
-        library.impl(variant, pointwise_kernel(variant, rule), KEY)
+        library.impl(variant, make(variant), KEY)

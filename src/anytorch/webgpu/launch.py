@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from anytorch.gpu.launch import Kernel, Plan, grid
 from anytorch.gpu.plans import plans
@@ -13,7 +15,7 @@ from anytorch.webgpu.tensors import NAME, contiguous_strides, sized_tensor, stor
 
 
 class NoKernel(Exception):
-    """Raised by a kernel that cannot compute these arguments: the op runs on the CPU (`kernels.registered`)."""
+    """Raised by a kernel that cannot compute these arguments: the op runs on the CPU (`kernels.register_kernels`)."""
 
 
 META = torch.device("meta")
@@ -68,6 +70,22 @@ def launch(
     plan([tensor.data_ptr() for tensor in tensors])
 
 
+def plan_over(
+    count: int,
+    kernel: Kernel,
+    render: Callable[[Kernel], str],
+    places: Sequence[int],
+    writable: int,
+    workgroup: int,
+    per_thread: int = 1,
+    **more: Any,
+) -> Plan:
+    """The plan of a kernel whose threads share `count` elements: it is told how many there are, and how many threads a row
+    of workgroups has."""
+    x, y = grid(-(-count // (per_thread * workgroup)))
+    return Plan(kernel, render, (x, y), places, writable, head=(count, x * workgroup), **more)
+
+
 def to_meta(value: Any) -> Any:
     """A tensor's shape without its data; CPU scalars keep their place in type promotion by being meta scalars too."""
     if isinstance(value, torch.Tensor):
@@ -89,3 +107,30 @@ def _mark(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.size(), value.stride()
     return tuple([_mark(item) for item in value]) if isinstance(value, (list, tuple)) else (type(value), value)
+
+
+# --- when an op may be computed at once instead of being taken apart into ops that autograd and others know ------------
+
+_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_grad = torch.is_grad_enabled
+
+
+def unwatched(*tensors: torch.Tensor | None) -> bool:
+    """Nobody wants a gradient, and no mode, transform or tensor subclass must see the ops this one is made of.
+
+    Nor is any a lazily negated view: an op registered above autograd gets those as they are.
+    """
+    if _modes() or forward_ad._current_level >= 0 or _transform() is not None:
+        return False
+    grad = _grad()
+    for tensor in tensors:
+        if tensor is not None:
+            kind = type(tensor)
+            if (
+                (grad and tensor.requires_grad)
+                or tensor.is_neg()
+                or (kind is not torch.Tensor and kind is not Parameter)
+            ):
+                return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -143,14 +144,8 @@ class WebgpuModule:
 
     # --- random numbers ----------------------------------------------------------------------------------------------
 
-    def manual_seed(self, seed: int) -> None:
-        random.seed_all(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        random.seed_all(seed)
-
-    def initial_seed(self) -> int:
-        return random.initial_seed()
+    manual_seed = manual_seed_all = staticmethod(random.seed_all)
+    initial_seed = staticmethod(random.initial_seed)
 
     def get_rng_state(self, device: Any = NAME) -> torch.Tensor:
         return random.get_state()
@@ -170,14 +165,6 @@ class WebgpuModule:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16, torch.float32]
 
-    class device:
+    def device(self, device: Any) -> AbstractContextManager[None]:
         """`with torch.webgpu.device(0):`; there is only one."""
-
-        def __init__(self, device: Any) -> None:
-            pass
-
-        def __enter__(self) -> None:
-            return None
-
-        def __exit__(self, *_: object) -> None:
-            return None
+        return nullcontext()

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from anytorch.gpu.buffers import SHIFT, TAG
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.multi import WORKGROUP, Multi, render
 from anytorch.webgpu.dtypes import name_of, usable
+from anytorch.webgpu.launch import plan_over
 from anytorch.webgpu.oversize import Windows, in_windows, window_of
 from anytorch.webgpu.tensors import aten
 
@@ -93,16 +94,9 @@ def _make_plan(
 
 
 def _plan_of(kernel: Multi, elements: int, tensors: Sequence[torch.Tensor]) -> Plan:
-    x, y = grid(-(-elements // (kernel.per_thread * WORKGROUP)))
-    return Plan(
-        kernel,
-        render,
-        (x, y),
-        [tensor.dtype.itemsize for tensor in tensors],
-        kernel.writable,
-        head=(elements, x * WORKGROUP),
-        numbers="f" * len(kernel.numbers),
-    )
+    places = [tensor.dtype.itemsize for tensor in tensors]
+    numbers = "f" * len(kernel.numbers)
+    return plan_over(elements, kernel, render, places, kernel.writable, WORKGROUP, kernel.per_thread, numbers=numbers)
 
 
 def _in_parts(

@@ -70,12 +70,14 @@ class Split(NamedTuple):
 Rule = Callable[[Sequence[Any]], "Split | None"]
 
 
-def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def halving(
+    op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] | None = None, *, or_raise: bool = False
+) -> Callable[..., Any]:
     """The kernel of `op`, on halves of arguments that the adapter cannot bind.
 
     Where that is no help (no rule, or one slice alone is too large), or the kernel says so (NoKernel), `otherwise` is called
-    with the op and its arguments; without one the error is the caller's. An op that writes to its arguments is not halved:
-    it would write to copies of them.
+    with the op and its arguments; without one the error is the caller's, and with `or_raise` BindingTooLarge is. An op that
+    writes to its arguments is not halved: it would write to copies of them.
     """
     writes = op._schema.is_mutable
 
@@ -87,8 +89,8 @@ def halving(op: Any, kernel: Callable[..., Any], otherwise: Callable[..., Any] |
                 if writes:
                     raise
                 return _halved(op, kernel, args, kwargs)
-        except (BindingTooLarge, NoKernel):
-            if otherwise is None:
+        except (BindingTooLarge, NoKernel) as why:
+            if otherwise is None or (or_raise and isinstance(why, BindingTooLarge)):
                 raise
         return otherwise(op, *args, **kwargs)
 
@@ -185,41 +187,30 @@ def _first(rank: int | None = None, *others: int, joined: tuple[int | None, ...]
     return rule
 
 
-def _layer_norm(args: Sequence[Any]) -> Split | None:
-    return Split(0, (0,), 0) if args[0].dim() > len(args[1]) and args[0].shape[0] > 1 else None
-
-
-def _norm_backward(*others: int, joined: tuple[int | None, ...]) -> Rule:
+def _norm(normalised_at: int, *others: int, joined: tuple[int | None, ...] | int = 0) -> Rule:
     """The rows; the gradients of weight and bias are sums over them."""
 
     def rule(args: Sequence[Any]) -> Split | None:
-        gradient, _, normalised = args[:3]
-        rows = gradient.dim() > len(normalised) and gradient.shape[0] > 1
+        rows = args[0].dim() > len(args[normalised_at]) and args[0].shape[0] > 1
         return Split(0, (0, *others), joined) if rows else None
 
     return rule
 
 
-def _attention(args: Sequence[Any]) -> Split | None:
-    """The batch, or the heads where queries and keys have the same; a mask that has the dimension goes along."""
-    q, k, _, *rest = args
-    mask = rest[0] if rest else None
-    dim = 0 if q.shape[0] > 1 else 1
-    if q.dim() != 4 or q.shape[dim] < 2 or (dim == 1 and q.shape[1] != k.shape[1]):
-        return None
-    with_mask = mask is not None and mask.dim() == 4 and mask.shape[dim] > 1
-    return Split(dim, (0, 1, 2, 3) if with_mask else (0, 1, 2), dim)
+def _attention(first: int, *others: int) -> Rule:
+    """The batch, or the heads where queries and keys have the same; a mask that has the dimension goes along, and in the
+    gradients (which have `others`) that of a mask that all slices share is the sum of theirs."""
 
+    def rule(args: Sequence[Any]) -> Split | None:
+        q, k, _, mask = (*args, None)[first : first + 4]
+        dim = 0 if q.shape[0] > 1 else 1
+        if q.dim() != 4 or q.shape[dim] < 2 or (dim == 1 and q.shape[1] != k.shape[1]):
+            return None
+        with_mask = mask is not None and mask.dim() == 4 and mask.shape[dim] > 1
+        tensors = (*range(first, first + 3 + with_mask), *others)
+        return Split(dim, tensors, (dim, dim, dim, dim if with_mask else None) if others else dim)
 
-def _attention_backward(args: Sequence[Any]) -> Split | None:
-    """As `_attention`; the gradient of a mask that all slices share is the sum of theirs."""
-    _, q, k, _, mask = args[:5]
-    dim = 0 if q.shape[0] > 1 else 1
-    if q.shape[dim] < 2 or (dim == 1 and q.shape[1] != k.shape[1]):
-        return None
-    with_mask = mask is not None and mask.dim() == 4 and mask.shape[dim] > 1
-    tensors = (0, 1, 2, 3, 4, 6, 7) if with_mask else (0, 1, 2, 3, 6, 7)  # 6, 7: the output and the row sums
-    return Split(dim, tensors, (dim, dim, dim, dim if with_mask else None))
+    return rule
 
 
 def _reduction(add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None) -> Rule:
@@ -273,10 +264,10 @@ RULES: dict[str, Rule] = {
     "_log_softmax": _rows(1, 0),
     "_softmax_backward_data": _rows(2, 0, 1),
     "_log_softmax_backward_data": _rows(2, 0, 1),
-    "native_layer_norm": _layer_norm,
-    "_fused_rms_norm": _layer_norm,
-    "native_layer_norm_backward": _norm_backward(1, 3, 4, joined=(0, None, None)),
-    "_fused_rms_norm_backward": _norm_backward(1, 3, joined=(0, None)),
+    "native_layer_norm": _norm(1),
+    "_fused_rms_norm": _norm(1),
+    "native_layer_norm_backward": _norm(2, 1, 3, 4, joined=(0, None, None)),
+    "_fused_rms_norm_backward": _norm(2, 1, 3, joined=(0, None)),
     "sort.stable": _rows(2, 0),
     "topk": _rows(2, 0),
     "sum": _reduction(torch.add),
@@ -297,6 +288,7 @@ RULES: dict[str, Rule] = {
     "avg_pool3d": _first(5),
     "avg_pool2d_backward": _first(4, 1),
     "avg_pool3d_backward": _first(5, 1),
-    "scaled_dot_product_attention": _attention,
-    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
+    "scaled_dot_product_attention": _attention(0),
+    # The gradient, the output and the row sums go with the query.
+    "_scaled_dot_product_fused_attention_overrideable_backward": _attention(1, 0, 6, 7),
 }

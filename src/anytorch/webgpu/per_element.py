@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.per_element import WORKGROUP, PerElement, render
+from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, word_dtype
-from anytorch.webgpu.tensors import new_tensor
+from anytorch.webgpu.launch import plan_over
+from anytorch.webgpu.tensors import new_contiguous, new_tensor
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Numbers = Sequence[tuple[str, str, Any]]  # name, WGSL type, value
@@ -28,16 +30,9 @@ def per_element_plan(
         body,
         functions,
     )
-    x, y = grid(-(-count // WORKGROUP))
-    return Plan(
-        kernel,
-        render,
-        (x, y),
-        [tensor.dtype.itemsize for _, tensor in (*inputs, *outputs)],
-        kernel.writable,
-        head=(count, x * WORKGROUP),
-        tail=[float(value) if kind == "f32" else int(value) for _, kind, value in parameters],
-    )
+    places = [tensor.dtype.itemsize for _, tensor in (*inputs, *outputs)]
+    tail = [float(value) if kind == "f32" else int(value) for _, kind, value in parameters]
+    return plan_over(count, kernel, render, places, kernel.writable, WORKGROUP, tail=tail)
 
 
 def per_element(inputs: Named, outputs: Named, parameters: Numbers, count: int, body: str, functions: str = "") -> None:
@@ -54,6 +49,21 @@ def per_element(inputs: Named, outputs: Named, parameters: Numbers, count: int, 
         stand_in = next(address for address in addresses if address)
         addresses = [address or stand_in for address in addresses]
     plan(addresses)
+
+
+def computed(
+    inputs: Named,
+    results: Mapping[str, Sequence[int]],
+    dtype: torch.dtype,
+    parameters: Numbers,
+    body: str,
+    functions: str = "",
+) -> list[torch.Tensor]:
+    """New contiguous tensors of these sizes and of `dtype`: `body` runs per element of the first, on dense inputs."""
+    made = [(name, new_contiguous(size, word_dtype(dtype))) for name, size in results.items()]
+    dense = [(name, contiguous(tensor)) for name, tensor in inputs]
+    per_element(dense, made, parameters, made[0][1].numel(), body, functions)
+    return [narrowed(tensor, dtype) for _, tensor in made]
 
 
 def new_words(like: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ The first call of an op with some geometry makes a plan: torch computes the resu
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, TAG
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
@@ -24,7 +25,7 @@ from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.types import KINDS, convert
 from anytorch.webgpu.dtypes import computable, name_of
-from anytorch.webgpu.launch import check_devices, result_of
+from anytorch.webgpu.launch import NoKernel, check_devices, plan_over, result_of
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor
 
@@ -104,8 +105,8 @@ def run(
     out: torch.Tensor | None = None,
     call: Callable[[], Any] | None = None,
     windows: Windows | None = None,
-) -> torch.Tensor | None:
-    """Compute `rule` over `operands` into `out`, or into a new tensor. None: no shader can (the caller falls back).
+) -> torch.Tensor:
+    """Compute `rule` over `operands` into `out`, or into a new tensor. NoKernel: no shader can (the caller falls back).
 
     `call` re-runs the op on meta tensors when a plan is made; it is how torch's own errors and result types arise.
     `windows` are the (offset, nbytes) of each operand's binding, for buffers larger than one binding may be.
@@ -142,9 +143,9 @@ def run(
     identity = tuple(key)
     plan = plans[identity]
     if plan is None:
-        plan = plans[identity] = _make_plan(rule, op, operands, modes, out, bits & 15, shared, call)
+        plan = plans[identity] = _make_plan(rule, operands, modes, out, bits & 15, shared, call)
     if plan is UNABLE:
-        return None
+        raise NoKernel
     if plan is BESIDE:
         assert out is not None
         beside = new_contiguous(out.size(), out.dtype)
@@ -194,7 +195,6 @@ _copy_op = torch.ops.aten.copy_.default
 
 def _make_plan(
     rule: Rule,
-    op: Any,
     operands: Sequence[Any],
     modes: tuple[Any, ...],
     out: torch.Tensor | None,
@@ -251,14 +251,14 @@ def _make_plan(
             same = shared >> 2 * i & 1 and tensor.dtype is dtype and expanded[i] == expanded[-1]
             if not same or kernel.atomic:
                 return BESIDE
-    x, y = grid(-(-elements // (kernel.per_thread * WORKGROUP)))
-    return Plan(
+    return plan_over(
+        elements,
         kernel,
         render,
-        (x, y),
         [tensor.dtype.itemsize for tensor in (*tensors, made)],
         kernel.writable,
-        head=(elements, x * WORKGROUP),
+        WORKGROUP,
+        kernel.per_thread,
         numbers=_CODES[kind] * len(kernel.scalars),
         tail=geometry,
         result=result_of(size, dtype, stride),
@@ -286,6 +286,16 @@ _CONVERTED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def number(value: float) -> str:
+    """A float32 of a shader's text; WGSL cannot write infinities and NaN as such."""
+    value = clip(value)
+    if value != value:
+        return "quiet_nan()"
+    if value in (float("inf"), float("-inf")):
+        return "infinity()" if value > 0 else "(-infinity())"
+    return f"f32({value!r})"
+
+
 def clip(value: float) -> float:
     """A Python float as the nearest float32; beyond its range it is infinite, which struct refuses to do."""
     value = float(value)
@@ -299,17 +309,14 @@ def clip(value: float) -> float:
 def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -> str:
     """The expression with its operands put in, converted to the type it computes in, and its value to the result's."""
     values = []
-    tensor = number = 0
+    tensors, scalars = itertools.count(), itertools.count()
     for value in operands:
         if is_ours(value):
-            values.append(f"({convert(f'x{tensor}', name_of(value.dtype), compute)})")
-            tensor += 1
+            values.append(f"({convert(f'x{next(tensors)}', name_of(value.dtype), compute)})")
         else:
-            scalar = f"s{number}()"
-            if compute in ("uint8", "int8", "int16"):  # numbers wrap round as elements do
-                scalar = convert(scalar, "int32", compute)
-            values.append(scalar)
-            number += 1
+            scalar = f"s{next(scalars)}()"
+            wraps = compute in ("uint8", "int8", "int16")  # numbers wrap round as elements do
+            values.append(convert(scalar, "int32", compute) if wraps else scalar)
     return put_in(expression, values, compute, result)
 
 

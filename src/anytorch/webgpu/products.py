@@ -124,18 +124,10 @@ def _computed(
 def _nothing_to_sum(c: torch.Tensor, d: torch.Tensor | None, beta: float, activation: str) -> torch.Tensor:
     if d is None:
         return c.zero_()
-    c.copy_(d * beta)
-    return c.copy_(_activated(c, activation))
-
-
-def _activated(value: torch.Tensor, activation: str) -> torch.Tensor:
-    if not activation:
-        return value
-    return torch.relu(value) if activation == "relu" else torch.nn.functional.gelu(value, approximate="tanh")
-
-
-def _batched(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in tensors)
+    value = d * beta
+    if activation:
+        value = torch.relu(value) if activation == "relu" else torch.nn.functional.gelu(value, approximate="tanh")
+    return c.copy_(value)
 
 
 def _strides(tensor: torch.Tensor) -> Strides:
@@ -152,7 +144,7 @@ def _operand(tensor: torch.Tensor) -> Operand:
 
 def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None, activation: str) -> Product:
     runtime = open_runtime()
-    a, b, c = _batched(a, b, c)
+    a, b, c = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in (a, b, c))
     batch, m, k = a.shape
     n = b.shape[2]
     left, right, result = _operand(a), _operand(b), _operand(c)
@@ -255,7 +247,7 @@ class Geometry:
         operands = [operand for operand in (self.a, self.b, added) if operand is not None]
         plan = Plan(
             (spec, schedule),
-            _render,
+            lambda kernel: wgsl.render(wgsl.matrices(kernel[0]), kernel[1]),
             groups,
             [*[operand.dtype.itemsize for operand in operands], KINDS[stored].nbytes],
             1 << len(operands),
@@ -263,10 +255,6 @@ class Geometry:
             tail=(*numbers, *self.a.strides, *self.b.strides, *d_strides, *c_strides),
         )
         return Product(plan, swapped, splits, beside)
-
-
-def _render(kernel: tuple[wgsl.Matrices, wgsl.Schedule]) -> str:
-    return wgsl.render(wgsl.matrices(kernel[0]), kernel[1])
 
 
 def _accumulator(dtype: torch.dtype) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,10 +31,7 @@ def row_geometry(x: torch.Tensor, dim: int) -> Geometry:
         return 1, 1, 1
     dim %= x.dim()
     length = x.size(dim)
-    inner = 1
-    for size in x.shape[dim + 1 :]:
-        inner *= size
-    return (x.numel() // length if length else 0), length, max(inner, 1)
+    return (x.numel() // length if length else 0), length, max(math.prod(x.shape[dim + 1 :]), 1)
 
 
 def run_rows(

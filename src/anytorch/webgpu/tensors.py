@@ -7,6 +7,7 @@ only compute sizes and strides, so they are used as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.runtime import open_runtime
 
 NAME = "webgpu"
+KEY = "PrivateUse1"  # under which torch dispatches to it
 aten = torch.ops.aten
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
@@ -125,11 +127,11 @@ def is_ours(value: Any) -> bool:
 
 def empty(
     size: Sequence[int],
+    *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
     device: Any = None,
-    pin_memory: Any = None,
     memory_format: torch.memory_format | None = None,
+    **_: Any,
 ) -> torch.Tensor:
     _check_index(device)
     return new_tensor(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
@@ -151,39 +153,15 @@ def _strides(size: Sequence[int], memory_format: torch.memory_format | None) -> 
 
 
 def empty_strided(
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> torch.Tensor:
     _check_index(device)
     return new_tensor(size, stride, dtype or torch.get_default_dtype())
 
 
-def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    result: torch.Tensor = _set(tensor, storage, 0, (storage.nbytes() // tensor.dtype.itemsize,), (1,))
-    return result
-
-
-def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _set(
-        tensor, source.untyped_storage(), source.storage_offset(), source.size(), source.stride()
-    )
-    return result
-
-
-def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _set(tensor, new_storage(0), 0, (0,), (1,))
-    return result
-
-
 def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None) -> torch.Tensor:
     stride = _strides(size, memory_format)
-    elements = 1
-    for length in size:
-        elements *= length
+    elements = math.prod(size)
     needed = int((elements + tensor.storage_offset()) * tensor.dtype.itemsize) if elements else 0
     storage = tensor.untyped_storage()
     if needed > storage.nbytes():
@@ -202,18 +180,18 @@ VIEWS = ("as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view
 
 
 def register(library: torch.library.Library) -> None:
-    for name in VIEWS:
-        library.impl(name, on_cpu(getattr(aten, name).default), "PrivateUse1")
-    library.impl("set_.source_Storage_storage_offset", _set, "PrivateUse1")
-    for name, function in (
-        ("empty.memory_format", empty),
-        ("empty_strided", empty_strided),
-        ("set_.source_Storage", set_storage),
-        ("set_.source_Tensor", set_tensor),
-        ("set_", set_nothing),
-        ("resize_", resize),
-    ):
-        library.impl(name, function, "PrivateUse1")
+    kernels: dict[str, Callable[..., Any]] = {
+        **{name: on_cpu(getattr(aten, name).default) for name in VIEWS},
+        "set_.source_Storage_storage_offset": _set,
+        "set_.source_Storage": lambda t, held: _set(t, held, 0, (held.nbytes() // t.dtype.itemsize,), (1,)),
+        "set_.source_Tensor": lambda t, u: _set(t, u.untyped_storage(), u.storage_offset(), u.size(), u.stride()),
+        "set_": lambda t: _set(t, new_storage(0), 0, (0,), (1,)),
+        "empty.memory_format": empty,
+        "empty_strided": empty_strided,
+        "resize_": resize,
+    }
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, KEY)
     _patch_storage_constructor()
 
 

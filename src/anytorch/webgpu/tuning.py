@@ -135,16 +135,21 @@ def rounded(length: int) -> int:
 Launch = Callable[[Tiling], torch.Tensor]
 
 
-def choose(runtime: Runtime, shape: Shape, dtype: str, run: Launch) -> Tiling:
-    """The schedule for a product. `run` launches it with a schedule and gives its result, which is only looked at."""
+def offered(runtime: Runtime, shape: Shape, *, plainest: bool = False) -> list[Tiling]:
+    """The candidates of this device for a shape; the plainest is the one a CPU adapter has."""
     adapter = runtime.adapter
-    offered = partial(
-        candidates,
+    return candidates(
         shape,
+        software=plainest or adapter.software,
         integrated=adapter.kind != "DiscreteGPU",
         shared_bytes=int(runtime.limits["max-compute-workgroup-storage-size"]),
     )
-    options = offered(software=adapter.software)
+
+
+def choose(runtime: Runtime, shape: Shape, dtype: str, run: Launch) -> Tiling:
+    """The schedule for a product. `run` launches it with a schedule and gives its result, which is only looked at."""
+    adapter = runtime.adapter
+    options = offered(runtime, shape)
     work = shape.batch * shape.m * shape.n * shape.k
     if len(options) == 1 or adapter.software or work < WORTH_MEASURING:
         return options[0]
@@ -158,7 +163,7 @@ def choose(runtime: Runtime, shape: Shape, dtype: str, run: Launch) -> Tiling:
     verdict = recall(question, names=by_name, budget_s=budget_s)
     if verdict is None and runtime.recorder is not None:
         return options[0]  # what is tried would be recorded with the rest, and answers cannot be read back
-    (plain,) = offered(software=True)
+    (plain,) = offered(runtime, shape, plainest=True)
     if verdict is None:
         try:
             truth = run(plain)

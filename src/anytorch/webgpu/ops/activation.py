@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import op_of, variants
-from anytorch.webgpu.kernels import pointwise_kernel, register_pointwise
+from anytorch.webgpu.kernels import op_of, pointwise_kernel, register_forms, register_kernels, register_pointwise
 from anytorch.webgpu.launch import to_meta
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import aten
@@ -94,68 +93,47 @@ GLU_FIRST = Rule("{0} * sigmoid_{T}({2})")
 GLU_SECOND = Rule("{0} * {1} * sigmoid_{T}({2}) * (1.0 - sigmoid_{T}({2}))")
 
 
-def shaped_like(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _like(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: torch.empty_like(to_meta(tensor))
 
 
 def _log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    op = aten.log_sigmoid_forward.default
-    result = run(LOG_SIGMOID, op, (self,), (), None, shaped_like(self))
-    if result is None:
-        values = fallback(op, self)
-        return values[0], values[1]
+    result = run(LOG_SIGMOID, aten.log_sigmoid_forward.default, (self,), call=_like(self))
     return result, self.new_empty(0)  # the CPU keeps exp(-|x|) here for its gradient; ours is cheaper to recompute
 
 
 def _log_sigmoid_backward(grad: torch.Tensor, self: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    result = run(LOG_SIGMOID_BACKWARD, aten.log_sigmoid_backward.default, (grad, self), (), None, shaped_like(self))
-    return fallback(aten.log_sigmoid_backward.default, grad, self, buffer) if result is None else result
+    return run(LOG_SIGMOID_BACKWARD, aten.log_sigmoid_backward.default, (grad, self), call=_like(self))
 
 
-def _prelu_backward(grad: torch.Tensor, self: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _prelu_backward(grad: torch.Tensor, self: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
     op = aten._prelu_kernel_backward.default
-    first = run(PRELU_INPUT, op, (grad, self, weight), (), None, shaped_like(self))
-    second = run(PRELU_WEIGHT, op, (grad, self, weight), (), None, shaped_like(self))
-    if first is None or second is None:
-        values = fallback(op, grad, self, weight)
-        return values[0], values[1]
-    return first, second
+    return tuple(run(rule, op, (grad, self, weight), call=_like(self)) for rule in (PRELU_INPUT, PRELU_WEIGHT))
 
 
 def _glu(self: torch.Tensor, dim: int = -1, *, out: torch.Tensor) -> torch.Tensor:
-    first, second = self.chunk(2, dim)
-    if run(GLU, aten.glu.out, (first, second), (), out) is None:
-        fallback(aten.glu.out, self, dim, out=out)
-    return out
+    return run(GLU, aten.glu.out, self.chunk(2, dim), out=out)
 
 
 def _glu_backward(grad: torch.Tensor, self: torch.Tensor, dim: int) -> torch.Tensor:
     result = torch.empty_like(self)
-    first, second = self.chunk(2, dim)
     for half, rule in zip(result.chunk(2, dim), (GLU_FIRST, GLU_SECOND), strict=True):
-        if run(rule, aten.glu_backward.default, (grad, first, second), (), half) is None:
-            return torch.as_tensor(fallback(aten.glu_backward.default, grad, self, dim))
+        run(rule, aten.glu_backward.default, (grad, *self.chunk(2, dim)), out=half)
     return result
 
 
-def _register_logit(library: torch.library.Library) -> None:
-    for name, expression in (("logit", _logit), ("logit_backward", _logit_backward)):
-        op = op_of(name)
-        for variant in (op, *variants(op)):
-            library.impl(variant, pointwise_kernel(variant, Rule(expression, compute="float")), "PrivateUse1")
+KERNELS: dict[str, Callable[..., Any]] = {
+    "log_sigmoid_forward": _log_sigmoid_forward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
+    "_prelu_kernel_backward": _prelu_backward,
+    "glu.out": _glu,
+    "glu_backward": _glu_backward,
+}
 
 
 def register(library: torch.library.Library) -> None:
-    for table in (ACTIVATIONS, GRADIENTS):
-        for name, rule in table.items():
-            register_pointwise(library, op_of(name), rule)
-    _register_logit(library)
-    kernels: tuple[tuple[str, Callable[..., Any]], ...] = (
-        ("log_sigmoid_forward", _log_sigmoid_forward),
-        ("log_sigmoid_backward", _log_sigmoid_backward),
-        ("_prelu_kernel_backward", _prelu_backward),
-        ("glu.out", _glu),
-        ("glu_backward", _glu_backward),
-    )
-    for name, kernel in kernels:
-        library.impl(name, kernel, "PrivateUse1")
+    for name, rule in (*ACTIVATIONS.items(), *GRADIENTS.items()):
+        register_pointwise(library, op_of(name), rule)
+    for name, expression in (("logit", _logit), ("logit_backward", _logit_backward)):
+        register_forms(library, op_of(name), partial(pointwise_kernel, rule=Rule(expression, compute="float")))
+    register_kernels(library, KERNELS)

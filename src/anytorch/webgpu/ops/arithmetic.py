@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import op_of, variants
-from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise
+from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, register_forms, register_pointwise
 from anytorch.webgpu.pointwise import Compute, Rule
-from anytorch.webgpu.tensors import aten
+from anytorch.webgpu.tensors import KEY, aten
 
 
 def _float(expression: str | Callable[..., str]) -> Rule:
@@ -20,34 +19,10 @@ def _float(expression: str | Callable[..., str]) -> Rule:
 
 
 # One function of `gpu.wgsl.functions` each; integers are computed as floats.
-ELEMENTARY = [
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "sigmoid",
-    "erf",
-    "erfc",
-    "erfinv",
-    "lgamma",
-    "digamma",
-    "sinc",
-]
+ELEMENTARY = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+    "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "sinc",
+)  # fmt: skip
 
 UNARY = {
     "neg": Rule("-{0}"),
@@ -95,16 +70,15 @@ BINARY = {
     "pow.Scalar": Rule("pow_{T}({0}, {1})"),
 }
 
+# The end nearer to the weight is the one that is met exactly, as in torch.
+_LERP = Rule(
+    "select({1} - ({1} - {0}) * ({T}(1) - {2}), {0} + {2} * ({1} - {0}), abs({2}) < {T}(0.5))", compute="output"
+)
 TERNARY = {
     "addcmul": Rule("{0} + {3} * {1} * {2}", short="{0} + {1} * {2}"),
     "addcdiv": Rule("{0} + {3} * divide_{T}({1}, {2})", short="{0} + divide_{T}({1}, {2})"),
-    # The end nearer to the weight is the one that is met exactly, as in torch.
-    "lerp.Scalar": Rule(
-        "select({1} - ({1} - {0}) * ({T}(1) - {2}), {0} + {2} * ({1} - {0}), abs({2}) < {T}(0.5))", compute="output"
-    ),
-    "lerp.Tensor": Rule(
-        "select({1} - ({1} - {0}) * ({T}(1) - {2}), {0} + {2} * ({1} - {0}), abs({2}) < {T}(0.5))", compute="output"
-    ),
+    "lerp.Scalar": _LERP,
+    "lerp.Tensor": _LERP,
 }
 
 DIVISIONS = {
@@ -203,17 +177,15 @@ def _next_after(op: Any) -> Callable[..., Any]:
 
 
 def register(library: torch.library.Library) -> None:
-    for table in (UNARY, BINARY, TERNARY):
-        for name, rule in table.items():
-            register_pointwise(library, op_of(name), rule)
+    for name, rule in (*UNARY.items(), *BINARY.items(), *TERNARY.items()):
+        register_pointwise(library, op_of(name), rule)
     RULES[aten.pow.Tensor_Scalar] = POWER
     for op in (aten.polygamma.default, aten.polygamma.out):
-        library.impl(op, _polygamma(op), "PrivateUse1")
+        library.impl(op, _polygamma(op), KEY)
     for op, make in (
         (aten.div.Tensor_mode, _division),
         (aten.pow.Tensor_Scalar, _power),
         (aten.round.decimals, _round_decimals),
         (aten.nextafter.default, _next_after),
     ):
-        for variant in (op, *variants(op)):
-            library.impl(variant, make(variant), "PrivateUse1")
+        register_forms(library, op, make)

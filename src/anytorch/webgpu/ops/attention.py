@@ -21,14 +21,13 @@ from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.attention import render
 from anytorch.gpu.wgsl.attention_kernel import Attention
 from anytorch.webgpu.copies import contiguous, narrowed
-from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.folds import has_subgroups
-from anytorch.webgpu.launch import Result, check_devices, result_of
+from anytorch.webgpu.launch import Result, check_devices, result_of, unwatched
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.per_element import per_element
 from anytorch.webgpu.products import product
-from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor, sized_tensor
+from anytorch.webgpu.tensors import KEY, aten, new_contiguous, new_tensor, sized_tensor
 
 MATH, OVERRIDEABLE = 0, 4  # torch.nn.attention.SDPBackend
 SHORT = 4  # up to this many queries, a workgroup each
@@ -244,31 +243,23 @@ def attention_backward(
     grad_input_mask: Any,
     out: torch.Tensor,
     sums: torch.Tensor,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout: float,
-    causal: bool,
-    philox_seed: Any,
-    philox_offset: Any,
-    *,
+    *rest: Any,
     scale: float | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """With P the probabilities, dP = g V', dS = P (dP - rowsum(g out)); then three products. Scores exist in f32 here."""
+    _sums_q, _sums_k, _max_q, _max_k, _dropout, causal, *_philox = rest
     batch, heads, queries, dimension = q.shape
     keys, key_heads = k.shape[2], k.shape[1]
     factor = _scale(q, scale)
     repeated = heads // key_heads
     flat = (batch * heads, -1, dimension)
     left, g = q.reshape(flat), gradient.reshape(flat)
-    right, values = (_per_query_head(t, repeated).reshape(flat) for t in (k, v))
+    right, values = ((t.repeat_interleave(repeated, 1) if repeated > 1 else t).reshape(flat) for t in (k, v))
     scores = product(left, right.transpose(1, 2), new_contiguous((batch * heads, queries, keys), torch.float32))
     inner = product(g, values.transpose(1, 2), new_contiguous(scores.shape, torch.float32))
     outer = (gradient.float() * out.float()).sum(-1).contiguous()
-    weights, steps = new_contiguous(scores.shape, torch.float32), new_contiguous(scores.shape, torch.float32)
-    _probabilities(scores, inner, outer, sums, mask, causal, factor, (batch, heads, queries, keys), weights, steps)
-    weights, steps = narrowed(weights, q.dtype), narrowed(steps, q.dtype)
+    inputs = [("scores", scores), ("inner", inner), ("outer", outer), ("sums", sums)]
+    weights, steps = _probabilities(inputs, mask, causal, factor, (batch, heads, queries, keys), q.dtype)
     to_q = product(steps, right, new_contiguous(left.shape, q.dtype), alpha=factor).view(q.shape)
     to_k = product(steps.transpose(1, 2), left, new_contiguous(right.shape, q.dtype), alpha=factor)
     to_v = product(weights.transpose(1, 2), g, new_contiguous(right.shape, q.dtype))
@@ -282,24 +273,17 @@ def attention_backward(
     return to_q, to_k.view(whole), to_v.view(whole), to_mask
 
 
-def _per_query_head(tensor: torch.Tensor, repeated: int) -> torch.Tensor:
-    return tensor.repeat_interleave(repeated, 1) if repeated > 1 else tensor
-
-
 def _probabilities(
-    scores: torch.Tensor,
-    inner: torch.Tensor,
-    outer: torch.Tensor,
-    sums: torch.Tensor,
+    inputs: list[tuple[str, torch.Tensor]],
     mask: torch.Tensor | None,
     causal: bool,
     scale: float,
     sizes: tuple[int, int, int, int],
-    weights: torch.Tensor,
-    steps: torch.Tensor,
-) -> None:
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """P and dS of the scores, dP ("inner"), rowsum(g out) ("outer") and the row sums' logarithms."""
     batch, heads, queries, keys = sizes
-    inputs = [("scores", scores), ("inner", inner), ("outer", outer), ("sums", sums)]
+    weights, steps = (new_contiguous(inputs[0][1].shape, torch.float32) for _ in range(2))
     numbers: list[tuple[str, str, Any]] = [("queries", "u32", queries), ("keys", "u32", keys), ("scale", "f32", scale)]
     value = "load_scores(i) * p.scale"
     if mask is not None:
@@ -321,7 +305,8 @@ def _probabilities(
         f"  if (!({hidden}) && s > -3.0e38) {{ w = exp(s - load_sums(row)); }}\n"
         "  store_weights(i, w); store_steps(i, w * (load_inner(i) - load_outer(row)));"
     )
-    per_element(inputs, [("weights", weights), ("steps", steps)], numbers, batch * heads * queries * keys, body)
+    per_element(inputs, [("weights", weights), ("steps", steps)], numbers, weights.numel(), body)
+    return narrowed(weights, dtype), narrowed(steps, dtype)
 
 
 def scaled_dot_product_attention(
@@ -373,12 +358,8 @@ def register(library: torch.library.Library) -> None:
     # Both keys: under autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
     whole = halving(aten.scaled_dot_product_attention.default, scaled_dot_product_attention)
     library.impl("scaled_dot_product_attention", whole, "AutogradPrivateUse1")
-    library.impl("scaled_dot_product_attention", whole, "PrivateUse1")
-    library.impl("_fused_sdp_choice", choice, "PrivateUse1")
-    library.impl("_scaled_dot_product_fused_attention_overrideable", attention, "PrivateUse1")
-    backward_op = aten._scaled_dot_product_fused_attention_overrideable_backward
-    library.impl(
-        "_scaled_dot_product_fused_attention_overrideable_backward",
-        halving(backward_op.default, attention_backward),
-        "PrivateUse1",
-    )
+    library.impl("scaled_dot_product_attention", whole, KEY)
+    library.impl("_fused_sdp_choice", choice, KEY)
+    library.impl(_fused, attention, KEY)
+    backward = aten._scaled_dot_product_fused_attention_overrideable_backward.default
+    library.impl(backward, halving(backward, attention_backward), KEY)

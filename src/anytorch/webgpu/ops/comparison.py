@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from anytorch.webgpu.forms import op_of, variants
-from anytorch.webgpu.kernels import RULES, pointwise_kernel, register_pointwise
-from anytorch.webgpu.pointwise import Rule
+from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, register_forms, register_pointwise
+from anytorch.webgpu.pointwise import Rule, number
 from anytorch.webgpu.tensors import aten
 
 # A comparison that holds for equal values is not left to the compiler: `x <= x` may be folded to true, and x may be a NaN.
@@ -39,16 +39,18 @@ LOGIC = {
     "heaviside": Rule("select(select({T}(0), {T}(1), {0} > {T}(0)), {1}, {0} == {T}(0))"),
 }
 
+LOWER = Rule("maximum_{T}({0}, {1})")
+UPPER = Rule("minimum_{T}({0}, {1})")
+BOTH = Rule("minimum_{T}(maximum_{T}({0}, {1}), {2})")
+
 SELECTION = {
+    **dict.fromkeys(("clamp_min", "clamp_min.Tensor"), LOWER),
+    **dict.fromkeys(("clamp_max", "clamp_max.Tensor"), UPPER),
     "where.self": Rule("select({2}, {1}, {0} != {T}(0))", compute="output"),
     "masked_fill.Scalar": Rule("select({0}, {2}, {1} != {T}(0))", compute="input"),
     "masked_fill.Tensor": Rule("select({0}, {2}, {1} != {T}(0))", compute="input"),
     "threshold": Rule("select({0}, {2}, at_most_{T}({0}, {1}))", compute="output"),
 }
-
-LOWER = Rule("maximum_{T}({0}, {1})")
-UPPER = Rule("minimum_{T}({0}, {1})")
-BOTH = Rule("minimum_{T}(maximum_{T}({0}, {1}), {2})")
 
 # Tests of a float's bits. Of an integer's value they are known without looking.
 BITS = {
@@ -101,22 +103,13 @@ def _clamp(op: Any) -> Callable[..., Any]:
     return clamp
 
 
-def _number(value: float) -> str:
-    """A number of a shader's text; WGSL cannot write inf or nan."""
-    if value != value:
-        return "quiet_nan()"
-    if value in (float("inf"), float("-inf")) or abs(value) > 3.4028234663852886e38:
-        return "infinity()" if value > 0 else "-infinity()"
-    return f"f32({value!r})"
-
-
 def _nan_to_num(op: Any) -> Callable[..., Any]:
     def expression(largest: float) -> Callable[..., str]:
         def make(nan: float | None, positive: float | None, negative: float | None) -> str:
-            above = _number(largest if positive is None else positive)
-            below = _number(-largest if negative is None else negative)
+            above = number(largest if positive is None else positive)
+            below = number(-largest if negative is None else negative)
             inf = f"select({below}, {above}, {{0}} > 0.0)"
-            return f"select(select({{0}}, {inf}, is_inf({{0}})), {_number(nan or 0.0)}, is_nan({{0}}))"
+            return f"select(select({{0}}, {inf}, is_inf({{0}})), {number(nan or 0.0)}, is_nan({{0}}))"
 
         return make
 
@@ -136,23 +129,17 @@ def register(library: torch.library.Library) -> None:
     for name, expression in COMPARISONS.items():
         for overload in ("Tensor", "Scalar"):
             register_pointwise(library, op_of(f"{name}.{overload}"), Rule("{bool}" + expression))
-    for table in (LOGIC, SELECTION):
-        for name, rule in table.items():
-            register_pointwise(library, op_of(name), rule)
-    for name, rule in (("clamp_min", LOWER), ("clamp_max", UPPER)):
+    for name, rule in (*LOGIC.items(), *SELECTION.items()):
         register_pointwise(library, op_of(name), rule)
-        register_pointwise(library, op_of(f"{name}.Tensor"), rule)
     RULES[aten.clamp.default] = RULES[aten.clamp.Tensor] = BOTH
     for name, expression in BITS.items():
         RULES[op_of(name)] = Rule("{bool}" + expression, compute="input")
-        for variant in (op_of(name), *variants(op_of(name))):
-            integers = "{0} < {T}(0)" if name == "signbit" else "{0} != {0}"
-            library.impl(variant, _bits(variant, expression, integers), "PrivateUse1")
+        integers = "{0} < {T}(0)" if name == "signbit" else "{0} != {0}"
+        register_forms(library, op_of(name), partial(_bits, expression=expression, integers=integers))
     for op, make in (
         (aten.bitwise_not.default, _not),
         (aten.clamp.default, _clamp),
         (aten.clamp.Tensor, _clamp),
         (aten.nan_to_num.default, _nan_to_num),
     ):
-        for variant in (op, *variants(op)):
-            library.impl(variant, make(variant), "PrivateUse1")
+        register_forms(library, op, make)

@@ -12,27 +12,20 @@ from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl
-from anytorch.gpu.wgsl.matmul import Schedule, render
-from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.gpu.wgsl.matmul import render
+from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import check_devices
+from anytorch.webgpu.ops.pooling import Triple, triple
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import finish, schedule_grid
-from anytorch.webgpu.tensors import aten, new_contiguous, new_tensor
+from anytorch.webgpu.tensors import KEY, aten, new_contiguous, new_tensor
 from anytorch.webgpu.tuning import DIRECT, Shape, Tiling, choose
-
-Triple = tuple[int, int, int]
-
-
-def _triple(values: Sequence[int], rank: int, missing: int) -> Triple:
-    whole = list(values) * rank if len(values) == 1 else list(values)
-    padded = [missing] * (3 - rank) + whole
-    return (padded[0], padded[1], padded[2])
 
 
 def _spatial(tensor: torch.Tensor) -> Triple:
-    return _triple(tensor.shape[2:], tensor.dim() - 2, 1) if tensor.dim() > 2 else (1, 1, 1)
+    return triple(tensor.shape[2:], tensor.dim() - 2, 1) if tensor.dim() > 2 else (1, 1, 1)
 
 
 def _place_stride(tensor: torch.Tensor) -> int | None:
@@ -58,10 +51,6 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     place = _place_stride(tensor)
     assert place is not None
     return tensor.stride(0), tensor.stride(1), place
-
-
-def _render(kernel: tuple[wgsl.Convolution, Schedule]) -> str:
-    return render(wgsl.convolution(kernel[0]), kernel[1])
 
 
 def _compute(
@@ -93,7 +82,7 @@ def _compute(
             channels = x.shape[1] // groups
             plan = plans[key, choice] = Plan(
                 (spec, choice.schedule),
-                _render,
+                lambda kernel: render(wgsl.convolution(kernel[0]), kernel[1]),
                 launched,
                 [tensor.dtype.itemsize for tensor in bound],
                 1 << (len(bound) - 1),
@@ -135,14 +124,11 @@ def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:
 
 def _new_result(size: Sequence[int], dtype: torch.dtype, like: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Channels last if the input or the weight is, as torch's own convolutions do."""
-    if len(size) == 4 and any(t.dim() == 4 and _channels_last(t) for t in (like, weight)):
+    last = torch.channels_last
+    if len(size) == 4 and any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (like, weight)):
         _, channels, height, width = size
         return new_tensor(size, (channels * height * width, 1, width * channels, channels), dtype)
     return new_contiguous(size, dtype)
-
-
-def _channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
 class Settings:
@@ -150,30 +136,16 @@ class Settings:
 
     def __init__(self, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool) -> None:
         self.rank = weight.dim() - 2
-        self.kernel = _triple(weight.shape[2:], self.rank, 1)
-        self.stride = _triple(stride, self.rank, 1)
-        self.padding = _triple(padding, self.rank, 0)
-        self.dilation = _triple(dilation, self.rank, 1)
+        self.kernel = triple(weight.shape[2:], self.rank, 1)
+        self.stride = triple(stride, self.rank, 1)
+        self.padding = triple(padding, self.rank, 0)
+        self.dilation = triple(dilation, self.rank, 1)
         self.transposed = transposed
         self.taps = self.kernel[0] * self.kernel[1] * self.kernel[2]
 
     @property
     def geometry(self) -> tuple[Triple, Triple, Triple, Triple]:
         return self.kernel, self.stride, self.padding, self.dilation
-
-
-def _result_size(
-    x: torch.Tensor, weight: torch.Tensor, s: Settings, output_padding: Sequence[int], groups: int
-) -> list[int]:
-    sizes = []
-    extra = _triple(output_padding, s.rank, 0)
-    for i in range(3 - s.rank, 3):
-        length, reach = _spatial(x)[i], s.dilation[i] * (s.kernel[i] - 1)
-        if s.transposed:
-            sizes.append((length - 1) * s.stride[i] - 2 * s.padding[i] + reach + extra[i] + 1)
-        else:
-            sizes.append((length + 2 * s.padding[i] - reach - 1) // s.stride[i] + 1)
-    return [x.shape[0], weight.shape[1] * groups if s.transposed else weight.shape[0], *sizes]
 
 
 def _apply(
@@ -187,30 +159,19 @@ def _apply(
     like: torch.Tensor,
 ) -> torch.Tensor:
     """A plain ("gather") or transposed ("scatter") convolution of x into a tensor of `size`."""
-    result = _new_result(size, x.dtype, like, weight)
+    result = _new_result(size, word_dtype(x.dtype), like, weight)
     if result.numel() == 0:
-        return result
-    target = (
-        result if word_dtype(x.dtype) is x.dtype else new_tensor(result.size(), result.stride(), word_dtype(x.dtype))
-    )
+        return narrowed(result, x.dtype)
     rows = size[1] // groups
     places = result.numel() // (size[0] * size[1])
     inner = x.shape[1] // groups * s.taps
     if inner == 0 or x.numel() == 0:
         result.zero_()
-        return result if bias is None else result.add_(bias.view(-1, *[1] * s.rank))
-    _compute(
-        kind,
-        contiguous(weight),
-        _readable(x),
-        target,
-        target,
-        contiguous(bias) if bias is not None else None,
-        (rows, size[0] * places, inner),
-        groups,
-        s.geometry,
-    )
-    return on_device(target, result) if target is not result else result
+        return narrowed(result if bias is None else result.add_(bias.view(-1, *[1] * s.rank)), x.dtype)
+    sizes = (rows, size[0] * places, inner)
+    bias = contiguous(bias) if bias is not None else None
+    _compute(kind, contiguous(weight), _readable(x), result, result, bias, sizes, groups, s.geometry)
+    return narrowed(result, x.dtype)
 
 
 def convolution(
@@ -227,18 +188,16 @@ def convolution(
     check_devices("convolution", x, weight, bias)
     settings = Settings(weight, stride, padding, dilation, transposed)
     same = x.dtype is weight.dtype and (bias is None or bias.dtype is x.dtype)
-    if not same or settings.rank > 3 or not computable(x.dtype) or not _handled(x.dtype):
-        made: torch.Tensor = fallback(
-            aten.convolution.default,
-            *(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
-        )
-        return made
-    size = _result_size(x, weight, settings, output_padding, groups)
+    args = (x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    if not same or settings.rank > 3 or not computable(x.dtype) or x.dtype not in (*FLOATS, torch.int32, torch.int64):
+        return torch.as_tensor(fallback(aten.convolution.default, *args))
+    size = [x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0]]
+    extra = triple(output_padding, settings.rank, 0)
+    for i, length in enumerate(x.shape[2:], 3 - settings.rank):
+        kernel, step, pad, apart = [each[i] for each in settings.geometry]
+        reach = apart * (kernel - 1) - 2 * pad
+        size.append((length - 1) * step + reach + extra[i] + 1 if transposed else (length - reach - 1) // step + 1)
     return _apply("scatter" if transposed else "gather", x, weight, bias, size, settings, groups, x)
-
-
-def _handled(dtype: torch.dtype) -> bool:
-    return dtype in (*FLOATS, torch.int32, torch.int64)
 
 
 def convolution_backward(
@@ -276,22 +235,20 @@ def convolution_backward(
 def _weight_gradient(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, s: Settings, groups: int
 ) -> torch.Tensor:
-    result = new_contiguous(weight.shape, weight.dtype)
-    if result.numel() == 0:
-        return result
+    result = new_contiguous(weight.shape, word_dtype(weight.dtype))
     walked, read = (x, gradient) if s.transposed else (gradient, x)
-    if walked.numel() == 0 or read.numel() == 0:
-        return result.zero_()
+    if result.numel() == 0 or walked.numel() == 0 or read.numel() == 0:
+        return narrowed(result.zero_(), weight.dtype)
     walked, read = _readable(walked), _readable(read)
-    target = result if word_dtype(x.dtype) is x.dtype else new_contiguous(weight.shape, torch.float32)
     rows, columns = weight.shape[0] // groups, weight.shape[1] * s.taps
     inner = walked.numel() // walked.shape[1]
-    _compute("weight", walked, read, walked, target, None, (rows, columns, inner), groups, s.geometry)
-    return on_device(target, result) if target is not result else result
+    _compute("weight", walked, read, walked, result, None, (rows, columns, inner), groups, s.geometry)
+    return narrowed(result, weight.dtype)
 
 
 def register(library: torch.library.Library) -> None:
-    whole = halving(aten.convolution_overrideable.default, convolution)
-    library.impl("convolution_overrideable", whole, "PrivateUse1")
-    backward = halving(aten.convolution_backward_overrideable.default, convolution_backward)
-    library.impl("convolution_backward_overrideable", backward, "PrivateUse1")
+    for op, kernel in (
+        (aten.convolution_overrideable.default, convolution),
+        (aten.convolution_backward_overrideable.default, convolution_backward),
+    ):
+        library.impl(op, halving(op, kernel), KEY)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import resized
-from anytorch.webgpu.kernels import RULES, pointwise_kernel
-from anytorch.webgpu.launch import META, to_meta
+from anytorch.webgpu.kernels import register_kernels, register_pointwise, resized
+from anytorch.webgpu.launch import META, NoKernel, to_meta
 from anytorch.webgpu.pointwise import Rule, run
-from anytorch.webgpu.tensors import aten, buffer_of, is_ours, new_contiguous, storage_nbytes
+from anytorch.webgpu.tensors import KEY, aten, buffer_of, is_ours, new_contiguous, storage_nbytes
 
 FILL = Rule("{1}", compute="input")
 ZERO = Rule("{0}", compute="output")
@@ -27,28 +26,30 @@ BETWEEN = Rule(
     compute="output",
 )
 DIAGONAL = Rule(lambda columns: f"select({{T}}(0), {{T}}(1), i / {columns}u == i % {columns}u)", compute="output")
-# Sizes are parameters, so that one shader serves every length of a causal mask; a byte cannot hold them: written into it.
-_DISTANCE = "i32(i % u32({1})) - i32((i / u32({1})) % u32({2}))"
-LOWER = Rule(f"select({{T}}(0), {{0}}, {_DISTANCE} <= i32({{3}}))", compute="input")
-UPPER = Rule(f"select({{T}}(0), {{0}}, {_DISTANCE} >= i32({{3}}))", compute="input")
 
 
-def _narrow(sign: str) -> Rule:
-    def expression(columns: int, rows: int, k: int) -> str:
+def _corner(sign: str) -> tuple[Rule, Rule]:
+    """A triangle's rule. Sizes are parameters, so that one shader serves every length of a causal mask; a byte cannot hold
+    them: in the second rule they are written into it."""
+    wide = f"select({{T}}(0), {{0}}, i32(i % u32({{1}})) - i32((i / u32({{1}})) % u32({{2}})) {sign} i32({{3}}))"
+
+    def narrow(columns: int, rows: int, k: int) -> str:
         return f"select({{T}}(0), {{0}}, i32(i % {columns}u) - i32((i / {columns}u) % {rows}u) {sign} {k})"
 
-    return Rule(expression, compute="input")
+    return Rule(wide, compute="input"), Rule(narrow, compute="input")
 
 
-NARROW_LOWER, NARROW_UPPER = _narrow("<="), _narrow(">=")
+LOWER, UPPER = _corner("<="), _corner(">=")
 EXACT = 1 << 24
 WINDOW_SLACK = 512  # what aligning the ends of a binding may add
 
 
-def _in_one_binding(tensor: torch.Tensor) -> bool:
-    """A larger tensor is computed in parts, and a part does not know its place."""
+def _in_one_binding(tensor: torch.Tensor) -> torch.Tensor:
+    """A larger tensor is computed in parts, and a part does not know its place: the CPU's."""
     nbytes = storage_nbytes(tensor.size(), tensor.stride(), tensor.dtype)
-    return nbytes + WINDOW_SLACK <= open_runtime().binding_limit
+    if nbytes + WINDOW_SLACK > open_runtime().binding_limit:
+        raise NoKernel
+    return tensor
 
 
 def zero_(self: torch.Tensor) -> torch.Tensor:
@@ -64,9 +65,10 @@ def zero_(self: torch.Tensor) -> torch.Tensor:
                 rest = nbytes - whole
                 zero_(self.view(-1)[-(rest // self.dtype.itemsize) :])
             return self
-    if run(ZERO, aten.zero_.default, (0,), (), self) is None:
-        fallback(aten.zero_.default, self)
-    return self
+    try:
+        return run(ZERO, aten.zero_.default, (0,), (), self)
+    except NoKernel:
+        return torch.as_tensor(fallback(aten.zero_.default, self))
 
 
 def fill_tensor_(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -84,9 +86,7 @@ def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
     else:
         shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
     resized(out, shape)
-    if out.numel() and (not _in_one_binding(out) or run(STEPS, aten.arange.start_out, (start, step), (), out) is None):
-        fallback(aten.arange.start_out, start, end, step, out=out)
-    return out
+    return run(STEPS, aten.arange.start_out, (start, step), (), _in_one_binding(out))
 
 
 def linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
@@ -97,11 +97,10 @@ def linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Te
         return out
     if steps == 1:
         return out.fill_(start)
-    native = out.is_floating_point() and steps < EXACT and _in_one_binding(out)
-    step = (float(end) - float(start)) / (steps - 1) if native else 0.0
-    if not native or run(BETWEEN, aten.linspace.out, (start, end, step, steps), (), out) is None:
-        fallback(aten.linspace.out, start, end, steps, out=out)
-    return out
+    if not out.is_floating_point() or steps >= EXACT:
+        raise NoKernel
+    step = (float(end) - float(start)) / (steps - 1)
+    return run(BETWEEN, aten.linspace.out, (start, end, step, steps), (), _in_one_binding(out))
 
 
 def eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
@@ -109,61 +108,50 @@ def eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     if n < 0 or columns < 0:
         raise RuntimeError(f"n must be greater or equal to 0, got {min(n, columns)}")
     resized(out, (n, columns))
-    if out.numel() and (not _in_one_binding(out) or run(DIAGONAL, aten.eye.m_out, (), (columns,), out) is None):
-        fallback(aten.eye.m_out, n, columns, out=out)
-    return out
+    return run(DIAGONAL, aten.eye.m_out, (), (columns,), _in_one_binding(out)) if out.numel() else out
 
 
 def _triangle(op: Any, rule: Rule, narrow: Rule) -> Any:
     def triangle(self: torch.Tensor, diagonal: int = 0, *, out: torch.Tensor | None = None) -> Any:
-        given = {} if out is None else {"out": out}
-        if self.dim() < 2 or max(self.shape[-2:]) >= EXACT or not _in_one_binding(self):
-            return fallback(op, self, diagonal, **given)
+        if self.dim() < 2 or max(self.shape[-2:]) >= EXACT:
+            raise NoKernel
+        operand = _in_one_binding(self)
         if out is not None:
             resized(out, self.shape)
         rows, columns = self.shape[-2:]
         # Further out than this nothing changes any more, and the number stays small.
         numbers = (columns, rows, max(-rows, min(columns, diagonal)))
-        small = self.dtype.itemsize < 4 and not self.is_floating_point()
 
         def shape() -> Any:
             return op(to_meta(self), diagonal) if out is None else out
 
-        if small:
-            result = run(narrow, op, (self,), numbers, out, shape)
-        else:
-            result = run(rule, op, (self, *numbers), (), out, shape)
-        return fallback(op, self, diagonal, **given) if result is None else result
+        if self.dtype.itemsize < 4 and not self.is_floating_point():
+            return run(narrow, op, (operand,), numbers, out, shape)
+        return run(rule, op, (operand, *numbers), (), out, shape)
 
     return triangle
 
 
-def efficient_zero_tensor(
-    size: Sequence[int],
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> torch.Tensor:
+def efficient_zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
     """Zeros that autograd knows to be zeros, on devices that can mark them so; here they are plain."""
     return zero_(new_contiguous(size, dtype or torch.get_default_dtype()))
 
 
+KERNELS: dict[str, Callable[..., Any]] = {
+    "fill_.Tensor": fill_tensor_,
+    "arange.start_out": arange,
+    "linspace.out": linspace,
+    "eye.out": eye,
+    "eye.m_out": eye,
+    "_efficientzerotensor": efficient_zero_tensor,
+    "tril": _triangle(aten.tril.default, *LOWER),
+    "tril.out": _triangle(aten.tril.out, *LOWER),
+    "triu": _triangle(aten.triu.default, *UPPER),
+    "triu.out": _triangle(aten.triu.out, *UPPER),
+}
+
+
 def register(library: torch.library.Library) -> None:
-    RULES[aten.fill.Scalar] = FILL
-    for op in (aten.fill.Scalar, aten.fill_.Scalar, aten.fill.Scalar_out):
-        library.impl(op, pointwise_kernel(op, FILL), "PrivateUse1")
-    for name, kernel in (
-        ("zero_", zero_),
-        ("fill_.Tensor", fill_tensor_),
-        ("arange.start_out", arange),
-        ("linspace.out", linspace),
-        ("eye.out", eye),
-        ("eye.m_out", eye),
-        ("_efficientzerotensor", efficient_zero_tensor),
-    ):
-        library.impl(name, kernel, "PrivateUse1")
-    for name, rule, narrow in (("tril", LOWER, NARROW_LOWER), ("triu", UPPER, NARROW_UPPER)):
-        packet = getattr(aten, name)
-        for op in (packet.default, packet.out):
-            library.impl(op, _triangle(op, rule, narrow), "PrivateUse1")
+    register_pointwise(library, aten.fill.Scalar, FILL)
+    library.impl("zero_", zero_, KEY)
+    register_kernels(library, KERNELS)

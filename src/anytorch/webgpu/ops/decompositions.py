@@ -17,9 +17,9 @@ from torch._decomp import decomposition_table
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, in_place, out_forms, variants, with_out
-from anytorch.webgpu.ops import experts, transformer
-from anytorch.webgpu.tensors import aten, device
+from anytorch.webgpu.kernels import has_kernel, in_place, op_of, out_forms, variants, with_out
+from anytorch.webgpu.ops import transformer
+from anytorch.webgpu.tensors import KEY, device
 
 # Torch's own. Left out of its table: what wraps a primitive that calls the op again (the special functions), what belongs
 # to one library (cudnn_*, miopen_*), and views, which need nothing.
@@ -31,16 +31,6 @@ TORCH = (
     "__irshift__.Tensor", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor", "pixel_shuffle",
     "pixel_unshuffle", "narrow_copy",
 )  # fmt: skip
-
-
-def find(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    packet = getattr(aten, base, None)
-    return None if packet is None else getattr(packet, overload or "default", None)
-
-
-def has_kernel(op: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), KEY))
 
 
 def computable(value: Any, features: frozenset[str]) -> bool:
@@ -89,8 +79,7 @@ def install(library: torch.library.Library, op: Any, decomposition: Callable[...
 
 def composite(op: Any) -> bool:
     """Has torch a kernel for every device, made of other ops?"""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(op.name(), "CompositeImplicitAutograd") or has(op.name(), "CompositeExplicitAutograd"))
+    return has_kernel(op, "CompositeImplicitAutograd") or has_kernel(op, "CompositeExplicitAutograd")
 
 
 # --- ours --------------------------------------------------------------------------------------------------------------
@@ -113,8 +102,7 @@ def angle(x: torch.Tensor) -> torch.Tensor:
 
 
 def cdist(first: torch.Tensor, second: torch.Tensor, p: float, mode: int | None) -> torch.Tensor:
-    difference = (first.unsqueeze(-2) - second.unsqueeze(-3)).abs()
-    return distance(difference, p)
+    return distance((first.unsqueeze(-2) - second.unsqueeze(-3)).abs(), p)
 
 
 def distance(difference: torch.Tensor, p: float) -> torch.Tensor:
@@ -241,10 +229,11 @@ OURS: dict[str, Callable[..., Any]] = {
     "glu_jvp": glu_jvp,
     "nonzero_static": nonzero_static,
     "multi_margin_loss_backward": multi_margin_backward,
-    "_grouped_mm": experts.grouped_mm,
+    "_grouped_mm": transformer.grouped_mm,
     "_native_multi_head_attention": transformer.multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer.encoder_layer,
-    "_nested_tensor_from_mask_left_aligned": transformer.never_left_aligned,
+    # May the padded batch become a nested tensor? This device has none; nn.TransformerEncoder goes on with the mask.
+    "_nested_tensor_from_mask_left_aligned": lambda tensor, mask: False,
 }
 
 # What `register` found without a kernel and installed; the table in the documentation is made from it.
@@ -254,13 +243,10 @@ installed: list[str] = []
 def register(library: torch.library.Library) -> None:
     installed.clear()
     for name, function in OURS.items():
-        op = find(name)
+        op = op_of(name, None)
         if op is not None:
             installed.extend(install(library, op, function))
     for name in TORCH:
-        op = find(name)
-        if op is not None and op in decomposition_table:
+        op = op_of(name, None)
+        if op in decomposition_table:
             installed.extend(install(library, op, decomposition_table[op]))
-
-
-__all__ = ["OURS", "TORCH", "installed", "register"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,11 +26,10 @@ from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, with_out
-from anytorch.webgpu.indexed import Index, gather, make_plan, positions, scatter
-from anytorch.webgpu.kernels import register_kernels
+from anytorch.webgpu.indexed import Index, find_plan, gather, positions, scatter
+from anytorch.webgpu.kernels import register_kernels, with_out
 from anytorch.webgpu.launch import NoKernel, check_devices, made_by, result_of
-from anytorch.webgpu.tensors import NAME, aten, device
+from anytorch.webgpu.tensors import KEY, NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -56,10 +56,9 @@ class Place:
     def _entries(self, target: torch.Tensor) -> list[Index]:
         return [(index, steps, target.size(dim), target.stride(dim)) for index, steps, dim in self.indices]
 
-    def check(self, op: Any, target: torch.Tensor) -> None:
-        if not checking():
-            return
-        for index, _, dim in self.indices:
+    def checked(self, op: Any, target: torch.Tensor) -> Place:
+        """The place itself; if wished, its indices are looked at first."""
+        for index, _, dim in self.indices if checking() else ():
             size = target.size(dim)
             if index.numel() == 0:
                 continue
@@ -67,6 +66,7 @@ class Place:
             if high >= size or low < (-size if self.wrap else 0):
                 wrong = high if high >= size else low
                 raise IndexError(f"{op}: index {wrong} is out of bounds for dimension {dim} with size {size}")
+        return self
 
     def read(self, source: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """The elements there, in a new tensor or in `into` if that can be written as a whole."""
@@ -76,7 +76,7 @@ class Place:
     def plan(self, source: torch.Tensor, size: Sequence[int]) -> Plan:
         """The plan by which `read` makes a new tensor, for a result of this size and as many elements."""
         strides, entries = self._strides(source), self._entries(source)
-        plan = make_plan("", source.dtype, self.size, (strides,), entries, source.data_ptr(), self.wrap)
+        plan = copy(find_plan("", source.dtype, self.size, (strides,), entries, source.data_ptr(), self.wrap))
         plan.result = result_of(size, source.dtype)
         return plan
 
@@ -136,12 +136,11 @@ def ours(op: Any, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.device.type == NAME else tensor.to(device())
 
 
-def usable(op: Any, index: torch.Tensor) -> bool:
-    """Can our kernels read this index? On another device it is the user's error."""
-    if index.device.type != NAME:
-        ours(op, index)
-        return False
-    return index.dtype in INDEX_DTYPES
+def check_index(op: Any, index: torch.Tensor) -> None:
+    """NoKernel unless our kernels can read this index. On another device it is the user's error."""
+    check_devices(op, index)
+    if index.device.type != NAME or index.dtype not in INDEX_DTYPES:
+        raise NoKernel
 
 
 def combinable(dtype: torch.dtype, mode: str) -> bool:
@@ -155,6 +154,21 @@ def constant(value: Any, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_complex:  # no shader writes one
         return torch.tensor(value, dtype=dtype).to(device())
     return torch.full((), value, dtype=dtype, device=device())
+
+
+def counted(places: torch.Tensor, size: int) -> torch.Tensor:
+    """How often each of `size` places is named, as int32; one out of range counts nowhere."""
+    counts = torch.zeros(size, dtype=torch.int32, device=device())
+    selecting(counts, 0, places).write(counts, constant(1, torch.int32), "sum")
+    return counts
+
+
+def total(shape: tuple[int, ...], places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Sums of `values` by place, in single precision for the half types."""
+    wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
+    result = torch.zeros(shape, dtype=wide, device=device())
+    selecting(result, 0, places).combine(result, values, "sum")
+    return result
 
 
 # --- index and index_put -----------------------------------------------------------------------------------------
@@ -213,9 +227,7 @@ def advanced(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Pl
 
 def index_tensor(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     op = aten.index.Tensor
-    place = advanced(ours(op, target), indices)
-    place.check(op, target)
-    return place.read(target)
+    return advanced(ours(op, target), indices).checked(op, target).read(target)
 
 
 # --- one dimension -----------------------------------------------------------------------------------------------
@@ -228,10 +240,8 @@ def gather_out(
     if out.numel() == 0:
         return out
     whole, dim = on_dimension(ours(op, source), dim)
-    if not usable(op, index):
-        raise NoKernel
-    place = along(dim, index.unsqueeze(0) if index.dim() == 0 else index)
-    place.check(op, whole)
+    check_index(op, index)
+    place = along(dim, index.unsqueeze(0) if index.dim() == 0 else index).checked(op, whole)
     shares = index.data_ptr() >> SHIFT == out.data_ptr() >> SHIFT
     read = place.read(whole, None if shares or out.dtype is not source.dtype else out)
     return out if read is out else out.copy_(read.reshape(index.shape))
@@ -253,13 +263,7 @@ def _selected(name: str, source: torch.Tensor, dim: int, index: torch.Tensor) ->
         return key, None
 
 
-def embedding(
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> torch.Tensor:
+def embedding(weight: torch.Tensor, indices: torch.Tensor, *of_gradient: Any) -> torch.Tensor:
     """torch makes it of reshape, index_select and view; here it is the launch of the second alone."""
     key, found = _selected("embedding", weight, 0, indices)
     if found is not None:
@@ -282,12 +286,10 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
     whole, dim = on_dimension(ours(op, source), dim)
     if index.dim() > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
-    if not usable(op, index):
-        if index.dtype not in INDEX_DTYPES:
-            raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
-        index = ours(op, index)
-    place = selecting(whole, dim, index)
-    place.check(op, whole)
+    if index.dtype not in INDEX_DTYPES:
+        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
+    index = ours(op, index)
+    place = selecting(whole, dim, index).checked(op, whole)
     if index.dim() == 1 and whole is source and 0 not in place.size and not checking():
         plans[key] = place.plan(source, place.size)
     try:
@@ -329,23 +331,19 @@ def flat_place(index: torch.Tensor) -> Place:
 
 def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     op = aten.take.default
-    if not usable(op, index):
-        raise NoKernel
+    check_index(op, index)
     if source.numel() == 0 and index.numel():
         raise IndexError("take(): tried to take from an empty tensor")
-    place, flat = flat_place(index), ours(op, source).reshape(-1)
-    place.check(op, flat)
-    return place.read(flat)
+    flat = ours(op, source).reshape(-1)
+    return flat_place(index).checked(op, flat).read(flat)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "index.Tensor": index_tensor,
-    "index.Tensor_out": with_out(index_tensor, ["out"]),
     "_unsafe_index.Tensor": index_tensor,
     "gather.out": gather_out,
     "index_select.out": with_out(index_select, ["out"]),
     "take": take,
-    "take.out": with_out(take, ["out"]),
 }
 
 

@@ -1,9 +1,9 @@
-"""Losses: negative log likelihood. The elementwise ones are in `pointwise_losses`."""
+"""Losses: negative log likelihood, and those taken element by element."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,39 +13,33 @@ from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
-from anytorch.webgpu.forms import register_with_out
+from anytorch.webgpu.kernels import into, op_of, register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, launch
-from anytorch.webgpu.oversize import halving
-from anytorch.webgpu.tensors import aten, new_contiguous
+from anytorch.webgpu.pointwise import Rule, run
+from anytorch.webgpu.tensors import KEY, aten, new_contiguous
 
-NONE, MEAN = 0, 1  # torch's numbers for `reduction`; 2 is a sum
+NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
 
 Maybe = torch.Tensor | None
 
 
-def _shape_error(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe) -> str | None:
+def _check_shapes(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe) -> None:
     """What torch would say of shapes that do not fit. The meta kernel says it too, but not of every op here."""
-    classes = self.size(1) if self.dim() > 1 else self.size(0) if self.dim() else 0
-    samples = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
-    if (
-        self.dim() == 0
-        or (self.dim() > 1 and list(target.shape) != samples)
-        or (self.dim() == 1 and target.numel() != 1)
-    ):
-        return f"{op}: size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})"
+    mismatch = f"{op}: size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})"
+    if self.dim() > 1 and list(target.shape) != [*self.shape[:1], *self.shape[2:]]:
+        raise ValueError(mismatch)
+    if self.dim() == 0 or (self.dim() == 1 and target.numel() != 1):
+        raise RuntimeError(mismatch)
+    classes = self.size(1) if self.dim() > 1 else self.size(0)
     if weight is not None and (weight.dim() != 1 or weight.numel() != classes):
-        return f"{op}: weight tensor should be defined either for all {classes} classes or no classes"
-    return None
+        raise RuntimeError(f"{op}: weight tensor should be defined either for all {classes} classes or no classes")
 
 
-def _fits(self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int) -> bool:
+def _check_usable(self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int) -> None:
+    kinds = self.is_floating_point() and not target.is_floating_point()
     dtypes = [t.dtype for t in (self, target, weight) if t is not None]
-    return (
-        self.is_floating_point()
-        and not target.is_floating_point()
-        and usable(*dtypes)
-        and -(2**31) <= ignore_index < 2**31
-    )
+    if not kinds or not usable(*dtypes) or not -(2**31) <= ignore_index < 2**31:
+        raise NoKernel
 
 
 def _geometry(self: torch.Tensor) -> tuple[int, int]:
@@ -58,16 +52,22 @@ def _forward(op: Any) -> Callable[..., Any]:
         self: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         check_devices(op, self, target, weight)
-        error = _shape_error(op, self, target, weight)
-        if error:
-            raise ValueError(error) if "mismatch" in error and self.dim() > 1 else RuntimeError(error)
-        if not _fits(self, target, weight, ignore_index):
-            raise NoKernel
+        _check_shapes(op, self, target, weight)
+        _check_usable(self, target, weight, ignore_index)
         size = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
-        losses, weights = _pick(self, target, weight, ignore_index, math.prod(size))
+        samples, (classes, inner) = math.prod(size), _geometry(self)
+        losses, weights = (new_contiguous((samples,), torch.float32) for _ in range(2))
+        if samples and not classes:
+            losses.fill_(math.nan)
+            weights.fill_(math.nan)
+        elif samples:
+            tensors = [contiguous(t) for t in (self, target, weight) if t is not None]
+            dtypes = [name_of(t.dtype) if t is not None else "" for t in (self, target, weight)]
+            bound, head = [*tensors, losses, weights], (samples, classes, inner, ignore_index)
+            launch(Pick(*dtypes), render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head)
         if reduction == NONE:
             return narrowed(losses, self.dtype).view(size), new_contiguous((), self.dtype).fill_(0)
-        if not losses.numel():
+        if not samples:
             empty = math.nan if reduction == MEAN else 0.0
             return new_contiguous((), self.dtype).fill_(empty), new_contiguous((), self.dtype).fill_(0)
         mean = (float(reduction == MEAN),)
@@ -75,23 +75,6 @@ def _forward(op: Any) -> Callable[..., Any]:
         return made[0], made[1]
 
     return kernel
-
-
-def _pick(
-    self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int, samples: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    losses, weights = new_contiguous((samples,), torch.float32), new_contiguous((samples,), torch.float32)
-    if not samples:
-        return losses, weights
-    classes, inner = _geometry(self)
-    if not classes:
-        return losses.fill_(math.nan), weights.fill_(math.nan)
-    tensors = [contiguous(t) for t in (self, target, weight) if t is not None]
-    kernel = Pick(name_of(self.dtype), name_of(target.dtype), name_of(weight.dtype) if weight is not None else "")
-    head = (samples, classes, inner, ignore_index)
-    bound = [*tensors, losses, weights]
-    launch(kernel, render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head)
-    return losses, weights
 
 
 def _backward(op: Any) -> Callable[..., Any]:
@@ -105,8 +88,8 @@ def _backward(op: Any) -> Callable[..., Any]:
         total_weight: torch.Tensor,
     ) -> torch.Tensor:
         check_devices(op, grad_output, self, target, weight, total_weight)
-        same = grad_output.dtype is total_weight.dtype
-        if not same or not _fits(self, target, weight, ignore_index):
+        _check_usable(self, target, weight, ignore_index)
+        if grad_output.dtype is not total_weight.dtype:
             raise NoKernel
         out = new_contiguous(self.shape, word_dtype(self.dtype))
         if not out.numel():
@@ -129,11 +112,73 @@ def _backward(op: Any) -> Callable[..., Any]:
     return kernel
 
 
+# --- losses taken element by element: the element's loss and its gradient are expressions, then one reduction ------------
+
+_CROSS_ENTROPY = "binary_cross_entropy({0}, {1})"
+_CROSS_ENTROPY_SLOPE = "{3} * {0} * ({1} - {2}) / maximum_{T}((1.0 - {1}) * {1}, 1e-12)"
+# {0} the input, {1} the target, {2} beta, delta or the elements' weights; a second rule is for a call that has weights.
+# Backward: {0} the gradient, {1} the input, {2} the target, {3} what an element counts (1/n for a mean), {4} as {2} before.
+LOSSES = {
+    "mse_loss": (Rule("({0} - {1}) * ({0} - {1})"),),
+    "mse_loss_backward": (Rule("{3} * 2.0 * ({1} - {2}) * {0}"),),
+    "smooth_l1_loss": (Rule("smooth_l1({0} - {1}, {2})"),),
+    "smooth_l1_loss_backward": (Rule("{3} * {0} * smooth_l1_slope({1} - {2}, {4})"),),
+    "huber_loss": (Rule("huber({0} - {1}, {2})"),),
+    "huber_loss_backward": (Rule("{3} * {0} * minimum_{T}(maximum_{T}({1} - {2}, -{4}), {4})"),),
+    "binary_cross_entropy": (Rule(_CROSS_ENTROPY), Rule(f"{{2}} * {_CROSS_ENTROPY}")),
+    "binary_cross_entropy_backward": (Rule(_CROSS_ENTROPY_SLOPE), Rule(f"{{4}} * {_CROSS_ENTROPY_SLOPE}")),
+}
+
+
+def _result_like(*tensors: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """The geometry of an elementwise result: the first tensor's strides if it has the result's shape."""
+
+    def make() -> torch.Tensor:
+        shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+        first = tensors[0]
+        dtype = first.dtype
+        for tensor in tensors[1:]:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+        if first.shape == shape:
+            return torch.empty_like(torch.empty_strided(shape, first.stride(), dtype=dtype, device="meta"))
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    return make
+
+
+def _elementwise(op: Any, rules: Sequence[Rule]) -> Callable[..., Any]:
+    arguments = op._schema.arguments
+    names = [argument.name for argument in arguments]
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    backward = names[0] == "grad_output"
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict.fromkeys(names), **defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        out, reduction = values.pop("grad_input" if backward else "out", None), values.pop("reduction")
+        operands = [v if isinstance(v, torch.Tensor) else float(v) for v in values.values() if v is not None]
+        tensors = [v for v in operands if isinstance(v, torch.Tensor)]
+        check_devices(op, *tensors)
+        shaped = tensors
+        if backward:
+            operands.insert(3, 1.0 / max(values["self"].numel(), 1) if reduction == MEAN else 1.0)
+            shaped = tensors[1:3]
+        rule = rules[-1] if values.get("weight") is not None else rules[0]
+        try:
+            made = run(rule, op, operands, (), None, _result_like(*shaped))
+        except NoKernel:
+            return fallback(op, *args, **kwargs)
+        if not backward:
+            made = made.mean() if reduction == MEAN else made.sum() if reduction == SUM else made
+        return into(out, made)
+
+    return kernel
+
+
 def register(library: torch.library.Library) -> None:
-    for names, make in (
-        (("nll_loss_forward", "nll_loss2d_forward"), _forward),
-        (("nll_loss_backward", "nll_loss2d_backward"), _backward),
-    ):
-        for name in names:
-            op = getattr(aten, name).default
-            register_with_out(library, op, halving(op, make(op), fallback))
+    for name in ("nll_loss", "nll_loss2d"):
+        for way, make in (("forward", _forward), ("backward", _backward)):
+            register_kernels(library, {f"{name}_{way}": make(op_of(f"{name}_{way}"))})
+    for name, rules in LOSSES.items():
+        packet = getattr(aten, name)
+        for op in (getattr(packet, overload) for overload in packet.overloads()):
+            library.impl(op, _elementwise(op, rules), KEY)

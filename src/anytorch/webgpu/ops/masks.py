@@ -1,4 +1,6 @@
-"""Ops whose result depends on how many elements are set, and counting: nonzero, masked_*, bincount, embedding backward."""
+"""Ops whose result depends on how many elements are set, counting, and sums by place: nonzero, masked_*, bincount, the
+gradients of embeddings, embedding_bag.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,21 @@ from typing import Any
 
 import torch
 
-from anytorch.webgpu.forms import with_out
 from anytorch.webgpu.indexed import positions
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
+    check_index,
     checking,
     combinable,
     constant,
+    counted,
     index_tensor,
     ours,
     selecting,
     take,
-    usable,
+    total,
 )
 from anytorch.webgpu.tensors import aten, device, new_contiguous
 
@@ -69,20 +72,16 @@ def embedding_dense_backward(
     gradient: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> torch.Tensor:
     op = aten.embedding_dense_backward.default
-    if not usable(op, indices) or not combinable(gradient.dtype, "sum"):
+    check_index(op, indices)
+    if not combinable(gradient.dtype, "sum"):
         raise NoKernel
     width = gradient.size(-1)
     flat, rows = indices.reshape(-1), gradient.reshape(-1, width)
     if padding_idx >= 0:
         flat = flat.masked_fill(flat.eq(padding_idx), -1)  # writes nothing
     if scale_grad_by_freq and flat.numel():
-        counts = torch.zeros(num_weights, dtype=torch.int32, device=device())
-        selecting(counts, 0, flat).write(counts, constant(1, torch.int32), "sum")
-        rows = rows / counts.index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
-    wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
-    table = torch.zeros((num_weights, width), dtype=wide, device=device())
-    selecting(table, 0, flat).combine(table, rows, "sum")
-    return table.to(gradient.dtype)
+        rows = rows / counted(flat, num_weights).index_select(0, flat.clamp(min=0)).clamp_(min=1).unsqueeze(1)
+    return total((num_weights, width), flat, rows.to(gradient.dtype)).to(gradient.dtype)
 
 
 def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
@@ -105,24 +104,116 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     if repeats.numel() == 0:
         return new_contiguous((0,), repeats.dtype)
     ends = repeats.cumsum(0)
-    total = int(ends[-1].item()) if output_size is None else output_size
+    length = int(ends[-1].item()) if output_size is None else output_size
     if checking() and int(repeats.amin().item()) < 0:
         raise RuntimeError("repeats can not be negative")
-    marks = torch.zeros(total, dtype=torch.int32, device=device())
-    starts = ends[:-1]
-    selecting(marks, 0, starts).write(marks, constant(1, torch.int32), "sum")
-    return marks.cumsum(0).to(repeats.dtype)
+    return counted(ends[:-1], length).cumsum(0).to(repeats.dtype)
+
+
+# --- embedding_bag: rows of a table, summed, averaged or their maximum taken per bag ------------------------------------
+#
+# A bag's number of -1 takes an element (padding) out of every sum: a place out of range is not written.
+
+SUM, MEAN, MAX = 0, 1, 2
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Four:
+    if indices.dim() != 1 or offsets.dim() != 1:
+        raise RuntimeError("embedding_bag: indices and offsets must be vectors")
+    bags, width = offsets.numel() - int(include_last_offset), weight.size(1)
+    # Which bag each index is in: a mark where each bag begins, summed up.
+    owner = counted(offsets[:bags], indices.numel()).cumsum(0, dtype=torch.int64) - 1
+    places = owner if padding_idx < 0 else owner.masked_fill(indices.eq(padding_idx), -1)
+    sizes = counted(places, bags)
+    rows = weight.index_select(0, indices)
+    named = torch.zeros(0, dtype=indices.dtype, device=device())
+    if mode == MAX:
+        wide = torch.full((bags, width), float("-inf"), dtype=torch.float32, device=device())
+        selecting(wide, 0, places).combine(wide, rows, "amax")
+        # The row that won, for the gradient; of equals the last.
+        won = rows.float().eq(wide.index_select(0, owner))
+        candidates = torch.where(won, indices.unsqueeze(1), -1).to(torch.int32)
+        best = torch.full((bags, width), -1, dtype=torch.int32, device=device())
+        selecting(best, 0, places).combine(best, candidates, "amax")
+        named = best.to(indices.dtype)
+        output = torch.where(sizes.eq(0).unsqueeze(1), 0.0, wide)
+    else:
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights.unsqueeze(1)
+        output = total((bags, width), places, rows)
+        if mode == MEAN:
+            output = output / sizes.clamp(min=1).unsqueeze(1)
+    return output.to(weight.dtype), owner.to(indices.dtype), sizes.to(indices.dtype), named
+
+
+def embedding_bag_backward(
+    gradient: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> torch.Tensor:
+    if sparse:
+        raise RuntimeError("embedding_bag: the webgpu device has no sparse gradients; use sparse=False")
+    width = gradient.size(1)
+    if mode == MAX:
+        table = torch.zeros((num_weights, width), dtype=gradient.dtype, device=device())
+        # An empty bag named no row: its gradient goes nowhere.
+        kept = torch.where(maximum_indices.lt(0), 0.0, gradient).to(gradient.dtype)
+        return table.scatter_add_(0, maximum_indices.clamp(min=0), kept)
+    rows = gradient.index_select(0, offset2bag)
+    if mode == MEAN:
+        rows = rows / bag_size.index_select(0, offset2bag).clamp(min=1).unsqueeze(1)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    if scale_grad_by_freq:
+        rows = rows / counted(indices, num_weights).index_select(0, indices).unsqueeze(1)
+    places = indices if padding_idx < 0 else indices.masked_fill(indices.eq(padding_idx), -1)
+    return total((num_weights, width), places, rows.to(gradient.dtype)).to(gradient.dtype)
+
+
+def weights_backward(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> torch.Tensor:
+    share = (gradient.index_select(0, offset2bag) * weight.index_select(0, indices)).sum(1)
+    return share if padding_idx < 0 else share.masked_fill(indices.eq(padding_idx), 0)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "nonzero": nonzero,
-    "nonzero.out": with_out(nonzero, ["out"]),
     "masked_select": masked_select,
-    "masked_select.out": with_out(masked_select, ["out"]),
     "masked_scatter_": masked_scatter,
     "embedding_dense_backward": embedding_dense_backward,
     "bincount": bincount,
     "repeat_interleave.Tensor": repeat_interleave,
+    "_embedding_bag": embedding_bag,
+    "_embedding_bag_forward_only": embedding_bag,
+    "_embedding_bag_backward": embedding_bag_backward,
+    "_embedding_bag_per_sample_weights_backward": weights_backward,
 }
 
 

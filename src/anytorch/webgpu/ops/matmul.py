@@ -12,14 +12,13 @@ from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.types import KINDS
-from anytorch.webgpu.direct import unwatched
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, in_place, op_of, with_out
-from anytorch.webgpu.launch import Result, check_devices, infer, result_of
+from anytorch.webgpu.kernels import in_place, op_of, with_out
+from anytorch.webgpu.launch import NoKernel, Result, check_devices, infer, result_of, unwatched
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import Product, finisher, make_product, product
-from anytorch.webgpu.tensors import aten, new_contiguous, sized_tensor
+from anytorch.webgpu.tensors import KEY, aten, new_contiguous, sized_tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -36,29 +35,26 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
-def _accepts(op: Any, *tensors: torch.Tensor) -> bool:
-    """Can a kernel of ours compute this? Raises torch's own errors about sizes and dtypes; both once per geometry."""
+def _check(op: Any, *tensors: torch.Tensor) -> None:
+    """NoKernel unless a kernel of ours can compute this. Raises torch's own errors about sizes and dtypes too; once per
+    geometry."""
     key = ("accepts", op, *[(tensor.size(), tensor.dtype) for tensor in tensors])
     found = plans[key]
     if found is None:
         check_devices(op, *tensors)
         infer(op, *tensors)
         found = plans[key] = _usable(*tensors)
-    return bool(found)
+    if not found:
+        raise NoKernel
 
 
 def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if not _accepts(aten.bmm.default, a, b):
-        made: torch.Tensor = fallback(aten.bmm.default, a, b)
-        return made
-    result = new_contiguous((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-    return product(_plain(a), _plain(b), result)
+    _check(aten.bmm.default, a, b)
+    return product(_plain(a), _plain(b), new_contiguous((a.shape[0], a.shape[1], b.shape[2]), a.dtype))
 
 
 def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if not _accepts(aten.mm.default, a, b):
-        made: torch.Tensor = fallback(aten.mm.default, a, b)
-        return made
+    _check(aten.mm.default, a, b)
     return product(_plain(a), _plain(b), new_contiguous((a.shape[0], b.shape[1]), a.dtype))
 
 
@@ -141,11 +137,12 @@ def _known_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 def _added(
     op: Any, d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any, activation: str = ""
-) -> torch.Tensor | None:
-    """beta * d + alpha * a @ b in one kernel for floats; None where the CPU must do it."""
-    if not _accepts(op, d, a, b) or isinstance(beta, complex) or isinstance(alpha, complex):
-        return None
+) -> torch.Tensor:
+    """beta * d + alpha * a @ b in one kernel for floats."""
+    _check(op, d, a, b)
     dtype = a.dtype
+    if isinstance(beta, complex) or isinstance(alpha, complex) or (activation and dtype not in FLOATS):
+        raise NoKernel
     if dtype not in FLOATS:  # exact in integers: scaled and added by pointwise kernels
         whole = mm(a, b) if a.dim() == 2 else bmm(a, b)
         alpha, beta = int(alpha), int(beta)  # as torch does
@@ -157,53 +154,42 @@ def _added(
 
 
 def addmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-    made = _added(aten.addmm.default, d, a, b, beta, alpha)
-    return fallback(aten.addmm.default, d, a, b, beta=beta, alpha=alpha) if made is None else made
+    return _added(aten.addmm.default, d, a, b, beta, alpha)
 
 
 def baddbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-    made = _added(aten.baddbmm.default, d, a, b, beta, alpha)
-    return fallback(aten.baddbmm.default, d, a, b, beta=beta, alpha=alpha) if made is None else made
+    return _added(aten.baddbmm.default, d, a, b, beta, alpha)
 
 
 def addmm_activation(
     d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> torch.Tensor:
-    op = aten._addmm_activation.default
-    made = _added(aten.addmm.default, d, a, b, beta, alpha, "gelu" if use_gelu else "relu")
-    if made is None or a.dtype not in FLOATS:
-        made = fallback(op, d, a, b, beta=beta, alpha=alpha, use_gelu=use_gelu)
-    return made
+    return _added(aten.addmm.default, d, a, b, beta, alpha, "gelu" if use_gelu else "relu")
 
 
 def addmv(d: torch.Tensor, a: torch.Tensor, x: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-    _accepts(aten.addmv.default, d, a, x)
-    made = _added(aten.addmm.default, d.unsqueeze(-1), a, x.unsqueeze(1), beta, alpha)
-    return fallback(aten.addmv.default, d, a, x, beta=beta, alpha=alpha) if made is None else made.squeeze(1)
+    _check(aten.addmv.default, d, a, x)
+    return _added(aten.addmm.default, d.unsqueeze(-1), a, x.unsqueeze(1), beta, alpha).squeeze(1)
 
 
 def addbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-    accepted = _accepts(aten.addbmm.default, d, a, b)
-    batch, rows, inner = a.shape
-    if not accepted or isinstance(beta, complex) or isinstance(alpha, complex):
-        made: torch.Tensor = fallback(aten.addbmm.default, d, a, b, beta=beta, alpha=alpha)
-        return made
+    _check(aten.addbmm.default, d, a, b)
+    if isinstance(beta, complex) or isinstance(alpha, complex):
+        raise NoKernel
     # The sum over the batch is part of the sum over k.
+    batch, rows, inner = a.shape
     left = a.transpose(0, 1).reshape(rows, batch * inner)
     return torch.addmm(d, left, b.reshape(batch * inner, b.shape[2]), beta=beta, alpha=alpha)
 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if not _accepts(aten.dot.default, x, y):
-        made: torch.Tensor = fallback(aten.dot.default, x, y)
-        return made
+    _check(aten.dot.default, x, y)
     return mm(x.unsqueeze(0), y.unsqueeze(1)).view(())
 
 
 def vdot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if x.is_complex() or y.is_complex() or not _usable(x, y):
-        made: torch.Tensor = fallback(aten.vdot.default, x, y)
-        return made
+    if not _usable(x, y):
+        raise NoKernel
     return dot(x, y)
 
 
@@ -215,6 +201,8 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "addmv": addmv,
     "addbmm": addbmm,
     "_addmm_activation": addmm_activation,
+    "dot": dot,
+    "vdot": vdot,
 }
 
 
@@ -222,11 +210,11 @@ def register(library: torch.library.Library) -> None:
     # Both keys: with autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
     library.impl("linear", linear, "AutogradPrivateUse1")
     library.impl("linear", linear, KEY)
-    library.impl("dot", halving(aten.dot.default, dot), KEY)
-    library.impl("vdot", halving(aten.vdot.default, vdot), KEY)
     for name, kernel in KERNELS.items():
-        kernel = halving(op_of(name), kernel)
+        kernel = halving(op_of(name), kernel, fallback, or_raise=True)
         library.impl(name, kernel, KEY)
+        if name in ("dot", "vdot"):
+            continue
         library.impl(f"{name}.out", with_out(kernel, ["out"]), KEY)
         if name.startswith(("add", "badd")):
             library.impl(f"{name}_", in_place(kernel), KEY)

@@ -12,17 +12,14 @@ from anytorch.gpu.wgsl import pool as wgsl
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import narrowed
 from anytorch.webgpu.dtypes import FLOATS, name_of, usable
-from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import KEY, register_with_out
+from anytorch.webgpu.kernels import op_of, register_kernels
 from anytorch.webgpu.launch import NoKernel, infer
-from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.per_element import new_words, per_element
-from anytorch.webgpu.tensors import aten
 
 Triple = tuple[int, int, int]
 
 
-def _triple(values: Any, rank: int, missing: int) -> Triple:
+def triple(values: Any, rank: int, missing: int) -> Triple:
     listed = [values] if isinstance(values, int) else list(values)
     whole = listed * rank if len(listed) == 1 else listed
     padded = [missing] * (3 - rank) + whole
@@ -91,8 +88,8 @@ def _backward(
 def _max_window(
     rank: int, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, *index: Any
 ) -> wgsl.Window:
-    steps = _triple(stride or kernel, rank, 1)
-    return wgsl.Window(False, _triple(kernel, rank, 1), steps, _triple(padding, rank, 0), _triple(dilation, rank, 1))
+    steps = triple(stride or kernel, rank, 1)
+    return wgsl.Window(False, triple(kernel, rank, 1), steps, triple(padding, rank, 0), triple(dilation, rank, 1))
 
 
 def _avg_window(
@@ -135,9 +132,4 @@ def register(library: torch.library.Library) -> None:
         for rank in (2, 3):
             name = pattern.format(rank)
             for each, compute, tensors in ((name, forward, 1), (f"{name}_backward", _backward, 2)):
-                op = getattr(aten, each).default
-                kernel = halving(op, _kernel(op, compute, rank, tensors, window), fallback)
-                if name.startswith("_"):
-                    library.impl(op, kernel, KEY)
-                else:
-                    register_with_out(library, op, kernel)
+                register_kernels(library, {each: _kernel(op_of(each), compute, rank, tensors, window)})

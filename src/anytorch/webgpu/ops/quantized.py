@@ -8,14 +8,14 @@ from anytorch.gpu.buffers import OFFSET_MASK
 from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.matmul import Schedule, render
+from anytorch.gpu.wgsl.matmul import render
 from anytorch.gpu.wgsl.quantized import Quantized, quantized
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
 from anytorch.webgpu.launch import check_devices
 from anytorch.webgpu.products import schedule_grid
-from anytorch.webgpu.tensors import NAME, buffer_of, new_contiguous
-from anytorch.webgpu.tuning import Shape, candidates
+from anytorch.webgpu.tensors import KEY, NAME, buffer_of, new_contiguous
+from anytorch.webgpu.tuning import Shape, offered
 
 
 def _product(
@@ -39,27 +39,19 @@ def _product(
     if plan is None:
         aligned = (address & OFFSET_MASK) // x.dtype.itemsize % 4 == 0
         spec = Quantized(bits, name_of(x.dtype), name_of(scales.dtype), name_of(result.dtype), group, aligned)
-        schedule = _schedule(m, n, k)
+        schedule = offered(open_runtime(), Shape(1, m, n, k, "k"))[0].schedule
         numbers, groups = schedule_grid(schedule, 1, m, n, k, 1)
         places = [tensor.dtype.itemsize for tensor in bound]
-        plan = plans[key] = Plan((spec, schedule), _render, groups, places, 0b1000, tail=(*numbers, k, n))
+        plan = plans[key] = Plan(
+            (spec, schedule),
+            lambda kernel: render(quantized(kernel[0]), kernel[1]),
+            groups,
+            places,
+            0b1000,
+            tail=(*numbers, k, n),
+        )
     plan([tensor.data_ptr() for tensor in bound])
     return narrowed(result, x.dtype)
-
-
-def _render(kernel: tuple[Quantized, Schedule]) -> str:
-    return render(quantized(kernel[0]), kernel[1])
-
-
-def _schedule(m: int, n: int, k: int) -> Schedule:
-    runtime = open_runtime()
-    options = candidates(
-        Shape(1, m, n, k, "k"),
-        software=runtime.adapter.software,
-        integrated=runtime.adapter.kind != "DiscreteGPU",
-        shared_bytes=int(runtime.limits["max-compute-workgroup-storage-size"]),
-    )
-    return options[0].schedule
 
 
 def int8_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -94,6 +86,6 @@ def int4_linear(x: torch.Tensor, weight: torch.Tensor, group: int, scales_and_ze
 
 
 def register(library: torch.library.Library) -> None:
-    library.impl("_weight_int8pack_mm", int8_linear, "PrivateUse1")
-    library.impl("_weight_int4pack_mm", int4_linear, "PrivateUse1")
-    library.impl("_convert_weight_to_int4pack", pack_int4, "PrivateUse1")
+    library.impl("_weight_int8pack_mm", int8_linear, KEY)
+    library.impl("_weight_int4pack_mm", int4_linear, KEY)
+    library.impl("_convert_weight_to_int4pack", pack_int4, KEY)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
@@ -17,11 +18,11 @@ from anytorch.webgpu import random
 from anytorch.webgpu.copies import contiguous, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import resized, with_out
-from anytorch.webgpu.kernels import register_pointwise
+from anytorch.webgpu.kernels import op_of, register_kernels, register_pointwise, resized
+from anytorch.webgpu.launch import NoKernel, plan_over
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.pointwise import Rule, clip
-from anytorch.webgpu.tensors import aten, device, new_contiguous
+from anytorch.webgpu.tensors import KEY, aten, device, new_contiguous
 
 _FLOAT, _WORD = struct.Struct("<f"), struct.Struct("<I")
 
@@ -41,13 +42,11 @@ def _plan(kernel: Random | Dropout, n: int, itemsize: int) -> Plan:
     key = (kernel, n)
     plan: Plan | None = plans[key]
     if plan is None:
-        x, y = grid(-(-n // (kernel.per_thread * WORKGROUP)))
-        head = (n, x * WORKGROUP)
-        if isinstance(kernel, Random):
-            plan = Plan(kernel, render, (x, y), [itemsize], 1, head=head, numbers="9I")
-        else:
-            plan = Plan(kernel, render_dropout, (x, y), [itemsize], 0b110, unplaced=2, head=head, numbers="9I")
-        plans[key] = plan
+        drawn = isinstance(kernel, Random)
+        how: Callable[[Any], str] = render if drawn else render_dropout
+        writable, more = (1, {}) if drawn else (0b110, {"unplaced": 2})
+        threads = (WORKGROUP, kernel.per_thread)
+        plan = plans[key] = plan_over(n, kernel, how, [itemsize], writable, *threads, numbers="9I", **more)
     return plan
 
 
@@ -94,62 +93,58 @@ def _generate(
     return self if direct else on_device(target, self)
 
 
-def _can(self: torch.Tensor) -> bool:
-    return computable(self.dtype)
+@dataclass(frozen=True)
+class Distribution:
+    """One of the generator's kernels; `wrong` says whether its one or two parameters are, `expects` what they should be."""
+
+    name: str
+    wrong: Callable[[float, float], bool] = lambda first, second: False
+    expects: str = ""
 
 
-def _distribution(op: Any, name: str, check: Callable[[float, float], str | None]) -> Callable[..., torch.Tensor]:
-    """A kernel of `op(self, a, b, generator)`. `check` says what is wrong with the parameters."""
-    defaults = [a.default_value for a in op._schema.arguments[1:3] if a.has_default_value() and a.name != "generator"]
+DISTRIBUTIONS = {
+    "uniform_": Distribution(
+        "uniform",
+        lambda low, high: low > high,
+        "uniform_ expects to return a [from, to) range, but found from={} > to={}",
+    ),
+    "normal_": Distribution("normal", lambda _, std: std < 0, "normal expects std >= 0.0, but found std {1}"),
+    "log_normal_": Distribution("log_normal"),
+    "exponential_": Distribution(
+        "exponential", lambda rate, _: rate <= 0, "exponential_ expects its parameter > 0.0, but found {}"
+    ),
+    "bernoulli_.float": Distribution(
+        "bernoulli", lambda p, _: not 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1], but got p={}"
+    ),
+    "geometric_": Distribution(
+        "geometric", lambda p, _: not 0 < p < 1, "geometric_ expects p to be in (0, 1), but got p={}"
+    ),
+    "cauchy_": Distribution("cauchy"),
+}
+
+
+def _distribution(op: Any, drawn: Distribution) -> Callable[..., torch.Tensor]:
+    """A kernel of `op(self, a, b, generator)`."""
+    arguments = [a for a in op._schema.arguments[1:3] if a.name != "generator"]
+    names, defaults = [a.name for a in arguments], [a.default_value for a in arguments if a.has_default_value()]
 
     def kernel(self: torch.Tensor, *args: float, generator: torch.Generator | None = None, **kwargs: float) -> Any:
         values = [*args, *defaults[len(args) :]]
         for argument, value in kwargs.items():
-            values[[a.name for a in op._schema.arguments[1:]].index(argument)] = value
+            values[names.index(argument)] = value
         first, second = (*values, 0.0)[:2]
-        wrong = check(float(first), float(second))
-        if wrong:
-            raise RuntimeError(wrong)
-        if not _can(self) or self.dtype is torch.float64:
+        if drawn.wrong(float(first), float(second)):
+            raise RuntimeError(drawn.expects.format(float(first), float(second)))
+        if not computable(self.dtype) or self.dtype is torch.float64:
             return fallback(op, self, *values, generator=generator)
-        return _generate(self, name, (_bits(first), _bits(second)), torch.float32, generator)
+        return _generate(self, drawn.name, (_bits(first), _bits(second)), torch.float32, generator)
 
     return kernel
 
 
-def _no_check(first: float, second: float) -> str | None:
-    return None
-
-
-def _check_uniform(first: float, second: float) -> str | None:
-    return (
-        f"uniform_ expects to return a [from, to) range, but found from={first} > to={second}"
-        if first > second
-        else None
-    )
-
-
-def _check_normal(first: float, second: float) -> str | None:
-    return f"normal expects std >= 0.0, but found std {second}" if second < 0 else None
-
-
-def _check_positive(name: str) -> Callable[[float, float], str | None]:
-    return lambda first, second: f"{name} expects its parameter > 0.0, but found {first}" if first <= 0 else None
-
-
-def _check_probability(first: float, second: float) -> str | None:
-    return f"bernoulli_ expects p to be in [0, 1], but got p={first}" if not 0 <= first <= 1 else None
-
-
-def _check_geometric(first: float, second: float) -> str | None:
-    return f"geometric_ expects p to be in (0, 1), but got p={first}" if not 0 < first < 1 else None
-
-
 def bernoulli_tensor(self: torch.Tensor, p: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     uniform = _generate(new_contiguous(self.shape, torch.float32), "uniform", (0, _bits(1.0)), torch.float32, generator)
-    chance = p.to(device=device(), dtype=torch.float32).expand(self.shape)
-    chosen = uniform < chance
-    return self.copy_(chosen)
+    return self.copy_(uniform < p.to(device=device(), dtype=torch.float32).expand(self.shape))
 
 
 LARGEST = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
@@ -162,10 +157,6 @@ def random_default(self: torch.Tensor, *, generator: torch.Generator | None = No
     return random_from(self, 0, top + 1 if top else torch.iinfo(self.dtype).max, generator=generator, inclusive=not top)
 
 
-def random_to(self: torch.Tensor, to: int, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    return random_from(self, 0, to, generator=generator)
-
-
 def random_from(
     self: torch.Tensor,
     low: int,
@@ -174,19 +165,18 @@ def random_from(
     generator: torch.Generator | None = None,
     inclusive: bool = False,
 ) -> torch.Tensor:
-    op = aten.random_.__getattr__("from")
     if high is None:
         top = LARGEST.get(self.dtype)
         high, inclusive = top if top else 1 if self.dtype is torch.bool else torch.iinfo(self.dtype).max, True
     length = high - low + inclusive
     if length <= 0:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
-    if not _can(self):
-        return torch.as_tensor(fallback(op, self, low, high, generator=generator))
+    if not computable(self.dtype):
+        raise NoKernel
     if length <= 2**32 and low >= -(2**31) and high <= 2**31:
         return _generate(self, "range", (low & 0xFFFFFFFF, length & 0xFFFFFFFF), torch.int32, generator)
     if not computable(torch.int64):
-        return torch.as_tensor(fallback(op, self, low, high, generator=generator))
+        raise NoKernel
     start = low & (2**64 - 1)
     words = (start & 0xFFFFFFFF, start >> 32, length & 0xFFFFFFFF, length >> 32 & 0xFFFFFFFF)
     return _generate(self, "wide", words, torch.int64, generator)
@@ -262,35 +252,23 @@ def multinomial(
     return torch.searchsorted(steps.contiguous(), points, right=True).clamp_(max=self.shape[-1] - 1)
 
 
-def _dropout_backward(scale: float) -> str:
-    return f"{{0}} * {{1}} * {{T}}({scale!r})"
+KERNELS: dict[str, Callable[..., Any]] = {
+    "bernoulli_.Tensor": bernoulli_tensor,
+    "random_": random_default,
+    "random_.to": lambda self, to, **given: random_from(self, 0, to, **given),
+    "random_.from": random_from,
+    "randperm.generator_out": randperm,
+    "normal.Tensor_float": _normal,
+    "normal.float_Tensor": _normal,
+    "normal.Tensor_Tensor": _normal,
+    "native_dropout": native_dropout,
+    "multinomial": multinomial,
+}
 
 
 def register(library: torch.library.Library) -> None:
-    for op, name, check in (
-        (aten.uniform_.default, "uniform", _check_uniform),
-        (aten.normal_.default, "normal", _check_normal),
-        (aten.log_normal_.default, "log_normal", _no_check),
-        (aten.exponential_.default, "exponential", _check_positive("exponential_")),
-        (aten.bernoulli_.float, "bernoulli", _check_probability),
-        (aten.geometric_.default, "geometric", _check_geometric),
-        (aten.cauchy_.default, "cauchy", _no_check),
-    ):
-        library.impl(op, _distribution(op, name, check), "PrivateUse1")
-    for name, kernel in (
-        ("bernoulli_.Tensor", bernoulli_tensor),
-        ("random_", random_default),
-        ("random_.to", random_to),
-        ("random_.from", random_from),
-        ("randperm.generator_out", randperm),
-        ("normal.Tensor_float", _normal),
-        ("normal.float_Tensor", _normal),
-        ("normal.Tensor_Tensor", _normal),
-        ("normal.Tensor_float_out", with_out(_normal, ["out"])),
-        ("normal.float_Tensor_out", with_out(_normal, ["out"])),
-        ("normal.Tensor_Tensor_out", with_out(_normal, ["out"])),
-        ("native_dropout", native_dropout),
-        ("multinomial", multinomial),
-    ):
-        library.impl(name, kernel, "PrivateUse1")
-    register_pointwise(library, aten.native_dropout_backward.default, Rule(_dropout_backward, compute="output"))
+    for name, drawn in DISTRIBUTIONS.items():
+        library.impl(name, _distribution(op_of(name), drawn), KEY)
+    register_kernels(library, KERNELS)
+    dropout_backward = Rule(lambda scale: f"{{0}} * {{1}} * {{T}}({scale!r})", compute="output")
+    register_pointwise(library, aten.native_dropout_backward.default, dropout_backward)

@@ -18,13 +18,13 @@ from anytorch.webgpu.ops.indexing import (
     Place,
     advanced,
     along,
+    check_index,
     combinable,
     constant,
     flat_place,
     on_dimension,
     ours,
     selecting,
-    usable,
 )
 from anytorch.webgpu.oversize import check_bindable
 from anytorch.webgpu.tensors import aten, device
@@ -61,7 +61,7 @@ def index_put_impl(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape "
             f"{list(place.size)}"
         ) from exc
-    place.check(op, target)
+    place.checked(op, target)
     if accumulate:
         place.combine(target, values, "sum")
     else:
@@ -76,38 +76,14 @@ def start(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _changed(
-    op: Any,
-    target: torch.Tensor,
-    index: torch.Tensor,
-    source: Any,
-    place: Callable[[torch.Tensor], Place],
-    mode: str,
-    include_self: bool,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Start `out` from `target` and write `source` (a tensor or a number) at the place in it, or combine it there."""
-    if (mode != "set" and not combinable(target.dtype, mode)) or out.dtype is not target.dtype:
-        raise NoKernel
-    if index.numel() == 0:
-        return start(out, target)
-    if not usable(op, index):
-        raise NoKernel
-    if out.numel() and target.numel():
-        values = ours(op, source) if isinstance(source, torch.Tensor) else constant(source, target.dtype)
-        start(out, target)
-        whole = out.unsqueeze(0) if out.dim() == 0 else out
-        where = place(whole)
-        where.check(op, whole)
-        reduced(where, whole, values, mode, include_self)
-    return out
-
-
 SUMS = {"add": "sum", "multiply": "prod"}  # what scatter calls them
 
 
 def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
-    """`scatter` and its kin: the index has the target's rank. Without a `mode` it is the op's own argument."""
+    """`scatter`, whose index has the target's rank, `index_add`, whose index names whole slices, and their kin. They start
+    `out` from the target and write the source at the place in it, or combine it there. Without a `mode` it is the op's own
+    argument."""
+    slices = op._opname.startswith("index_")
 
     def kernel(
         target: torch.Tensor,
@@ -116,42 +92,32 @@ def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
         source: Any,
         reduce: str = "",
         *,
-        include_self: bool = True,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        _, axis = on_dimension(target, dim)
-        walked = index.unsqueeze(0) if index.dim() == 0 else index
-        if isinstance(source, torch.Tensor):
-            source = ours(op, source)
-            source = source.unsqueeze(0) if source.dim() == 0 else source
-            # The walk is over the index, which may be smaller than the source.
-            source = source.as_strided(walked.shape, source.stride(), source.storage_offset())
-        chosen = mode or SUMS.get(reduce, reduce)
-        return _changed(op, target, index, source, lambda _: along(axis, walked), chosen, include_self, out)
-
-    return kernel
-
-
-def _on_slices(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
-    """`index_add` and its kin: the index names whole slices. Without a `mode` it is the op's own argument."""
-
-    def kernel(
-        target: torch.Tensor,
-        dim: int,
-        index: torch.Tensor,
-        source: torch.Tensor,
-        reduce: str = "",
-        *,
         alpha: Any = 1,
         include_self: bool = True,
         out: torch.Tensor,
     ) -> torch.Tensor:
         _, axis = on_dimension(target, dim)
-        values = source.reshape(1) if source.dim() == 0 else source
-        values = values if alpha == 1 else values * alpha
-        return _changed(
-            op, target, index, values, lambda whole: selecting(whole, axis, index), mode or reduce, include_self, out
-        )
+        chosen = mode or SUMS.get(reduce, reduce)
+        walked = index.unsqueeze(0) if index.dim() == 0 else index
+        if isinstance(source, torch.Tensor):
+            source = ours(op, source)
+            source = source.unsqueeze(0) if source.dim() == 0 else source
+            if not slices:  # the walk is over the index, which may be smaller than the source
+                source = source.as_strided(walked.shape, source.stride(), source.storage_offset())
+            elif alpha != 1:
+                source = source * alpha
+        if (chosen != "set" and not combinable(target.dtype, chosen)) or out.dtype is not target.dtype:
+            raise NoKernel
+        if index.numel() == 0:
+            return start(out, target)
+        check_index(op, index)
+        if out.numel() and target.numel():
+            values = source if isinstance(source, torch.Tensor) else constant(source, target.dtype)
+            start(out, target)
+            whole = out.unsqueeze(0) if out.dim() == 0 else out
+            place = selecting(whole, axis, index) if slices else along(axis, walked)
+            reduced(place.checked(op, whole), whole, values, chosen, include_self)
+        return out
 
     return kernel
 
@@ -185,37 +151,26 @@ def identity(dtype: torch.dtype, mode: str) -> Any:
     return limits.max if mode == "amin" else limits.min
 
 
-def index_fill_scalar(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+def index_fill(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    """With a number, or a tensor of one."""
     op = aten.index_fill_.int_Scalar
+    if isinstance(value, torch.Tensor):
+        if value.dim():
+            raise RuntimeError(
+                f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
+            )
+        value = ours(op, value).to(target.dtype)
     whole, axis = on_dimension(target, dim)
-    if not usable(op, index):
-        raise NoKernel
-    place = selecting(whole, axis, index)
-    place.check(op, whole)
-    place.write(whole, constant(value, target.dtype))
-    return target
-
-
-def index_fill_tensor(target: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    if value.dim():
-        raise RuntimeError(
-            f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
-        )
-    op = aten.index_fill_.int_Tensor
-    whole, axis = on_dimension(target, dim)
-    if not usable(op, index):
-        raise NoKernel
-    selecting(whole, axis, index).write(whole, ours(op, value).to(target.dtype))
+    check_index(op, index)
+    values = value if isinstance(value, torch.Tensor) else constant(value, target.dtype)
+    selecting(whole, axis, index).checked(op, whole).write(whole, values)
     return target
 
 
 def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
     op = aten.put_.default
-    if (
-        not usable(op, index)
-        or (accumulate and not combinable(target.dtype, "sum"))
-        or target.dtype is not source.dtype
-    ):
+    check_index(op, index)
+    if (accumulate and not combinable(target.dtype, "sum")) or target.dtype is not source.dtype:
         raise NoKernel
     if index.numel() != source.numel():
         raise RuntimeError(
@@ -223,8 +178,7 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
             f"{source.numel()}, index.numel() = {index.numel()}"
         )
     flat = target.reshape(-1)
-    place = flat_place(index.reshape(-1))
-    place.check(op, flat)
+    place = flat_place(index.reshape(-1)).checked(op, flat)
     values = ours(op, source).reshape(-1)
     if accumulate:
         place.combine(flat, values, "sum")
@@ -243,11 +197,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "scatter.value_reduce_out": _scatter(aten.scatter.value_reduce_out),
     "scatter_add.out": _scatter(aten.scatter_add.out, "sum"),
     "scatter_reduce.two_out": _scatter(aten.scatter_reduce.two_out),
-    "index_add.out": _on_slices(aten.index_add.out, "sum"),
-    "index_copy.out": _on_slices(aten.index_copy.out, "set"),
-    "index_reduce.out": _on_slices(aten.index_reduce.out),
-    "index_fill_.int_Scalar": index_fill_scalar,
-    "index_fill_.int_Tensor": index_fill_tensor,
+    "index_add.out": _scatter(aten.index_add.out, "sum"),
+    "index_copy.out": _scatter(aten.index_copy.out, "set"),
+    "index_reduce.out": _scatter(aten.index_reduce.out),
+    "index_fill_.int_Scalar": index_fill,
+    "index_fill_.int_Tensor": index_fill,
     "put_": put,
 }
 

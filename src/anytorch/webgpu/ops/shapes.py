@@ -12,31 +12,24 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.buffers import SHIFT, TAG
-from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.buffers import TAG
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.cat import MOST_WORDS, WORKGROUP, Cat, merge, render, unit_of
 from anytorch.webgpu.copies import on_device
-from anytorch.webgpu.forms import KEY
 from anytorch.webgpu.indexed import gather
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import check_devices, infer, made_by, result_of
-from anytorch.webgpu.tensors import aten, is_ours, new_tensor
+from anytorch.webgpu.launch import check_devices, infer, made_by, plan_over, result_of
+from anytorch.webgpu.tensors import KEY, aten, is_ours, new_tensor, storage_nbytes
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Do two tensors' spans of memory meet?"""
-    if not (is_ours(one) and one.numel() and other.numel()) or one.data_ptr() >> SHIFT != other.data_ptr() >> SHIFT:
+    if not (is_ours(one) and one.numel() and other.numel()):
         return False
-
-    def span(tensor: torch.Tensor) -> tuple[int, int]:
-        last = sum((length - 1) * step for length, step in zip(tensor.size(), tensor.stride(), strict=True))
-        first = int(tensor.storage_offset()) * tensor.dtype.itemsize
-        return first, first + (last + 1) * tensor.dtype.itemsize
-
-    (first, end), (start, stop) = span(one), span(other)
-    return first < stop and start < end
+    first, second = ((t.data_ptr(), storage_nbytes(t.size(), t.stride(), t.dtype)) for t in (one, other))
+    return first[0] < sum(second) and second[0] < sum(first)
 
 
 def cat_out(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor) -> torch.Tensor:
@@ -110,16 +103,14 @@ def _join(tensors: Sequence[torch.Tensor], dim: int, like: torch.Tensor, low: in
     starts = [sum(size[axis] for size in sizes[:j]) for j in range(len(sizes))]
     whole = list(sizes[0])
     whole[axis] = sum(size[axis] for size in sizes)
-    count = math.prod(whole)
-    x, y = grid(-(-count // WORKGROUP))
-    return Plan(
+    return plan_over(
+        math.prod(whole),
         kernel,
         render,
-        (x, y),
         [unit] * len(tensors),
         1 << len(tensors),
+        WORKGROUP,
         unplaced=1,
-        head=(count, x * WORKGROUP),
         tail=(*whole, *starts[1:], *[length for step in strides for length in step]),
         result=result_of(like.size(), like.dtype, like.stride()),
     )

@@ -12,10 +12,8 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.softmax import LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD, RowRule
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import usable
-from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.forms import register_with_out
+from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, infer, made_by
-from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.rows import row_geometry, row_plan, run_rows
 from anytorch.webgpu.tensors import aten
 
@@ -55,20 +53,16 @@ def _backward(op: Any, rule: RowRule) -> Callable[..., Any]:
 # --- with a mask ------------------------------------------------------------------------------------------------------
 
 
-def _whole_mask(mask: torch.Tensor, like: torch.Tensor, mask_type: int | None) -> torch.Tensor:
-    """The mask in the scores' shape (batch, heads, targets, sources); type 0 is per target and source, 1 per source."""
-    if mask.shape != like.shape and mask_type == 1 and like.dim() == 4:
-        mask = mask.view(mask.size(0), 1, 1, mask.size(-1))
-    return mask.expand(like.shape)
-
-
 def masked_softmax(
     self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
 ) -> torch.Tensor:
     """Softmax over what the mask leaves in; a row with nothing left is 0."""
     if mask.dtype is not torch.bool:
         raise RuntimeError("Mask should be a boolean tensor")
-    left_out = _whole_mask(mask, self, mask_type)
+    # Scores are (batch, heads, targets, sources); a mask of type 0 is per target and source, of type 1 per source.
+    if mask.shape != self.shape and mask_type == 1 and self.dim() == 4:
+        mask = mask.view(mask.size(0), 1, 1, mask.size(-1))
+    left_out = mask.expand(self.shape)
     whole = self.masked_fill(left_out, -math.inf).softmax(-1 if dim is None else dim)
     return whole.masked_fill(left_out, 0.0)
 
@@ -82,17 +76,15 @@ def masked_softmax_backward(
     return made
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "_softmax": _forward(aten._softmax.default, SOFTMAX),
     "_log_softmax": _forward(aten._log_softmax.default, LOG_SOFTMAX),
     "_softmax_backward_data": _backward(aten._softmax_backward_data.default, SOFTMAX_BACKWARD),
     "_log_softmax_backward_data": _backward(aten._log_softmax_backward_data.default, LOG_SOFTMAX_BACKWARD),
+    "_masked_softmax": masked_softmax,
+    "_masked_softmax_backward": masked_softmax_backward,
 }
 
 
 def register(library: torch.library.Library) -> None:
-    for name, kernel in KERNELS.items():
-        op = getattr(aten, name).default
-        register_with_out(library, op, halving(op, kernel, fallback))
-    library.impl("_masked_softmax", masked_softmax, "PrivateUse1")
-    library.impl("_masked_softmax_backward", masked_softmax_backward, "PrivateUse1")
+    register_kernels(library, KERNELS)

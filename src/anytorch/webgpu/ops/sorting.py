@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.sort import (
-    BLOCK,
-    THREADS,
-    Count,
-    Fetch,
-    Keys,
-    Search,
-    render_compact,
-    render_count,
-    render_fetch,
-    render_keys,
-    render_merge,
-    render_place,
-    render_search,
-)
+from anytorch.gpu.wgsl import sort as wgsl
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, usable, word_dtype
-from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
-from anytorch.webgpu.forms import register_with_out
+from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, infer, launch
-from anytorch.webgpu.ops.scans import scan
-from anytorch.webgpu.oversize import halving
+from anytorch.webgpu.ops.reductions import scan
 from anytorch.webgpu.tensors import aten, new_contiguous
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _workgroups(threads: int) -> int:
-    return -(-threads // THREADS)
+    return -(-threads // wgsl.THREADS)
 
 
 # --- sorting ----------------------------------------------------------------------------------------------------------
@@ -53,27 +38,27 @@ def sorted_positions(x: torch.Tensor, descending: bool, keep: int) -> torch.Tens
     runtime = open_runtime()
     rows, length = x.shape
     if runtime.adapter.software:
-        keys, at = _make_keys(Keys(name_of(x.dtype), descending), [x], rows, length, length)
+        keys, at = _make_keys(wgsl.Keys(name_of(x.dtype), descending), [x], rows, length, length)
         return _merged(keys, at, 1)
-    cut = keep if keep <= BLOCK // 2 else length  # each pass must shrink the rows, or there is no end to them
-    keys, at = _make_keys(Keys(name_of(x.dtype), descending, block=True), [x], rows, length, cut)
+    cut = keep if keep <= wgsl.BLOCK // 2 else length  # each pass must shrink the rows, or there is no end to them
+    keys, at = _make_keys(wgsl.Keys(name_of(x.dtype), descending, block=True), [x], rows, length, cut)
     if cut == length:
-        return _merged(keys, at, BLOCK)
-    while length > BLOCK:
+        return _merged(keys, at, wgsl.BLOCK)
+    while length > wgsl.BLOCK:
         length = at.size(1)
-        keys, at = _make_keys(Keys(name_of(x.dtype), descending, True, True), [keys, at], rows, length, cut)
+        keys, at = _make_keys(wgsl.Keys(name_of(x.dtype), descending, True, True), [keys, at], rows, length, cut)
     return at
 
 
-def _make_keys(kernel: Keys, sources: Sequence[torch.Tensor], rows: int, length: int, keep: int) -> Pair:
-    blocks = -(-length // BLOCK)
-    share = min(keep, BLOCK)
-    width = (blocks - 1) * share + min(length - (blocks - 1) * BLOCK, share) if kernel.block else length
+def _make_keys(kernel: wgsl.Keys, sources: Sequence[torch.Tensor], rows: int, length: int, keep: int) -> Pair:
+    blocks = -(-length // wgsl.BLOCK)
+    share = min(keep, wgsl.BLOCK)
+    width = (blocks - 1) * share + min(length - (blocks - 1) * wgsl.BLOCK, share) if kernel.block else length
     keys = new_contiguous((rows, width), torch.int64 if kernel.wide else torch.int32)
     at = new_contiguous((rows, width), torch.int32)
     groups = rows * blocks if kernel.block else _workgroups(rows * length)
     numbers: dict[str, Any] = {"head": (rows, length), "tail": (blocks, keep), "writable": kernel.writable}
-    launch(kernel, render_keys, [*sources, keys, at], groups, **numbers)
+    launch(kernel, wgsl.render_keys, [*sources, keys, at], groups, **numbers)
     return keys, at
 
 
@@ -85,25 +70,22 @@ def _merged(keys: torch.Tensor, at: torch.Tensor, run: int) -> torch.Tensor:
     spare_keys, spare_at = new_contiguous(keys.shape, keys.dtype), new_contiguous(at.shape, at.dtype)
     while run < length:
         numbers: dict[str, Any] = {"head": (rows, length, run), "placed": 0, "writable": 0b1100}
-        launch(("merge", wide), _render_merge, [keys, at, spare_keys, spare_at], _workgroups(rows * length), **numbers)
+        bound, groups = [keys, at, spare_keys, spare_at], _workgroups(rows * length)
+        launch(("merge", wide), lambda kernel: wgsl.render_merge(kernel[1]), bound, groups, **numbers)
         keys, at, spare_keys, spare_at = spare_keys, spare_at, keys, at
         run *= 2
     return at
-
-
-def _render_merge(kernel: tuple[str, bool]) -> str:
-    return render_merge(kernel[1])
 
 
 def fetch(x: torch.Tensor, at: torch.Tensor, keep: int, positions: bool = True) -> list[torch.Tensor]:
     """Values of the dense (rows, length) tensor at the first `keep` positions of each row, and these as int64."""
     rows, length = x.shape
     values = new_contiguous((rows, keep), word_dtype(x.dtype))
-    kernel = Fetch(name_of(x.dtype), name_of(values.dtype), positions)
+    kernel = wgsl.Fetch(name_of(x.dtype), name_of(values.dtype), positions)
     made = [values, new_contiguous((rows, keep), torch.int64)] if positions else [values]
     if rows and keep:
         numbers: dict[str, Any] = {"head": (rows, keep, at.size(1), length), "writable": 0b1100 if positions else 0b100}
-        launch(kernel, render_fetch, [x, at, *made], _workgroups(rows * keep), **numbers)
+        launch(kernel, wgsl.render_fetch, [x, at, *made], _workgroups(rows * keep), **numbers)
     return [narrowed(values, x.dtype), *made[1:]]
 
 
@@ -141,23 +123,20 @@ def ordered(x: torch.Tensor, dim: int, descending: bool, keep: int | None = None
     return _back(made[0], x, dim), _back(made[1], x, dim)
 
 
-def _sortable(x: torch.Tensor) -> bool:
-    return usable(x.dtype, torch.int64)
+def _check_sortable(x: torch.Tensor) -> None:
+    if not usable(x.dtype, torch.int64):
+        raise NoKernel
 
 
 def sort(self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    op = aten.sort.stable
-    infer(op, self, stable=stable, dim=dim, descending=descending)
-    if not _sortable(self):
-        raise NoKernel
+    infer(aten.sort.stable, self, stable=stable, dim=dim, descending=descending)
+    _check_sortable(self)
     return ordered(self, dim, descending)
 
 
 def topk(self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    op = aten.topk.default
-    infer(op, self, k, dim, largest, sorted)
-    if not _sortable(self):
-        raise NoKernel
+    infer(aten.topk.default, self, k, dim, largest, sorted)
+    _check_sortable(self)
     return ordered(self, dim, largest, k)
 
 
@@ -165,41 +144,27 @@ def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -
     length = self.size(dim) if self.dim() else 1
     if not 1 <= k <= length:
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
-    if not _sortable(self):
-        raise NoKernel
-    values, positions = ordered(self, dim, False, k)
-    if self.dim() == 0:
-        return values, positions
-    return _pick(values, dim, k - 1, keepdim), _pick(positions, dim, k - 1, keepdim)
+    _check_sortable(self)
+    return _pick(ordered(self, dim, False, k), dim, k - 1, keepdim)
 
 
-def _pick(x: torch.Tensor, dim: int, at: int, keepdim: bool) -> torch.Tensor:
-    chosen = x.narrow(dim, at, 1)
-    return contiguous(chosen if keepdim else chosen.squeeze(dim))
+def _pick(pair: Pair, dim: int, at: int | torch.Tensor, keepdim: bool) -> Pair:
+    """Of values and positions, what is at one place of each row: a number, or an index."""
+    if pair[0].dim() == 0:
+        return pair
+    chosen = [x.narrow(dim, at, 1) if isinstance(at, int) else x.gather(dim, at) for x in pair]
+    first, second = [contiguous(x if keepdim else x.squeeze(dim)) for x in chosen]
+    return first, second
 
 
-# --- medians ----------------------------------------------------------------------------------------------------------
-
-
-def _median_dim(op: Any, ignore_nan: bool) -> Callable[..., Any]:
-    def kernel(self: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
-        if self.dim() and self.size(dim) == 0:
-            raise IndexError(f"{op}: Expected reduction dim {dim} to have non-zero size.")
-        if not _sortable(self):
-            raise NoKernel
-        return _median(self, dim, keepdim, ignore_nan)
-
-    return kernel
-
-
-def _median(self: torch.Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Pair:
-    values, positions = ordered(self, dim, False)
-    if self.dim() == 0:
-        return values, positions
-    length = self.size(dim)
-    if not self.is_floating_point() or self.numel() == 0:
-        middle = (length - 1) // 2
-        return _pick(values, dim, middle, keepdim), _pick(positions, dim, middle, keepdim)
+def median_dim(self: torch.Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool = False) -> Pair:
+    length = self.size(dim) if self.dim() else 1
+    if length == 0:
+        raise IndexError(f"median(): Expected reduction dim {dim} to have non-zero size.")
+    _check_sortable(self)
+    both = ordered(self, dim, False)
+    if not self.is_floating_point() or self.numel() == 0 or self.dim() == 0:
+        return _pick(both, dim, (length - 1) // 2, keepdim)
     dim %= self.dim()
     size = [1 if d == dim else n for d, n in enumerate(self.shape)]
     # The numbers of a sorted row come first: one NaN decides a plain median, and is at place `numbers`.
@@ -208,26 +173,22 @@ def _median(self: torch.Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> Pa
         place = torch.div(numbers - 1, 2, rounding_mode="floor").clamp(min=0)
     else:
         place = torch.where(numbers < length, numbers, (length - 1) // 2)
-    chosen = values.gather(dim, place), positions.gather(dim, place)
-    return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
+    return _pick(both, dim, place, keepdim)
 
 
-def _median_whole(op: Any, ignore_nan: bool) -> Callable[..., Any]:
-    def kernel(self: torch.Tensor) -> Any:
-        if not _sortable(self):
-            raise NoKernel
-        if self.numel() == 0:
-            if not self.is_floating_point():
-                raise NoKernel
-            return new_contiguous((), self.dtype).fill_(math.nan)
-        return _median(contiguous(self).view(-1), 0, False, ignore_nan)[0]
-
-    return kernel
+def median(self: torch.Tensor, *, ignore_nan: bool = False) -> torch.Tensor:
+    _check_sortable(self)
+    if self.numel():
+        return median_dim(contiguous(self).view(-1), 0, ignore_nan=ignore_nan)[0]
+    if not self.is_floating_point():
+        raise NoKernel
+    return new_contiguous((), self.dtype).fill_(math.nan)
 
 
 def mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """The smallest of the most frequent values, as on the CPU, and where it is last (the CPU names any)."""
-    if not _sortable(self) or self.numel() == 0:
+    _check_sortable(self)
+    if self.numel() == 0:
         raise NoKernel
     if self.dim() == 0:
         return ordered(self, dim, False)
@@ -242,30 +203,10 @@ def mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     differs = values.narrow(dim, 1, length - 1) != values.narrow(dim, 0, length - 1)
     later.copy_(torch.where(differs, place.narrow(dim, 1, length - 1), later))
     begun = scan("cummax", starts, dim, [torch.int32, torch.int64])[0]
-    at = (place - begun).argmax(dim, keepdim=True)
-    chosen = values.gather(dim, at), positions.gather(dim, at)
-    return chosen if keepdim else (chosen[0].squeeze(dim), chosen[1].squeeze(dim))
+    return _pick((values, positions), dim, (place - begun).argmax(dim, keepdim=True), keepdim)
 
 
 # --- searching --------------------------------------------------------------------------------------------------------
-
-
-def _search(sequence: torch.Tensor, values: torch.Tensor, out_int32: bool, right: bool) -> torch.Tensor:
-    dtype = torch.int32 if out_int32 else torch.int64
-    out = new_contiguous(values.shape, dtype)
-    if values.numel() == 0:
-        return out
-    if sequence.numel() == 0:
-        return out.fill_(0)
-    sequence, values = contiguous(sequence), contiguous(values)
-    length = sequence.size(-1)
-    one_row = sequence.dim() == 1
-    common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
-    kernel = Search(name_of(sequence.dtype), name_of(values.dtype), name_of(dtype), right, common)
-    head = (values.numel(), values.numel() if one_row else values.size(-1), length)
-    tensors = [sequence, values, out]
-    launch(kernel, render_search, tensors, _workgroups(values.numel()), placed=2, head=head, tail=(length,))
-    return out
 
 
 def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
@@ -292,7 +233,18 @@ def searchsorted(
         raise NoKernel
     if sorter is not None:
         sorted_sequence = sorted_sequence.gather(-1, sorter)
-    return _search(sorted_sequence, values, out_int32, right or side == "right")
+    out = new_contiguous(values.shape, torch.int32 if out_int32 else torch.int64)
+    count = values.numel()
+    if count == 0 or sorted_sequence.numel() == 0:
+        return out.fill_(0)
+    sequence, values = contiguous(sorted_sequence), contiguous(values)
+    length = sequence.size(-1)
+    common = KINDS[name_of(torch.promote_types(sequence.dtype, values.dtype))].compute
+    kinds = name_of(sequence.dtype), name_of(values.dtype), name_of(out.dtype)
+    head = (count, count if sequence.dim() == 1 else values.size(-1), length)
+    tensors, kernel = [sequence, values, out], wgsl.Search(*kinds, right or side == "right", common)
+    launch(kernel, wgsl.render_search, tensors, _workgroups(count), placed=2, head=head, tail=(length,))
+    return out
 
 
 def bucketize(self: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
@@ -304,28 +256,15 @@ def bucketize(self: Any, boundaries: torch.Tensor, *, out_int32: bool = False, r
 # --- runs of equal elements -------------------------------------------------------------------------------------------
 
 
-def _compact(counts: torch.Tensor, total: int) -> torch.Tensor:
-    """Where a running count rises, as int32 positions in one row."""
-    made = new_contiguous((1, total), torch.int32)
-    if total:
-        count = counts.numel()
-        launch("compact", lambda _: render_compact(), [counts, made], _workgroups(count), head=(count,))
-    return made
-
-
-def _running_count(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The running count of what is not zero, and its end: the one number the host must wait for."""
-    (counts,) = scan("count", contiguous(x).view(-1), 0, [torch.int32])
-    return counts, int(counts[-1].item())
-
-
 def _groups(x: torch.Tensor, return_counts: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of a flat tensor: the first of each run of equal elements, every element's run (from 1, int32), runs' lengths."""
     length = x.numel()
     starts = torch.ones(length, dtype=torch.int32, device=x.device)
     starts[1:] = x[1:] != x[:-1]
-    counts, total = _running_count(starts)
-    at = _compact(counts, total)
+    (counts,) = scan("count", starts, 0, [torch.int32])
+    total = int(counts[-1].item())  # the one number the host must wait for
+    at = new_contiguous((1, total), torch.int32)  # where the running count rises
+    launch("compact", lambda _: wgsl.render_compact(), [counts, at], _workgroups(length), head=(length,))
     values = fetch(x.view(1, -1), at, total, positions=False)[0].view(-1)
     lengths = new_contiguous((0,), torch.int64)
     if return_counts:
@@ -336,8 +275,7 @@ def _groups(x: torch.Tensor, return_counts: bool) -> tuple[torch.Tensor, torch.T
 
 
 def unique2(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    if not _sortable(self):
-        raise NoKernel
+    _check_sortable(self)
     none = new_contiguous((0,), torch.int64)
     if self.numel() == 0:
         inverse = new_contiguous(self.shape, torch.int64) if return_inverse else none
@@ -351,18 +289,15 @@ def unique2(self: torch.Tensor, sorted: bool = True, return_inverse: bool = Fals
         inverse = new_contiguous(self.shape, torch.int64)
         count = counts.numel()
         tensors = [counts, at, inverse]
-        launch("place", lambda _: render_place(), tensors, _workgroups(count), head=(count,), writable=0b100)
+        launch("place", lambda _: wgsl.render_place(), tensors, _workgroups(count), head=(count,), writable=0b100)
     return values, inverse, lengths
-
-
-def unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
-    return unique2(self, sorted, return_inverse)[:2]
 
 
 def unique_consecutive(
     self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
-    if not _sortable(self) or (dim is not None and self.dim() != 1) or self.numel() == 0:
+    _check_sortable(self)
+    if (dim is not None and self.dim() != 1) or self.numel() == 0:
         raise NoKernel
     values, counts, lengths = _groups(contiguous(self).view(-1), return_counts)
     inverse = (counts.to(torch.int64) - 1).view(self.shape) if return_inverse else new_contiguous((0,), torch.int64)
@@ -370,22 +305,6 @@ def unique_consecutive(
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
-
-
-def _counts(x: torch.Tensor, bins: int, low: float, high: float) -> torch.Tensor:
-    made = new_contiguous((bins,), torch.int32).fill_(0)
-    if x.numel() and bins:
-        count, kernel = x.numel(), Count(name_of(x.dtype))
-        launch(kernel, render_count, [x, made], _workgroups(count), head=(count, bins), tail=(low, high))
-    return made
-
-
-def _whole_number_counts(x: torch.Tensor, bins: int, low: int, high: int) -> torch.Tensor:
-    """Whole numbers, in whole numbers."""
-    places = torch.div((x.reshape(-1).to(torch.int64) - low) * bins, high - low, rounding_mode="floor")
-    inside = (x >= low) & (x <= high)
-    made = new_contiguous((bins,), torch.int32).fill_(0)
-    return made.scatter_add_(0, places.clamp(0, bins - 1), inside.reshape(-1).to(torch.int32))
 
 
 def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
@@ -402,28 +321,38 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
             raise NoKernel
     if low == high:
         low, high = low - 1, high + 1
-    if whole:
-        return _whole_number_counts(self, bins, int(low), int(high)).to(self.dtype)
-    return narrowed(_counts(contiguous(self), bins, low, high), self.dtype)
+    made = new_contiguous((bins,), torch.int32).fill_(0)
+    count = self.numel()
+    if not whole:
+        head, kernel = (count, bins), wgsl.Count(name_of(self.dtype))
+        launch(kernel, wgsl.render_count, [contiguous(self), made], _workgroups(count), head=head, tail=(low, high))
+    else:  # in whole numbers
+        first, last = int(low), int(high)
+        places = torch.div((self.reshape(-1).to(torch.int64) - first) * bins, last - first, rounding_mode="floor")
+        inside = ((self >= first) & (self <= last)).reshape(-1)
+        made.scatter_add_(0, places.clamp(0, bins - 1), inside.to(torch.int32))
+    return narrowed(made, self.dtype)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "sort.stable": sort,
+    "topk": topk,
+    "kthvalue": kthvalue,
+    "median.dim": median_dim,
+    "nanmedian.dim": partial(median_dim, ignore_nan=True),
+    "median": median,
+    "nanmedian": partial(median, ignore_nan=True),
+    "mode": mode,
+    "searchsorted.Tensor": searchsorted,
+    "searchsorted.Scalar": searchsorted,
+    "bucketize.Tensor": bucketize,
+    "bucketize.Scalar": bucketize,
+    "_unique2": unique2,
+    "_unique": lambda *args: unique2(*args)[:2],
+    "unique_consecutive": unique_consecutive,
+    "histc": histc,
+}
 
 
 def register(library: torch.library.Library) -> None:
-    for op, kernel in (
-        (aten.sort.stable, sort),
-        (aten.topk.default, topk),
-        (aten.kthvalue.default, kthvalue),
-        (aten.median.dim, _median_dim(aten.median.dim, False)),
-        (aten.nanmedian.dim, _median_dim(aten.nanmedian.dim, True)),
-        (aten.median.default, _median_whole(aten.median.default, False)),
-        (aten.nanmedian.default, _median_whole(aten.nanmedian.default, True)),
-        (aten.mode.default, mode),
-        (aten.searchsorted.Tensor, searchsorted),
-        (aten.searchsorted.Scalar, searchsorted),
-        (aten.bucketize.Tensor, bucketize),
-        (aten.bucketize.Scalar, bucketize),
-        (aten._unique2.default, unique2),
-        (aten._unique.default, unique),
-        (aten.unique_consecutive.default, unique_consecutive),
-        (aten.histc.default, histc),
-    ):
-        register_with_out(library, op, halving(op, kernel, fallback))
+    register_kernels(library, KERNELS)

@@ -1,4 +1,4 @@
-"""The whole-layer ops torch's own transformer modules call in inference, made of the device's ops.
+"""The whole-layer ops torch's own transformer modules call in inference, and mixtures of experts, made of the device's ops.
 
 nn.MultiheadAttention, nn.TransformerEncoderLayer and nn.TransformerEncoder take this "fast path" on any device written as
 an extension, and there is no way to say no to it.
@@ -6,21 +6,12 @@ an extension, and there is no way to say no to it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 PADDING = 1  # mask_type of a mask (batch, keys); 0 is one of (queries, keys), 2 one of the scores' shape
-
-
-def left_out(mask: torch.Tensor | None, mask_type: int | None) -> torch.Tensor | None:
-    """The mask as a bool tensor that the scores (batch, heads, queries, keys) broadcast with; True is left out.
-
-    A float mask is minus infinity there, as the CPU's kernel takes it.
-    """
-    if mask is None:
-        return None
-    mask = mask.to(torch.bool)
-    return mask.view(mask.size(0), 1, 1, mask.size(1)) if mask_type == PADDING else mask
 
 
 def multi_head_attention(
@@ -47,7 +38,9 @@ def multi_head_attention(
         weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
         parts = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
     q, k, v = (part.view(batch, length, num_head, -1).transpose(1, 2) for part in parts)  # batch, heads, length, size
-    out_of = left_out(mask, mask_type)
+    out_of = None if mask is None else mask.to(torch.bool)  # a float mask is minus infinity where a key is left out
+    if out_of is not None and mask_type == PADDING:
+        out_of = out_of.view(out_of.size(0), 1, 1, out_of.size(1))
     probabilities = None
     if need_weights:
         scores = q @ k.transpose(2, 3) * q.size(-1) ** -0.5
@@ -63,49 +56,57 @@ def multi_head_attention(
     return F.linear(joined, proj_weight, proj_bias), probabilities
 
 
-def encoder_layer(
-    src: torch.Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: torch.Tensor,
-    norm_bias_1: torch.Tensor,
-    norm_weight_2: torch.Tensor,
-    norm_bias_2: torch.Tensor,
-    ffn_weight_1: torch.Tensor,
-    ffn_bias_1: torch.Tensor,
-    ffn_weight_2: torch.Tensor,
-    ffn_bias_2: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    mask_type: int | None = None,
-) -> torch.Tensor:
+def encoder_layer(src: torch.Tensor, embed_dim: int, num_heads: int, *rest: Any) -> torch.Tensor:
+    """aten::_transformer_encoder_layer_fwd, with the rest of its arguments in its order."""
+    qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps = rest[:7]
+    norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, weight_1, bias_1, weight_2, bias_2 = rest[7:15]
+    mask, mask_type = (*rest[15:], None, None)[:2]
+
     def attend(x: torch.Tensor) -> torch.Tensor:
         projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         return multi_head_attention(x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[0]
 
     def feed_forward(x: torch.Tensor) -> torch.Tensor:
-        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
-        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
+        hidden = F.linear(x, weight_1, bias_1)
+        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), weight_2, bias_2)
 
-    def norm_1(x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
-
-    def norm_2(x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
 
     if norm_first:
-        x = src + attend(norm_1(src))
-        return x + feed_forward(norm_2(x))
-    x = norm_1(src + attend(src))
-    return norm_2(x + feed_forward(x))
+        x = src + attend(norm(src, norm_weight_1, norm_bias_1))
+        return x + feed_forward(norm(x, norm_weight_2, norm_bias_2))
+    x = norm(src + attend(src), norm_weight_1, norm_bias_1)
+    return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)
 
 
-def never_left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
-    """May the padded batch become a nested tensor? This device has none; nn.TransformerEncoder goes on with the mask."""
-    return False
+def grouped_mm(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """A product per group. A matrix holds the groups one after the other, `offs` are their ends; three dimensions hold one
+    each. Waits for the device: the ends decide the sizes."""
+    if bias is not None:
+        raise RuntimeError("grouped gemm does not support bias yet")
+    if first.dim() == second.dim() == 3:
+        return torch.bmm(first, second).to(out_dtype or first.dtype)
+    if offs is None:
+        raise RuntimeError("Have to provide offsets if there is a 2d matrix")
+    ends = [int(end) for end in offs.tolist()]
+    groups = list(zip([0, *ends], ends, strict=False))
+    rows, columns = first.shape[-2], second.shape[-1]
+    size = (len(ends), rows, columns) if first.dim() == second.dim() == 2 else (rows, columns)
+    result = torch.zeros(size, dtype=out_dtype or first.dtype, device=first.device)
+    for i, (start, end) in enumerate(groups):
+        if start == end:
+            continue
+        if first.dim() == second.dim() == 2:  # groups along the summed dimension
+            result[i] = first[:, start:end] @ second[start:end]
+        elif second.dim() == 3:  # of rows
+            result[start:end] = first[start:end] @ second[i]
+        else:  # of columns
+            result[:, start:end] = first[i] @ second[:, start:end]
+    return result

@@ -1,13 +1,8 @@
-"""`model.to("webgpu")` moves a module's parameters without replacing them, as it does on CUDA.
-
-torch gives a parameter new contents in place only between the devices it lists in C++ (`has_compatible_shallow_copy_type`),
-and ours cannot be on that list. Otherwise it makes a new Parameter per place: weights used in two places (the embedding and
-the output layer of most language models) come apart, and an optimizer made before goes on training the old ones. So the
-tensors behind the two objects are exchanged, and the Parameter stays the one that everybody holds.
-"""
+"""What torch does for its own devices in C++ and has no hook for: patches that let this device behave like them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -15,6 +10,13 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.tensors import is_ours
+
+# --- model.to("webgpu") moves a module's parameters without replacing them, as it does on CUDA ------------------------
+#
+# torch gives a parameter new contents in place only between the devices it lists in C++ (has_compatible_shallow_copy_type),
+# and ours cannot be on that list. Otherwise it makes a new Parameter per place: weights used in two places (the embedding
+# and the output layer of most language models) come apart, and an optimizer made before goes on training the old ones. So
+# the tensors behind the two objects are exchanged, and the Parameter stays the one that everybody holds.
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.parameter.UninitializedParameter)
@@ -68,3 +70,45 @@ def patch_modules() -> None:
         return original(self, fn if isinstance(fn, Moving) else Moving(fn), recurse)
 
     torch.nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+# --- pin_memory() and DataLoader(pin_memory=True) go on working once the device is registered --------------------------
+#
+# torch asks the one accelerator of the process for page-locked memory, and a device written in Python has no way to answer:
+# without this, every pinned DataLoader in the process raises. WebGPU uploads through staging buffers of its own and gains
+# nothing from locked pages, so an ordinary copy is what it needs.
+
+_said = False
+
+
+def pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A plain copy; the first one says so, for a process that also uses another GPU loses a little by it."""
+    global _said
+    if not _said:
+        _said = True
+        warnings.warn(
+            "pin_memory() makes ordinary copies while the webgpu device is registered: torch asks that device for "
+            "page-locked memory, which WebGPU neither has nor needs",
+            stacklevel=2,
+        )
+    return tensor.clone()
+
+
+# --- print(tensor): torch works out widths and precisions in float64, which no shader has, with a dozen small ops -------
+
+
+def patch_formatter() -> None:
+    """Look at the numbers on the CPU. The formatter is given at most a thousand of them: large tensors are cut before."""
+    formatter: Any = torch._tensor_str._Formatter
+    original = formatter.__init__
+
+    def initialise(self: Any, tensor: torch.Tensor) -> None:
+        original(self, tensor.detach().cpu() if is_ours(tensor) else tensor)
+
+    formatter.__init__ = initialise
+
+
+def register(library: torch.library.Library) -> None:
+    patch_modules()
+    patch_formatter()
+    library.impl("_pin_memory", pin, "CPU")
