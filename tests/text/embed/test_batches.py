@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured import store
 from anytorch.measured.verdict import Question
+from anytorch.recorded.moves import gather_by_index
 from anytorch.text.embed.budget import GAIN, SAMPLES, Budget, Work
-from anytorch.text.embed.fair_lock import FairLock
 from anytorch.text.embed.protocol import Encoder, batches
-from anytorch.text.embed.runner import Job, Runner, pack
-from anytorch.text.embed.sharing import share_batch
+from anytorch.text.embed.queue_line import share_batch
+from anytorch.text.embed.runner import EncodeJob, FairLock, Runner
 from anytorch.text.embed.tokens import Tokens
 from anytorch.text.embed.windows import FIRST_TEXTS, MOST_CHARACTERS, chunks, windows
 
@@ -60,7 +60,7 @@ def test_pack_gathers_texts(lengths: list[int], generator: Any) -> None:
     tokens = make_tokens(lengths)
     places = list(range(len(lengths)))
     generator.shuffle(places)
-    ids, starts = pack(tokens, np.array(places))
+    ids, starts = gather_by_index(tokens.ids, tokens.starts, np.array(places))
     for row, place in enumerate(places):
         expected = tokens.ids[tokens.starts[place] : tokens.starts[place + 1]]
         assert np.array_equal(ids[starts[row] : starts[row + 1]], expected)
@@ -308,7 +308,7 @@ def run_all(runner: Runner, tokens: Tokens) -> np.ndarray:
         assert pooled is not None
         out[places] = pooled
 
-    runner.run(Job(tokens, store))
+    runner.run(EncodeJob(tokens, store))
     return out
 
 
@@ -488,7 +488,7 @@ def test_an_encoder_may_write_the_rows_itself(most: int) -> None:
             rows[places] = pooled
             left.extend(places.tolist())
 
-    Runner(Direct(most), Budget(500, fixed=True), WORK).run(Job(tokens, store, rows))
+    Runner(Direct(most), Budget(500, fixed=True), WORK).run(EncodeJob(tokens, store, rows))
     assert rows[:, 1].tolist() == lengths
     assert bool(left) == (most < 500), "only what did not fit comes back through the engine"
 
@@ -498,11 +498,11 @@ def test_the_next_job_is_sent_before_the_last_is_fetched() -> None:
     runner = Runner(encoder, Budget(10, fixed=True), WORK)
     drawn, seen = [], []
 
-    def jobs() -> Iterator[Job]:
+    def jobs() -> Iterator[EncodeJob]:
         for number in range(6):
             drawn.append(number)
-            yield Job(make_tokens([10]), lambda places, pooled: None)
-        yield Job(make_tokens([]), lambda places, pooled: None)
+            yield EncodeJob(make_tokens([10]), lambda places, pooled: None)
+        yield EncodeJob(make_tokens([]), lambda places, pooled: None)
 
     for job in runner.stream(jobs()):
         seen.append((len(drawn), len(job.tokens.ids)))

@@ -12,16 +12,15 @@ have: a bias, or a norm that is the identity. Which parts there are, and in what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import ModelError
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.values import dataclass
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,6 @@ class EncoderWeights(Mapping[str, "npt.NDArray[Any]"]):
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor as aligned, contiguous float32; not copied when it is that already."""
-        import numpy as np
-
         return np.require(self[name], np.float32, ["C", "A"])
 
     def __iter__(self) -> Iterator[str]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import InputError, UsageError
 from anytorch.text.embed.exact import distances, dot_scores
 from anytorch.text.embed.head import normalized, out_shape
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 BLOCK_SCORES = 4_000_000  # scores held at once
 
@@ -28,8 +27,6 @@ class Hit:
 
 def as_matrix(vectors: Any, what: str = "vectors") -> npt.NDArray[Any]:
     """Any array-like of one or more vectors (NumPy, torch, Arrow, lists) as a matrix."""
-    import numpy as np
-
     if hasattr(vectors, "detach"):  # a torch tensor, on any device
         vectors = vectors.detach().cpu().float().numpy()
     elif hasattr(vectors, "flatten") and hasattr(vectors, "type") and hasattr(vectors, "to_pylist"):  # an Arrow array
@@ -57,8 +54,6 @@ def vectors_of(
 
     `encode(texts, precision)` makes vectors of texts, `width` dimensions each.
     """
-    import numpy as np
-
     given = [given] if isinstance(given, str) else listed(given)
     if isinstance(given, (list, tuple)):
         # Bits can be compared with bits only; all else is compared as float32.
@@ -82,8 +77,6 @@ def listed(given: Any) -> Any:
 
 def prepared(matrix: npt.NDArray[Any], kind: str, precision: str = "float32") -> npt.NDArray[np.float32]:
     """Rows ready for a product: normalised for cosine, bits as ±1 for binary vectors."""
-    import numpy as np
-
     if precision in ("binary", "ubinary"):
         packed = (matrix.astype(np.int16) + 128).astype(np.uint8) if precision == "binary" else matrix.astype(np.uint8)
         floats = np.unpackbits(packed, axis=-1).astype(np.float32) * 2 - 1
@@ -94,8 +87,6 @@ def prepared(matrix: npt.NDArray[Any], kind: str, precision: str = "float32") ->
 
 def scores(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], kind: str) -> npt.NDArray[np.float32]:
     """Similarities, higher is nearer: cosine and dot products, or distances with a minus."""
-    import numpy as np
-
     if a.shape[1] != b.shape[1]:
         raise InputError(f"vectors of {a.shape[1]} and of {b.shape[1]} dimensions cannot be compared")
     if kind in ("cosine", "dot"):
@@ -140,16 +131,12 @@ class _Found:
     """The k nearest rows so far, best first."""
 
     def __init__(self, k: int) -> None:
-        import numpy as np
-
         self.k = k
         self.numbers = np.zeros(0, np.int64)
         self.scores = np.zeros(0, np.float32)
 
     def worth_scoring(self, estimates: npt.NDArray[np.float32], error: float, kind: str) -> npt.NDArray[np.intp]:
         """The indices that may be among the k nearest if no estimate is off by more than `error`."""
-        import numpy as np
-
         # Everywhere "not below" instead of "at least": NaN, which is last, is not lost.
         which = np.arange(len(estimates))
         if len(self.scores) == self.k:
@@ -161,8 +148,6 @@ class _Found:
         return which
 
     def add(self, numbers: npt.NDArray[np.int64], scores: npt.NDArray[np.float32]) -> None:
-        import numpy as np
-
         numbers, scores = np.concatenate((self.numbers, numbers)), np.concatenate((self.scores, scores))
         best = np.lexsort((numbers, -scores))[: self.k]
         self.numbers, self.scores = numbers[best], scores[best]
@@ -173,8 +158,6 @@ def _rough_scores(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
     """Estimates in the order of the scores (of Euclidean distances the squares, with a minus), and by how much the
     estimates of each query may be off at most: the classical bound of a sum of products, twice."""
-    import numpy as np
-
     if kind == "manhattan":
         return scores(queries, block, kind), np.zeros(len(queries))
     rough = scores(queries, block, "cosine" if kind == "cosine" else "dot")
@@ -196,8 +179,6 @@ def _row_scores(
     query: npt.NDArray[np.float32], block: npt.NDArray[np.float32], which: npt.NDArray[np.intp], kind: str
 ) -> npt.NDArray[np.float32]:
     """Scores of single rows, each with the same bits whatever is scored beside it."""
-    import numpy as np
-
     if kind == "manhattan":
         alone: npt.NDArray[np.float32] = scores(query[None], block[which], kind)[0]
         return alone

@@ -11,7 +11,7 @@ from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured.verdict import Question
 from anytorch.text.embed.budget import LARGEST, SMALLEST, Budget
-from anytorch.text.embed.encoder_device import CPU, EncoderDevice, build_encoder, choose_device
+from anytorch.text.embed.encoder_device import CPU, build_encoder, choose_device
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import Recipe
 
@@ -30,18 +30,20 @@ class EncoderBuilder:
         *,
         device: str | None,
         devices: Sequence[str] | str | None,
-        quantization: str | None,
-        dtype: str,
-        threads: int | None,
         allow_quantize: bool,
-        normalize: bool,
+        quantization: str | None,
+        **options: Any,
     ) -> None:
-        """`normalize`: the encoder may do that as well, if it says so itself."""
-        self._recipe, self._pooling = recipe, pooling
-        self._several, self._dtype, self._threads = devices, dtype, threads
-        self._allow_quantize, self.normalize = allow_quantize, normalize
+        """`options`: dtype, threads and normalize, as `build_encoder` takes them."""
+        self._recipe, self._pooling, self._options = recipe, pooling, options
+        self._several, self._allow_quantize = devices, allow_quantize
         self.quantization = quantization
-        self.devices = self._choose(device)
+        if devices is None:
+            self.devices = [choose_device(device)]
+        else:
+            from anytorch.text.embed.pool_devices import choose_devices
+
+            self.devices = choose_devices(devices)
         self.device = self.devices[0]
         if len(self.devices) > 1:
             self.device = replace(self.device, id=", ".join(one.id for one in self.devices))
@@ -84,13 +86,6 @@ class EncoderBuilder:
         threads = encoder.describe().get("threads") or 1
         return Budget(max(CPU_TOKENS, 1024 * threads), asked=self._question(), smallest=512 * threads)
 
-    def _choose(self, device: str | None) -> list[EncoderDevice]:
-        if self._several is None:
-            return [choose_device(device)]
-        from anytorch.text.embed.pool_devices import choose_devices
-
-        return choose_devices(self._several)
-
     def _build_fitting(self, quantization: str | None) -> Encoder:
         while True:
             try:
@@ -102,15 +97,16 @@ class EncoderBuilder:
 
     def _built(self, quantization: str | None) -> Encoder:
         """An encoder in this quantization, which is then the builder's. Raises OutOfMemory where it does not fit."""
-        options: dict[str, Any] = {"quantization": quantization, "dtype": self._dtype, "threads": self._threads}
-        options["normalize"] = self.normalize
+        model = (self._recipe, self._pooling)
         try:
             if self._several is None:
-                encoder, why = build_encoder(self.device, self._recipe, self._pooling, **options)
+                encoder, why = build_encoder(self.device, *model, quantization=quantization, **self._options)
             else:
                 from anytorch.text.embed.pool_devices import build_encoders
 
-                encoder, why = build_encoders(self._several, self.devices, self._recipe, self._pooling, **options)
+                encoder, why = build_encoders(
+                    self._several, self.devices, *model, quantization=quantization, **self._options
+                )
         except Exception as exc:
             if not is_out_of_memory(exc):
                 raise
@@ -141,7 +137,7 @@ class EncoderBuilder:
             chunk=chunk,
             spec=repr(spec),
             devices=repr(self.devices),
-            how=repr((self.quantization, self._dtype, self._threads, self._pooling, self.why)),
+            how=repr((self.quantization, self._options["dtype"], self._options["threads"], self._pooling, self.why)),
         )
 
 

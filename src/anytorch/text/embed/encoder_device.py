@@ -5,22 +5,17 @@ On a machine whose files show no accelerator nothing imports torch: the CPU path
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from anytorch import logs, settings
 from anytorch.devices.choose import configured_request, resolve, survey
 from anytorch.devices.ranking import parse
 from anytorch.devices.registry import BUILT_IN, registry
 from anytorch.devices.types import State
 from anytorch.errors import NativeUnavailable, TorchMissing, UsageError
 from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.checkpoints.weights import EncoderWeights
 from anytorch.text.embed.examples import example_tokens
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import Recipe
 from anytorch.values import dataclass
-
-log = logs.logger(__name__)
 
 CPU = "cpu"
 QUANTIZATIONS = ("int8", "int4", "int2", "fp4")
@@ -100,27 +95,23 @@ def build_encoder(
     quantization: str | None,
     dtype: str,
     threads: int | None,
-    normalize: bool = False,
+    normalize: bool,
 ) -> tuple[Encoder, str]:
     """The encoder on a device, and why it is of its kind. `normalize`: it may do that as well, if it says so itself."""
     checkpoint = Checkpoint(recipe.encoder)
     if on.torch_name != CPU:
         encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, normalize)
         return encoder, "torch computes on this device"
-    reason = ""
     if dtype in ("float16", "bfloat16"):
         reason = f"dtype={dtype!r} was requested, and our own CPU encoder computes in float32"
     elif len(pooling) > 1:
         reason = "the model combines several poolings"
-    if not reason:
+    else:
         try:
-            return _packed(recipe, checkpoint, pooling[0], quantization, threads), (
-                "our own C++ encoder over packed tokens; torch is not imported"
-            )
+            encoder = _packed(recipe, checkpoint, pooling[0], quantization, threads)
+            return encoder, "our own C++ encoder over packed tokens; torch is not imported"
         except NativeUnavailable as exc:
             reason = f"our own C++ encoder cannot be used: {exc.message}"
-        except _NotPacked as exc:
-            reason = str(exc)
     try:
         encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, False)
         return encoder, f"torch on the CPU, because {reason}"
@@ -128,18 +119,13 @@ def build_encoder(
         raise TorchMissing(f"{reason}; and {exc.message}", hint=exc.hint) from exc
 
 
-class _NotPacked(Exception):
-    """Our CPU encoder has no such format."""
-
-
 def _packed(
     recipe: Recipe, checkpoint: Checkpoint, pooling: str, quantization: str | None, threads: int | None
 ) -> Encoder:
-    from anytorch.text.embed.packed import Packed, can_quantize
+    from anytorch.text.packed import PackedEncoder
 
-    if not can_quantize(quantization):
-        raise _NotPacked(f"our own CPU encoder does not have {quantization}")
-    return Packed(recipe, checkpoint, pooling, quantization, threads or settings.get("threads"))
+    weights = EncoderWeights(checkpoint, recipe.spec)
+    return PackedEncoder(recipe.spec, weights, pooling=pooling, quantization=quantization, threads=threads)
 
 
 def _torch(
@@ -154,8 +140,7 @@ def _torch(
     device = resolve(on.id, strict=True).device  # TorchMissing with the command that installs it
     from anytorch.text.encoders.encoder import TorchEncoder
 
-    build: Callable[..., Any] = TorchEncoder
-    encoder: Encoder = build(
+    return TorchEncoder(
         recipe.spec,
         checkpoint,
         device=device,
@@ -165,4 +150,3 @@ def _torch(
         normalize=normalize,
         calibration=example_tokens(recipe) if quantization in FEW_BITS else None,
     )
-    return encoder

@@ -6,14 +6,11 @@ float sums depend on their order. Here they cannot: either every partial sum is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Vectors = npt.NDArray[np.float32]
-    Doubles = npt.NDArray[np.float64]
+Vectors = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 EXACT_BITS = 53  # float64 holds every whole number up to 2**53
 
@@ -33,8 +30,6 @@ class ExactProduct:
         self._large, self._small, self._exponents = large.T, small.T, exponents.T
 
     def __call__(self, vectors: Vectors) -> Vectors:
-        import numpy as np
-
         # An infinity or NaN makes the whole row NaN, without a warning for each.
         with np.errstate(invalid="ignore", over="ignore"):
             large, small, exponents = _whole_numbers(vectors, self._bits)
@@ -45,24 +40,18 @@ class ExactProduct:
 
 def dot_scores(vector: Vectors, rows: Vectors) -> Vectors:
     """The dot product of a vector with each row."""
-    import numpy as np
-
     made: Vectors = (_doubles(rows) * _doubles(vector)).sum(axis=1).astype(np.float32)
     return made
 
 
 def distances(vector: Vectors, rows: Vectors) -> Vectors:
     """The Euclidean distance of a vector from each row."""
-    import numpy as np
-
     made: Vectors = np.sqrt(np.square(_doubles(rows) - _doubles(vector)).sum(axis=1)).astype(np.float32)
     return made
 
 
 def _whole_numbers(rows: Vectors, bits: int) -> tuple[Doubles, Doubles, npt.NDArray[np.int32]]:
     """(large + small / 2**bits) * 2**exponent: two matrices of whole numbers of at most `bits` bits, one exponent a row."""
-    import numpy as np
-
     values = _doubles(rows)
     exponents: npt.NDArray[np.int32] = np.frexp(np.abs(values).max(axis=1, keepdims=True, initial=0.0))[1] - bits
     scaled = np.ldexp(values, -exponents)
@@ -71,6 +60,4 @@ def _whole_numbers(rows: Vectors, bits: int) -> tuple[Doubles, Doubles, npt.NDAr
 
 
 def _doubles(values: Vectors) -> Doubles:
-    import numpy as np
-
     return np.ascontiguousarray(values, np.float64)

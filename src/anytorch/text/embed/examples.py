@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from anytorch.text.embed.tokens import TextTokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from anytorch.text.embed.recipe import Recipe
 
 LONGEST = 192  # tokens of one example; they lie in rows of one length while they are run

@@ -9,6 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import UsageError
@@ -197,9 +200,6 @@ class _Run:
 
     def _empty_schema(self) -> Any:
         """Of a source without rows."""
-        import numpy as np
-        import pyarrow as pa  # type: ignore[import-untyped]
-
         columns, dtype = self._engine.check_request(self._options["dim"], self._options["precision"], "numpy")
         fields = [(name, pa.string()) for name in self._rows.columns]
         return pa.schema([*fields, (self._vector, pa.list_(pa.from_numpy_dtype(np.dtype(dtype)), columns))])

@@ -9,13 +9,15 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from anytorch.errors import OutputError
 from anytorch.text.embed.files_read import as_text
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 METADATA_KEY = b"anytorch.embed"
 
@@ -35,9 +37,6 @@ def disk_errors(doing: str, kept: str) -> Iterator[None]:
 
 def with_vectors(table: Any, vectors: npt.NDArray[Any], places: Sequence[int] | None, name: str) -> Any:
     """The table and one more column, fixed_size_list. `places`: the rows that have a vector, None for all of them."""
-    import numpy as np
-    import pyarrow as pa  # type: ignore[import-untyped]
-
     width = vectors.shape[1]
     if places is None:
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)
@@ -69,8 +68,6 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
     `schema` is that of a file without rows, for when there are no parts. Parts of a JSON file may have inferred other
     types for a column: it gets the one that holds all of them, else it becomes text.
     """
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
     temporary = (parts[0] if parts else target).parent / f".{target.name}.whole"
     need = sum(path.stat().st_size for path in parts)
     free = shutil.disk_usage(target.parent).free
@@ -93,8 +90,6 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
 
 def common_schema(schemas: Sequence[Any]) -> Any:
     """Columns in the order they first appear, the vectors last, each with a type that holds all of its parts'. Pure."""
-    import pyarrow as pa
-
     vector = schemas[0].field(len(schemas[0]) - 1)
     kinds: dict[str, Any] = {}
     for schema in schemas:
@@ -113,8 +108,6 @@ def common_schema(schemas: Sequence[Any]) -> Any:
 
 def conform(table: Any, schema: Any) -> Any:
     """The table with exactly the columns and types of the schema."""
-    import pyarrow as pa
-
     columns = []
     for field in schema:
         if field.name not in table.column_names:
@@ -132,9 +125,6 @@ def conform(table: Any, schema: Any) -> Any:
 
 def read_facts(path: Path) -> dict[str, Any] | None:
     """What a finished target says about its own making; None for any other file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         stored = (pq.read_schema(path).metadata or {}).get(METADATA_KEY)
         return None if stored is None else dict(json.loads(stored))
@@ -144,8 +134,6 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _writer(path: Path, schema: Any, vector: str) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
     others = [name for name in schema.names if name != vector]
     leaf = f"{vector}.list.element"
     with pq.ParquetWriter(
@@ -161,9 +149,6 @@ def _writer(path: Path, schema: Any, vector: str) -> Iterator[Any]:
 
 def leaves(schema: Any, names: Sequence[str]) -> list[str]:
     """Parquet's own names for the leaves of these columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not names:
         return []
     sink = pa.BufferOutputStream()

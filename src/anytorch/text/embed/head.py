@@ -6,18 +6,17 @@ Every function treats each row by itself and gives it the same bits whatever row
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import ModelError, UsageError
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.embed.exact import ExactProduct
 from anytorch.text.embed.recipe import Recipe, Step
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Vectors = npt.NDArray[np.float32]
+Vectors = npt.NDArray[np.float32]
 
 Precision = Literal["float32", "float16", "int8", "binary", "ubinary"]
 PRECISIONS = ("float32", "float16", "int8", "binary", "ubinary")
@@ -88,8 +87,6 @@ def only_normalizes(recipe: Recipe, normalize: bool | None) -> bool:
 
 def normalized(vectors: Vectors) -> Vectors:
     """Rows of length 1; a row of zeros stays one (as torch's F.normalize has it)."""
-    import numpy as np
-
     # Not einsum or matmul: their order of summing depends on the number of rows.
     lengths = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True, dtype=np.float32))
     result: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))
@@ -97,8 +94,6 @@ def normalized(vectors: Vectors) -> Vectors:
 
 
 def _layer_norm(step: Step, width: int) -> Callable[[Vectors], Vectors]:
-    import numpy as np
-
     weights = _weights(step)
     scale, shift = weights["norm.weight"], weights["norm.bias"]
     if scale.shape != (width,) or shift.shape != (width,):
@@ -141,8 +136,6 @@ def _dense(step: Step, width: int) -> tuple[Callable[[Vectors], Vectors], int]:
 
 
 def _activation(name: str, step: Step) -> Callable[[Vectors], Vectors]:
-    import numpy as np
-
     def sigmoid(x: Vectors) -> Vectors:
         made: Vectors = np.float32(1) / (np.float32(1) + np.exp(-x))
         return made
@@ -166,15 +159,11 @@ def _activation(name: str, step: Step) -> Callable[[Vectors], Vectors]:
 def _gelu(x: Vectors) -> Vectors:
     from math import erf, sqrt
 
-    import numpy as np
-
     made: Vectors = (0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)))).astype(np.float32)
     return made
 
 
 def _weights(step: Step) -> dict[str, Vectors]:
-    import numpy as np
-
     assert step.folder is not None
     with Checkpoint(step.folder) as checkpoint:
         return {name: np.array(checkpoint.tensor(name), np.float32) for name in checkpoint.names()}
@@ -202,8 +191,6 @@ def as_precision(vectors: Vectors, precision: str) -> npt.NDArray[Any]:
     do not; no calibration texts are needed and no row depends on another. binary, ubinary: one bit per dimension, set
     where it is positive, eight to a byte, laid out as sentence-transformers has it (binary: int8, that minus 128).
     """
-    import numpy as np
-
     if precision == "float32":
         return vectors
     if precision == "float16":

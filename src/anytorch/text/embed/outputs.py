@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import OutputError, UsageError
 from anytorch.text.embed.engine import ArrowEngine
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 Progress = Callable[[int, "int | None"], None]
 ENDINGS = (".npy", ".jsonl")
@@ -74,8 +74,6 @@ def _reported(
 
 
 def _numpy(file: IO[bytes], rows: Iterator[tuple[str, npt.NDArray[Any]]], columns: int, dtype: str) -> int:
-    import numpy as np
-
     def header(count: int) -> None:
         # NumPy leaves room in the header for the first dimension to grow, so that it can be written again at the end.
         described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}

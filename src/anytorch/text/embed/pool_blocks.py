@@ -16,14 +16,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch import logs
 from anytorch.errors import OutOfMemory
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 log = logs.logger(__name__)
 
@@ -44,8 +43,6 @@ class Block:
     def views(
         self, tokens: int, texts: int, width: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        import numpy as np
-
         ids: Any = np.frombuffer(self._map, np.int32, tokens)
         starts: Any = np.frombuffer(self._map, np.int32, texts + 1, ITEM * tokens)
         vectors: Any = np.frombuffer(self._map, np.float32, texts * width, ITEM * (tokens + texts + 1))

@@ -29,26 +29,9 @@ log = logs.logger(__name__)
 END = "end"
 
 
-def build(
-    *,
-    model: str,
-    device: str,
-    pooling: list[str],
-    quantization: str | None,
-    dtype: str,
-    threads: int | None,
-    normalize: bool = False,
-) -> Encoder:
+def build(*, model: str, device: str, pooling: list[str], **options: Any) -> Encoder:
     """The encoder of this worker. Another function of this shape can be named instead (`factory`)."""
-    encoder, why = build_encoder(
-        choose_device(device),
-        read_recipe(Path(model)),
-        tuple(pooling),
-        quantization=quantization,
-        dtype=dtype,
-        threads=threads,
-        normalize=normalize,
-    )
+    encoder, why = build_encoder(choose_device(device), read_recipe(Path(model)), tuple(pooling), **options)
     log.debug("%s: %s", device, why)
     return encoder
 

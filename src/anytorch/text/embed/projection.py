@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
 
 def project_to_plane(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -15,8 +14,6 @@ def project_to_plane(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     The signs are fixed by the data (the largest part of each direction is positive), so that the same vectors give the same
     picture.
     """
-    import numpy as np
-
     points = np.asarray(vectors, np.float64)
     out = np.zeros((len(points), 2), np.float32)
     if len(points) < 2:

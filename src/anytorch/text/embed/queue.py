@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anytorch.errors import UsageError
-from anytorch.text.embed.queue_line import QueueStats, WaitingLine
-from anytorch.text.embed.queue_request import Engine, Request, make_request
-from anytorch.text.embed.queue_worker import Observe, Worker
+from anytorch.text.embed.queue_line import EmbedRequest, QueueStats, WaitingLine
+from anytorch.text.embed.queue_worker import Observe, QueueWorker
 from anytorch.text.embed.tokens import Tokens, check_iterable
+
+if TYPE_CHECKING:
+    from anytorch.text.embed.engine import ArrowEngine
 
 
 class EngineQueue:
@@ -38,7 +41,7 @@ class EngineQueue:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ArrowEngine,
         *,
         batch_tokens: int | None = None,
         max_wait_s: float = 0.003,
@@ -55,7 +58,9 @@ class EngineQueue:
             raise UsageError(f"max_waiting_s={max_waiting_s!r}: use a number of seconds above 0")
         self._engine = engine
         self._line = WaitingLine(max_waiting_tokens, max_waiting_s, refuse=when_full == "raise")
-        self._worker = Worker(engine, self._line, batch_tokens=batch_tokens, max_wait_s=max_wait_s, observe=observe)
+        self._worker = QueueWorker(
+            engine, self._line, batch_tokens=batch_tokens, max_wait_s=max_wait_s, observe=observe
+        )
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -75,24 +80,17 @@ class EngineQueue:
         TimeoutError (at the latest when the batch under way is done; `encode` and `aencode` raise it on time). Raises
         InputError for texts that cannot be used, QueueFull if it is full and may not wait.
         """
-        request = self._request(texts, prompt, dim, precision, output, timeout_s)
+        request = self._request(texts, prompt, timeout_s, dim=dim, precision=precision, output=output)
         self._admit(request, block=True)
         return request.future
 
-    def submit_tokens(
-        self,
-        tokens: Tokens,
-        *,
-        dim: int | None = None,
-        precision: str = "float32",
-        output: str = "numpy",
-        timeout_s: float | None = None,
-    ) -> Future[Any]:
-        """As `submit`, for texts that are tokens already (`ArrowEngine.tokenize`, `tokens.pack_ids`).
+    def submit_tokens(self, tokens: Tokens, **options: Any) -> Future[Any]:
+        """As `submit`, for texts that are tokens already (`ArrowEngine.tokenize`, `tokens.pack_ids`). Takes its options
+        except `prompt`.
 
         Never blocks, so that an event loop may call it: where there is no room, the request waits outside.
         """
-        request = make_request(self._engine, tokens, False, dim, precision, output, timeout_s)
+        request = EmbedRequest(self._engine, tokens, **options)
         self._admit(request, block=False)
         return request.future
 
@@ -166,25 +164,16 @@ class EngineQueue:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _request(
-        self,
-        texts: str | Iterable[str],
-        prompt: str | None = None,
-        dim: int | None = None,
-        precision: str = "float32",
-        output: str = "numpy",
-        timeout_s: float | None = None,
-    ) -> Request:
-        single = isinstance(texts, str)
+        self, texts: str | Iterable[str], prompt: str | None = None, timeout_s: float | None = None, **wanted: Any
+    ) -> EmbedRequest:
         check_iterable(texts)
-        self._engine.check_request(dim, precision, output)
-        if isinstance(texts, str):
-            texts = [texts]
-        elif hasattr(texts, "to_pylist"):  # an Arrow array: its items are scalars, which are no str
-            texts = texts.to_pylist()
-        tokens = self._engine.tokenize(list(texts), prompt=prompt)
-        return make_request(self._engine, tokens, single, dim, precision, output, timeout_s)
+        single = isinstance(texts, str)
+        # The items of an Arrow array are scalars, which are no str.
+        listed = [texts] if isinstance(texts, str) else getattr(texts, "to_pylist", partial(list, texts))()
+        tokens = self._engine.tokenize(listed, prompt=prompt)
+        return EmbedRequest(self._engine, tokens, single=single, timeout_s=timeout_s, **wanted)
 
-    def _admit(self, request: Request, *, block: bool) -> None:
+    def _admit(self, request: EmbedRequest, *, block: bool) -> None:
         """Let a request in, or have it wait outside; with `block`, return when it is in (or will never be)."""
         if not request.left:
             request.future.set_result(self._engine.as_output(request.rows, request.output))

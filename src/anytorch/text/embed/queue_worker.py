@@ -10,11 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anytorch import logs
-from anytorch.text.embed.queue_line import WaitingLine, seconds_until
-from anytorch.text.embed.queue_request import Batch, Engine, Request, joined, tokens_of
+from anytorch.text.embed.queue_line import Batch, EmbedRequest, WaitingLine, joined, seconds_until, tokens_of
+
+if TYPE_CHECKING:
+    from anytorch.text.embed.engine import ArrowEngine
 
 log = logs.logger(__name__)
 
@@ -36,11 +38,17 @@ class BatchReport:
 Observe = Callable[[BatchReport], None]
 
 
-class Worker:
+class QueueWorker:
     """`batch_tokens` None: the engine's own. `max_wait_s`: how long a request may wait for company, if there was any."""
 
     def __init__(
-        self, engine: Engine, line: WaitingLine, *, batch_tokens: int | None, max_wait_s: float, observe: Observe | None
+        self,
+        engine: ArrowEngine,
+        line: WaitingLine,
+        *,
+        batch_tokens: int | None,
+        max_wait_s: float,
+        observe: Observe | None,
     ) -> None:
         self._engine, self._line = engine, line
         self._batch_tokens, self._max_wait_s = batch_tokens, max_wait_s
@@ -179,7 +187,7 @@ class Worker:
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: EmbedRequest) -> None:
         try:
             value = self._engine.as_output(request.rows, request.output)
         except Exception as exc:  # noqa: BLE001
@@ -190,7 +198,7 @@ class Worker:
         if mine:
             request.future.set_result(value[0] if request.single else value)
 
-    def _fail(self, request: Request, exc: Exception) -> None:
+    def _fail(self, request: EmbedRequest, exc: Exception) -> None:
         with self._line.changed:
             mine = request.claim()
             if mine:
@@ -222,11 +230,8 @@ class Worker:
                 try:
                     observe(report)
                 except Exception as exc:  # noqa: BLE001  (who keeps count wrongly must not cost others their answer)
-                    self._say_observe_failed(exc)
+                    if not self._observe_failed:  # once: it would be said for every batch
+                        self._observe_failed = True
+                        log.error("observe=%r of the queue failed: %s: %s", observe, type(exc).__name__, exc)
 
         return observed
-
-    def _say_observe_failed(self, exc: Exception) -> None:
-        if not self._observe_failed:  # once: it would be said for every batch
-            self._observe_failed = True
-            log.error("observe=%r of the queue failed: %s: %s", self._observe, type(exc).__name__, exc)

@@ -9,29 +9,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch import logs
 from anytorch.devices.oom import fit_batch, is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.recorded.moves import gather_by_index, gather_texts
 from anytorch.text.embed.budget import Budget, Work
-from anytorch.text.embed.fair_lock import FairLock
 from anytorch.text.embed.protocol import AsyncEncoder, Encoder, batches
 from anytorch.text.embed.tokens import Tokens
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Store = Callable[[npt.NDArray[np.intp], "npt.NDArray[np.float32] | None"], None]
-    Replace = Callable[[Encoder], tuple[Encoder, bool]]
+Replace = Callable[[Encoder], tuple[Encoder, bool]]
+Store = Callable[[npt.NDArray[np.intp], "npt.NDArray[np.float32] | None"], None]
 
 log = logs.logger(__name__)
 
 
 @dataclass(frozen=True)
-class Job:
+class EncodeJob:
     """Texts to encode. `store(places, pooled)` gets each batch's rows and which texts they are, in any order.
 
     Where `into` is given (float32[texts, width], for vectors that need nothing more done to them), an encoder that can
@@ -63,12 +61,12 @@ class Runner:
         self._counting = threading.Lock()
         self._closed = False
 
-    def run(self, job: Job) -> None:
+    def run(self, job: EncodeJob) -> None:
         """Encode all texts of a job."""
         for _ in self.stream([job]):
             pass
 
-    def stream(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def stream(self, jobs: Iterable[EncodeJob]) -> Iterator[EncodeJob]:
         """Encode one job after the other; each is handed back when it is done. Draws the next one early enough."""
         if isinstance(self.encoder, AsyncEncoder):
             return self._ahead(jobs)
@@ -87,7 +85,7 @@ class Runner:
         if not isinstance(self.encoder, AsyncEncoder):
             return lambda: self.run_packed(ids, starts)
         self._check_open()
-        job = Job(Tokens(ids, starts, 0), lambda places, pooled: None)
+        job = EncodeJob(Tokens(ids, starts, 0), lambda places, pooled: None)
         encoder = self.encoder
         pending = self._submitted(encoder, ids, starts, None, None)
         batch = _UnderWay(job, ids[:0].astype("intp"), ids, starts, encoder, pending, False, True)
@@ -110,7 +108,7 @@ class Runner:
         if self._closed:
             raise UsageError("the engine is closed")
 
-    def _one_by_one(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _one_by_one(self, jobs: Iterable[EncodeJob]) -> Iterator[EncodeJob]:
         for job in jobs:
             order, lengths = longest_first(job.tokens)
             at = 0
@@ -118,12 +116,12 @@ class Runner:
                 with self._lock:  # one batch at a time: another caller's turn may come in between
                     self._check_open()
                     places = order[at : at + self._next(lengths[at:])]
-                    pooled = self._timed(*pack(job.tokens, places))
+                    pooled = self._timed(*gather_by_index(job.tokens.ids, job.tokens.starts, places))
                 job.store(places, pooled)
                 at += len(places)
             yield job
 
-    def _ahead(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _ahead(self, jobs: Iterable[EncodeJob]) -> Iterator[EncodeJob]:
         """The next batches are sent, of the next job too, before the last one's answer is fetched.
 
         Holds no lock: such an encoder takes batches from several threads itself.
@@ -151,7 +149,7 @@ class Runner:
         while under_way:
             yield from self._collected(under_way.popleft(), clock)
 
-    def _collected(self, batch: _UnderWay, clock: list[float]) -> Iterator[Job]:
+    def _collected(self, batch: _UnderWay, clock: list[float]) -> Iterator[EncodeJob]:
         pooled = self._fetched(batch)
         now = time.perf_counter()
         self._record(batch.starts, now - clock[0])  # in a full pipe, the time between two answers is that of a batch
@@ -162,8 +160,6 @@ class Runner:
 
     def _next(self, lengths: npt.NDArray[np.int32]) -> int:
         """How many of the next texts, which come longest first, make one batch: `protocol.batches`, for the first only."""
-        import numpy as np
-
         budget = self.budget.tokens
         chunk = getattr(self.encoder, "chunk_tokens", 0)
         if chunk and budget >= chunk:  # so many that its last chunk is full, too: see shapes.even_budget
@@ -188,8 +184,6 @@ class Runner:
         return pooled
 
     def _record(self, starts: npt.NDArray[np.int32], seconds: float) -> None:
-        import numpy as np
-
         lengths = (starts[1:] - starts[:-1]).astype(np.int64)
         pairs = int((lengths * lengths).sum())
         filled = int(lengths.max()) * len(lengths) if self.encoder.padded else int(starts[-1])
@@ -228,8 +222,6 @@ class Runner:
         total, longest = int(starts[-1]), max(lengths)
 
         def attempt(tokens: int) -> npt.NDArray[np.float32]:
-            import numpy as np
-
             parts = [
                 self.encoder.run(ids[starts[b.start] : starts[b.stop]], starts[b.start : b.stop + 1] - starts[b.start])
                 for b in batches(lengths, tokens, padded=self.encoder.padded)
@@ -274,7 +266,7 @@ class Runner:
 class _UnderWay:
     """A batch that a device has been given; `pending` None: it did not fit."""
 
-    job: Job
+    job: EncodeJob
     places: npt.NDArray[np.intp]
     ids: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int32]
@@ -295,12 +287,43 @@ def longest_first(tokens: Tokens) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.
 
     If memory does not suffice, that shows at once; and padding, where there is any, is least.
     """
-    import numpy as np
-
     order = np.argsort(-tokens.lengths, kind="stable")
     return order, tokens.lengths[order]
 
 
-def pack(tokens: Tokens, places: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The ids of the texts at `places`, one after the other, and where each starts."""
-    return gather_by_index(tokens.ids, tokens.starts, places)
+class FairLock:
+    """`with turns: …`, first come, first served; threading's own may go to the same thread again and again."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._held = False
+
+    def __enter__(self) -> None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        try:
+            mine.acquire()  # until the one before hands it over
+        except BaseException:  # Ctrl-C while waiting
+            with self._mutex:
+                was_waiting = mine in self._waiting
+                if was_waiting:
+                    self._waiting.remove(mine)
+            if not was_waiting:
+                self._hand_over()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.text.embed.recipe import Recipe, read_json
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 class Tokens(NamedTuple):
@@ -71,8 +70,6 @@ class TextTokenizer:
 
     def __call__(self, texts: Sequence[str], *, prompt: str = "", first: int = 0) -> Tokens:
         """Tokenize a list of texts. `first` is the number of the first one, for messages."""
-        import numpy as np
-
         # The Rust tokenizer would take a pair for two sentences; the compiled one says itself what is no str.
         if self._twin is None and not all(isinstance(text, str) for text in texts):
             check_texts(texts, first)
@@ -101,8 +98,6 @@ class TextTokenizer:
         return Tokens(ids, starts, truncated)
 
     def _with_padding(self, encodings: Sequence[Any], truncated: int) -> Tokens:
-        import numpy as np
-
         rows = [encoding.ids or [self._pad_id] for encoding in encodings]
         starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum([len(row) for row in rows], out=starts[1:])
@@ -285,8 +280,6 @@ def pack_ids(rows: Sequence[Sequence[int]], *, vocabulary: int, max_length: int)
     >>> pack_ids([[101, 102]], vocabulary=30522, max_length=256).starts.tolist()
     [0, 2]
     """
-    import numpy as np
-
     lengths = [len(row) for row in rows]
     for number, length in enumerate(lengths):
         if not 1 <= length <= max_length:

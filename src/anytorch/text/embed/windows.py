@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from anytorch.errors import UsageError
 from anytorch.text.embed.tokens import Tokens
 from anytorch.values import dataclass
@@ -195,8 +197,6 @@ def _split(window: Window, count: int) -> tuple[Window, Window | None]:
 
 
 def _joined(a: Window, b: Window) -> Window:
-    import numpy as np
-
     starts = np.concatenate([a.tokens.starts, b.tokens.starts[1:] + a.tokens.starts[-1]])
     ids = np.concatenate([a.tokens.ids, b.tokens.ids])
     return Window(a.first, Tokens(ids, starts, a.tokens.truncated + b.tokens.truncated))

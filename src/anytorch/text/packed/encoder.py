@@ -22,6 +22,7 @@ from anytorch.text.packed.relative import distance_biases
 Floats = npt.NDArray[np.float32]
 
 POOLINGS = {"cls": 0, "mean": 1, "max": 2, "last": 3, "weighted_mean": 4, "mean_sqrt_length": 5}
+POOLINGS |= {"lasttoken": 3, "weightedmean": 4, "mean_sqrt_len_tokens": 5}  # as sentence-transformers names them
 FORMATS = tuple(binding.FORMATS)
 
 # Tokens that one thread takes through the network at once, and rows that a matrix product works on at once: the first
@@ -45,6 +46,8 @@ class PackedEncoder:
     >>> encoder.run(ids, starts)          # ids int32[total]; starts int32[n + 1], the place where each text begins
     """
 
+    padded = False  # a batch costs the sum of its lengths
+
     def __init__(
         self,
         spec: EncoderSpec,
@@ -60,7 +63,7 @@ class PackedEncoder:
         calibration: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     ) -> None:
         _check_choices(pooling, quantization, threads)
-        self.spec = spec
+        self.spec, self.width = spec, spec.width
         self.pooling = pooling
         self.normalize = normalize
         self.quantization = quantization
@@ -69,28 +72,11 @@ class PackedEncoder:
         self._handle: int | None = None
         self._using = threading.Lock()  # who runs; closing waits for it, since it gives the memory back
         self._library = binding.open_library(self.level)
-        shape = binding.Shape(
-            vocabulary=spec.vocabulary,
-            width=spec.width,
-            layers=spec.layers,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads or spec.heads,
-            head_width=spec.head_width or spec.width // spec.heads,
-            inner=spec.inner,
-            max_positions=spec.max_positions,
-            position_offset=spec.position_offset,
-            activation=binding.ACTIVATIONS[spec.activation],
-            gated=spec.gated,
-            pre_norm=spec.pre_norm,
-            rms_norm=spec.rms_norm,
-            embed_norm=spec.embed_norm,
-            final_norm=spec.final_norm,
-            qk_norm=spec.qk_norm,
-            causal=spec.causal,
-            eps=spec.eps,
-            budget=budget,
-            block=block,
-        )
+        sizes = {name: getattr(spec, name) for name in binding.WHOLE}
+        sizes["kv_heads"] = spec.kv_heads or spec.heads
+        sizes["head_width"] = spec.head_width or spec.width // spec.heads
+        sizes["activation"] = binding.ACTIVATIONS[spec.activation]
+        shape = binding.Shape(**sizes, eps=spec.eps, budget=budget, block=block)
         self._handle = self._library.encoder_new(ctypes.byref(shape), self.threads)
         if not self._handle:
             raise OutOfMemory("cannot make the encoder: no memory or no more threads")
@@ -128,6 +114,16 @@ class PackedEncoder:
         with self._using:
             self._library.encoder_profile(self._open(), on, pointer(seconds))
         return dict(zip(binding.PARTS, seconds.tolist(), strict=True))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device": "cpu",
+            "dtype": "float32",
+            "kernels": f"C++ for {self.level}, packed weights, no padding",
+            "quantization": self.quantization,
+            "threads": self.threads,
+            "linear_nbytes": self.linear_nbytes,
+        }
 
     def close(self) -> None:
         """Free the memory as soon as a run in another thread has ended."""
