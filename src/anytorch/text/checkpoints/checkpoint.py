@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -86,9 +85,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _map(self, file: str) -> mmap.mmap:

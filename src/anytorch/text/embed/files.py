@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import UsageError
-from anytorch.text.embed.bar import progress_bar
+from anytorch.text.embed.bar import Progress, progress_bar
 from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files_journal import Journal, differences, engine_identity, file_identity, remove_leftovers
 from anytorch.text.embed.files_read import Chunk, Source
@@ -25,7 +25,6 @@ from anytorch.values import dataclass
 log = logs.logger(__name__)
 
 T = TypeVar("T")
-Progress = Callable[[int, "int | None"], None]
 VECTOR = "embedding"
 # Rows of one part: what is computed again after a crash, and what is in memory at once.
 CPU_ROWS, DEVICE_ROWS = 4096, 32768
@@ -109,15 +108,12 @@ def encode_file(
         }
         if target.exists():
             done = read_facts(target)
-            if resume and done is not None and not differences(done.get("identity", {}), identity):
+            changed = [] if done is None else differences(done.get("identity", {}), identity)
+            if resume and done is not None and not changed:
                 remove_leftovers(target)
                 return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
             if not overwrite:
-                told = (
-                    ""
-                    if done is None
-                    else ", made from something else: " + "; ".join(differences(done.get("identity", {}), identity))
-                )
+                told = "" if done is None else f", made from something else: {'; '.join(changed)}"
                 raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
         report = progress if callable(progress) else None
         if progress is True:

@@ -49,17 +49,8 @@ def with_vectors(table: Any, vectors: npt.NDArray[Any], places: Sequence[int] | 
 
 
 def write_part(table: Any, path: Path, vector: str) -> None:
-    """Write a table so that it is wholly there, on the disk, or not at all under this name."""
-    temporary = path.with_suffix(".writing")
-    try:
-        with _writer(temporary, table.schema, vector) as writer:
-            writer.write_table(table, row_group_size=max(1, len(table)))
-        sync(temporary)
-        os.replace(temporary, path)  # noqa: PTH105
-        sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _writer(path, path.with_suffix(".writing"), table.schema, vector) as writer:
+        writer.write_table(table, row_group_size=max(1, len(table)))
 
 
 def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[str, Any], schema: Any) -> None:
@@ -75,17 +66,10 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
         raise OSError(errno.ENOSPC, f"{need >> 20} MiB are needed, {free >> 20} MiB are free")
     whole = common_schema([pq.read_schema(path) for path in parts]) if parts else schema
     whole = whole.with_metadata({**(whole.metadata or {}), METADATA_KEY: json.dumps(dict(facts)).encode()})
-    try:
-        with _writer(temporary, whole, vector) as writer:
-            for path in parts:
-                table = pq.read_table(path, memory_map=True, partitioning=None)
-                writer.write_table(conform(table, whole), row_group_size=max(1, len(table)))
-        sync(temporary)
-        os.replace(temporary, target)  # noqa: PTH105
-        sync(target.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _writer(target, temporary, whole, vector) as writer:
+        for path in parts:
+            table = pq.read_table(path, memory_map=True, partitioning=None)
+            writer.write_table(conform(table, whole), row_group_size=max(1, len(table)))
 
 
 def common_schema(schemas: Sequence[Any]) -> Any:
@@ -133,18 +117,25 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _writer(path: Path, schema: Any, vector: str) -> Iterator[Any]:
-    others = [name for name in schema.names if name != vector]
-    leaf = f"{vector}.list.element"
-    with pq.ParquetWriter(
-        path,
-        schema,
-        # Text shrinks to a third; the bits of vectors do not, and trying costs as much as encoding them on a GPU.
-        compression={leaf: "none", **dict.fromkeys(leaves(schema, others), "zstd")},
-        use_dictionary=leaves(schema, others),
-        write_statistics=leaves(schema, others),
-    ) as writer:
-        yield writer
+def _writer(path: Path, temporary: Path, schema: Any, vector: str) -> Iterator[Any]:
+    """A writer of Parquet whose file is wholly there, on the disk, or not at all under the name `path`."""
+    names = leaves(schema, [name for name in schema.names if name != vector])
+    try:
+        with pq.ParquetWriter(
+            temporary,
+            schema,
+            # Text shrinks to a third; the bits of vectors do not, and trying costs as much as encoding them on a GPU.
+            compression={f"{vector}.list.element": "none", **dict.fromkeys(names, "zstd")},
+            use_dictionary=names,
+            write_statistics=names,
+        ) as writer:
+            yield writer
+        sync(temporary)
+        os.replace(temporary, path)  # noqa: PTH105
+        sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def leaves(schema: Any, names: Sequence[str]) -> list[str]:

@@ -6,21 +6,20 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from anytorch import files
 from anytorch.errors import OutputError, UsageError
+from anytorch.text.embed.bar import Progress
 from anytorch.text.embed.engine import ArrowEngine
 
-Progress = Callable[[int, "int | None"], None]
 ENDINGS = (".npy", ".jsonl")
 REPORT_EVERY = 64  # texts between two reports of progress
 
@@ -102,21 +101,13 @@ def _json_lines(file: IO[bytes], rows: Iterator[tuple[str, npt.NDArray[Any]]]) -
 
 @contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the target's place when the block ends without an error, and leaves no trace otherwise."""
-    # Not tempfile's: its files are for their owner only, and the target would be as well.
-    temporary = target.parent / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    """As `files.replacing`, in a folder that must be there, and with errors of the disk as ours."""
     try:
-        with temporary.open("xb") as file:
+        target.parent.stat()
+        with files.replacing(target) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException as exc:
-        with suppress(OSError):  # the error that is told is the first one
-            temporary.unlink(missing_ok=True)
-        if isinstance(exc, OSError):
-            raise OutputError(
-                f"cannot write {target}: {exc.strerror or exc}",
-                hint="nothing was changed; free some space, or name another file",
-            ) from exc
-        raise
+    except OSError as exc:
+        raise OutputError(
+            f"cannot write {target}: {exc.strerror or exc}",
+            hint="nothing was changed; free some space, or name another file",
+        ) from exc

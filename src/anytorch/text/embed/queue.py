@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytorch.errors import UsageError
@@ -156,9 +155,7 @@ class EngineQueue:
     def __enter__(self) -> EngineQueue:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(drain=kind is None)
 
     # --- inside ----------------------------------------------------------------------------------------------------

@@ -23,10 +23,7 @@ from torch import Tensor
 class Layout(Protocol):
     rows: int  # texts, including those added to fill a fixed shape
     longest: int  # no text has more tokens than this
-
-    @property
-    def positions(self) -> Tensor:
-        """Each token's place in its text, [tokens]."""
+    positions: Tensor  # each token's place in its text, [tokens]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, causal: bool, bias: Tensor | None) -> Tensor:
         """Attention of every text within itself: q [tokens, heads, head_width] → the same shape.
@@ -71,11 +68,7 @@ class Ends:
         places = torch.arange(tokens, dtype=starts.dtype, device=starts.device)
         self.text = torch.searchsorted(starts, places, right=True) - 1  # of each token; `rows` for tokens nobody owns
         # The filling behind the last text may be longer than any text: its positions must still be in the table.
-        self._positions = (places - starts[self.text]).clamp(max=longest - 1)
-
-    @property
-    def positions(self) -> Tensor:
-        return self._positions
+        self.positions = (places - starts[self.text]).clamp(max=longest - 1)
 
     @property
     def lengths(self) -> Tensor:
@@ -152,24 +145,16 @@ class Rows:
     """`rows` texts of `longest` tokens each, filled up behind their own. Every text has at least one token."""
 
     def __init__(self, lengths: Tensor, longest: int) -> None:
-        self._lengths, self.longest = lengths, longest
+        self.lengths, self.longest = lengths, longest
         self.rows = lengths.shape[0]
         places = torch.arange(longest, dtype=lengths.dtype, device=lengths.device)
-        self._positions = places.repeat(self.rows)
+        self.positions = places.repeat(self.rows)
         self.owned = places[None, :] < lengths[:, None]  # [rows, longest], False in the filling
         self._masks: dict[tuple[int, bool], Tensor] = {}
 
     @property
-    def positions(self) -> Tensor:
-        return self._positions
-
-    @property
-    def lengths(self) -> Tensor:
-        return self._lengths
-
-    @property
     def first(self) -> Tensor:
-        return torch.arange(self.rows, dtype=self._lengths.dtype, device=self._lengths.device) * self.longest
+        return torch.arange(self.rows, dtype=self.lengths.dtype, device=self.lengths.device) * self.longest
 
     def reduce(self, x: Tensor, how: str) -> Tensor:
         x = x.float().view(self.rows, self.longest, -1)
