@@ -312,9 +312,8 @@ def share_batch(waiting: Sequence[tuple[int, Sequence[int]]], budget: int) -> li
 Batch = list[tuple[EmbedRequest, Share]]
 
 
-def tokens_of(batch: Batch) -> list[int]:
-    """How many tokens of each request are in a batch."""
-    return [sum(request.lengths[share.begin : share.end]) for request, share in batch]
+def tokens_of(batch: Batch) -> int:
+    return sum(sum(request.lengths[share.begin : share.end]) for request, share in batch)
 
 
 def joined(batch: Batch) -> Tokens:

@@ -75,32 +75,18 @@ class TextTokenizer:
             check_texts(texts, first)
         try:
             if self._twin is not None:
-                return self._with_twin([prompt + text for text in texts] if prompt else texts)
+                whole = [prompt + text for text in texts] if prompt else texts
+                return Tokens(*self._twin.encode_all(self._encode, whole, self.max_length))
             encodings = self._encode([self.cut(prompt + text) for text in texts])
         except (TypeError, ValueError) as exc:  # a UnicodeEncodeError is a ValueError
             check_texts(texts, first)
             raise InputError(f"the texts cannot be tokenized: {exc}") from exc
-        count = len(encodings)
-        lengths = np.fromiter(map(len, encodings), np.int32, count)
-        truncated = sum(1 for i in np.flatnonzero(lengths >= self.max_length) if encodings[i].overflowing)
-        if count and lengths.min() == 0:  # a tokenizer without special tokens, and an empty text
-            return self._with_padding(encodings, truncated)
-        starts = np.zeros(count + 1, np.int32)
-        np.cumsum(lengths, out=starts[1:])
-        total = int(starts[-1])
-        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, total)
-        return Tokens(ids, starts, truncated)
-
-    def _with_twin(self, texts: Sequence[str]) -> Tokens:
-        from anytorch.text.encoders.wordpiece.tokenizer import encode_all
-
-        ids, starts, truncated = encode_all(self._twin, self._encode, texts, self.max_length)
-        return Tokens(ids, starts, truncated)
-
-    def _with_padding(self, encodings: Sequence[Any], truncated: int) -> Tokens:
+        # A tokenizer without special tokens has no ids for an empty text.
         rows = [encoding.ids or [self._pad_id] for encoding in encodings]
         starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum([len(row) for row in rows], out=starts[1:])
+        full = np.flatnonzero(np.diff(starts) >= self.max_length)
+        truncated = sum(1 for i in full if encodings[i].overflowing)
         return Tokens(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
 
     def cut(self, text: str) -> str:
