@@ -16,14 +16,15 @@ from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured import store
 from anytorch.measured.verdict import Question
 from anytorch.recorded.moves import gather_by_index
-from anytorch.text.embed.budget import GAIN, SAMPLES, Budget, Work
 from anytorch.text.embed.protocol import Encoder, batches
 from anytorch.text.embed.queue_line import share_batch
-from anytorch.text.embed.runner import EncodeJob, FairLock, Runner
+from anytorch.text.embed.runner import GAIN, SAMPLES, Budget, EncodeJob, FairLock, Runner
 from anytorch.text.embed.tokens import Tokens
 from anytorch.text.embed.windows import FIRST_TEXTS, MOST_CHARACTERS, chunks, windows
 
-WORK = Work(100, 1)
+
+def WORK(tokens: int, pairs: int) -> float:
+    return 100.0 * tokens + pairs
 
 
 def make_tokens(lengths: list[int], seed: int = 0) -> Tokens:
@@ -36,14 +37,14 @@ def make_tokens(lengths: list[int], seed: int = 0) -> Tokens:
 # --- cutting ----------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200), st.booleans(), st.integers(0, 5))
-def test_batches_cover_all_texts_within_the_budget(lengths: list[int], budget: int, padded: bool, most: int) -> None:
-    found = batches(lengths, budget, padded=padded, most=most)
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200), st.booleans())
+def test_batches_cover_all_texts_within_the_budget(lengths: list[int], budget: int, padded: bool) -> None:
+    found = batches(lengths, budget, padded=padded)
     assert [i for batch in found for i in batch] == list(range(len(lengths)))
     for batch in found:
         some = lengths[batch.start : batch.stop]
         cost = max(some) * len(some) if padded else sum(some)
-        assert len(some) == 1 or (cost <= budget and (not most or len(some) <= most))
+        assert len(some) == 1 or cost <= budget
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200), st.booleans())
@@ -437,7 +438,7 @@ def test_closed() -> None:
     with pytest.raises(UsageError, match="closed"):
         run_all(runner, make_tokens([1]))
     with pytest.raises(UsageError, match="closed"):
-        runner.run_packed(np.zeros(1, np.int32), np.array([0, 1], np.int32))
+        runner.start_packed(np.zeros(1, np.int32), np.array([0, 1], np.int32))()
 
 
 def test_turns_go_to_whoever_waited_longest() -> None:

@@ -18,9 +18,9 @@ import pytest
 from tests.waiting import until
 
 from anytorch.errors import DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
-from anytorch.text.embed import pool_blocks
+from anytorch.text.embed import pool_worker
 from anytorch.text.embed.pool import PoolEncoder, PoolJob
-from anytorch.text.embed.pool_blocks import Blocks
+from anytorch.text.embed.pool_worker import Blocks
 
 # Workers import it by name: it lies in a folder that they, like everything the parent sees, have on their path.
 FAKES = """
@@ -366,7 +366,7 @@ def test_no_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     blocks = Blocks()
-    monkeypatch.setattr(pool_blocks, "reserve", full)
+    monkeypatch.setattr(pool_worker, "reserve", full)
     with pytest.raises(OutOfMemory, match=r"no room for \d+ MiB of shared memory") as caught:
         blocks.take(1 << 20, 1, 1)
     assert "shm-size" in caught.value.hint and not list(blocks.folder.iterdir())
@@ -375,7 +375,7 @@ def test_no_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_small_shared_memory_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's /dev/shm has 64 MB; the temporary folder does instead."""
-    monkeypatch.setattr(pool_blocks, "SHARED", tmp_path / "absent")
+    monkeypatch.setattr(pool_worker, "SHARED", tmp_path / "absent")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     blocks = Blocks()
     assert blocks.folder.parent == tmp_path
@@ -385,10 +385,10 @@ def test_a_small_shared_memory_is_left_alone(tmp_path: Path, monkeypatch: pytest
 def test_folders_of_dead_pools_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    monkeypatch.setattr(pool_blocks, "SHARED", tmp_path)
+    monkeypatch.setattr(pool_worker, "SHARED", tmp_path)
     for owner in (ended.pid, os.getpid()):
-        (tmp_path / f"{pool_blocks.PREFIX}{owner}-x").mkdir()
+        (tmp_path / f"{pool_worker.PREFIX}{owner}-x").mkdir()
     (tmp_path / "somebody-else").mkdir()
-    pool_blocks.sweep()
+    pool_worker.sweep()
     left = {folder.name for folder in tmp_path.iterdir()}
-    assert left == {f"{pool_blocks.PREFIX}{os.getpid()}-x", "somebody-else"}
+    assert left == {f"{pool_worker.PREFIX}{os.getpid()}-x", "somebody-else"}

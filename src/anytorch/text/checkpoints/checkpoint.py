@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import numpy.typing as npt
 from anytorch.errors import ModelError
 from anytorch.safetensors_files import StoredTensor, locate_tensors
 
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
 NUMPY_NAMES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 
 
-class Checkpoint:
+class Checkpoint(AbstractContextManager["Checkpoint"]):
     """The weights in a folder (or one .safetensors file). Opening reads headers only.
 
     `tensor(name)` gives NumPy arrays that share the mapped file's memory where they can; they stay valid after `close`.
@@ -81,9 +85,6 @@ class Checkpoint:
     def close(self) -> None:
         """Close the files. Arrays already returned keep their mapping alive."""
         self._maps.clear()
-
-    def __enter__(self) -> Checkpoint:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

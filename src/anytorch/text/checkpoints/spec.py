@@ -56,6 +56,16 @@ class EncoderSpec:
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
+    @property
+    def linear_weights(self) -> int:
+        """Weights of all matrix products: as many multiply-adds per token."""
+        attention = self.width * self.head_width * 2 * (self.heads + self.kv_heads)
+        return self.layers * (attention + self.width * self.inner * (3 if self.gated else 2))
+
+    def work(self, tokens: int, pairs: int) -> float:
+        """Multiply-adds for so many tokens, of which so many pairs attend: the sum of the squared lengths."""
+        return float(tokens * self.linear_weights + pairs * self.layers * 2 * self.heads * self.head_width)
+
 
 def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> EncoderSpec:
     """The encoder that a Hugging Face config.json describes. Raises ModelError naming `where` for any other model."""

@@ -130,7 +130,14 @@ def find_sources(checkpoint: Checkpoint, spec: EncoderSpec) -> tuple[str, dict[s
     layout = LAYOUTS[spec.family]
     if spec.family == "nomic_bert" and not any("attn.Wqkv" in name for name in checkpoint.names()):
         layout = NOMIC_IN_TRANSFORMERS
-    prefix = _prefix(checkpoint, f"{layout.top['word']}.weight")
+    word = f"{layout.top['word']}.weight"
+    whole = next((name for name in checkpoint.names() if name == word or name.endswith("." + word)), None)
+    if whole is None:
+        raise ModelError(
+            f"{checkpoint.folder}: the checkpoint has no tensor {word!r}, with or without a prefix",
+            hint="config.json and the weights are of different models",
+        )
+    prefix = whole.removesuffix(word)  # "", "bert.", "model.", "0.auto_model.", …
     places = [("", prefix, layout.top)]
     for layer in range(spec.layers):
         places.append((f"layers.{layer}.", f"{prefix}{layout.layers}.{layer}.", layout.layer))
@@ -142,21 +149,10 @@ def find_sources(checkpoint: Checkpoint, spec: EncoderSpec) -> tuple[str, dict[s
                 for part, old in KINDS[:1] if name in TABLES else KINDS:
                     for stored in (f"{there}{theirs}.{part}", f"{there}{theirs}.{old}"):
                         if stored in checkpoint:
-                            whole = before + (name if name in TABLES else f"{name}.{part}")
-                            found[whole] = StoredPart(stored, index, len(fused))
+                            mine = name if name in TABLES else f"{name}.{part}"
+                            found[before + mine] = StoredPart(stored, index, len(fused))
                             break
     return prefix, found
-
-
-def _prefix(checkpoint: Checkpoint, word: str) -> str:
-    """What stands before the encoder's own names: nothing, "bert.", "model.", "0.auto_model.", …"""
-    for name in checkpoint.names():
-        if name == word or name.endswith("." + word):
-            return name[: -len(word)]
-    raise ModelError(
-        f"{checkpoint.folder}: the checkpoint has no tensor {word!r}, with or without a prefix",
-        hint="config.json and the weights are of different models",
-    )
 
 
 # --- what each family's checkpoints call our tensors -------------------------------------------------------------------

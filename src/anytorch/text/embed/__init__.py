@@ -2,11 +2,11 @@
 
 recipe      a folder → what it says about making vectors (plain data)
 tokens      texts → packed token ids     windows   any iterable, tokenized one window ahead
-runner      batches through the encoder; budget finds their best size, fit_batch their largest
+runner      batches through the encoder; Budget finds their best size, fit_batch their largest
 head        pooled vectors → the answer  compare   similarities, and the nearest
 engine      all of it together (encoder_builder: the encoder for it; encoder_device: where it computes)
 queue       many callers, one engine (queue_line: who waits, and who gets into a batch)
-outputs     vectors to .npy and .jsonl   pool, files   several devices; whole files, resumable
+pool        several devices              files     whole files, resumable
 """
 
 from __future__ import annotations

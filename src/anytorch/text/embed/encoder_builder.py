@@ -10,10 +10,10 @@ from anytorch.devices.choose import warn_fallback
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured.verdict import Question
-from anytorch.text.embed.budget import LARGEST, SMALLEST, Budget
 from anytorch.text.embed.encoder_device import CPU, build_encoder, choose_device
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import Recipe
+from anytorch.text.embed.runner import LARGEST, SMALLEST, Budget
 
 CPU_TOKENS, DEVICE_TOKENS = 4096, 65536  # where the search for the best batch starts
 BATCH_CHUNKS = 4  # chunks of an encoder that cuts its batches itself, which is then a window, too
@@ -31,13 +31,12 @@ class EncoderBuilder:
         device: str | None,
         devices: Sequence[str] | str | None,
         allow_quantize: bool,
-        quantization: str | None,
         **options: Any,
     ) -> None:
         """`options`: dtype, threads and normalize, as `build_encoder` takes them."""
         self._recipe, self._pooling, self._options = recipe, pooling, options
         self._several, self._allow_quantize = devices, allow_quantize
-        self.quantization = quantization
+        self.quantization: str | None = None
         if devices is None:
             self.devices = [choose_device(device)]
         else:
@@ -54,9 +53,16 @@ class EncoderBuilder:
     def on_cpu(self) -> bool:
         return all(one.torch_name == CPU for one in self.devices)
 
-    def build(self) -> Encoder:
+    def build(self, quantization: str | None) -> Encoder:
         """Build the encoder. Raises OutOfMemory if the model does not fit and may or can not be quantized further."""
-        return self._build_fitting(self.quantization)
+        while True:
+            try:
+                return self._built(quantization)
+            except OutOfMemory:
+                smaller = self._smaller(quantization)
+                if smaller is None:
+                    raise
+                quantization = smaller
 
     def build_smaller(self, old: Encoder) -> tuple[Encoder, bool]:
         """The next smaller encoder when memory ran out for a single text, and True; the old one is closed for it first.
@@ -64,12 +70,13 @@ class EncoderBuilder:
         Where a smaller one is not allowed: the old one and False. Where it does not fit, either: one like the old, which
         did, and False. Raises OutOfMemory when not even that fits any more.
         """
-        if not self._may_be_smaller(self.quantization):
-            return old, False
         before = self.quantization
+        smaller = self._smaller(before)
+        if smaller is None:
+            return old, False
         old.close()  # two models do not fit where memory ran out with one
         try:
-            return self._build_fitting(self._smaller(before)), True
+            return self.build(smaller), True
         except OutOfMemory as exc:
             self.note(f"no smaller encoder fits: {exc.message}")
             return self._built(before), False
@@ -85,15 +92,6 @@ class EncoderBuilder:
         # A batch is shared out among the threads: each needs enough to be busy for a while.
         threads = encoder.describe().get("threads") or 1
         return Budget(max(CPU_TOKENS, 1024 * threads), asked=self._question(), smallest=512 * threads)
-
-    def _build_fitting(self, quantization: str | None) -> Encoder:
-        while True:
-            try:
-                return self._built(quantization)
-            except OutOfMemory:
-                if not self._may_be_smaller(quantization):
-                    raise
-                quantization = self._smaller(quantization)
 
     def _built(self, quantization: str | None) -> Encoder:
         """An encoder in this quantization, which is then the builder's. Raises OutOfMemory where it does not fit."""
@@ -117,14 +115,13 @@ class EncoderBuilder:
         self.quantization, self.why = quantization, why
         return encoder
 
-    def _may_be_smaller(self, quantization: str | None) -> bool:
-        return self._allow_quantize and quantization in SMALLER
-
-    def _smaller(self, quantization: str | None) -> str:
-        smaller = SMALLER[quantization]
-        message = f"memory ran out on {self.device.id}: using quantization={smaller!r} (allow_quantize=True)"
-        self.note(message)
-        warn_fallback(message)
+    def _smaller(self, quantization: str | None) -> str | None:
+        """The next format of fewer bits, which is told; None where there is none, or it is not allowed."""
+        smaller = SMALLER.get(quantization) if self._allow_quantize else None
+        if smaller is not None:
+            message = f"memory ran out on {self.device.id}: using quantization={smaller!r} (allow_quantize=True)"
+            self.note(message)
+            warn_fallback(message)
         return smaller
 
     def _question(self, chunk: int = 0) -> Question:

@@ -69,7 +69,7 @@ def accelerator_seen() -> bool:
     return any(c.backend != CPU and not c.software and c.state is not State.UNUSABLE for c in found.devices)
 
 
-def check_options(quantization: str | None, dtype: str) -> None:
+def check_options(quantization: str | None, dtype: str, threads: int | None) -> None:
     if quantization is not None and quantization not in QUANTIZATIONS:
         import difflib  # only for bad input
 
@@ -80,9 +80,6 @@ def check_options(quantization: str | None, dtype: str) -> None:
         )
     if dtype not in DTYPES:
         raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-
-
-def check_threads(threads: int | None) -> None:
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise UsageError(f"threads={threads!r}: use a whole number above 0", hint="leave it out for all cores")
 
@@ -99,9 +96,18 @@ def build_encoder(
 ) -> tuple[Encoder, str]:
     """The encoder on a device, and why it is of its kind. `normalize`: it may do that as well, if it says so itself."""
     checkpoint = Checkpoint(recipe.encoder)
+
+    def by_torch(*, normalize: bool) -> Encoder:
+        device = resolve(on.id, strict=True).device  # TorchMissing with the command that installs it
+        from anytorch.text.encoders.encoder import TorchEncoder
+
+        texts = example_tokens(recipe) if quantization in FEW_BITS else None
+        return TorchEncoder(
+            recipe.spec, checkpoint, device, dtype, pooling, quantization, normalize=normalize, calibration=texts
+        )
+
     if on.torch_name != CPU:
-        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, normalize)
-        return encoder, "torch computes on this device"
+        return by_torch(normalize=normalize), "torch computes on this device"
     if dtype in ("float16", "bfloat16"):
         reason = f"dtype={dtype!r} was requested, and our own CPU encoder computes in float32"
     elif len(pooling) > 1:
@@ -113,8 +119,7 @@ def build_encoder(
         except NativeUnavailable as exc:
             reason = f"our own C++ encoder cannot be used: {exc.message}"
     try:
-        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, False)
-        return encoder, f"torch on the CPU, because {reason}"
+        return by_torch(normalize=False), f"torch on the CPU, because {reason}"
     except TorchMissing as exc:
         raise TorchMissing(f"{reason}; and {exc.message}", hint=exc.hint) from exc
 
@@ -126,27 +131,3 @@ def _packed(
 
     weights = EncoderWeights(checkpoint, recipe.spec)
     return PackedEncoder(recipe.spec, weights, pooling=pooling, quantization=quantization, threads=threads)
-
-
-def _torch(
-    on: EncoderDevice,
-    recipe: Recipe,
-    checkpoint: Checkpoint,
-    pooling: tuple[str, ...],
-    quantization: str | None,
-    dtype: str,
-    normalize: bool,
-) -> Encoder:
-    device = resolve(on.id, strict=True).device  # TorchMissing with the command that installs it
-    from anytorch.text.encoders.encoder import TorchEncoder
-
-    return TorchEncoder(
-        recipe.spec,
-        checkpoint,
-        device=device,
-        dtype=dtype,
-        pooling=pooling,
-        quantization=quantization,
-        normalize=normalize,
-        calibration=example_tokens(recipe) if quantization in FEW_BITS else None,
-    )

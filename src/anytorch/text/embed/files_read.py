@@ -63,15 +63,9 @@ class Source:
             self.format, _Csv
         )
         self._reader = reader(self)
+        self.columns = self._reader.columns
         self.column = self._reader.choose(column)
-
-    @property
-    def columns(self) -> list[str]:
-        return self._reader.columns
-
-    def total(self) -> int | None:
-        """The number of rows, where it is known or cheap to count."""
-        return self._reader.total()
+        self.total = self._reader.total
 
     def chunks(self, rows: int, skip: int = 0) -> Iterator[Chunk]:
         """All rows after the first `skip`, `rows` at a time. Raises InputError that names the row and the column."""
@@ -127,7 +121,8 @@ class _Reader:
         self.source = source
 
     def total(self) -> int | None:
-        return None
+        """The number of rows, where it is known or cheap to count."""
+        raise NotImplementedError
 
     def chunks(self, rows: int, skip: int) -> Iterator[tuple[Any, list[Any]]]:
         raise NotImplementedError

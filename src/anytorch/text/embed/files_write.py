@@ -1,4 +1,8 @@
-"""Parquet with a column of vectors: one file per chunk, and at the end one file of all of them."""
+"""Write vectors: to Parquet with a column of them, one file per chunk and at the end one file of all; to .npy and .jsonl.
+
+Memory is bounded, and a file is there whole or not at all. Only Parquet files keep all columns of the source, and only they
+can be resumed after an interruption.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,25 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from anytorch.errors import OutputError
+from anytorch import files
+from anytorch.errors import OutputError, UsageError
+from anytorch.text.embed.bar import Progress
+from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files_read import as_text
 
+ENDINGS = (".npy", ".jsonl")
+REPORT_EVERY = 64  # texts between two reports of progress
 METADATA_KEY = b"anytorch.embed"
 
 
@@ -38,7 +48,7 @@ def disk_errors(doing: str, kept: str) -> Iterator[None]:
 def with_vectors(table: Any, vectors: npt.NDArray[Any], places: Sequence[int] | None, name: str) -> Any:
     """The table and one more column, fixed_size_list. `places`: the rows that have a vector, None for all of them."""
     width = vectors.shape[1]
-    if places is None:
+    if places is None or len(places) == len(table):
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)
     else:
         whole = np.zeros((len(table), width), vectors.dtype)
@@ -159,3 +169,77 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- .npy and .jsonl ----------------------------------------------------------------------------------------------------
+
+
+def write_vectors(
+    engine: ArrowEngine,
+    texts: Iterable[str],
+    target: Path,
+    *,
+    total: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> int:
+    """Write one vector per text to a .npy file ([texts, dim]) or a .jsonl file ({"text", "embedding"}); how many.
+
+    `options` are those of `encode_iter`. Raises OutputError when the disk does not take it; the target is then as before.
+    """
+    if target.suffix.lower() not in ENDINGS:
+        raise UsageError(f"{target}: the name must end in {' or '.join(ENDINGS)}")
+    columns, dtype = engine.check_request(options.get("dim"), options.get("precision", "float32"), "numpy")
+    as_numpy = target.suffix.lower() == ".npy"
+    count = 0
+
+    def write_header(file: IO[bytes]) -> int:
+        # NumPy leaves room in the header for the first dimension to grow, so that it can be written again at the end.
+        described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, {**described, "shape": (count, columns)})
+        return file.tell()
+
+    with replacing(target) as file:
+        begin = write_header(file) if as_numpy else 0
+        for count, (text, vector) in enumerate(_paired(engine, texts, options), 1):
+            if as_numpy:
+                file.write(vector.tobytes())
+            else:
+                line = json.dumps({"text": text, "embedding": vector.tolist()}, ensure_ascii=False)
+                file.write(line.encode() + b"\n")
+            if progress is not None and count % REPORT_EVERY == 0:
+                progress(count, total)
+        if as_numpy:
+            end = write_header(file)
+            assert end == begin, "the header has grown into the data"
+        if progress is not None:
+            progress(count, total)
+    return count
+
+
+def _paired(engine: ArrowEngine, texts: Iterable[str], options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each text with its vector. The engine reads ahead, by a bounded number of texts: those wait here."""
+    waiting: deque[str] = deque()
+
+    def remembered() -> Iterator[str]:
+        for text in texts:
+            waiting.append(text)
+            yield text
+
+    for vector in engine.encode_iter(remembered(), **options):
+        yield waiting.popleft(), vector
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """As `files.replacing`, in a folder that must be there, and with errors of the disk as ours."""
+    try:
+        target.parent.stat()
+        with files.replacing(target) as file:
+            yield file
+    except OSError as exc:
+        raise OutputError(
+            f"cannot write {target}: {exc.strerror or exc}",
+            hint="nothing was changed; free some space, or name another file",
+        ) from exc

@@ -25,9 +25,10 @@ import numpy.typing as npt
 from anytorch import logs, settings
 from anytorch.child_process import python_command
 from anytorch.errors import AnytorchError, DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
-from anytorch.text.embed.pool_blocks import Block, Blocks
-from anytorch.text.embed.pool_worker import END, main, send
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
+from anytorch.text.embed.pool_worker import END, Block, Blocks, main, send
 from anytorch.text.embed.protocol import batches
+from anytorch.text.embed.tokens import Tokens
 
 log = logs.logger(__name__)
 
@@ -56,19 +57,19 @@ class PoolTask:
     block: Block
     tokens: int
     texts: int
-    tried: list[str] = field(default_factory=list)  # what became of it on workers that did not finish it
+    tried: list[str] = field(default_factory=list)  # the workers that did not finish it
     done: threading.Event = field(default_factory=threading.Event)
     vectors: Any = None
     error: Exception | None = None
     out: Any = None  # where the vectors go, and to which rows of it; None: to an array of their own
     places: Any = None
 
-    def result(self) -> npt.NDArray[np.float32]:
+    def result(self) -> Floats:
         while not self.done.wait(0.5):  # not for ever at once: Ctrl-C must get through on every system
             pass
         if self.error is not None:
             raise self.error
-        vectors: npt.NDArray[np.float32] = self.vectors
+        vectors: Floats = self.vectors
         return vectors
 
 
@@ -95,7 +96,13 @@ class PoolEncoder:
         for worker in self._workers:
             worker.thread.start()
         try:
-            self._wait_until_started(start_timeout_s)
+            with self._change:
+                self._change.wait_for(lambda: all(w.ready or w.failure for w in self._workers), start_timeout_s)
+            if slow := [worker.job.device for worker in self._workers if not worker.ready and not worker.failure]:
+                raise DeviceError(f"no answer after {start_timeout_s:g} s from the workers on {', '.join(slow)}")
+            failed = [worker.failure for worker in self._workers if worker.failure is not None]
+            if len(failed) == len(self._workers):
+                raise failed[0]
         except BaseException:
             self.close()
             raise
@@ -108,11 +115,7 @@ class PoolEncoder:
     # --- the protocol of an encoder ----------------------------------------------------------------------------------
 
     def submit(
-        self,
-        ids: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
-        out: npt.NDArray[np.float32] | None = None,
-        places: npt.NDArray[np.intp] | None = None,
+        self, ids: Ints, starts: Ints, out: Floats | None = None, places: npt.NDArray[np.intp] | None = None
     ) -> PoolTask:
         tokens, texts = len(ids), len(starts) - 1
         with self._change:
@@ -131,17 +134,13 @@ class PoolEncoder:
             self._change.notify_all()
         return task
 
-    def run(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def run(self, ids: Ints, starts: Ints) -> Floats:
         """One batch, shared out among the workers: a text's vector does not depend on its neighbours."""
         workers = sum(1 for worker in self._workers if worker.alive)
         part_tokens = max(SPLIT_TOKENS, -(-len(ids) // max(1, workers)))
-        parts = batches((starts[1:] - starts[:-1]).tolist(), part_tokens, padded=False)
-        tasks = [
-            self.submit(
-                ids[starts[part.start] : starts[part.stop]], starts[part.start : part.stop + 1] - starts[part.start]
-            )
-            for part in parts
-        ]
+        whole = Tokens(ids, starts, 0)
+        parts = batches(whole.lengths.tolist(), part_tokens, padded=False)
+        tasks = [self.submit(*whole.part(part.start, part.stop)[:2]) for part in parts]
         return np.concatenate([task.result() for task in tasks])
 
     def describe(self) -> dict[str, Any]:
@@ -196,14 +195,14 @@ class PoolEncoder:
         """Batches that failed on this worker are for the others, if there are any."""
         others = any(worker.alive and worker.name != avoid for worker in self._workers)
         for task in self._waiting:
-            if not others or not any(text.startswith(f"{avoid}: ") for text in task.tried):
+            if not others or avoid not in task.tried:
                 self._waiting.remove(task)
                 return task
         return None
 
-    def again(self, task: PoolTask, name: str, why: str, error: Exception) -> None:
+    def again(self, task: PoolTask, name: str, error: Exception) -> None:
         """Give a batch that a worker did not finish to another one first, unless two have tried already."""
-        task.tried.append(f"{name}: {why}")
+        task.tried.append(name)
         with self._change:
             if len(task.tried) < 2 and self._hopeful:
                 self.requeue(task)
@@ -252,15 +251,6 @@ class PoolEncoder:
     def _hopeful(self) -> bool:
         """True if a worker is there, or may be again."""
         return any(worker.alive or worker.may_restart for worker in self._workers)
-
-    def _wait_until_started(self, timeout_s: float) -> None:
-        with self._change:
-            if not self._change.wait_for(lambda: all(w.ready or w.failure for w in self._workers), timeout_s):
-                slow = ", ".join(w.job.device for w in self._workers if not w.ready and not w.failure)
-                raise DeviceError(f"no answer after {timeout_s:g} s from the workers on {slow}")
-        failed = [worker.failure for worker in self._workers if worker.failure is not None]
-        if len(failed) == len(self._workers):
-            raise failed[0]
 
 
 def _all_ended(why: str) -> DeviceLost:
@@ -414,7 +404,7 @@ class PoolWorker:
                 self._pool.finish(task, error=OutOfMemory(words, hint=error["hint"]))
             else:
                 log.warning("%s", words)
-                self._pool.again(task, self.name, _in_words(error), DeviceError(words, hint=error["hint"]))
+                self._pool.again(task, self.name, DeviceError(words, hint=error["hint"]))
 
     def _ended(self) -> None:
         """The process is gone, or the pool is closed: its batches go to the others."""
@@ -435,7 +425,7 @@ class PoolWorker:
         given, self._given = self._given, deque()
         for number, task in enumerate(given):
             if number == 0:  # it was being computed: it may be what ended the worker
-                self._pool.again(task, self.name, words, DeviceLost(words))
+                self._pool.again(task, self.name, DeviceLost(words))
             else:
                 self._pool.requeue(task)
         if not self.may_restart:

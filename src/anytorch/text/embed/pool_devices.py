@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from anytorch import logs, settings
 from anytorch.devices.choose import survey
@@ -20,10 +19,12 @@ from anytorch.measured.stopwatch import Stopwatch
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import Question, Verdict, fastest
 from anytorch.probe import snapshot
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
 from anytorch.text.embed.encoder_device import CPU, EncoderDevice, build_encoder, choose_device
 from anytorch.text.embed.pool import PoolEncoder, PoolJob
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import Recipe
+from anytorch.text.embed.tokens import starts_of
 
 log = logs.logger(__name__)
 
@@ -161,7 +162,7 @@ def compared(
     jobs: Callable[[int], Sequence[PoolJob]], counts: Sequence[int], asked: Question, budget_s: float
 ) -> Verdict:
     """The same batches through pools of each number of processes, whose vectors must be those of one process."""
-    alone: list[npt.NDArray[np.float32]] = []
+    alone: list[Floats] = []
     repeats: list[int] = []
     work = 2 * max(counts)
 
@@ -178,7 +179,7 @@ def compared(
 
         return Candidate(str(count), prepare)
 
-    def check(vectors: npt.NDArray[np.float32]) -> float:
+    def check(vectors: Floats) -> float:
         if not alone:
             alone.append(vectors)
         if vectors.shape != alone[0].shape or vectors.dtype != alone[0].dtype:
@@ -197,7 +198,7 @@ def compared(
     )
 
 
-def _encode(pool: PoolEncoder, batches: int, repeats: int) -> npt.NDArray[np.float32]:
+def _encode(pool: PoolEncoder, batches: int, repeats: int) -> Floats:
     """As many batches through a pool, all at once; the vectors of the last."""
     ids, starts = _batch(repeats)
     for pending in [pool.submit(ids, starts) for _ in range(batches)]:
@@ -205,8 +206,6 @@ def _encode(pool: PoolEncoder, batches: int, repeats: int) -> npt.NDArray[np.flo
     return vectors
 
 
-def _batch(repeats: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    lengths: Any = np.tile(np.array(LENGTHS, np.int32), repeats)
-    starts = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
+def _batch(repeats: int) -> tuple[Ints, Ints]:
+    starts = starts_of(LENGTHS * repeats)
     return (np.arange(int(starts[-1])) % 900 + 100).astype(np.int32), starts

@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytorch import logs
 from anytorch.errors import UsageError
+from anytorch.text.embed.head import as_output
 from anytorch.text.embed.queue_line import (
     Batch,
     EmbedRequest,
@@ -54,7 +56,7 @@ class BatchReport:
 Observe = Callable[[BatchReport], None]
 
 
-class EngineQueue:
+class EngineQueue(AbstractContextManager["EngineQueue"]):
     """Dynamic batching in front of an engine, for threads and for asyncio.
 
     `batch_tokens`: of one batch; None: the engine's own. `max_wait_s`: how long a request may wait for company; only
@@ -195,9 +197,6 @@ class EngineQueue:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def __enter__(self) -> EngineQueue:
-        return self
-
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(drain=kind is None)
 
@@ -216,7 +215,7 @@ class EngineQueue:
     def _admit(self, request: EmbedRequest, *, block: bool) -> None:
         """Let a request in, or have it wait outside; with `block`, return when it is in (or will never be)."""
         if not request.left:
-            request.future.set_result(self._engine.as_output(request.rows, request.output))
+            request.future.set_result(as_output(request.rows, request.output))
             return
         with self._line.changed:
             self._line.admit(request)
@@ -226,10 +225,6 @@ class EngineQueue:
             self._line.changed.notify_all()
             if block:
                 self._line.wait_for_room(request)
-
-    @property
-    def _budget(self) -> int:
-        return self._batch_tokens or self._engine.batch_tokens
 
     # --- batches ---------------------------------------------------------------------------------------------------
 
@@ -271,7 +266,7 @@ class EngineQueue:
             if line.late:
                 return None
             if line.requests:
-                budget = self._budget
+                budget = self._batch_tokens or self._engine.batch_tokens
                 ready_at = line.requests[0].arrived + (self._max_wait_s if self._company > 1 else 0.0)
                 if line.closing or line.tokens >= budget or time.monotonic() >= ready_at:
                     batch = line.take(budget)
@@ -327,7 +322,7 @@ class EngineQueue:
         now = time.monotonic()
         seconds, self._ended = now - max(began, self._ended), now  # batches may overlap
         tokens = tokens_of(batch)
-        if 2 * tokens < self._budget or seconds <= 0:
+        if 2 * tokens < (self._batch_tokens or self._engine.batch_tokens) or seconds <= 0:
             return
         with self._line.changed:
             self._line.count_rate(tokens / seconds)
@@ -336,7 +331,7 @@ class EngineQueue:
 
     def _answer(self, request: EmbedRequest) -> None:
         try:
-            value = self._engine.as_output(request.rows, request.output)
+            value = as_output(request.rows, request.output)
         except Exception as exc:  # noqa: BLE001
             self._fail(request, exc)
             return

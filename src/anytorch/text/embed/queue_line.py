@@ -317,13 +317,10 @@ def tokens_of(batch: Batch) -> int:
 
 
 def joined(batch: Batch) -> Tokens:
-    """The texts of a batch as one packed array."""
-    ids, lengths = [], []
-    for request, share in batch:
-        starts = request.tokens.starts
-        ids.append(request.tokens.ids[starts[share.begin] : starts[share.end]])
-        lengths.append(np.diff(starts[share.begin : share.end + 1]))
-    starts = np.zeros(sum(map(len, lengths)) + 1, np.int32)
-    np.cumsum(np.concatenate(lengths), out=starts[1:])
-    truncated = sum(request.tokens.truncated for request, share in batch if share.begin == 0)
-    return Tokens(np.concatenate(ids), starts, truncated)
+    """The texts of a batch as one packed array. Texts that were cut are counted with a request's first."""
+    return Tokens.joined(
+        [
+            request.tokens.part(share.begin, share.end, 0 if share.begin else request.tokens.truncated)
+            for request, share in batch
+        ]
+    )

@@ -19,12 +19,7 @@ from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.checkpoints.weights import EncoderWeights
 from anytorch.text.encoders.layers import EncoderModule, Rotary
 
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Tensors inside the encoder's own name space that compute nothing: tables older versions of transformers stored.
 KNOWN_EXTRAS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|rotary_emb\..*|pooler\..*)$")
 # What a checkpoint may have beside its encoder: the head it was trained with.

@@ -31,12 +31,7 @@ WHOLE = (
 class Shape(ctypes.Structure):
     """Kept the same as `struct Shape` in encoder.cpp."""
 
-    _fields_ = [
-        *((name, c_int32) for name in WHOLE),
-        ("eps", c_float),
-        ("budget", c_int32),
-        ("block", c_int32),
-    ]
+    _fields_ = [*((name, c_int32) for name in WHOLE), ("eps", c_float), ("budget", c_int32), ("block", c_int32)]
 
 
 _FUNCTIONS = {

@@ -20,6 +20,7 @@ import numpy as np
 
 from anytorch import logs, native
 from anytorch.errors import NativeUnavailable
+from anytorch.text.checkpoints.checkpoint import Ints
 from anytorch.text.packed.encoder import available_cores
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ class WordPiece:
         self._library, self._handle = library, handle
         self.threads = max(1, min(MOST_THREADS, available_cores() // 2))
 
-    def encode(
-        self, texts: Sequence[str], most: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    def encode(self, texts: Sequence[str], most: int) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
         """Packed ids of all texts, at most `most` for each, special ones included.
 
         Raises UnicodeEncodeError for a lone surrogate, TypeError for what is no str, MemoryError.
@@ -75,7 +74,7 @@ class WordPiece:
 
     def encode_all(
         self, encode: Callable[[list[str]], Sequence[Any]], texts: Sequence[str], most: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
+    ) -> tuple[Ints, Ints, int]:
         """ids, starts and how many texts were cut at `most` tokens. `encode`, the reference, does what this leaves.
 
         `encode` must truncate at `most` itself, as `tokenizers.Tokenizer.encode_batch` does after `enable_truncation(most)`.
