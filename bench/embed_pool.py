@@ -30,7 +30,7 @@ from provenance import provenance
 
 from anytorch.text.embed import ArrowEngine, encoder_builder
 from anytorch.text.embed.encoder_device import choose_device
-from anytorch.text.embed.pool import Job, PoolEncoder
+from anytorch.text.embed.pool import PoolEncoder, PoolJob
 from anytorch.text.embed.pool_devices import cpu_jobs
 
 LEAST_COSINE = 0.9995
@@ -44,7 +44,7 @@ def pool_engine(devices: list[str], single: ArrowEngine, quantization: str | Non
     if all(place.torch_name == "cpu" for place in places):
         jobs = cpu_jobs(len(places), model, None)
     else:
-        jobs = [Job(place.id, {**model, "device": place.id, "threads": None}) for place in places]
+        jobs = [PoolJob(place.id, {**model, "device": place.id, "threads": None}) for place in places]
     real = encoder_builder.build_encoder
     encoder_builder.build_encoder = lambda *given, **named: (PoolEncoder(jobs), "a pool")  # type: ignore[assignment]
     try:

@@ -15,8 +15,7 @@ from anytorch.serve.options import ServeOptions
 from anytorch.serve.schemas import ModelInfo
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.queue import EngineQueue
-from anytorch.text.embed.queue_worker import BatchReport
+from anytorch.text.embed.queue import BatchReport, EngineQueue
 
 T = TypeVar("T")
 CPU_THREAD_TOKENS = 1024  # of a batch, for each thread

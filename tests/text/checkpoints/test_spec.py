@@ -22,7 +22,7 @@ def test_minilm(model_folder: Path) -> None:
     assert (spec.family, spec.layers, spec.width, spec.heads, spec.inner) == ("bert", 6, 384, 12, 1536)
     weights = EncoderWeights(Checkpoint(model_folder), spec)
     assert set(weights) == set(shapes(spec))
-    assert weights.float32("word").shape == (30522, 384) and weights["layers.5.down.weight"].shape == (384, 1536)
+    assert weights["word"].shape == (30522, 384) and weights["layers.5.down.weight"].shape == (384, 1536)
 
 
 def test_positions_begin_after_the_padding() -> None:

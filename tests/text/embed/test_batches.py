@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured import store
 from anytorch.measured.verdict import Question
-from anytorch.text.embed.budget import GAIN, SAMPLES, Budget, Work
-from anytorch.text.embed.fair_lock import FairLock
+from anytorch.recorded.moves import gather_by_index
 from anytorch.text.embed.protocol import Encoder, batches
-from anytorch.text.embed.runner import Job, Runner, pack
-from anytorch.text.embed.sharing import share_batch
+from anytorch.text.embed.queue_line import share_batch
+from anytorch.text.embed.runner import GAIN, SAMPLES, Budget, EncodeJob, FairLock, Runner
 from anytorch.text.embed.tokens import Tokens
 from anytorch.text.embed.windows import FIRST_TEXTS, MOST_CHARACTERS, chunks, windows
 
-WORK = Work(100, 1)
+
+def WORK(tokens: int, pairs: int) -> float:
+    return 100.0 * tokens + pairs
 
 
 def make_tokens(lengths: list[int], seed: int = 0) -> Tokens:
@@ -36,14 +37,14 @@ def make_tokens(lengths: list[int], seed: int = 0) -> Tokens:
 # --- cutting ----------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200), st.booleans(), st.integers(0, 5))
-def test_batches_cover_all_texts_within_the_budget(lengths: list[int], budget: int, padded: bool, most: int) -> None:
-    found = batches(lengths, budget, padded=padded, most=most)
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200), st.booleans())
+def test_batches_cover_all_texts_within_the_budget(lengths: list[int], budget: int, padded: bool) -> None:
+    found = batches(lengths, budget, padded=padded)
     assert [i for batch in found for i in batch] == list(range(len(lengths)))
     for batch in found:
         some = lengths[batch.start : batch.stop]
         cost = max(some) * len(some) if padded else sum(some)
-        assert len(some) == 1 or (cost <= budget and (not most or len(some) <= most))
+        assert len(some) == 1 or cost <= budget
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200), st.booleans())
@@ -60,7 +61,7 @@ def test_pack_gathers_texts(lengths: list[int], generator: Any) -> None:
     tokens = make_tokens(lengths)
     places = list(range(len(lengths)))
     generator.shuffle(places)
-    ids, starts = pack(tokens, np.array(places))
+    ids, starts = gather_by_index(tokens.ids, tokens.starts, np.array(places))
     for row, place in enumerate(places):
         expected = tokens.ids[tokens.starts[place] : tokens.starts[place + 1]]
         assert np.array_equal(ids[starts[row] : starts[row + 1]], expected)
@@ -308,7 +309,7 @@ def run_all(runner: Runner, tokens: Tokens) -> np.ndarray:
         assert pooled is not None
         out[places] = pooled
 
-    runner.run(Job(tokens, store))
+    runner.run(EncodeJob(tokens, store))
     return out
 
 
@@ -437,7 +438,7 @@ def test_closed() -> None:
     with pytest.raises(UsageError, match="closed"):
         run_all(runner, make_tokens([1]))
     with pytest.raises(UsageError, match="closed"):
-        runner.run_packed(np.zeros(1, np.int32), np.array([0, 1], np.int32))
+        runner.start_packed(np.zeros(1, np.int32), np.array([0, 1], np.int32))()
 
 
 def test_turns_go_to_whoever_waited_longest() -> None:
@@ -488,7 +489,7 @@ def test_an_encoder_may_write_the_rows_itself(most: int) -> None:
             rows[places] = pooled
             left.extend(places.tolist())
 
-    Runner(Direct(most), Budget(500, fixed=True), WORK).run(Job(tokens, store, rows))
+    Runner(Direct(most), Budget(500, fixed=True), WORK).run(EncodeJob(tokens, store, rows))
     assert rows[:, 1].tolist() == lengths
     assert bool(left) == (most < 500), "only what did not fit comes back through the engine"
 
@@ -498,11 +499,11 @@ def test_the_next_job_is_sent_before_the_last_is_fetched() -> None:
     runner = Runner(encoder, Budget(10, fixed=True), WORK)
     drawn, seen = [], []
 
-    def jobs() -> Iterator[Job]:
+    def jobs() -> Iterator[EncodeJob]:
         for number in range(6):
             drawn.append(number)
-            yield Job(make_tokens([10]), lambda places, pooled: None)
-        yield Job(make_tokens([]), lambda places, pooled: None)
+            yield EncodeJob(make_tokens([10]), lambda places, pooled: None)
+        yield EncodeJob(make_tokens([]), lambda places, pooled: None)
 
     for job in runner.stream(jobs()):
         seen.append((len(drawn), len(job.tokens.ids)))

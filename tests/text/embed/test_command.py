@@ -18,7 +18,7 @@ from anytorch.errors import InputError, OutputError, UsageError
 from anytorch.text.embed import encoder_builder
 from anytorch.text.embed import engine as engine_module
 from anytorch.text.embed.files_read import Source
-from anytorch.text.embed.outputs import replacing, write_vectors
+from anytorch.text.embed.files_write import replacing, write_vectors
 
 LINES = ["Hello, world!", "The cat sleeps on the sofa.", "", "Refunds take five working days.", "word " * 300]
 

@@ -20,7 +20,7 @@ from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, OutOf
 from anytorch.text.embed import encoder_builder, encoder_device
 from anytorch.text.embed.encoder_device import EncoderDevice, choose_device
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.prompts import MOST_TOLD
+from anytorch.text.embed.recipe import MOST_TOLD
 
 TEXTS = [f"sentence {n} " + "and more words " * (n % 11) for n in range(300)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anytorch.text.embed.compare import nearest, scores
-from anytorch.text.embed.exact import ExactProduct, distances, dot_scores
+from anytorch.text.embed.head import ExactProduct, distances, dot_scores
 
 
 def numbers(rows: int, width: int, seed: int = 0, spread: float = 1.0) -> np.ndarray:

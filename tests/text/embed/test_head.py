@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from anytorch.errors import ModelError, UsageError
-from anytorch.text.embed.exact import ExactProduct
-from anytorch.text.embed.head import Head, as_precision, normalized, out_shape
+from anytorch.text.embed.head import ExactProduct, Head, as_precision, normalized, out_shape
 from anytorch.text.embed.recipe import Recipe, Step, read_recipe
 
 

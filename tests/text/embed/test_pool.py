@@ -18,9 +18,9 @@ import pytest
 from tests.waiting import until
 
 from anytorch.errors import DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
-from anytorch.text.embed import pool_blocks
-from anytorch.text.embed.pool import Job, PoolEncoder
-from anytorch.text.embed.pool_blocks import Blocks
+from anytorch.text.embed import pool_worker
+from anytorch.text.embed.pool import PoolEncoder, PoolJob
+from anytorch.text.embed.pool_worker import Blocks
 
 # Workers import it by name: it lies in a folder that they, like everything the parent sees, have on their path.
 FAKES = """
@@ -69,7 +69,7 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     made: list[PoolEncoder] = []
 
     def make(*arguments: dict[str, Any]) -> PoolEncoder:
-        jobs = [Job(f"fake:{place}", given, factory="pool_fakes:Encoder") for place, given in enumerate(arguments)]
+        jobs = [PoolJob(f"fake:{place}", given, factory="pool_fakes:Encoder") for place, given in enumerate(arguments)]
         made.append(PoolEncoder(jobs))
         return made[-1]
 
@@ -264,7 +264,7 @@ def test_one_of_two_cannot_start(make_pool: Callable[..., PoolEncoder]) -> None:
 
 def test_a_worker_that_cannot_even_be_imported(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="No module named 'no_such_module'"):
-        PoolEncoder([Job("fake", {}, factory="no_such_module:build")])
+        PoolEncoder([PoolJob("fake", {}, factory="no_such_module:build")])
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_closing_ends_everything(make_pool: Callable[..., PoolEncoder]) -> None:
 def test_a_forgotten_pool_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pool_fakes.py").write_text(FAKES)
     monkeypatch.syspath_prepend(str(tmp_path))
-    pool = PoolEncoder([Job("fake", {}, factory="pool_fakes:Encoder")])
+    pool = PoolEncoder([PoolJob("fake", {}, factory="pool_fakes:Encoder")])
     np.testing.assert_array_equal(pool.submit(*batch([3])).result(), expected([3]))
     (process,), folder = pool.process_ids, pool.folder
     assert process is not None
@@ -303,8 +303,8 @@ def test_a_forgotten_pool_ends_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
 SCRIPT = """
 import signal, sys, time
 import numpy as np
-from anytorch.text.embed.pool import Job, PoolEncoder
-pool = PoolEncoder([Job("fake", {"wait_s": 0.1}, factory="pool_fakes:Encoder") for _ in range(2)])
+from anytorch.text.embed.pool import PoolEncoder, PoolJob
+pool = PoolEncoder([PoolJob("fake", {"wait_s": 0.1}, factory="pool_fakes:Encoder") for _ in range(2)])
 print(pool.folder, *pool.process_ids, flush=True)
 pending = [pool.submit(np.array([1], np.int32), np.array([0, 1], np.int32)) for _ in range(1000)]
 for task in pending:
@@ -366,7 +366,7 @@ def test_no_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     blocks = Blocks()
-    monkeypatch.setattr(pool_blocks, "reserve", full)
+    monkeypatch.setattr(pool_worker, "reserve", full)
     with pytest.raises(OutOfMemory, match=r"no room for \d+ MiB of shared memory") as caught:
         blocks.take(1 << 20, 1, 1)
     assert "shm-size" in caught.value.hint and not list(blocks.folder.iterdir())
@@ -375,7 +375,7 @@ def test_no_room_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_small_shared_memory_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's /dev/shm has 64 MB; the temporary folder does instead."""
-    monkeypatch.setattr(pool_blocks, "SHARED", tmp_path / "absent")
+    monkeypatch.setattr(pool_worker, "SHARED", tmp_path / "absent")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     blocks = Blocks()
     assert blocks.folder.parent == tmp_path
@@ -385,10 +385,10 @@ def test_a_small_shared_memory_is_left_alone(tmp_path: Path, monkeypatch: pytest
 def test_folders_of_dead_pools_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    monkeypatch.setattr(pool_blocks, "SHARED", tmp_path)
+    monkeypatch.setattr(pool_worker, "SHARED", tmp_path)
     for owner in (ended.pid, os.getpid()):
-        (tmp_path / f"{pool_blocks.PREFIX}{owner}-x").mkdir()
+        (tmp_path / f"{pool_worker.PREFIX}{owner}-x").mkdir()
     (tmp_path / "somebody-else").mkdir()
-    pool_blocks.sweep()
+    pool_worker.sweep()
     left = {folder.name for folder in tmp_path.iterdir()}
-    assert left == {f"{pool_blocks.PREFIX}{os.getpid()}-x", "somebody-else"}
+    assert left == {f"{pool_worker.PREFIX}{os.getpid()}-x", "somebody-else"}

@@ -20,10 +20,10 @@ from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, UnknownDev
 from anytorch.measured import store
 from anytorch.measured.verdict import Question, Trial, Verdict
 from anytorch.text.embed import engine as engine_module
-from anytorch.text.embed import pool_devices, pool_layout
+from anytorch.text.embed import pool_devices
 from anytorch.text.embed.encoder_device import EncoderDevice
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.pool import Job, PoolEncoder
+from anytorch.text.embed.pool import PoolEncoder, PoolJob
 from anytorch.text.embed.pool_devices import choose_devices, cpu_jobs
 
 # What a worker of these tests computes: the sum of a text's tokens, and its length.
@@ -55,8 +55,8 @@ def fake_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(
         pool_devices,
-        "Job",
-        lambda device, arguments, cores=(): Job(device, arguments, cores, factory="device_fakes:Encoder"),
+        "PoolJob",
+        lambda device, arguments, cores=(): PoolJob(device, arguments, cores, factory="device_fakes:Encoder"),
     )
 
 
@@ -133,15 +133,15 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_processes_must_be_worth_it() -> None:
     for rates, wanted in (([100, 104], "1"), ([100, 120, 121], "2"), ([100, 90, 150], "4")):
         trials = [Trial(str(2**place), 1 / rate) for place, rate in enumerate(rates)]
-        assert pool_layout.fastest(trials, noise=pool_layout.GAIN)[0] == wanted
-    assert pool_layout.candidates(1) == [1] and pool_layout.candidates(3) == [1, 2]
+        assert pool_devices.fastest(trials, noise=pool_devices.GAIN)[0] == wanted
+    assert pool_devices.candidates(1) == [1] and pool_devices.candidates(3) == [1, 2]
 
 
 def test_the_measurement_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = replace(pool_layout.snapshot().cpu, quota=None)
-    monkeypatch.setattr(pool_layout, "snapshot", lambda: SimpleNamespace(cpu=cpu))
+    cpu = replace(pool_devices.snapshot().cpu, quota=None)
+    monkeypatch.setattr(pool_devices, "snapshot", lambda: SimpleNamespace(cpu=cpu))
     if cpu.usable < 2:
-        assert pool_layout.best_processes(lambda count: [], spec="x")[0] == 1
+        assert pool_devices.best_processes(lambda count: [], spec="x")[0] == 1
         return
     asked: list[str] = []
 
@@ -149,22 +149,22 @@ def test_the_measurement_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(question.facts["spec"])
         return Verdict(question, (Trial("1", 1.0), Trial("2", 0.5)), "2", "why", budget_s)
 
-    monkeypatch.setattr(pool_layout, "compared", compared)
+    monkeypatch.setattr(pool_devices, "compared", compared)
     for _ in range(2):
-        assert pool_layout.best_processes(lambda count: [], spec="x") == (
+        assert pool_devices.best_processes(lambda count: [], spec="x") == (
             2,
             "measured on this CPU, processes and their speed: 1: 1.00, 2: 2.00",
         )
     assert asked == ["x"] and [found.chosen for found in store.verdicts()] == ["2"]
-    pool_layout.best_processes(lambda count: [], spec="another model")
+    pool_devices.best_processes(lambda count: [], spec="another model")
     assert asked == ["x", "another model"]
 
 
 def test_measuring_with_real_processes(fake_workers: None) -> None:
-    def jobs(count: int) -> list[Job]:
-        return [Job("fake", {"device": "fake"}, factory="device_fakes:Encoder") for _ in range(count)]
+    def jobs(count: int) -> list[PoolJob]:
+        return [PoolJob("fake", {"device": "fake"}, factory="device_fakes:Encoder") for _ in range(count)]
 
-    found = pool_layout.compared(jobs, [1, 2], Question("processes", "fake", "cpu"), 60.0)
+    found = pool_devices.compared(jobs, [1, 2], Question("processes", "fake", "cpu"), 60.0)
     assert [one.name for one in found.trials] == ["1", "2"]
     assert all(one.seconds and one.error == 0 for one in found.trials), found.explain()
 

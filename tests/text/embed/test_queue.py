@@ -17,9 +17,8 @@ import pytest
 from tests.waiting import until
 
 from anytorch.errors import InputError, OutOfMemory, QueueClosed, QueueFull, UsageError
-from anytorch.text.embed import queue_worker
-from anytorch.text.embed.queue import EngineQueue
-from anytorch.text.embed.queue_worker import BatchReport
+from anytorch.text.embed import queue as queue_module
+from anytorch.text.embed.queue import BatchReport, EngineQueue
 from anytorch.text.embed.tokens import pack_ids
 
 TEXTS = [f"text number {n} " + "word " * (n % 7) for n in range(40)]
@@ -304,17 +303,17 @@ def test_engine_close_drains_its_queue(engine: Any, encoder: Any) -> None:
 
 
 def test_an_idle_queue_lets_its_engine_go(engine: Any, encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_worker, "IDLE_S", 0.02)
+    monkeypatch.setattr(queue_module, "IDLE_S", 0.02)
     gate = Gate(encoder)
     queue = EngineQueue(engine)
     future = queue.submit(TEXTS[:2])
     assert gate.reached.wait(120)
-    thread = queue._worker.thread
+    thread = queue._thread
     gate.opened.set()
     assert thread is not None
     expected = future.result(120)
     thread.join(120)
-    assert not thread.is_alive() and queue._worker.thread is None
+    assert not thread.is_alive() and queue._thread is None
     assert np.array_equal(queue.encode(TEXTS[:2]), expected)  # another worker serves it
     queue.close()
 

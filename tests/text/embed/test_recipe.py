@@ -36,7 +36,8 @@ def add_module(folder: Path, kind: str, name: str, config: dict[str, Any] | None
 
 def test_minilm(model_folder: Path) -> None:
     recipe = read_recipe(model_folder)
-    assert recipe.pooling == ("mean",) and recipe.normalizes and recipe.max_length == 256
+    assert recipe.pooling == ("mean",) and recipe.max_length == 256
+    assert [step.kind for step in recipe.steps] == ["normalize"]
     assert not recipe.prompts and recipe.similarity == "cosine" and recipe.encoder == model_folder
 
 

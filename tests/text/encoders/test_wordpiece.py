@@ -22,7 +22,6 @@ from anytorch.text.encoders.wordpiece.tokenizer import (  # noqa: E402
     TRICKY,
     WordPiece,
     compile_wordpiece,
-    encode_all,
     first_difference,
     unsuitable,
 )
@@ -128,7 +127,7 @@ def test_encode_all_merges_in_order(pair: tuple[Any, WordPiece]) -> None:
     reference, made = pair
     texts = ["[MASK] first", "hello world", "日 in between", "unaffable " * 9, "[SEP] " * 9, ""]
     reference.enable_truncation(8)
-    ids, starts, truncated = encode_all(made, reference.encode_batch, texts, 8)
+    ids, starts, truncated = made.encode_all(reference.encode_batch, texts, 8)
     wanted = reference.encode_batch(texts)
     assert [ids[a:b].tolist() for a, b in pairwise(starts)] == [e.ids for e in wanted]
     assert truncated == sum(bool(e.overflowing) for e in wanted) == 3
@@ -183,7 +182,7 @@ def test_threads_change_nothing(pair: tuple[Any, WordPiece], threads: int, monke
     texts = [" ".join(["hello world", "naïve"][number % 2] for number in range(n % 61)) for n in range(400)] * 3
     monkeypatch.setattr(made, "threads", threads)
     reference.enable_truncation(32)
-    ids, starts, truncated = encode_all(made, reference.encode_batch, texts, 32)
+    ids, starts, truncated = made.encode_all(reference.encode_batch, texts, 32)
     wanted = reference.encode_batch(texts)
     assert [ids[a:b].tolist() for a, b in pairwise(starts)] == [encoding.ids for encoding in wanted]
     assert truncated == sum(1 for encoding in wanted if encoding.overflowing) > 0

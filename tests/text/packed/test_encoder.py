@@ -24,7 +24,7 @@ from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.checkpoints.weights import is_optional, shapes
 from anytorch.text.packed import FORMATS, PackedEncoder, binding
 from anytorch.text.packed.calibration import sample_tokens
-from anytorch.text.packed.relative import bucket
+from anytorch.text.packed.encoder import bucket
 
 BERT = EncoderSpec(
     family="bert", vocabulary=120, width=64, layers=2, heads=4, kv_heads=4, head_width=16, inner=160, max_positions=700,

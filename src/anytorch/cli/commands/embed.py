@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch.errors import UsageError
     from anytorch.text.embed import ArrowEngine
     from anytorch.text.embed.files_read import Source
-    from anytorch.text.embed.outputs import ENDINGS
+    from anytorch.text.embed.files_write import ENDINGS
 
     if options.search is not None and options.output:
         raise UsageError(
@@ -206,7 +206,7 @@ def encode(
 ) -> dict[str, Any]:
     from anytorch.text.embed.bar import progress_bar
     from anytorch.text.embed.files import encode_file
-    from anytorch.text.embed.outputs import write_vectors
+    from anytorch.text.embed.files_write import write_vectors
 
     wanted = {"prompt": options.prompt, "dim": options.dim, "precision": options.precision}
     if target is None:

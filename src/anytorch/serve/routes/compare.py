@@ -14,8 +14,7 @@ from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.problems import Problem
 from anytorch.serve.reading import JsonRoute
 from anytorch.serve.state import State
-from anytorch.text.embed.compare import nearest, prepared, scores
-from anytorch.text.embed.projection import project_to_plane
+from anytorch.text.embed.compare import nearest, prepared, project_to_plane, scores
 from anytorch.text.embed.tokens import Tokens
 
 router = APIRouter(tags=["embeddings"], route_class=JsonRoute)

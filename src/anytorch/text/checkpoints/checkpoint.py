@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import ModelError
 from anytorch.safetensors_files import StoredTensor, locate_tensors
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 
 NUMPY_NAMES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
@@ -20,7 +22,7 @@ NUMPY_NAMES = {
 }  # fmt: skip
 
 
-class Checkpoint:
+class Checkpoint(AbstractContextManager["Checkpoint"]):
     """The weights in a folder (or one .safetensors file). Opening reads headers only.
 
     `tensor(name)` gives NumPy arrays that share the mapped file's memory where they can; they stay valid after `close`.
@@ -63,16 +65,12 @@ class Checkpoint:
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """The tensor's bytes as they are in the file, read-only, flat and not copied (for `torch.frombuffer`)."""
-        import numpy as np
-
         entry = self.entry(name)
         whole = np.frombuffer(self._map(entry.path), dtype=np.uint8)
         return whole[entry.offset : entry.offset + entry.nbytes]
 
     def tensor(self, name: str) -> npt.NDArray[Any]:
         """The tensor; bfloat16, which NumPy does not have, comes as float32 (exactly). Read-only where not converted."""
-        import numpy as np
-
         entry = self.entry(name)
         if entry.code not in NUMPY_NAMES:
             raise ModelError(
@@ -88,12 +86,7 @@ class Checkpoint:
         """Close the files. Arrays already returned keep their mapping alive."""
         self._maps.clear()
 
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _map(self, file: str) -> mmap.mmap:

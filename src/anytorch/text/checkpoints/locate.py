@@ -34,18 +34,23 @@ def find_model(named: str | Path | None) -> Path:
     text = str(named)
     if not text.strip():  # as a path it would be the working folder
         raise ModelError("the name of the model is empty", hint="leave it out for the default model")
-    folder = Path(text).expanduser()
-    if folder.is_dir():
+    if (folder := local_model(text)) is not None:
         return folder
-    if folder.exists():
-        raise ModelError(
-            f"{text}: this is a file, but a model is a folder", hint="name the folder that holds config.json"
-        )
     if isinstance(named, Path) or not HUB_NAME.fullmatch(text) or text.startswith((".", "/", "~")):
         raise ModelError(f"{text}: there is no such folder", hint=f"the working folder is {Path.cwd()}")
     if text in (DEFAULT_MODEL, DEFAULT_MODEL.partition("/")[2]) and (found := packaged_model()) is not None:
         return found
     return hub_model(text if "/" in text else f"sentence-transformers/{text}", asked=text)
+
+
+def local_model(text: str) -> Path | None:
+    """The folder of this name on this disk; None where there is nothing of that name. Raises ModelError for a file."""
+    folder = Path(text).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(
+            f"{text}: this is a file, but a model is a folder", hint="name the folder that holds config.json"
+        )
+    return folder if folder.exists() else None
 
 
 def packaged_model() -> Path | None:
@@ -82,10 +87,14 @@ def hub_model(name: str, *, asked: str) -> Path:
     try:
         return Path(fetch(**options))
     except Exception as exc:
-        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
         raise ModelError(
             f"{asked}: there is no such folder, and the model {name!r} could not be fetched from the Hugging Face Hub: "
-            f"{type(exc).__name__}: {reason}",
+            f"{first_line(exc)}",
             hint="check the name and the network; offline, copy the model's folder here and name it "
             "(the Hub stores its copies in HF_HOME)",
         ) from exc
+
+
+def first_line(exc: Exception) -> str:
+    text = str(exc).strip()
+    return f"{type(exc).__name__}: {text.splitlines()[0]}" if text else type(exc).__name__

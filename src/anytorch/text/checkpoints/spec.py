@@ -56,6 +56,16 @@ class EncoderSpec:
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
+    @property
+    def linear_weights(self) -> int:
+        """Weights of all matrix products: as many multiply-adds per token."""
+        attention = self.width * self.head_width * 2 * (self.heads + self.kv_heads)
+        return self.layers * (attention + self.width * self.inner * (3 if self.gated else 2))
+
+    def work(self, tokens: int, pairs: int) -> float:
+        """Multiply-adds for so many tokens, of which so many pairs attend: the sum of the squared lengths."""
+        return float(tokens * self.linear_weights + pairs * self.layers * 2 * self.heads * self.head_width)
+
 
 def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> EncoderSpec:
     """The encoder that a Hugging Face config.json describes. Raises ModelError naming `where` for any other model."""
@@ -144,10 +154,11 @@ def _theta(config: Mapping[str, Any], default: float, kind: str = "", old_name: 
     return float(parameters.get("rope_theta", config.get(old_name, default)))
 
 
-def _common(config: Mapping[str, Any]) -> dict[str, Any]:
+def _spec(family: str, config: Mapping[str, Any], **fields: Any) -> EncoderSpec:
+    """A spec of what most families call by these names; `fields` is what this one has besides, or otherwise."""
     heads = config["num_attention_heads"]
     width = config["hidden_size"]
-    return {
+    usual = {
         "vocabulary": config["vocab_size"],
         "width": width,
         "layers": config["num_hidden_layers"],
@@ -157,77 +168,65 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
         "inner": config["intermediate_size"],
         "max_positions": config["max_position_embeddings"],
         "pad_id": config.get("pad_token_id") or 0,
+        "activation": _activation(config.get("hidden_act", "silu" if fields.get("gated") else "gelu")),
+        "eps": config.get("layer_norm_eps", 1e-12),
     }
+    return EncoderSpec(family=family, **{**usual, **fields})
 
 
 def _bert(config: Mapping[str, Any]) -> EncoderSpec:
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise ModelError(f"config.json: position_embedding_type {config['position_embedding_type']!r} is not supported")
-    return EncoderSpec(
-        family="bert",
-        activation=_activation(config.get("hidden_act", "gelu")),
-        eps=config.get("layer_norm_eps", 1e-12),
-        type_rows=config.get("type_vocab_size", 2),
-        **_common(config),
-    )
+    return _spec("bert", config, type_rows=config.get("type_vocab_size", 2))
 
 
 def _roberta(config: Mapping[str, Any]) -> EncoderSpec:
-    common = _common(config)
     # Positions begin after the padding id, so that the table has that many rows more than there are positions.
-    common["pad_id"] = config.get("pad_token_id", 1)
-    offset = common["pad_id"] + 1
-    common["max_positions"] -= offset
-    return EncoderSpec(
-        family="roberta",
-        activation=_activation(config.get("hidden_act", "gelu")),
-        eps=config.get("layer_norm_eps", 1e-12),
+    pad = config.get("pad_token_id", 1)
+    return _spec(
+        "roberta",
+        config,
+        pad_id=pad,
+        position_offset=pad + 1,
+        max_positions=config["max_position_embeddings"] - pad - 1,
         type_rows=config.get("type_vocab_size", 2),
-        position_offset=offset,
-        **common,
     )
 
 
 def _distilbert(config: Mapping[str, Any]) -> EncoderSpec:
     renamed = {
-        **config,
         "hidden_size": config["dim"],
         "num_attention_heads": config["n_heads"],
         "num_hidden_layers": config["n_layers"],
         "intermediate_size": config["hidden_dim"],
+        "hidden_act": config.get("activation", "gelu"),
     }
-    return EncoderSpec(
-        family="distilbert", activation=_activation(config.get("activation", "gelu")), **_common(renamed)
-    )
+    return _spec("distilbert", {**config, **renamed}, eps=1e-12)
 
 
 def _mpnet(config: Mapping[str, Any]) -> EncoderSpec:
-    common = _common(config)
-    common["pad_id"] = config.get("pad_token_id", 1)
-    # The model's own code fixes the padding position at 1, whatever pad_token_id says.
-    common["max_positions"] -= 2
-    return EncoderSpec(
-        family="mpnet",
-        activation=_activation(config.get("hidden_act", "gelu")),
-        eps=config.get("layer_norm_eps", 1e-12),
+    return _spec(
+        "mpnet",
+        config,
+        pad_id=config.get("pad_token_id", 1),
+        # The model's own code fixes the padding position at 1, whatever pad_token_id says.
         position_offset=2,
+        max_positions=config["max_position_embeddings"] - 2,
         relative_buckets=config.get("relative_attention_num_buckets", 32),
-        **common,
     )
 
 
 def _modernbert(config: Mapping[str, Any]) -> EncoderSpec:
-    common = _common(config)
     every = config.get("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types") or [
-        "sliding_attention" if layer % every else "full_attention" for layer in range(common["layers"])
+        "sliding_attention" if layer % every else "full_attention" for layer in range(config["num_hidden_layers"])
     ]
     distance = config.get("local_attention", 128) // 2
     everywhere = _theta(config, 160_000.0, "full_attention", "global_rope_theta")
     nearby = _theta(config, 10_000.0, "sliding_attention", "local_rope_theta")
-    return EncoderSpec(
-        family="modernbert",
-        activation=_activation(config.get("hidden_activation", "gelu")),
+    return _spec(
+        "modernbert",
+        {**config, "hidden_act": config.get("hidden_activation", "gelu")},
         gated=True,
         pre_norm=True,
         final_norm=True,
@@ -235,7 +234,6 @@ def _modernbert(config: Mapping[str, Any]) -> EncoderSpec:
         learned_positions=False,
         rotary_thetas=tuple(nearby if kind == "sliding_attention" else everywhere for kind in kinds),
         windows=tuple(distance if kind == "sliding_attention" else 0 for kind in kinds),
-        **common,
     )
 
 
@@ -255,30 +253,27 @@ def _nomic_bert(config: Mapping[str, Any]) -> EncoderSpec:
             "layer_norm_eps": config.get("layer_norm_epsilon", 1e-12),
             "rope_theta": config.get("rotary_emb_base", 1000.0),
         }
-    common = _common(config)
-    return EncoderSpec(
-        family="nomic_bert",
-        activation=_activation(config.get("hidden_act", "silu")),
+    return _spec(
+        "nomic_bert",
+        config,
         gated=True,
-        eps=config.get("layer_norm_eps", 1e-12),
         learned_positions=False,
         type_rows=config.get("type_vocab_size", 2),
-        rotary_thetas=(_theta(config, 1000.0),) * common["layers"],
-        **common,
+        rotary_thetas=(_theta(config, 1000.0),) * config["num_hidden_layers"],
     )
 
 
 def _qwen3(config: Mapping[str, Any]) -> EncoderSpec:
-    common = _common(config)
-    common["kv_heads"] = config.get("num_key_value_heads") or common["heads"]
-    common["head_width"] = config.get("head_dim") or 128
     sliding = config.get("sliding_window") if config.get("use_sliding_window") else None
     first = config.get("max_window_layers", 28)
     # A causal window of n tokens reaches n - 1 back.
-    windows = tuple(sliding - 1 if sliding and layer >= first else 0 for layer in range(common["layers"]))
-    return EncoderSpec(
-        family="qwen3",
-        activation=_activation(config.get("hidden_act", "silu")),
+    layers = range(config["num_hidden_layers"])
+    windows = tuple(sliding - 1 if sliding and layer >= first else 0 for layer in layers)
+    return _spec(
+        "qwen3",
+        config,
+        kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        head_width=config.get("head_dim") or 128,
         gated=True,
         pre_norm=True,
         rms_norm=True,
@@ -287,10 +282,9 @@ def _qwen3(config: Mapping[str, Any]) -> EncoderSpec:
         final_norm=True,
         qk_norm=True,
         learned_positions=False,
-        rotary_thetas=(_theta(config, 10_000.0),) * common["layers"],
+        rotary_thetas=(_theta(config, 10_000.0),) * len(layers),
         windows=windows if any(windows) else (),
         causal=True,
-        **common,
     )
 
 

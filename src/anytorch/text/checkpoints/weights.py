@@ -11,21 +11,19 @@ have: a bias, or a norm that is the identity. Which parts there are, and in what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 from anytorch.errors import ModelError
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.values import dataclass
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 
 @dataclass(frozen=True)
-class Source:
+class StoredPart:
     """Where one of our tensors is in a checkpoint: a tensor, or part `part` of `parts` along its first axis."""
 
     name: str
@@ -42,7 +40,7 @@ class EncoderWeights(Mapping[str, "npt.NDArray[Any]"]):
 
     def __init__(self, checkpoint: Checkpoint, spec: EncoderSpec) -> None:
         self.checkpoint = checkpoint
-        self.sources = find_sources(checkpoint, spec)
+        self.prefix, self.sources = find_sources(checkpoint, spec)
         expected = shapes(spec)
         for name, shape in expected.items():
             if name not in self.sources:
@@ -81,12 +79,6 @@ class EncoderWeights(Mapping[str, "npt.NDArray[Any]"]):
         whole = self.checkpoint.tensor(source.name)
         rows = whole.shape[0] // source.parts
         return whole[source.part * rows : (source.part + 1) * rows] if source.parts > 1 else whole
-
-    def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """The tensor as aligned, contiguous float32; not copied when it is that already."""
-        import numpy as np
-
-        return np.require(self[name], np.float32, ["C", "A"])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sources)
@@ -130,165 +122,132 @@ def shapes(spec: EncoderSpec) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def find_sources(checkpoint: Checkpoint, spec: EncoderSpec) -> dict[str, Source]:
-    """Our names → the checkpoint's, for those it has. Heads it has beside the encoder are left alone."""
-    top, layer_names = LAYOUTS[spec.family](checkpoint)
-    prefix = _prefix(checkpoint, top["word"][0].name)
-    wanted: dict[str, list[Source]] = dict(top)
+def find_sources(checkpoint: Checkpoint, spec: EncoderSpec) -> tuple[str, dict[str, StoredPart]]:
+    """What stands before the encoder's names in the checkpoint, and our names → the checkpoint's, for those it has.
+
+    Heads it has beside the encoder are left alone.
+    """
+    layout = LAYOUTS[spec.family]
+    if spec.family == "nomic_bert" and not any("attn.Wqkv" in name for name in checkpoint.names()):
+        layout = NOMIC_IN_TRANSFORMERS
+    word = f"{layout.top['word']}.weight"
+    whole = next((name for name in checkpoint.names() if name == word or name.endswith("." + word)), None)
+    if whole is None:
+        raise ModelError(
+            f"{checkpoint.folder}: the checkpoint has no tensor {word!r}, with or without a prefix",
+            hint="config.json and the weights are of different models",
+        )
+    prefix = whole.removesuffix(word)  # "", "bert.", "model.", "0.auto_model.", …
+    places = [("", prefix, layout.top)]
     for layer in range(spec.layers):
-        for ours, theirs in layer_names.items():
-            wanted[f"layers.{layer}.{ours}"] = [Source(s.name.format(layer), s.part, s.parts) for s in theirs]
+        places.append((f"layers.{layer}.", f"{prefix}{layout.layers}.{layer}.", layout.layer))
     found = {}
-    for ours, alternatives in wanted.items():
-        for source in alternatives:
-            if prefix + source.name in checkpoint:
-                found[ours] = Source(prefix + source.name, source.part, source.parts)
-                break
-    return found
+    for before, there, names in places:
+        for ours, theirs in names.items():
+            fused = ours.split()
+            for index, name in enumerate(fused):
+                for part, old in KINDS[:1] if name in TABLES else KINDS:
+                    for stored in (f"{there}{theirs}.{part}", f"{there}{theirs}.{old}"):
+                        if stored in checkpoint:
+                            mine = name if name in TABLES else f"{name}.{part}"
+                            found[before + mine] = StoredPart(stored, index, len(fused))
+                            break
+    return prefix, found
 
 
-def _prefix(checkpoint: Checkpoint, word: str) -> str:
-    """What stands before the encoder's own names: nothing, "bert.", "model.", "0.auto_model.", …"""
-    for name in checkpoint.names():
-        if name == word or name.endswith("." + word):
-            return name[: -len(word)]
-    raise ModelError(
-        f"{checkpoint.folder}: the checkpoint has no tensor {word!r}, with or without a prefix",
-        hint="config.json and the weights are of different models",
-    )
+# --- what each family's checkpoints call our tensors -------------------------------------------------------------------
+
+TABLES = ("word", "position", "type", "relative")  # these have a weight only, and our names for them do not say so
+KINDS = (("weight", "gamma"), ("bias", "beta"))  # checkpoints converted from TensorFlow long ago say gamma and beta
 
 
-Layout = tuple[dict[str, list[Source]], dict[str, list[Source]]]
+class NamesOf(NamedTuple):
+    """Ours → theirs: of the model, and of a layer, whose names follow `layers` and its number.
+
+    Several of ours before one of theirs lie in it one below the other.
+    """
+
+    top: dict[str, str]
+    layers: str
+    layer: dict[str, str]
 
 
-def _linear(ours: str, theirs: str) -> dict[str, list[Source]]:
-    return {f"{ours}.{part}": [Source(f"{theirs}.{part}")] for part in ("weight", "bias")}
-
-
-def _parts(theirs: str, *ours: str) -> dict[str, list[Source]]:
-    """One tensor of theirs that is several of ours, one below the other."""
-    return {
-        f"{name}.{part}": [Source(f"{theirs}.{part}", index, len(ours))]
-        for index, name in enumerate(ours)
-        for part in ("weight", "bias")
-    }
-
-
-def _norm(ours: str, theirs: str) -> dict[str, list[Source]]:
-    # Checkpoints converted from TensorFlow long ago say gamma and beta.
-    return {
-        f"{ours}.weight": [Source(f"{theirs}.weight"), Source(f"{theirs}.gamma")],
-        f"{ours}.bias": [Source(f"{theirs}.bias"), Source(f"{theirs}.beta")],
-    }
-
-
-def _embeddings() -> dict[str, list[Source]]:
-    return {
-        "word": [Source("embeddings.word_embeddings.weight")],
-        "position": [Source("embeddings.position_embeddings.weight")],
-        "type": [Source("embeddings.token_type_embeddings.weight")],
-        **_norm("embed_norm", "embeddings.LayerNorm"),
-    }
-
-
-def _bert(checkpoint: Checkpoint) -> Layout:
-    layer = "encoder.layer.{}"
-    return _embeddings(), {
-        **_linear("q", f"{layer}.attention.self.query"),
-        **_linear("k", f"{layer}.attention.self.key"),
-        **_linear("v", f"{layer}.attention.self.value"),
-        **_linear("o", f"{layer}.attention.output.dense"),
-        **_norm("attn_norm", f"{layer}.attention.output.LayerNorm"),
-        **_linear("up", f"{layer}.intermediate.dense"),
-        **_linear("down", f"{layer}.output.dense"),
-        **_norm("mlp_norm", f"{layer}.output.LayerNorm"),
-    }
-
-
-def _distilbert(checkpoint: Checkpoint) -> Layout:
-    layer = "transformer.layer.{}"
-    return _embeddings(), {
-        **_linear("q", f"{layer}.attention.q_lin"),
-        **_linear("k", f"{layer}.attention.k_lin"),
-        **_linear("v", f"{layer}.attention.v_lin"),
-        **_linear("o", f"{layer}.attention.out_lin"),
-        **_norm("attn_norm", f"{layer}.sa_layer_norm"),
-        **_linear("up", f"{layer}.ffn.lin1"),
-        **_linear("down", f"{layer}.ffn.lin2"),
-        **_norm("mlp_norm", f"{layer}.output_layer_norm"),
-    }
-
-
-def _mpnet(checkpoint: Checkpoint) -> Layout:
-    layer = "encoder.layer.{}"
-    return {**_embeddings(), "relative": [Source("encoder.relative_attention_bias.weight")]}, {
-        **_linear("q", f"{layer}.attention.attn.q"),
-        **_linear("k", f"{layer}.attention.attn.k"),
-        **_linear("v", f"{layer}.attention.attn.v"),
-        **_linear("o", f"{layer}.attention.attn.o"),
-        **_norm("attn_norm", f"{layer}.attention.LayerNorm"),
-        **_linear("up", f"{layer}.intermediate.dense"),
-        **_linear("down", f"{layer}.output.dense"),
-        **_norm("mlp_norm", f"{layer}.output.LayerNorm"),
-    }
-
-
-def _modernbert(checkpoint: Checkpoint) -> Layout:
-    layer = "layers.{}"
-    top = {
-        "word": [Source("embeddings.tok_embeddings.weight")],
-        **_norm("embed_norm", "embeddings.norm"),
-        **_norm("final_norm", "final_norm"),
-    }
-    return top, {
-        **_parts(f"{layer}.attn.Wqkv", "q", "k", "v"),
-        **_linear("o", f"{layer}.attn.Wo"),
-        **_norm("attn_norm", f"{layer}.attn_norm"),
-        **_parts(f"{layer}.mlp.Wi", "gate", "up"),
-        **_linear("down", f"{layer}.mlp.Wo"),
-        **_norm("mlp_norm", f"{layer}.mlp_norm"),
-    }
-
-
-def _nomic_bert(checkpoint: Checkpoint) -> Layout:
-    if not any("attn.Wqkv" in name for name in checkpoint.names()):  # as transformers names them
-        layer = "layers.{}"
-        return _embeddings(), {
-            **{k: v for n in "qkvo" for k, v in _linear(n, f"{layer}.self_attn.{n}_proj").items()},
-            **{k: v for n in ("gate", "up", "down") for k, v in _linear(n, f"{layer}.mlp.{n}_proj").items()},
-            **_norm("attn_norm", f"{layer}.post_attention_layernorm"),
-            **_norm("mlp_norm", f"{layer}.post_mlp_layernorm"),
-        }
-    layer = "encoder.layers.{}"
-    return {**_embeddings(), **_norm("embed_norm", "emb_ln")}, {
-        **_parts(f"{layer}.attn.Wqkv", "q", "k", "v"),
-        **_linear("o", f"{layer}.attn.out_proj"),
-        **_linear("up", f"{layer}.mlp.fc11"),  # y = fc11(x) * act(fc12(x))
-        **_linear("gate", f"{layer}.mlp.fc12"),
-        **_linear("down", f"{layer}.mlp.fc2"),
-        **_norm("attn_norm", f"{layer}.norm1"),
-        **_norm("mlp_norm", f"{layer}.norm2"),
-    }
-
-
-def _qwen3(checkpoint: Checkpoint) -> Layout:
-    layer = "layers.{}"
-    top = {"word": [Source("embed_tokens.weight")], **_norm("final_norm", "norm")}
-    return top, {
-        **{k: v for n in "qkvo" for k, v in _linear(n, f"{layer}.self_attn.{n}_proj").items()},
-        **{k: v for n in ("gate", "up", "down") for k, v in _linear(n, f"{layer}.mlp.{n}_proj").items()},
-        **{f"{n}_norm.weight": [Source(f"{layer}.self_attn.{n}_norm.weight")] for n in "qk"},
-        **_norm("attn_norm", f"{layer}.input_layernorm"),
-        **_norm("mlp_norm", f"{layer}.post_attention_layernorm"),
-    }
-
-
-LAYOUTS: dict[str, Callable[[Checkpoint], Layout]] = {
-    "bert": _bert,
-    "roberta": _bert,
-    "distilbert": _distilbert,
-    "mpnet": _mpnet,
-    "modernbert": _modernbert,
-    "nomic_bert": _nomic_bert,
-    "qwen3": _qwen3,
+EMBEDDINGS = {
+    "word": "embeddings.word_embeddings",
+    "position": "embeddings.position_embeddings",
+    "type": "embeddings.token_type_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+}
+BERT_MLP = {"up": "intermediate.dense", "down": "output.dense", "mlp_norm": "output.LayerNorm"}
+LLAMA = {name: f"self_attn.{name}_proj" for name in "qkvo"} | {n: f"mlp.{n}_proj" for n in ("gate", "up", "down")}
+BERT = NamesOf(
+    EMBEDDINGS,
+    "encoder.layer",
+    {
+        "q": "attention.self.query",
+        "k": "attention.self.key",
+        "v": "attention.self.value",
+        "o": "attention.output.dense",
+        "attn_norm": "attention.output.LayerNorm",
+        **BERT_MLP,
+    },
+)
+NOMIC_IN_TRANSFORMERS = NamesOf(
+    EMBEDDINGS, "layers", {**LLAMA, "attn_norm": "post_attention_layernorm", "mlp_norm": "post_mlp_layernorm"}
+)
+LAYOUTS = {
+    "bert": BERT,
+    "roberta": BERT,
+    "distilbert": NamesOf(
+        EMBEDDINGS,
+        "transformer.layer",
+        {
+            **{name: f"attention.{name}_lin" for name in "qkv"},
+            "o": "attention.out_lin",
+            "attn_norm": "sa_layer_norm",
+            "up": "ffn.lin1",
+            "down": "ffn.lin2",
+            "mlp_norm": "output_layer_norm",
+        },
+    ),
+    "mpnet": NamesOf(
+        {**EMBEDDINGS, "relative": "encoder.relative_attention_bias"},
+        "encoder.layer",
+        {**{name: f"attention.attn.{name}" for name in "qkvo"}, "attn_norm": "attention.LayerNorm", **BERT_MLP},
+    ),
+    "modernbert": NamesOf(
+        {"word": "embeddings.tok_embeddings", "embed_norm": "embeddings.norm", "final_norm": "final_norm"},
+        "layers",
+        {
+            "q k v": "attn.Wqkv",
+            "o": "attn.Wo",
+            "attn_norm": "attn_norm",
+            "gate up": "mlp.Wi",
+            "down": "mlp.Wo",
+            "mlp_norm": "mlp_norm",
+        },
+    ),
+    "nomic_bert": NamesOf(
+        {**EMBEDDINGS, "embed_norm": "emb_ln"},
+        "encoder.layers",
+        {
+            "q k v": "attn.Wqkv",
+            "o": "attn.out_proj",
+            "up": "mlp.fc11",  # y = fc11(x) * act(fc12(x))
+            "gate": "mlp.fc12",
+            "down": "mlp.fc2",
+            "attn_norm": "norm1",
+            "mlp_norm": "norm2",
+        },
+    ),
+    "qwen3": NamesOf(
+        {"word": "embed_tokens", "final_norm": "norm"},
+        "layers",
+        {
+            **LLAMA,
+            **{f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+            "attn_norm": "input_layernorm",
+            "mlp_norm": "post_attention_layernorm",
+        },
+    ),
 }

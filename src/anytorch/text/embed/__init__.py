@@ -2,12 +2,11 @@
 
 recipe      a folder → what it says about making vectors (plain data)
 tokens      texts → packed token ids     windows   any iterable, tokenized one window ahead
-place       a request → a device and an encoder on it
-runner      batches through the encoder; budget finds their best size, fit_batch their largest
+runner      batches through the encoder; Budget finds their best size, fit_batch their largest
 head        pooled vectors → the answer  compare   similarities, and the nearest
-engine      all of it together (building: the encoder for it; parts: a stream of windows through it)
-queue       many callers, one engine: queue_line, who waits; queue_worker, who computes; sharing, who gets into a batch
-outputs     vectors to .npy and .jsonl   pool, files   several devices; whole files, resumable
+engine      all of it together (encoder_builder: the encoder for it; encoder_device: where it computes)
+queue       many callers, one engine (queue_line: who waits, and who gets into a batch)
+pool        several devices              files     whole files, resumable
 """
 
 from __future__ import annotations
@@ -19,20 +18,19 @@ from anytorch.lazy import lazy_names
 if TYPE_CHECKING:
     from anytorch.text.embed.compare import Hit as Hit
     from anytorch.text.embed.engine import ArrowEngine as ArrowEngine
+    from anytorch.text.embed.engine import EncodeStats as EncodeStats
     from anytorch.text.embed.files import FileReport as FileReport
     from anytorch.text.embed.files import encode_file as encode_file
     from anytorch.text.embed.queue import EngineQueue as EngineQueue
     from anytorch.text.embed.queue_line import QueueStats as QueueStats
-    from anytorch.text.embed.stats import EncodeStats as EncodeStats
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "compare": "Hit",
-        "engine": "ArrowEngine",
+        "engine": "ArrowEngine EncodeStats",
         "files": "FileReport encode_file",
         "queue": "EngineQueue",
         "queue_line": "QueueStats",
-        "stats": "EncodeStats",
     },
 )

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 Progress = Callable[[int, "int | None"], None]  # texts done, and how many there are (None: not known)
 
 
-def shown(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
+def shown(progress: Progress | bool | None, title: str = "encoding") -> AbstractContextManager[Progress | None]:
     """A context that gives what to report to: the caller's function, a bar (True), or nothing."""
     if progress is True:
-        return progress_bar("encoding")
+        return progress_bar(title)
     return nullcontext(progress or None)
 
 

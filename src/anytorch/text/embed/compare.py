@@ -1,18 +1,17 @@
-"""Comparing vectors: similarity matrices and the k nearest, in blocks of bounded memory. NumPy only."""
+"""Comparing vectors: similarity matrices, the k nearest in blocks of bounded memory, and a plane to see them on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import InputError, UsageError
-from anytorch.text.embed.exact import distances, dot_scores
-from anytorch.text.embed.head import normalized, out_shape
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from anytorch.text.checkpoints.checkpoint import Floats
+from anytorch.text.embed.head import distances, dot_scores, normalized
 
 BLOCK_SCORES = 4_000_000  # scores held at once
 
@@ -26,10 +25,8 @@ class Hit:
     text: str | None = None
 
 
-def as_matrix(vectors: Any, what: str = "vectors") -> npt.NDArray[Any]:
+def as_matrix(vectors: Any) -> npt.NDArray[Any]:
     """Any array-like of one or more vectors (NumPy, torch, Arrow, lists) as a matrix."""
-    import numpy as np
-
     if hasattr(vectors, "detach"):  # a torch tensor, on any device
         vectors = vectors.detach().cpu().float().numpy()
     elif hasattr(vectors, "flatten") and hasattr(vectors, "type") and hasattr(vectors, "to_pylist"):  # an Arrow array
@@ -39,35 +36,15 @@ def as_matrix(vectors: Any, what: str = "vectors") -> npt.NDArray[Any]:
     try:
         matrix = np.asarray(vectors)
     except ValueError as exc:
-        raise InputError(f"the {what} are not all of the same length: {exc}") from exc
+        raise InputError(f"the vectors are not all of the same length: {exc}") from exc
     if matrix.ndim == 1:
         matrix = matrix[None]
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
         raise InputError(
-            f"the {what} must be rows of numbers; found {matrix.dtype} of shape {list(matrix.shape)}",
+            f"the vectors must be rows of numbers; found {matrix.dtype} of shape {list(matrix.shape)}",
             hint="pass what `encode` returned",
         )
     return matrix
-
-
-def vectors_of(
-    given: Any, precision: str, encode: Callable[[Any, str], npt.NDArray[Any]], width: int
-) -> npt.NDArray[Any]:
-    """Texts encoded so that they can be compared with vectors of this precision; vectors as they are.
-
-    `encode(texts, precision)` makes vectors of texts, `width` dimensions each.
-    """
-    import numpy as np
-
-    given = [given] if isinstance(given, str) else listed(given)
-    if isinstance(given, (list, tuple)):
-        # Bits can be compared with bits only; all else is compared as float32.
-        kept = precision if precision in ("binary", "ubinary") else "float32"
-        if not given:
-            return np.zeros((0, out_shape(width, kept)[0]), np.float32)
-        if isinstance(given[0], str):
-            return encode(given, kept)
-    return as_matrix(given)
 
 
 def listed(given: Any) -> Any:
@@ -80,10 +57,8 @@ def listed(given: Any) -> Any:
     return list(given) if isinstance(first, str) else given
 
 
-def prepared(matrix: npt.NDArray[Any], kind: str, precision: str = "float32") -> npt.NDArray[np.float32]:
+def prepared(matrix: npt.NDArray[Any], kind: str, precision: str = "float32") -> Floats:
     """Rows ready for a product: normalised for cosine, bits as ±1 for binary vectors."""
-    import numpy as np
-
     if precision in ("binary", "ubinary"):
         packed = (matrix.astype(np.int16) + 128).astype(np.uint8) if precision == "binary" else matrix.astype(np.uint8)
         floats = np.unpackbits(packed, axis=-1).astype(np.float32) * 2 - 1
@@ -92,27 +67,23 @@ def prepared(matrix: npt.NDArray[Any], kind: str, precision: str = "float32") ->
     return normalized(floats) if kind == "cosine" else floats
 
 
-def scores(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], kind: str) -> npt.NDArray[np.float32]:
+def scores(a: Floats, b: Floats, kind: str) -> Floats:
     """Similarities, higher is nearer: cosine and dot products, or distances with a minus."""
-    import numpy as np
-
     if a.shape[1] != b.shape[1]:
         raise InputError(f"vectors of {a.shape[1]} and of {b.shape[1]} dimensions cannot be compared")
     if kind in ("cosine", "dot"):
-        found: npt.NDArray[np.float32] = a @ b.T
+        found: Floats = a @ b.T
         return np.clip(found, -1.0, 1.0, out=found) if kind == "cosine" else found
     if kind == "euclidean":
         squared = np.square(a).sum(1)[:, None] + np.square(b).sum(1)[None] - 2 * (a @ b.T)
-        nearness: npt.NDArray[np.float32] = -np.sqrt(np.maximum(squared, 0))
+        nearness: Floats = -np.sqrt(np.maximum(squared, 0))
         return nearness
     if kind == "manhattan":
         return np.stack([-np.abs(row - b).sum(1) for row in a]) if len(a) else np.zeros((0, len(b)), np.float32)
     raise UsageError(f"similarity {kind!r} is not one of cosine, dot, euclidean, manhattan")
 
 
-def nearest(
-    queries: npt.NDArray[np.float32], corpus: npt.NDArray[np.float32], k: int, kind: str
-) -> Iterator[list[tuple[int, float]]]:
+def nearest(queries: Floats, corpus: Floats, k: int, kind: str) -> Iterator[list[tuple[int, float]]]:
     """For each query the k nearest rows of the corpus, best first; of equal ones the lower number.
 
     The corpus is gone through in blocks, so that memory does not grow with queries × corpus. A quick product says which
@@ -140,16 +111,12 @@ class _Found:
     """The k nearest rows so far, best first."""
 
     def __init__(self, k: int) -> None:
-        import numpy as np
-
         self.k = k
         self.numbers = np.zeros(0, np.int64)
         self.scores = np.zeros(0, np.float32)
 
-    def worth_scoring(self, estimates: npt.NDArray[np.float32], error: float, kind: str) -> npt.NDArray[np.intp]:
+    def worth_scoring(self, estimates: Floats, error: float, kind: str) -> npt.NDArray[np.intp]:
         """The indices that may be among the k nearest if no estimate is off by more than `error`."""
-        import numpy as np
-
         # Everywhere "not below" instead of "at least": NaN, which is last, is not lost.
         which = np.arange(len(estimates))
         if len(self.scores) == self.k:
@@ -160,21 +127,15 @@ class _Found:
             which = which[~(negative > np.partition(negative, self.k - 1)[self.k - 1] + 2 * error)]
         return which
 
-    def add(self, numbers: npt.NDArray[np.int64], scores: npt.NDArray[np.float32]) -> None:
-        import numpy as np
-
+    def add(self, numbers: npt.NDArray[np.int64], scores: Floats) -> None:
         numbers, scores = np.concatenate((self.numbers, numbers)), np.concatenate((self.scores, scores))
         best = np.lexsort((numbers, -scores))[: self.k]
         self.numbers, self.scores = numbers[best], scores[best]
 
 
-def _rough_scores(
-    queries: npt.NDArray[np.float32], block: npt.NDArray[np.float32], kind: str
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+def _rough_scores(queries: Floats, block: Floats, kind: str) -> tuple[Floats, npt.NDArray[np.float64]]:
     """Estimates in the order of the scores (of Euclidean distances the squares, with a minus), and by how much the
     estimates of each query may be off at most: the classical bound of a sum of products, twice."""
-    import numpy as np
-
     if kind == "manhattan":
         return scores(queries, block, kind), np.zeros(len(queries))
     rough = scores(queries, block, "cosine" if kind == "cosine" else "dot")
@@ -188,23 +149,47 @@ def _rough_scores(
         underflow = queries.shape[1] * float(np.finfo(np.float32).tiny)
         if kind == "dot":
             return rough, unit * lengths * longest + underflow
-        estimates: npt.NDArray[np.float32] = 2 * rough - squares[:, None] - squares_of_block
+        estimates: Floats = 2 * rough - squares[:, None] - squares_of_block
         return estimates, unit * np.square(lengths + longest) + underflow
 
 
-def _row_scores(
-    query: npt.NDArray[np.float32], block: npt.NDArray[np.float32], which: npt.NDArray[np.intp], kind: str
-) -> npt.NDArray[np.float32]:
+def _row_scores(query: Floats, block: Floats, which: npt.NDArray[np.intp], kind: str) -> Floats:
     """Scores of single rows, each with the same bits whatever is scored beside it."""
-    import numpy as np
-
     if kind == "manhattan":
-        alone: npt.NDArray[np.float32] = scores(query[None], block[which], kind)[0]
+        alone: Floats = scores(query[None], block[which], kind)[0]
         return alone
     at_once = max(1, BLOCK_SCORES // max(1, len(query)))
     made = []
     for begin in range(0, len(which), at_once):
         rows = block[which[begin : begin + at_once]]
         made.append(-distances(query, rows) if kind == "euclidean" else dot_scores(query, rows))
-    found: npt.NDArray[np.float32] = np.concatenate(made)
+    found: Floats = np.concatenate(made)
     return np.clip(found, -1.0, 1.0, out=found) if kind == "cosine" else found
+
+
+def project_to_plane(vectors: npt.NDArray[Any]) -> Floats:
+    """[n, dim] → [n, 2], the two directions in which the vectors differ most (PCA), the largest distance from the middle
+    being 1. Fewer than three points lie on a line.
+
+    The signs are fixed by the data (the largest part of each direction is positive), so that the same vectors give the same
+    picture.
+    """
+    points = np.asarray(vectors, np.float64)
+    out = np.zeros((len(points), 2), np.float32)
+    if len(points) < 2:
+        return out
+    centred = points - points.mean(axis=0)
+    # Of the smaller of the two products: n texts of 384 dimensions have either n or 384 directions.
+    if len(points) <= points.shape[1]:
+        values, u = np.linalg.eigh(centred @ centred.T)
+        scale = np.sqrt(np.maximum(values, 0))
+        directions = u * scale
+    else:
+        _, w = np.linalg.eigh(centred.T @ centred)
+        directions = centred @ w
+    best = directions[:, ::-1][:, :2]
+    for axis in range(best.shape[1]):
+        column = best[:, axis]
+        out[:, axis] = column * np.sign(column[np.argmax(np.abs(column))] or 1)
+    longest = float(np.sqrt((out.astype(np.float64) ** 2).sum(axis=1)).max())
+    return out / np.float32(longest) if longest > 1e-12 else np.zeros_like(out)

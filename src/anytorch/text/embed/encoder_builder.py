@@ -10,10 +10,10 @@ from anytorch.devices.choose import warn_fallback
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured.verdict import Question
-from anytorch.text.embed.budget import LARGEST, SMALLEST, Budget
-from anytorch.text.embed.encoder_device import CPU, EncoderDevice, build_encoder, choose_device
+from anytorch.text.embed.encoder_device import CPU, build_encoder, choose_device
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import Recipe
+from anytorch.text.embed.runner import LARGEST, SMALLEST, Budget
 
 CPU_TOKENS, DEVICE_TOKENS = 4096, 65536  # where the search for the best batch starts
 BATCH_CHUNKS = 4  # chunks of an encoder that cuts its batches itself, which is then a window, too
@@ -30,18 +30,19 @@ class EncoderBuilder:
         *,
         device: str | None,
         devices: Sequence[str] | str | None,
-        quantization: str | None,
-        dtype: str,
-        threads: int | None,
         allow_quantize: bool,
-        normalize: bool,
+        **options: Any,
     ) -> None:
-        """`normalize`: the encoder may do that as well, if it says so itself."""
-        self._recipe, self._pooling = recipe, pooling
-        self._several, self._dtype, self._threads = devices, dtype, threads
-        self._allow_quantize, self.normalize = allow_quantize, normalize
-        self.quantization = quantization
-        self.devices = self._choose(device)
+        """`options`: dtype, threads and normalize, as `build_encoder` takes them."""
+        self._recipe, self._pooling, self._options = recipe, pooling, options
+        self._several, self._allow_quantize = devices, allow_quantize
+        self.quantization: str | None = None
+        if devices is None:
+            self.devices = [choose_device(device)]
+        else:
+            from anytorch.text.embed.pool_devices import choose_devices
+
+            self.devices = choose_devices(devices)
         self.device = self.devices[0]
         if len(self.devices) > 1:
             self.device = replace(self.device, id=", ".join(one.id for one in self.devices))
@@ -52,9 +53,16 @@ class EncoderBuilder:
     def on_cpu(self) -> bool:
         return all(one.torch_name == CPU for one in self.devices)
 
-    def build(self) -> Encoder:
+    def build(self, quantization: str | None) -> Encoder:
         """Build the encoder. Raises OutOfMemory if the model does not fit and may or can not be quantized further."""
-        return self._build_fitting(self.quantization)
+        while True:
+            try:
+                return self._built(quantization)
+            except OutOfMemory:
+                smaller = self._smaller(quantization)
+                if smaller is None:
+                    raise
+                quantization = smaller
 
     def build_smaller(self, old: Encoder) -> tuple[Encoder, bool]:
         """The next smaller encoder when memory ran out for a single text, and True; the old one is closed for it first.
@@ -62,12 +70,13 @@ class EncoderBuilder:
         Where a smaller one is not allowed: the old one and False. Where it does not fit, either: one like the old, which
         did, and False. Raises OutOfMemory when not even that fits any more.
         """
-        if not self._may_be_smaller(self.quantization):
-            return old, False
         before = self.quantization
+        smaller = self._smaller(before)
+        if smaller is None:
+            return old, False
         old.close()  # two models do not fit where memory ran out with one
         try:
-            return self._build_fitting(self._smaller(before)), True
+            return self.build(smaller), True
         except OutOfMemory as exc:
             self.note(f"no smaller encoder fits: {exc.message}")
             return self._built(before), False
@@ -84,33 +93,18 @@ class EncoderBuilder:
         threads = encoder.describe().get("threads") or 1
         return Budget(max(CPU_TOKENS, 1024 * threads), asked=self._question(), smallest=512 * threads)
 
-    def _choose(self, device: str | None) -> list[EncoderDevice]:
-        if self._several is None:
-            return [choose_device(device)]
-        from anytorch.text.embed.pool_devices import choose_devices
-
-        return choose_devices(self._several)
-
-    def _build_fitting(self, quantization: str | None) -> Encoder:
-        while True:
-            try:
-                return self._built(quantization)
-            except OutOfMemory:
-                if not self._may_be_smaller(quantization):
-                    raise
-                quantization = self._smaller(quantization)
-
     def _built(self, quantization: str | None) -> Encoder:
         """An encoder in this quantization, which is then the builder's. Raises OutOfMemory where it does not fit."""
-        options: dict[str, Any] = {"quantization": quantization, "dtype": self._dtype, "threads": self._threads}
-        options["normalize"] = self.normalize
+        model = (self._recipe, self._pooling)
         try:
             if self._several is None:
-                encoder, why = build_encoder(self.device, self._recipe, self._pooling, **options)
+                encoder, why = build_encoder(self.device, *model, quantization=quantization, **self._options)
             else:
                 from anytorch.text.embed.pool_devices import build_encoders
 
-                encoder, why = build_encoders(self._several, self.devices, self._recipe, self._pooling, **options)
+                encoder, why = build_encoders(
+                    self._several, self.devices, *model, quantization=quantization, **self._options
+                )
         except Exception as exc:
             if not is_out_of_memory(exc):
                 raise
@@ -121,14 +115,13 @@ class EncoderBuilder:
         self.quantization, self.why = quantization, why
         return encoder
 
-    def _may_be_smaller(self, quantization: str | None) -> bool:
-        return self._allow_quantize and quantization in SMALLER
-
-    def _smaller(self, quantization: str | None) -> str:
-        smaller = SMALLER[quantization]
-        message = f"memory ran out on {self.device.id}: using quantization={smaller!r} (allow_quantize=True)"
-        self.note(message)
-        warn_fallback(message)
+    def _smaller(self, quantization: str | None) -> str | None:
+        """The next format of fewer bits, which is told; None where there is none, or it is not allowed."""
+        smaller = SMALLER.get(quantization) if self._allow_quantize else None
+        if smaller is not None:
+            message = f"memory ran out on {self.device.id}: using quantization={smaller!r} (allow_quantize=True)"
+            self.note(message)
+            warn_fallback(message)
         return smaller
 
     def _question(self, chunk: int = 0) -> Question:
@@ -141,7 +134,7 @@ class EncoderBuilder:
             chunk=chunk,
             spec=repr(spec),
             devices=repr(self.devices),
-            how=repr((self.quantization, self._dtype, self._threads, self._pooling, self.why)),
+            how=repr((self.quantization, self._options["dtype"], self._options["threads"], self._pooling, self.why)),
         )
 
 

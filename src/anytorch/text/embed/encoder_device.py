@@ -5,22 +5,17 @@ On a machine whose files show no accelerator nothing imports torch: the CPU path
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from anytorch import logs, settings
 from anytorch.devices.choose import configured_request, resolve, survey
 from anytorch.devices.ranking import parse
 from anytorch.devices.registry import BUILT_IN, registry
 from anytorch.devices.types import State
 from anytorch.errors import NativeUnavailable, TorchMissing, UsageError
 from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.checkpoints.weights import EncoderWeights
 from anytorch.text.embed.examples import example_tokens
 from anytorch.text.embed.protocol import Encoder
 from anytorch.text.embed.recipe import Recipe
 from anytorch.values import dataclass
-
-log = logs.logger(__name__)
 
 CPU = "cpu"
 QUANTIZATIONS = ("int8", "int4", "int2", "fp4")
@@ -74,7 +69,7 @@ def accelerator_seen() -> bool:
     return any(c.backend != CPU and not c.software and c.state is not State.UNUSABLE for c in found.devices)
 
 
-def check_options(quantization: str | None, dtype: str) -> None:
+def check_options(quantization: str | None, dtype: str, threads: int | None) -> None:
     if quantization is not None and quantization not in QUANTIZATIONS:
         import difflib  # only for bad input
 
@@ -85,9 +80,6 @@ def check_options(quantization: str | None, dtype: str) -> None:
         )
     if dtype not in DTYPES:
         raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-
-
-def check_threads(threads: int | None) -> None:
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise UsageError(f"threads={threads!r}: use a whole number above 0", hint="leave it out for all cores")
 
@@ -100,69 +92,42 @@ def build_encoder(
     quantization: str | None,
     dtype: str,
     threads: int | None,
-    normalize: bool = False,
+    normalize: bool,
 ) -> tuple[Encoder, str]:
     """The encoder on a device, and why it is of its kind. `normalize`: it may do that as well, if it says so itself."""
     checkpoint = Checkpoint(recipe.encoder)
+
+    def by_torch(*, normalize: bool) -> Encoder:
+        device = resolve(on.id, strict=True).device  # TorchMissing with the command that installs it
+        from anytorch.text.encoders.encoder import TorchEncoder
+
+        texts = example_tokens(recipe) if quantization in FEW_BITS else None
+        return TorchEncoder(
+            recipe.spec, checkpoint, device, dtype, pooling, quantization, normalize=normalize, calibration=texts
+        )
+
     if on.torch_name != CPU:
-        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, normalize)
-        return encoder, "torch computes on this device"
-    reason = ""
+        return by_torch(normalize=normalize), "torch computes on this device"
     if dtype in ("float16", "bfloat16"):
         reason = f"dtype={dtype!r} was requested, and our own CPU encoder computes in float32"
     elif len(pooling) > 1:
         reason = "the model combines several poolings"
-    if not reason:
+    else:
         try:
-            return _packed(recipe, checkpoint, pooling[0], quantization, threads), (
-                "our own C++ encoder over packed tokens; torch is not imported"
-            )
+            encoder = _packed(recipe, checkpoint, pooling[0], quantization, threads)
+            return encoder, "our own C++ encoder over packed tokens; torch is not imported"
         except NativeUnavailable as exc:
             reason = f"our own C++ encoder cannot be used: {exc.message}"
-        except _NotPacked as exc:
-            reason = str(exc)
     try:
-        encoder = _torch(on, recipe, checkpoint, pooling, quantization, dtype, False)
-        return encoder, f"torch on the CPU, because {reason}"
+        return by_torch(normalize=False), f"torch on the CPU, because {reason}"
     except TorchMissing as exc:
         raise TorchMissing(f"{reason}; and {exc.message}", hint=exc.hint) from exc
-
-
-class _NotPacked(Exception):
-    """Our CPU encoder has no such format."""
 
 
 def _packed(
     recipe: Recipe, checkpoint: Checkpoint, pooling: str, quantization: str | None, threads: int | None
 ) -> Encoder:
-    from anytorch.text.embed.packed import Packed, can_quantize
+    from anytorch.text.packed import PackedEncoder
 
-    if not can_quantize(quantization):
-        raise _NotPacked(f"our own CPU encoder does not have {quantization}")
-    return Packed(recipe, checkpoint, pooling, quantization, threads or settings.get("threads"))
-
-
-def _torch(
-    on: EncoderDevice,
-    recipe: Recipe,
-    checkpoint: Checkpoint,
-    pooling: tuple[str, ...],
-    quantization: str | None,
-    dtype: str,
-    normalize: bool,
-) -> Encoder:
-    device = resolve(on.id, strict=True).device  # TorchMissing with the command that installs it
-    from anytorch.text.encoders.encoder import TorchEncoder
-
-    build: Callable[..., Any] = TorchEncoder
-    encoder: Encoder = build(
-        recipe.spec,
-        checkpoint,
-        device=device,
-        dtype=dtype,
-        pooling=pooling,
-        quantization=quantization,
-        normalize=normalize,
-        calibration=example_tokens(recipe) if quantization in FEW_BITS else None,
-    )
-    return encoder
+    weights = EncoderWeights(checkpoint, recipe.spec)
+    return PackedEncoder(recipe.spec, weights, pooling=pooling, quantization=quantization, threads=threads)

@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from anytorch import logs
+from anytorch.counts import counted
 from anytorch.errors import InputError, UsageError
 from anytorch.text.checkpoints.locate import find_model
 from anytorch.text.embed.bar import Progress, shown
-from anytorch.text.embed.budget import Work
-from anytorch.text.embed.compare import Hit, listed, nearest, prepared, scores, vectors_of
+from anytorch.text.embed.compare import Hit, as_matrix, listed, nearest, prepared, scores
 from anytorch.text.embed.encoder_builder import EncoderBuilder, check_length, check_tokens
-from anytorch.text.embed.encoder_device import check_options, check_threads
-from anytorch.text.embed.explain import explained
-from anytorch.text.embed.head import (
-    Head,
-    Output,
-    as_output,
-    as_precision,
-    check_output,
-    check_precision,
-    only_normalizes,
-    out_shape,
-)
-from anytorch.text.embed.prompts import Prompts
+from anytorch.text.embed.encoder_device import check_options
+from anytorch.text.embed.head import Head, Output, as_output, as_precision, check_choices, only_normalizes, out_shape
 from anytorch.text.embed.protocol import AsyncEncoder
-from anytorch.text.embed.recipe import Recipe, chosen_pooling, read_recipe
-from anytorch.text.embed.runner import Job, Runner
-from anytorch.text.embed.stats import Counting, EncodeStats
+from anytorch.text.embed.recipe import Prompts, Recipe, chosen_pooling, read_recipe
+from anytorch.text.embed.runner import EncodeJob, Runner
 from anytorch.text.embed.tokens import TextTokenizer, Tokens, check_iterable
-from anytorch.text.embed.vector_stream import VectorStream
+from anytorch.text.embed.windows import Window, full_chunks, windows
+from anytorch.values import dataclass
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from concurrent.futures import ThreadPoolExecutor
+
     import torch
 
+log = logs.logger(__name__)
 
-class ArrowEngine:
+# Of an encoder's own description, what the first lines tell already.
+TOLD = ("device", "device_name", "dtype", "kernels", "quantization", "why", "quantization_why")
+WINDOW_BATCHES = 4  # batches in one window: more sorts better, less starts sooner
+
+
+@dataclass(frozen=True)
+class EncodeStats:
+    """What an engine has done so far. `truncated` texts were longer than `max_length` tokens and were cut there."""
+
+    texts: int = 0
+    tokens: int = 0
+    truncated: int = 0
+    seconds: float = 0.0
+
+
+class ArrowEngine(AbstractContextManager["ArrowEngine"]):
     """Turns texts into vectors with a sentence-transformers or Hugging Face model folder.
 
     `model_path`: a folder, the name of a model on the Hugging Face Hub, or None for the default model
@@ -52,9 +62,8 @@ class ArrowEngine:
     `quantization`: None, "int8", "int4", "int2", "fp4". `dtype`: "auto", "float32", "float16", "bfloat16".
     `batch_tokens`: tokens computed at once; "auto" finds the fastest on this machine and remembers it.
     `max_length`, `pooling`, `normalize`: instead of the model's own. `threads`: of the CPU. `allow_quantize`: when memory
-    runs out even for one text, use "int8", then "int4", and say so. `devices`: several at once, each in a process of its
-    own (["cuda:0", "cuda:1"], or "all"), instead of `device`. `truncate=False`: a text longer than max_length is
-    an InputError instead of being cut.
+    runs out even for one text, use "int8", then "int4", and say so. `truncate=False`: a text longer than max_length is an
+    InputError instead of being cut.
 
     Thread-safe. Raises ModelError for a folder that cannot be used, InputError for texts that cannot.
 
@@ -80,37 +89,36 @@ class ArrowEngine:
         allow_quantize: bool = False,
         truncate: bool = True,
     ) -> None:
-        check_options(quantization, dtype)
+        check_options(quantization, dtype, threads)
         check_tokens(batch_tokens)
         if devices is not None and device is not None and str(device) != "auto":
             raise UsageError(
                 f"device={str(device)!r} and devices={devices!r} cannot be combined",
                 hint="pass device= for one device or devices= for several, not both",
             )
-        check_threads(threads)
         self.recipe: Recipe = read_recipe(find_model(model_path))
         self.max_length = check_length(max_length, self.recipe)
         self.pooling = self.recipe.pooling if pooling is None else chosen_pooling(pooling)
-        self._counted = Counting(self.max_length)
+        self.stats = EncodeStats()
         self._truncate = truncate
+        self._lock = threading.Lock()  # of what is counted, and of what is made on first use
         self._queue: Any = None
-        self._queue_lock = threading.Lock()
+        # The threads that tokenize for a device. They stay: starting one takes as long as tokenizing a hundred texts.
+        self._tokenizing: ThreadPoolExecutor | None = None
         self._tokenizer = TextTokenizer(self.recipe, self.max_length)
         self._prompts = Prompts(self.recipe)
         self._builder = EncoderBuilder(
             self.recipe, self.pooling, device=None if device is None else str(device), devices=devices,
-            quantization=quantization, dtype=dtype, threads=threads, allow_quantize=allow_quantize,
-            normalize=only_normalizes(self.recipe, normalize),
+            allow_quantize=allow_quantize, dtype=dtype, threads=threads, normalize=only_normalizes(self.recipe, normalize),
         )  # fmt: skip
-        encoder = self._builder.build()
+        encoder = self._builder.build(quantization)
         if not self.on_cpu:
             self._tokenizer.hurry()  # an accelerator is faster than the Rust tokenizer with all cores
         done = bool(getattr(encoder, "normalize", False))
         self.head = Head(self.recipe, encoder.width, normalize=normalize, normalized_already=done)
         budget = self._builder.budget(encoder, batch_tokens)
-        self._runner = Runner(encoder, budget, Work.of(self.recipe.spec), replace=self._builder.build_smaller)
+        self._runner = Runner(encoder, budget, self.recipe.spec.work, replace=self._builder.build_smaller)
         self._builder.note = self._runner.notes.append
-        self._stream = VectorStream(self._runner, self.head, on_cpu=self.on_cpu)
 
     # --- facts -----------------------------------------------------------------------------------------------------
 
@@ -132,10 +140,6 @@ class ArrowEngine:
     def dim(self) -> int:
         """Dimensions of the vectors."""
         return self.head.out_width
-
-    @property
-    def stats(self) -> EncodeStats:
-        return self._counted.stats
 
     @property
     def batch_tokens(self) -> int:
@@ -193,8 +197,6 @@ class ArrowEngine:
         "ubinary". `output`: "numpy", "torch", "arrow" (a FixedSizeListArray), "list". `progress(done, total)` is called
         after each batch; True draws a bar on standard error.
         """
-        import numpy as np
-
         if isinstance(texts, str):
             vector = self.encode([texts], prompt=prompt, dim=dim, precision=precision, output=output)
             return vector[0]
@@ -207,14 +209,14 @@ class ArrowEngine:
             if known is not None:
                 whole = np.empty((known, columns), dtype)
                 done = 0
-                for first, part in self._streamed(texts, prompt, dim, precision, report, known, into=whole):
+                for first, part in self._streamed(texts, prompt, dim, precision, report, known, whole):
                     done = first + len(part)
                 if done != known:
                     raise InputError(f"the length of the texts is {known}, but {done} were read")
             else:
-                parts = [part for _, part in self._streamed(texts, prompt, dim, precision, report, None)]
+                parts = [part for _, part in self._streamed(texts, prompt, dim, precision, report)]
                 whole = np.concatenate(parts) if parts else np.empty((0, columns), dtype)
-        return self.as_output(whole, output)
+        return as_output(whole, output)
 
     def encode_iter(
         self,
@@ -230,7 +232,7 @@ class ArrowEngine:
             scalars: Iterable[Any] = texts
             texts = (scalar.as_py() for scalar in scalars)
         self.check_request(dim, precision, "numpy")
-        for _, part in self._streamed(texts, prompt, dim, precision, None, None):
+        for _, part in self._streamed(texts, prompt, dim, precision):
             yield from part
 
     async def aencode(self, texts: str | Iterable[str], **options: Any) -> Any:
@@ -240,7 +242,7 @@ class ArrowEngine:
     @property
     def queue(self) -> Any:
         """The engine's own EngineQueue, made on first use."""
-        with self._queue_lock:
+        with self._lock:
             if self._queue is None:
                 from anytorch.text.embed.queue import EngineQueue
 
@@ -268,7 +270,7 @@ class ArrowEngine:
         def counted() -> npt.NDArray[Any]:
             began = time.perf_counter()
             pooled = answer()
-            self._counted(tokens, time.perf_counter() - began)
+            self._count(tokens, time.perf_counter() - began)
             return pooled
 
         return counted
@@ -284,18 +286,13 @@ class ArrowEngine:
 
     def check_request(self, dim: int | None, precision: str, output: str) -> tuple[int, str]:
         """Columns and dtype of the result. Raises UsageError for invalid options."""
-        check_output(output)
-        check_precision(precision)
+        check_choices(precision, output)
         return out_shape(self.head.check_dim(dim), precision)
-
-    def as_output(self, vectors: npt.NDArray[Any], output: str) -> Any:
-        """Convert a NumPy matrix to the requested kind of output."""
-        return as_output(vectors, output)
 
     def warmup(self) -> ArrowEngine:
         """Compute once with short and long texts, so that the first real call finds everything ready."""
         for words in (8, 64, self.max_length):
-            self._runner.run(Job(self.tokenize(["warm " * words] * 8), lambda places, pooled: None))
+            self._runner.run(EncodeJob(self.tokenize(["warm " * words] * 8), lambda places, pooled: None))
         return self
 
     # --- comparing -------------------------------------------------------------------------------------------------
@@ -303,10 +300,10 @@ class ArrowEngine:
     def similarity(self, a: Any, b: Any = None, *, precision: str = "float32") -> npt.NDArray[Any]:
         """Similarity of each of `a` with each of `b` (`a` itself when left out): texts, or vectors as `encode` gave them.
 
-        By the model's own measure, cosine unless its files say otherwise. Vectors in "binary" or "ubinary" must say so;
+        By the model's own measure, cosine unless its files say otherwise. Floats in "binary" or "ubinary" must say so;
         texts are then encoded that way, too.
         """
-        check_precision(precision)
+        check_choices(precision)
         kind = self.recipe.similarity
         left = prepared(self._vectors(a, precision), kind, precision)
         right = left if b is None else prepared(self._vectors(b, precision), kind, precision)
@@ -319,7 +316,7 @@ class ArrowEngine:
         """
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise UsageError(f"k={k!r}: use a whole number above 0")
-        check_precision(precision)
+        check_choices(precision)
         single = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1
         corpus = listed(corpus)
         if not isinstance(corpus, str) and not hasattr(corpus, "ndim") and not hasattr(corpus, "to_pylist"):
@@ -335,27 +332,31 @@ class ArrowEngine:
         return found[0] if single else found
 
     def _vectors(self, given: Any, precision: str, prompt: str | None = None) -> npt.NDArray[Any]:
-        return vectors_of(
-            given, precision, lambda texts, kept: self.encode(texts, prompt=prompt, precision=kept), self.dim
-        )
+        """Texts encoded so that they can be compared with vectors of this precision; vectors as they are."""
+        given = [given] if isinstance(given, str) else listed(given)
+        if isinstance(given, (list, tuple)):
+            # Bits can be compared with bits only; all else is compared as float32.
+            kept = precision if precision in ("binary", "ubinary") else "float32"
+            if not given:
+                return np.zeros((0, out_shape(self.dim, kept)[0]), np.float32)
+            if isinstance(given[0], str):
+                return self.encode(given, prompt=prompt, precision=kept)  # type: ignore[no-any-return]
+        return as_matrix(given)
 
     # --- the rest of its life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish queued requests and free the memory. May be called twice."""
-        with self._queue_lock:
+        with self._lock:
             queue, self._queue = self._queue, None
+            tokenizing = self._tokenizing
         if queue is not None:
             queue.close()
         self._runner.close()
-        self._stream.close()
+        if tokenizing is not None:
+            tokenizing.shutdown(wait=False, cancel_futures=True)
 
-    def __enter__(self) -> ArrowEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -373,17 +374,101 @@ class ArrowEngine:
         prompt: str | None,
         dim: int | None,
         precision: str,
-        report: Progress | None,
-        known: int | None,
+        report: Progress | None = None,
+        known: int | None = None,
         into: npt.NDArray[Any] | None = None,
     ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Windows of finished vectors, in order, and the number of each one's first text; written to `into` if given."""
+        """Windows of finished vectors, in order, and the number of each one's first text; written to `into` if given.
+
+        `known` is how many texts there are.
+        """
         self.prompt_text(prompt)  # what cannot be used is told here, and not by a thread that tokenizes
+        columns, dtype = out_shape(self.head.check_dim(dim), precision)
+        # Rows that need nothing more done to them may be written by the encoder itself.
+        final = self.head.does_nothing and precision == "float32" and columns == self.head.out_width
+        first_of: dict[int, tuple[int, npt.NDArray[Any]]] = {}  # by the identity of a job that is under way
+        done = 0
 
-        def tokenize(some: list[str], first: int) -> Tokens:
-            return self.tokenize(some, prompt=prompt, first=first)
+        def jobs() -> Iterator[EncodeJob]:
+            for window in self._windows(texts, prompt, known):
+                if into is None:
+                    rows = np.empty((window.count, columns), dtype)
+                else:
+                    rows = into[window.first : window.first + window.count]
+                    if len(rows) < window.count:
+                        raise InputError(f"the length of the texts is {known}, but more were read")
 
-        return self._stream(
-            texts, tokenize, self._counted, parallel=self._tokenizer.parallel, dim=dim, precision=precision, report=report,
-            known=known, into=into,
-        )  # fmt: skip
+                def store(places: Any, pooled: Any, rows: Any = rows) -> None:
+                    nonlocal done
+                    if pooled is not None:
+                        rows[places] = self.finish(pooled, dim, precision)
+                    done += len(places)
+                    if report is not None:
+                        report(done, known)
+
+                job = EncodeJob(window.tokens, store, rows if final else None)
+                first_of[id(job)] = window.first, rows
+                yield job
+
+        began = time.perf_counter()
+        for job in self._runner.stream(jobs()):
+            self._count(job.tokens, time.perf_counter() - began)
+            yield first_of.pop(id(job))
+            began = time.perf_counter()
+
+    def _windows(self, texts: Iterable[str], prompt: str | None, known: int | None) -> Iterator[Window]:
+        """The texts as tokens, made ahead of the computation."""
+        chunk = 0 if self.on_cpu else getattr(self._runner.encoder, "chunk_tokens", 0)
+        threads = 1 if self._tokenizer.parallel else 2
+        if chunk:
+            with self._lock:
+                if self._tokenizing is None:
+                    from concurrent.futures import ThreadPoolExecutor
+
+                    self._tokenizing = ThreadPoolExecutor(threads, thread_name_prefix="anytorch-tokenize")
+        found = windows(
+            texts,
+            lambda some, first: self.tokenize(some, prompt=prompt, first=first),
+            target_tokens=lambda: (1 if chunk else WINDOW_BATCHES) * self._runner.budget.tokens,
+            workers=1 if self.on_cpu else threads,
+            known=known,
+            early=self._tokenizing if chunk else None,
+        )
+        return full_chunks(found, chunk) if chunk else found
+
+    def _count(self, tokens: Tokens, seconds: float) -> None:
+        with self._lock:
+            was = self.stats
+            self.stats = EncodeStats(
+                was.texts + len(tokens.starts) - 1,
+                was.tokens + int(tokens.starts[-1]),
+                was.truncated + tokens.truncated,
+                was.seconds + seconds,
+            )
+        if tokens.truncated:
+            log.info("%s had more than %d tokens: truncated", counted(tokens.truncated, "text"), self.max_length)
+
+
+def explained(facts: Mapping[str, Any]) -> str:
+    """The facts of `describe` in words: the model, device, kernels and quantization, and why each was chosen. Pure."""
+    encoder, batch, stats = facts["encoder"], facts["batch"], facts["stats"]
+    steps = f", then {', '.join(facts['steps'])}" if facts["steps"] else ""
+    lines = [
+        f"model: {facts['model']} ({facts['family']}, {counted(facts['layers'], 'layer')})",
+        f"vectors: {facts['dim']} dimensions, {facts['pooling']} pooling{steps}; "
+        f"texts are cut at {facts['max_length']} tokens",
+        f"device: {facts['device']}, because {facts['device_why']}",
+        f"encoder: {facts['encoder_why']}",
+        f"kernels: {encoder.get('kernels', 'unknown')}; dtype {encoder.get('dtype', 'float32')}{_why(encoder, 'why')}",
+        f"quantization: {facts['quantization'] or 'none'}{_why(encoder, 'quantization_why')}",
+        f"batches: {batch['tokens']} tokens ({batch['source']}); {facts['tokenizer']} tokenizer",
+    ]
+    lines += [f"{name}: {value}" for name, value in encoder.items() if name not in TOLD and value not in (None, "")]
+    lines += [f"note: {note}" for note in facts["notes"]]
+    if stats["truncated"]:
+        lines.append(f"note: truncated so far: {stats['truncated']:,} of {counted(stats['texts'], 'text')}")
+    return "\n".join(lines)
+
+
+def _why(encoder: Mapping[str, Any], name: str) -> str:
+    return f"; {encoder[name]}" if encoder.get(name) else ""

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytorch.text.checkpoints.checkpoint import Ints
 from anytorch.text.embed.tokens import TextTokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from anytorch.text.embed.recipe import Recipe
 
 LONGEST = 192  # tokens of one example; they lie in rows of one length while they are run
@@ -104,7 +102,7 @@ appeal was refused, because the case raised no question of principle and the fac
 """
 
 
-def example_tokens(recipe: Recipe) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+def example_tokens(recipe: Recipe) -> tuple[Ints, Ints]:
     """The examples as the model's tokens, end to end, and where each starts."""
     tokenizer = TextTokenizer(recipe, min(LONGEST, recipe.max_length))
     # Long ones first: should there be too many for the layer that looks at them, the short ones have a few to spare.

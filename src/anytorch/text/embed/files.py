@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import UsageError
-from anytorch.text.embed.bar import progress_bar
+from anytorch.text.embed.bar import Progress, shown
 from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files_journal import Journal, differences, engine_identity, file_identity, remove_leftovers
 from anytorch.text.embed.files_read import Chunk, Source
@@ -21,8 +24,6 @@ from anytorch.values import dataclass
 
 log = logs.logger(__name__)
 
-T = TypeVar("T")
-Progress = Callable[[int, "int | None"], None]
 VECTOR = "embedding"
 # Rows of one part: what is computed again after a crash, and what is in memory at once.
 CPU_ROWS, DEVICE_ROWS = 4096, 32768
@@ -106,27 +107,22 @@ def encode_file(
         }
         if target.exists():
             done = read_facts(target)
-            if resume and done is not None and not differences(done.get("identity", {}), identity):
+            changed = [] if done is None else differences(done.get("identity", {}), identity)
+            if resume and done is not None and not changed:
                 remove_leftovers(target)
                 return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
             if not overwrite:
-                told = (
-                    ""
-                    if done is None
-                    else ", made from something else: " + "; ".join(differences(done.get("identity", {}), identity))
-                )
+                told = "" if done is None else f", made from something else: {'; '.join(changed)}"
                 raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
-        report = progress if callable(progress) else None
-        if progress is True:
-            report = stack.enter_context(progress_bar(source.name))
+        report = stack.enter_context(shown(progress, source.name))
         with disk_errors(f"writing beside {target}", "nothing has been computed yet"):
             journal = stack.enter_context(Journal(target, identity, resume=resume))
+        truncated_before = engine.stats.truncated
         run = _Run(engine, rows, journal, vector_column, {"prompt": prompt, "dim": dim, "precision": precision})
         run.encode_rest(chunk_rows, report)
         run.complete()
-        return FileReport(
-            target, journal.rows, run.resumed, run.missing, run.truncated, round(time.monotonic() - began, 3)
-        )
+        truncated = engine.stats.truncated - truncated_before
+        return FileReport(target, journal.rows, run.resumed, run.missing, truncated, round(time.monotonic() - began, 3))
 
 
 class _Run:
@@ -137,13 +133,8 @@ class _Run:
     ) -> None:
         self._engine, self._rows, self._journal, self._vector, self._options = engine, rows, journal, vector, options
         self.resumed = journal.rows
-        self._truncated_before = engine.stats.truncated
         if self.resumed:
             log.info("%s: %s finished; resuming", rows.path, counted(self.resumed, "row is", "rows are"))
-
-    @property
-    def truncated(self) -> int:
-        return self._engine.stats.truncated - self._truncated_before
 
     @property
     def missing(self) -> int:
@@ -178,36 +169,28 @@ class _Run:
         texts = [text for text in chunk.texts if text is not None]
         told = None if report is None else (lambda done, _: report(finished + done, total))
         vectors = self._engine.encode(texts, progress=told, **self._options)
-        whole = len(places) == len(chunk.texts)
-        return with_vectors(chunk.table, vectors, None if whole else places, self._vector), len(chunk.texts) - len(
-            places
-        )
+        return with_vectors(chunk.table, vectors, places, self._vector), len(chunk.texts) - len(places)
 
     def complete(self) -> None:
         """All parts are there: make them the target."""
         journal = self._journal
         parts = [journal.part(number) for number in range(len(journal.parts))]
         facts = {"identity": journal.identity, "rows": journal.rows, "missing": self.missing}
-        empty = None if parts else self._empty_schema()
+        empty = None
+        if not parts:  # a source without rows
+            columns, dtype = self._engine.check_request(self._options["dim"], self._options["precision"], "numpy")
+            fields = [(name, pa.string()) for name in self._rows.columns]
+            empty = pa.schema([*fields, (self._vector, pa.list_(pa.from_numpy_dtype(np.dtype(dtype)), columns))])
         with disk_errors(
             f"putting {journal.target} together", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
         ):
             assemble(parts, journal.target, self._vector, facts, empty)
         journal.remove()
 
-    def _empty_schema(self) -> Any:
-        """Of a source without rows."""
-        import numpy as np
-        import pyarrow as pa  # type: ignore[import-untyped]
 
-        columns, dtype = self._engine.check_request(self._options["dim"], self._options["precision"], "numpy")
-        fields = [(name, pa.string()) for name in self._rows.columns]
-        return pa.schema([*fields, (self._vector, pa.list_(pa.from_numpy_dtype(np.dtype(dtype)), columns))])
-
-
-def one_ahead(items: Iterator[T], beside: Executor) -> Iterator[T]:
-    """The same items, each made while the one before it is in use."""
-    upcoming = beside.submit(next, items, None)
-    while (item := upcoming.result()) is not None:
-        upcoming = beside.submit(next, items, None)
-        yield item
+def one_ahead(chunks: Iterator[Chunk], beside: Executor) -> Iterator[Chunk]:
+    """The same chunks, each made while the one before it is in use."""
+    upcoming = beside.submit(next, chunks, None)
+    while (chunk := upcoming.result()) is not None:
+        upcoming = beside.submit(next, chunks, None)
+        yield chunk

@@ -15,6 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
 from anytorch.errors import InputError, UsageError
 
 # The longest field of a CSV is Python's own limit otherwise, 128 KiB: a book is a text, too.
@@ -60,15 +63,9 @@ class Source:
             self.format, _Csv
         )
         self._reader = reader(self)
+        self.columns = self._reader.columns
         self.column = self._reader.choose(column)
-
-    @property
-    def columns(self) -> list[str]:
-        return self._reader.columns
-
-    def total(self) -> int | None:
-        """The number of rows, where it is known or cheap to count."""
-        return self._reader.total()
+        self.total = self._reader.total
 
     def chunks(self, rows: int, skip: int = 0) -> Iterator[Chunk]:
         """All rows after the first `skip`, `rows` at a time. Raises InputError that names the row and the column."""
@@ -124,7 +121,8 @@ class _Reader:
         self.source = source
 
     def total(self) -> int | None:
-        return None
+        """The number of rows, where it is known or cheap to count."""
+        raise NotImplementedError
 
     def chunks(self, rows: int, skip: int) -> Iterator[tuple[Any, list[Any]]]:
         raise NotImplementedError
@@ -155,9 +153,6 @@ class _Reader:
 class _Parquet(_Reader):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
         try:
             self._file = pq.ParquetFile(source.path)
         except (pa.ArrowInvalid, OSError) as exc:
@@ -170,8 +165,6 @@ class _Parquet(_Reader):
         return int(self._file.metadata.num_rows)
 
     def chunks(self, rows: int, skip: int) -> Iterator[tuple[Any, list[Any]]]:
-        import pyarrow as pa
-
         facts = self._file.metadata
         group = 0
         while group < facts.num_row_groups and skip >= facts.row_group(group).num_rows:
@@ -198,8 +191,6 @@ class _Parquet(_Reader):
 
 
 def _holds_text(kind: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
@@ -267,8 +258,6 @@ class _Lines(_TextReader):
                 yield line.removesuffix("\n")
 
     def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
-        import pyarrow as pa
-
         return pa.table({"text": pa.array(rows, pa.string())}), rows
 
 
@@ -311,8 +300,6 @@ class _Csv(_TextReader):
                 raise self.source.bad(row + 1, f"cannot be read: {exc}", line=reader.line_num) from exc
 
     def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
-        import pyarrow as pa
-
         by_column = list(zip(*rows, strict=True))
         table = pa.table({n: pa.array(v, pa.string()) for n, v in zip(self.columns, by_column, strict=True)})
         return table, list(by_column[self.columns.index(self.source.column)])
@@ -345,8 +332,6 @@ class _JsonLines(_TextReader):
                 yield value
 
     def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:
-        import pyarrow as pa
-
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {}
         for name in names:

@@ -1,4 +1,8 @@
-"""Parquet with a column of vectors: one file per chunk, and at the end one file of all of them."""
+"""Write vectors: to Parquet with a column of them, one file per chunk and at the end one file of all; to .npy and .jsonl.
+
+Memory is bounded, and a file is there whole or not at all. Only Parquet files keep all columns of the source, and only they
+can be resumed after an interruption.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,25 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from anytorch.errors import OutputError
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from anytorch import files
+from anytorch.errors import OutputError, UsageError
+from anytorch.text.embed.bar import Progress
+from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files_read import as_text
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
+ENDINGS = (".npy", ".jsonl")
+REPORT_EVERY = 64  # texts between two reports of progress
 METADATA_KEY = b"anytorch.embed"
 
 
@@ -35,11 +47,8 @@ def disk_errors(doing: str, kept: str) -> Iterator[None]:
 
 def with_vectors(table: Any, vectors: npt.NDArray[Any], places: Sequence[int] | None, name: str) -> Any:
     """The table and one more column, fixed_size_list. `places`: the rows that have a vector, None for all of them."""
-    import numpy as np
-    import pyarrow as pa  # type: ignore[import-untyped]
-
     width = vectors.shape[1]
-    if places is None:
+    if places is None or len(places) == len(table):
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)
     else:
         whole = np.zeros((len(table), width), vectors.dtype)
@@ -50,17 +59,8 @@ def with_vectors(table: Any, vectors: npt.NDArray[Any], places: Sequence[int] | 
 
 
 def write_part(table: Any, path: Path, vector: str) -> None:
-    """Write a table so that it is wholly there, on the disk, or not at all under this name."""
-    temporary = path.with_suffix(".writing")
-    try:
-        with _writer(temporary, table.schema, vector) as writer:
-            writer.write_table(table, row_group_size=max(1, len(table)))
-        sync(temporary)
-        os.replace(temporary, path)  # noqa: PTH105
-        sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _writer(path, path.with_suffix(".writing"), table.schema, vector) as writer:
+        writer.write_table(table, row_group_size=max(1, len(table)))
 
 
 def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[str, Any], schema: Any) -> None:
@@ -69,8 +69,6 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
     `schema` is that of a file without rows, for when there are no parts. Parts of a JSON file may have inferred other
     types for a column: it gets the one that holds all of them, else it becomes text.
     """
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
     temporary = (parts[0] if parts else target).parent / f".{target.name}.whole"
     need = sum(path.stat().st_size for path in parts)
     free = shutil.disk_usage(target.parent).free
@@ -78,23 +76,14 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
         raise OSError(errno.ENOSPC, f"{need >> 20} MiB are needed, {free >> 20} MiB are free")
     whole = common_schema([pq.read_schema(path) for path in parts]) if parts else schema
     whole = whole.with_metadata({**(whole.metadata or {}), METADATA_KEY: json.dumps(dict(facts)).encode()})
-    try:
-        with _writer(temporary, whole, vector) as writer:
-            for path in parts:
-                table = pq.read_table(path, memory_map=True, partitioning=None)
-                writer.write_table(conform(table, whole), row_group_size=max(1, len(table)))
-        sync(temporary)
-        os.replace(temporary, target)  # noqa: PTH105
-        sync(target.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _writer(target, temporary, whole, vector) as writer:
+        for path in parts:
+            table = pq.read_table(path, memory_map=True, partitioning=None)
+            writer.write_table(conform(table, whole), row_group_size=max(1, len(table)))
 
 
 def common_schema(schemas: Sequence[Any]) -> Any:
     """Columns in the order they first appear, the vectors last, each with a type that holds all of its parts'. Pure."""
-    import pyarrow as pa
-
     vector = schemas[0].field(len(schemas[0]) - 1)
     kinds: dict[str, Any] = {}
     for schema in schemas:
@@ -113,8 +102,6 @@ def common_schema(schemas: Sequence[Any]) -> Any:
 
 def conform(table: Any, schema: Any) -> Any:
     """The table with exactly the columns and types of the schema."""
-    import pyarrow as pa
-
     columns = []
     for field in schema:
         if field.name not in table.column_names:
@@ -132,9 +119,6 @@ def conform(table: Any, schema: Any) -> Any:
 
 def read_facts(path: Path) -> dict[str, Any] | None:
     """What a finished target says about its own making; None for any other file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         stored = (pq.read_schema(path).metadata or {}).get(METADATA_KEY)
         return None if stored is None else dict(json.loads(stored))
@@ -143,27 +127,29 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _writer(path: Path, schema: Any, vector: str) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
-    others = [name for name in schema.names if name != vector]
-    leaf = f"{vector}.list.element"
-    with pq.ParquetWriter(
-        path,
-        schema,
-        # Text shrinks to a third; the bits of vectors do not, and trying costs as much as encoding them on a GPU.
-        compression={leaf: "none", **dict.fromkeys(leaves(schema, others), "zstd")},
-        use_dictionary=leaves(schema, others),
-        write_statistics=leaves(schema, others),
-    ) as writer:
-        yield writer
+def _writer(path: Path, temporary: Path, schema: Any, vector: str) -> Iterator[Any]:
+    """A writer of Parquet whose file is wholly there, on the disk, or not at all under the name `path`."""
+    names = leaves(schema, [name for name in schema.names if name != vector])
+    try:
+        with pq.ParquetWriter(
+            temporary,
+            schema,
+            # Text shrinks to a third; the bits of vectors do not, and trying costs as much as encoding them on a GPU.
+            compression={f"{vector}.list.element": "none", **dict.fromkeys(names, "zstd")},
+            use_dictionary=names,
+            write_statistics=names,
+        ) as writer:
+            yield writer
+        sync(temporary)
+        os.replace(temporary, path)  # noqa: PTH105
+        sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def leaves(schema: Any, names: Sequence[str]) -> list[str]:
     """Parquet's own names for the leaves of these columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not names:
         return []
     sink = pa.BufferOutputStream()
@@ -183,3 +169,77 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- .npy and .jsonl ----------------------------------------------------------------------------------------------------
+
+
+def write_vectors(
+    engine: ArrowEngine,
+    texts: Iterable[str],
+    target: Path,
+    *,
+    total: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> int:
+    """Write one vector per text to a .npy file ([texts, dim]) or a .jsonl file ({"text", "embedding"}); how many.
+
+    `options` are those of `encode_iter`. Raises OutputError when the disk does not take it; the target is then as before.
+    """
+    if target.suffix.lower() not in ENDINGS:
+        raise UsageError(f"{target}: the name must end in {' or '.join(ENDINGS)}")
+    columns, dtype = engine.check_request(options.get("dim"), options.get("precision", "float32"), "numpy")
+    as_numpy = target.suffix.lower() == ".npy"
+    count = 0
+
+    def write_header(file: IO[bytes]) -> int:
+        # NumPy leaves room in the header for the first dimension to grow, so that it can be written again at the end.
+        described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, {**described, "shape": (count, columns)})
+        return file.tell()
+
+    with replacing(target) as file:
+        begin = write_header(file) if as_numpy else 0
+        for count, (text, vector) in enumerate(_paired(engine, texts, options), 1):
+            if as_numpy:
+                file.write(vector.tobytes())
+            else:
+                line = json.dumps({"text": text, "embedding": vector.tolist()}, ensure_ascii=False)
+                file.write(line.encode() + b"\n")
+            if progress is not None and count % REPORT_EVERY == 0:
+                progress(count, total)
+        if as_numpy:
+            end = write_header(file)
+            assert end == begin, "the header has grown into the data"
+        if progress is not None:
+            progress(count, total)
+    return count
+
+
+def _paired(engine: ArrowEngine, texts: Iterable[str], options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each text with its vector. The engine reads ahead, by a bounded number of texts: those wait here."""
+    waiting: deque[str] = deque()
+
+    def remembered() -> Iterator[str]:
+        for text in texts:
+            waiting.append(text)
+            yield text
+
+    for vector in engine.encode_iter(remembered(), **options):
+        yield waiting.popleft(), vector
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """As `files.replacing`, in a folder that must be there, and with errors of the disk as ours."""
+    try:
+        target.parent.stat()
+        with files.replacing(target) as file:
+            yield file
+    except OSError as exc:
+        raise OutputError(
+            f"cannot write {target}: {exc.strerror or exc}",
+            hint="nothing was changed; free some space, or name another file",
+        ) from exc

@@ -17,20 +17,18 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch import logs, settings
 from anytorch.child_process import python_command
 from anytorch.errors import AnytorchError, DeviceError, DeviceLost, ModelError, OutOfMemory, UsageError
-from anytorch.text.embed.pool_blocks import Block, Blocks
-from anytorch.text.embed.pool_worker import END, main
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
+from anytorch.text.embed.pool_worker import END, Block, Blocks, main, send
 from anytorch.text.embed.protocol import batches
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    import numpy.typing as npt
+from anytorch.text.embed.tokens import Tokens
 
 log = logs.logger(__name__)
 
@@ -42,7 +40,7 @@ IDLE_S = 1.0  # how often an idle worker's thread looks whether its pool still e
 
 
 @dataclass(frozen=True)
-class Job:
+class PoolJob:
     """What one worker builds. `arguments` go to the factory; `cores` are those it may use, () for any."""
 
     device: str
@@ -52,39 +50,27 @@ class Job:
 
 
 @dataclass(eq=False)
-class Task:
+class PoolTask:
     """One batch, from `submit` to its answer."""
 
     number: int
     block: Block
     tokens: int
     texts: int
-    tried: list[str] = field(default_factory=list)  # what became of it on workers that did not finish it
+    tried: list[str] = field(default_factory=list)  # the workers that did not finish it
     done: threading.Event = field(default_factory=threading.Event)
     vectors: Any = None
     error: Exception | None = None
     out: Any = None  # where the vectors go, and to which rows of it; None: to an array of their own
     places: Any = None
 
-    def result(self) -> npt.NDArray[np.float32]:
+    def result(self) -> Floats:
         while not self.done.wait(0.5):  # not for ever at once: Ctrl-C must get through on every system
             pass
         if self.error is not None:
             raise self.error
-        vectors: npt.NDArray[np.float32] = self.vectors
+        vectors: Floats = self.vectors
         return vectors
-
-
-class Split:
-    """One batch as several tasks."""
-
-    def __init__(self, parts: list[Task]) -> None:
-        self._parts = parts
-
-    def result(self) -> npt.NDArray[np.float32]:
-        import numpy as np
-
-        return np.concatenate([part.result() for part in self._parts])
 
 
 class PoolEncoder:
@@ -94,49 +80,52 @@ class PoolEncoder:
     start beside others that can are left out, and `describe()` says why.
     """
 
-    def __init__(self, jobs: Sequence[Job], *, start_timeout_s: float = 600.0) -> None:
+    def __init__(self, jobs: Sequence[PoolJob], *, start_timeout_s: float = 600.0) -> None:
         if not jobs:
             raise ValueError("a pool needs at least one worker")
         self._change = threading.Condition()
-        self._waiting: deque[Task] = deque()
+        self._waiting: deque[PoolTask] = deque()
         self._numbers = self._idle = 0
-        self._closed = False
+        self.closed = False
         self._notes: list[str] = []
         self._blocks = Blocks()
-        self._workers = [Worker(self, place, job) for place, job in enumerate(jobs)]
+        self.folder = self._blocks.folder
+        self._workers = [PoolWorker(self, place, job) for place, job in enumerate(jobs)]
         # Also when nobody closes the pool: at the interpreter's end, or when the pool is forgotten.
-        self._finish = weakref.finalize(self, _end, [worker.process for worker in self._workers], self._blocks)
+        self._finish = weakref.finalize(self, _end, self._workers, self._blocks)
         for worker in self._workers:
             worker.thread.start()
         try:
-            self._wait_until_started(start_timeout_s)
+            with self._change:
+                self._change.wait_for(lambda: all(w.ready or w.failure for w in self._workers), start_timeout_s)
+            if slow := [worker.job.device for worker in self._workers if not worker.ready and not worker.failure]:
+                raise DeviceError(f"no answer after {start_timeout_s:g} s from the workers on {', '.join(slow)}")
+            failed = [worker.failure for worker in self._workers if worker.failure is not None]
+            if len(failed) == len(self._workers):
+                raise failed[0]
         except BaseException:
             self.close()
             raise
-        ready = next(worker for worker in self._workers if worker.ready)
-        self.width: int = ready.ready["width"]
-        self.padded: bool = any(worker.ready["padded"] for worker in self._workers if worker.ready)
-        self.normalize: bool = all(worker.ready["normalize"] for worker in self._workers if worker.ready)
-        # The runner sends one more than this ahead.
-        self.in_flight = DEPTH * sum(1 for worker in self._workers if worker.ready)
+        facts = [worker.ready for worker in self._workers if worker.ready]
+        self.width: int = facts[0]["width"]
+        self.padded: bool = any(one["padded"] for one in facts)
+        self.normalize: bool = all(one["normalize"] for one in facts)
+        self.in_flight = DEPTH * len(facts)  # the runner sends one more than this ahead
 
     # --- the protocol of an encoder ----------------------------------------------------------------------------------
 
     def submit(
-        self,
-        ids: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
-        out: npt.NDArray[np.float32] | None = None,
-        places: npt.NDArray[np.intp] | None = None,
-    ) -> Task:
+        self, ids: Ints, starts: Ints, out: Floats | None = None, places: npt.NDArray[np.intp] | None = None
+    ) -> PoolTask:
         tokens, texts = len(ids), len(starts) - 1
         with self._change:
-            if self._closed:
+            if self.closed:
                 raise UsageError("the engine is closed")
-            self._check_alive()
+            if not self._hopeful:
+                raise _all_ended(self._notes[-1] if self._notes else "all have ended")
             block = self._blocks.take(tokens, texts, self.width)
             self._numbers += 1
-            task = Task(self._numbers, block, tokens, texts, out=out, places=places)
+            task = PoolTask(self._numbers, block, tokens, texts, out=out, places=places)
         to_ids, to_starts, _ = block.views(tokens, texts, self.width)
         to_ids[:] = ids
         to_starts[:] = starts
@@ -145,18 +134,14 @@ class PoolEncoder:
             self._change.notify_all()
         return task
 
-    def run(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def run(self, ids: Ints, starts: Ints) -> Floats:
         """One batch, shared out among the workers: a text's vector does not depend on its neighbours."""
         workers = sum(1 for worker in self._workers if worker.alive)
         part_tokens = max(SPLIT_TOKENS, -(-len(ids) // max(1, workers)))
-        parts = batches((starts[1:] - starts[:-1]).tolist(), part_tokens, padded=False)
-        tasks = [
-            self.submit(
-                ids[starts[part.start] : starts[part.stop]], starts[part.start : part.stop + 1] - starts[part.start]
-            )
-            for part in parts
-        ]
-        return Split(tasks).result()
+        whole = Tokens(ids, starts, 0)
+        parts = batches(whole.lengths.tolist(), part_tokens, padded=False)
+        tasks = [self.submit(*whole.part(part.start, part.stop)[:2]) for part in parts]
+        return np.concatenate([task.result() for task in tasks])
 
     def describe(self) -> dict[str, Any]:
         """The first worker's description, and what is known of each."""
@@ -171,8 +156,8 @@ class PoolEncoder:
 
     def close(self) -> None:
         with self._change:
-            self._closed = True
-            left, self._waiting = list(self._waiting), deque()
+            self.closed = True
+            left, self._waiting = self._waiting, deque()
             self._change.notify_all()
         for task in left:
             self.finish(task, error=UsageError("the engine is closed"))
@@ -186,55 +171,52 @@ class PoolEncoder:
     @property
     def process_ids(self) -> list[int | None]:
         """The workers' processes, None for one that has ended for good."""
-        return [worker.process.id for worker in self._workers]
+        return [worker.process_id for worker in self._workers]
 
     # --- what the workers' threads call ------------------------------------------------------------------------------
 
-    def next_task(self, *, wait: bool, avoid: str) -> Task | None:
+    def next_task(self, *, wait: bool, avoid: str) -> PoolTask | None:
         """The next batch for a worker; None when there is none, with `wait` after IDLE_S, or when the pool is closed.
 
         Without `wait` the worker has one already: it gets another only if that keeps nobody idle.
         """
         with self._change:
-            if self._closed or (not wait and len(self._waiting) <= self._idle):
+            if self.closed or (not wait and len(self._waiting) <= self._idle):
                 return None
             task = self._pick(avoid)
             if task is None and wait:
                 self._idle += 1
                 self._change.wait(IDLE_S)
                 self._idle -= 1
-                task = None if self._closed else self._pick(avoid)
+                task = None if self.closed else self._pick(avoid)
             return task
 
-    def _pick(self, avoid: str) -> Task | None:
+    def _pick(self, avoid: str) -> PoolTask | None:
         """Batches that failed on this worker are for the others, if there are any."""
         others = any(worker.alive and worker.name != avoid for worker in self._workers)
         for task in self._waiting:
-            if not others or not any(text.startswith(f"{avoid}: ") for text in task.tried):
+            if not others or avoid not in task.tried:
                 self._waiting.remove(task)
                 return task
         return None
 
-    def again(self, task: Task, name: str, why: str, error: Exception) -> None:
+    def again(self, task: PoolTask, name: str, error: Exception) -> None:
         """Give a batch that a worker did not finish to another one first, unless two have tried already."""
-        task.tried.append(f"{name}: {why}")
+        task.tried.append(name)
         with self._change:
-            if len(task.tried) < 2 and any(worker.alive or worker.may_restart for worker in self._workers):
-                self._waiting.appendleft(task)
-                self._change.notify_all()
+            if len(task.tried) < 2 and self._hopeful:
+                self.requeue(task)
                 return
         self.finish(task, error=error)
 
-    def requeue(self, task: Task) -> None:
+    def requeue(self, task: PoolTask) -> None:
         """A batch that its worker had not begun."""
         with self._change:
             self._waiting.appendleft(task)
             self._change.notify_all()
 
-    def finish(self, task: Task, error: Exception | None = None) -> None:
+    def finish(self, task: PoolTask, error: Exception | None = None) -> None:
         if error is None:
-            import numpy as np
-
             vectors = task.block.views(task.tokens, task.texts, self.width)[2]
             if task.out is None:
                 task.vectors = np.array(vectors)  # a copy of its own
@@ -242,7 +224,7 @@ class PoolEncoder:
                 task.out[task.places] = vectors
         task.error = error
         with self._change:
-            if not self._closed:
+            if not self.closed:
                 self._blocks.give(task.block)
         task.done.set()
 
@@ -257,112 +239,87 @@ class PoolEncoder:
     def gone(self, why: str) -> None:
         """A worker has ended for good; with the last one, so have all batches."""
         with self._change:
-            self._change.notify_all()
-            if any(worker.alive or worker.may_restart for worker in self._workers):
+            if self._hopeful:
                 return
-            left, self._waiting = list(self._waiting), deque()
+            left, self._waiting = self._waiting, deque()
         for task in left:
-            self.finish(task, error=DeviceLost(f"all workers have ended: {why}", hint="create a new engine"))
-
-    @property
-    def folder(self) -> Path:
-        return self._blocks.folder
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+            self.finish(task, error=_all_ended(why))
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
-        if not any(worker.alive or worker.may_restart for worker in self._workers):
-            why = self._notes[-1] if self._notes else "all have ended"
-            raise DeviceLost(f"all workers have ended: {why}", hint="create a new engine")
-
-    def _wait_until_started(self, timeout_s: float) -> None:
-        with self._change:
-            settled = lambda: all(worker.ready or worker.failure for worker in self._workers)  # noqa: E731
-            if not self._change.wait_for(settled, timeout_s):
-                slow = ", ".join(
-                    worker.job.device for worker in self._workers if not worker.ready and not worker.failure
-                )
-                raise DeviceError(f"no answer after {timeout_s:g} s from the workers on {slow}")
-        failed = [worker.failure for worker in self._workers if worker.failure is not None]
-        if len(failed) == len(self._workers):
-            raise failed[0]
-
-
-class Process:
-    """A worker's process, whichever one it is now: what has to be ended when the pool is."""
-
-    def __init__(self) -> None:
-        self.popen: subprocess.Popen[str] | None = None
-        self.ending = False
-
     @property
-    def id(self) -> int | None:
-        return None if self.popen is None or self.popen.poll() is not None else self.popen.pid
-
-    def end(self) -> None:
-        """Ask it to finish, and let none take its place."""
-        self.ending = True
-        self.close_input()
-
-    def close_input(self) -> None:
-        """Close the worker's input, which ends it."""
-        popen = self.popen
-        if popen is not None and popen.stdin is not None and not popen.stdin.closed:
-            try:
-                popen.stdin.write(END + "\n")
-                popen.stdin.close()
-            except (OSError, ValueError) as exc:  # a line that could not be flushed to a process that is gone
-                log.debug("closing a worker's input: %s", exc)
-
-    def wait(self, timeout_s: float) -> None:
-        if self.popen is None:
-            return
-        try:
-            self.popen.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
-        if self.popen.stdout is not None:
-            self.popen.stdout.close()
+    def _hopeful(self) -> bool:
+        """True if a worker is there, or may be again."""
+        return any(worker.alive or worker.may_restart for worker in self._workers)
 
 
-def _end(processes: Sequence[Process], blocks: Blocks) -> None:
-    for process in processes:
-        process.end()
-    for process in processes:
-        process.wait(CLOSE_S)
+def _all_ended(why: str) -> DeviceLost:
+    return DeviceLost(f"all workers have ended: {why}", hint="create a new engine")
+
+
+def _end(workers: Sequence[PoolWorker], blocks: Blocks) -> None:
+    for worker in workers:
+        worker.end()
+    for worker in workers:
+        worker.wait(CLOSE_S)
     blocks.close()
 
 
-class Worker:
+class PoolWorker:
     """A device's process and the thread that feeds it."""
 
     STARTS = 2  # without a finished batch in between: the first, and once more
 
-    def __init__(self, pool: PoolEncoder, place: int, job: Job) -> None:
+    def __init__(self, pool: PoolEncoder, place: int, job: PoolJob) -> None:
         self._pool = weakref.proxy(pool)  # the thread must not keep a forgotten pool alive
         self.job = job
         self.name = f"worker {place} ({job.device})"
-        self.process = Process()
+        self._popen: subprocess.Popen[str] | None = None  # whichever process it is now
+        self._ending = False
         self.ready: dict[str, Any] = {}
         self.failure: AnytorchError | None = None
         self.alive = False
         self.starts = self.finished = 0
         self._fruitless = 0  # starts since a batch was finished
         self._said = pool.folder / f"{place}.stderr"
-        self._given: deque[Task] = deque()
+        self._given: deque[PoolTask] = deque()
         self.thread = threading.Thread(target=self._run, name=f"anytorch-pool-{place}", daemon=True)
 
     @property
     def may_restart(self) -> bool:
-        return self._fruitless < self.STARTS and self.failure is None and not self.process.ending
+        return self._fruitless < self.STARTS and self.failure is None and not self._ending
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._popen is None or self._popen.poll() is not None else self._popen.pid
 
     def end(self) -> None:
-        self.process.end()
+        """Ask the process to finish, and let none take its place."""
+        self._ending = True
+        self._close_input()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the process to end, and kill it if it does not."""
+        popen = self._popen
+        if popen is None:
+            return
+        try:
+            popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait()
+        if popen.stdout is not None:
+            popen.stdout.close()
+
+    def _close_input(self) -> None:
+        """Close the process's input, which ends it."""
+        pipe = None if self._popen is None else self._popen.stdin
+        if pipe is not None and not pipe.closed:
+            try:
+                pipe.write(END + "\n")
+                pipe.close()
+            except (OSError, ValueError) as exc:  # a line that could not be flushed to a process that is gone
+                log.debug("closing a worker's input: %s", exc)
 
     def _run(self) -> None:
         try:
@@ -398,10 +355,10 @@ class Worker:
                 text=True,
                 encoding="utf-8",
             )
-        self.process.popen = popen
+        self._popen = popen
         assert popen.stdin is not None and popen.stdout is not None
         described = {"factory": self.job.factory, "arguments": self.job.arguments, "cores": list(self.job.cores)}
-        self._send(popen.stdin, {**described, "folder": str(self._pool.folder)})
+        send(popen.stdin, {**described, "folder": str(self._pool.folder)})
         line = popen.stdout.readline()
         told = json.loads(line) if line else {}
         if "ready" in told:
@@ -425,7 +382,7 @@ class Worker:
                     break
                 self._given.append(task)
                 where = {"block": str(task.block.path), "nbytes": task.block.nbytes}
-                self._send(popen.stdin, {"task": task.number, **where, "tokens": task.tokens, "texts": task.texts})
+                send(popen.stdin, {"task": task.number, **where, "tokens": task.tokens, "texts": task.texts})
             if not self._given:
                 if self._pool.closed or popen.poll() is not None:
                     return
@@ -447,20 +404,18 @@ class Worker:
                 self._pool.finish(task, error=OutOfMemory(words, hint=error["hint"]))
             else:
                 log.warning("%s", words)
-                self._pool.again(task, self.name, _in_words(error), DeviceError(words, hint=error["hint"]))
+                self._pool.again(task, self.name, DeviceError(words, hint=error["hint"]))
 
     def _ended(self) -> None:
         """The process is gone, or the pool is closed: its batches go to the others."""
         self.alive = False
-        self.process.close_input()
+        self._close_input()
         if self._pool.closed:
-            given, self._given = self._given, deque()
-            for task in given:
-                self._pool.finish(task, error=UsageError("the engine is closed"))
+            while self._given:
+                self._pool.finish(self._given.popleft(), error=UsageError("the engine is closed"))
             return
-        self.process.wait(CLOSE_S)
-        popen = self.process.popen
-        status = popen.returncode if popen is not None else None
+        self.wait(CLOSE_S)
+        status = self._popen.returncode if self._popen is not None else None
         said = self._said.read_text(errors="replace").strip().splitlines()[-3:]
         words = f"{self.name} ended with status {status}" + (f": {' / '.join(said)}" if said else "")
         if self.failure is None:
@@ -470,17 +425,12 @@ class Worker:
         given, self._given = self._given, deque()
         for number, task in enumerate(given):
             if number == 0:  # it was being computed: it may be what ended the worker
-                self._pool.again(task, self.name, words, DeviceLost(words))
+                self._pool.again(task, self.name, DeviceLost(words))
             else:
                 self._pool.requeue(task)
         if not self.may_restart:
             self._pool.gone(words)
         self._pool.started()
-
-    @staticmethod
-    def _send(pipe: IO[str], line: dict[str, Any]) -> None:
-        pipe.write(json.dumps(line) + "\n")
-        pipe.flush()
 
 
 def _in_words(error: dict[str, Any]) -> str:

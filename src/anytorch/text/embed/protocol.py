@@ -19,11 +19,9 @@ Pooling is named as sentence-transformers names it, one or several (their vector
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
 
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
@@ -36,7 +34,7 @@ class Encoder(Protocol):
     width: int  # features of one pooled vector
     padded: bool  # does a batch cost texts × longest (True), or the sum of its lengths (False)?
 
-    def run(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def run(self, ids: Ints, starts: Ints) -> Floats:
         """Pooled vectors, float32[n, width], on the host. Raises an error `is_out_of_memory` knows when it is that."""
         ...
 
@@ -52,7 +50,7 @@ class Encoder(Protocol):
 class Pending(Protocol):
     """A batch that a device is working on."""
 
-    def result(self) -> npt.NDArray[np.float32]:
+    def result(self) -> Floats:
         """Wait for it; as `Encoder.run`. Called once."""
         ...
 
@@ -70,11 +68,11 @@ class AsyncEncoder(Encoder, Protocol):
 
     in_flight: int
 
-    def submit(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> Pending: ...
+    def submit(self, ids: Ints, starts: Ints) -> Pending: ...
 
 
-def batches(lengths: Sequence[int], budget: int, *, padded: bool, most: int = 0) -> list[range]:
-    """Cut texts, in this order, into batches of at most `budget` tokens (and `most` texts, 0 for any number). Pure.
+def batches(lengths: Sequence[int], budget: int, *, padded: bool) -> list[range]:
+    """Cut texts, in this order, into batches of at most `budget` tokens. Pure.
 
     >>> batches([3, 3, 3, 9, 1], 6, padded=False)
     [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
@@ -82,10 +80,8 @@ def batches(lengths: Sequence[int], budget: int, *, padded: bool, most: int = 0)
     found: list[range] = []
     begin = total = longest = 0
     for index, length in enumerate(lengths):
-        count = index - begin + 1
-        tall = max(longest, length)
-        cost = tall * count if padded else total + length
-        if index > begin and (cost > budget or (most and count > most)):
+        cost = max(longest, length) * (index - begin + 1) if padded else total + length
+        if index > begin and cost > budget:
             found.append(range(begin, index))
             begin, total, longest = index, 0, 0
         total += length

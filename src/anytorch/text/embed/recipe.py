@@ -8,12 +8,15 @@ caller says otherwise).
 from __future__ import annotations
 
 import json
+import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from anytorch import logs
+from anytorch.devices.choose import callers_level
 from anytorch.errors import ModelError, UsageError
 from anytorch.text.checkpoints.spec import EncoderSpec, read_spec
 from anytorch.text.embed.protocol import POOLINGS
@@ -40,6 +43,10 @@ POOLING_ALIASES = {
     "weighted_mean": "weightedmean",
 }
 LENGTH_FILES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+# What a model's prompts are called for the two sides of a search.
+PROMPT_NAMES = {"query": ("query",), "passage": ("passage", "document", "corpus")}
+PROMPT_NAMES["document"] = PROMPT_NAMES["passage"]
+MOST_TOLD = 32  # odd prompts that are warned about; clients of a service may send any number of them
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -65,10 +72,6 @@ class Recipe:
     default_prompt: str | None = None  # a name in `prompts`
     pool_prompt: bool = True  # False: the prompt's own tokens are left out of the pooling
     similarity: str = "cosine"
-
-    @property
-    def normalizes(self) -> bool:
-        return any(step.kind == "normalize" for step in self.steps)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -149,18 +152,16 @@ def read_pooling(config: Mapping[str, Any], where: Path) -> tuple[str, ...]:
         found = tuple(mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)) or ("mean",)
     else:
         found = (named,) if isinstance(named, str) else tuple(named)
-    for mode in found:
-        if mode not in POOLINGS:
-            raise ModelError(f"{where}: pooling {mode!r} is not one of {', '.join(POOLINGS)}")
+    if unknown := [mode for mode in found if mode not in POOLINGS]:
+        raise ModelError(f"{where}: pooling {unknown[0]!r} is not one of {', '.join(POOLINGS)}")
     return found
 
 
 def chosen_pooling(asked: str) -> tuple[str, ...]:
     """Parse the caller's pooling; several are joined by "+". Raises UsageError for an unknown one."""
     found = tuple(POOLING_ALIASES.get(part.strip(), part.strip()) for part in asked.split("+"))
-    for mode in found:
-        if mode not in POOLINGS:
-            raise UsageError(f"pooling={asked!r}: {mode!r} is not one of {', '.join(POOLINGS)}")
+    if unknown := [mode for mode in found if mode not in POOLINGS]:
+        raise UsageError(f"pooling={asked!r}: {unknown[0]!r} is not one of {', '.join(POOLINGS)}")
     return found
 
 
@@ -200,3 +201,58 @@ def read_json(path: Path) -> Any:
         raise ModelError(f"{path}: cannot be read: {exc.strerror}") from exc
     except (ValueError, RecursionError) as exc:
         raise ModelError(f"{path}: not valid JSON: {exc}", hint="the file is damaged: fetch it again") from exc
+
+
+class Prompts:
+    """The prompts of a recipe. Thread-safe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._lock = threading.Lock()
+        self._told: set[str] = set()  # odd prompts that were warned about
+
+    def text(self, prompt: str | None) -> str:
+        """The prompt for a name of one of the model's prompts, for None its default, else `prompt` itself."""
+        if prompt is not None and not isinstance(prompt, str):
+            raise UsageError(f"prompt={prompt!r}: use the name of one of the model's prompts, or a text")
+        prompts = self._recipe.prompts
+        text = prompts.get(self._recipe.default_prompt or "", "") if prompt is None else prompt
+        if prompt is not None:
+            known = [name for name in (prompt, *PROMPT_NAMES.get(prompt, ())) if name in prompts]
+            if known:
+                text = prompts[known[0]]
+            elif prompt in PROMPT_NAMES:
+                text = ""  # a model without prompts treats both sides alike
+            elif looks_like_a_name(prompt):
+                self._warn(prompt)
+        if text and not self._recipe.pool_prompt:
+            raise UsageError(
+                "this model leaves its prompt's tokens out of the pooling, which is not supported",
+                hint='encode without a prompt: prompt=""',
+            )
+        return text
+
+    def _warn(self, prompt: str) -> None:
+        """Warn once about each single word, which is more often a mistyped name than a prompt.
+
+        Python keeps each text that was warned about, too: after MOST_TOLD of them no more is said or kept.
+        """
+        with self._lock:
+            if prompt in self._told or len(self._told) >= MOST_TOLD:
+                return
+            self._told.add(prompt)
+        known = ", ".join(self._recipe.prompts) or "none"
+        warnings.warn(
+            f"unknown prompt name {prompt!r}; known: {known}. It is put before every text as it is: if that is intended, "
+            "end it with a space or a colon",
+            stacklevel=callers_level(),
+        )
+
+
+def looks_like_a_name(prompt: str) -> bool:
+    """One word of letters, digits, hyphens and underscores: "query", not "query: ".
+
+    >>> looks_like_a_name("qurey"), looks_like_a_name("query: "), looks_like_a_name("")
+    (True, False, False)
+    """
+    return prompt.replace("-", "_").isidentifier()

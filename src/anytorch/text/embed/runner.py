@@ -9,29 +9,34 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch import logs
 from anytorch.devices.oom import fit_batch, is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
+from anytorch.measured.store import recall, remember
+from anytorch.measured.verdict import Question, Trial, Verdict, fastest
 from anytorch.recorded.moves import gather_by_index, gather_texts
-from anytorch.text.embed.budget import Budget, Work
-from anytorch.text.embed.fair_lock import FairLock
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
 from anytorch.text.embed.protocol import AsyncEncoder, Encoder, batches
 from anytorch.text.embed.tokens import Tokens
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Store = Callable[[npt.NDArray[np.intp], "npt.NDArray[np.float32] | None"], None]
-    Replace = Callable[[Encoder], tuple[Encoder, bool]]
+Work = Callable[[int, int], float]  # multiply-adds for so many tokens and pairs of them: `EncoderSpec.work`
+Replace = Callable[[Encoder], tuple[Encoder, bool]]
+Store = Callable[[npt.NDArray[np.intp], "Floats | None"], None]
 
 log = logs.logger(__name__)
 
+SMALLEST, LARGEST = 256, 1 << 20
+SAMPLES = 3  # timings of one size; the best counts, since a busy machine only ever makes one slower
+GAIN = 1.04  # a larger batch must be this much faster: it costs memory and delays the first answer
+
 
 @dataclass(frozen=True)
-class Job:
+class EncodeJob:
     """Texts to encode. `store(places, pooled)` gets each batch's rows and which texts they are, in any order.
 
     Where `into` is given (float32[texts, width], for vectors that need nothing more done to them), an encoder that can
@@ -40,7 +45,7 @@ class Job:
 
     tokens: Tokens
     store: Store
-    into: npt.NDArray[np.float32] | None = None
+    into: Floats | None = None
 
 
 class Runner:
@@ -63,39 +68,35 @@ class Runner:
         self._counting = threading.Lock()
         self._closed = False
 
-    def run(self, job: Job) -> None:
+    def run(self, job: EncodeJob) -> None:
         """Encode all texts of a job."""
         for _ in self.stream([job]):
             pass
 
-    def stream(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def stream(self, jobs: Iterable[EncodeJob]) -> Iterator[EncodeJob]:
         """Encode one job after the other; each is handed back when it is done. Draws the next one early enough."""
         if isinstance(self.encoder, AsyncEncoder):
             return self._ahead(jobs)
         return self._one_by_one(jobs)
 
-    def run_packed(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """One batch as it is (the queue makes its own), split only if memory asks for it."""
-        with self._lock:
+    def start_packed(self, ids: Ints, starts: Ints) -> Callable[[], Floats]:
+        """One batch as it is (the queue makes its own), split only if memory asks for it; calling the result waits for it.
+
+        An encoder that can begins at once, the others when the answer is asked for.
+        """
+        ahead = isinstance(self.encoder, AsyncEncoder)
+        if ahead:
             self._check_open()
-            return self._timed(ids, starts)
+            batch = self._sent(ids, starts)
 
-    def start_packed(
-        self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
-    ) -> Callable[[], npt.NDArray[np.float32]]:
-        """As `run_packed`, in two steps: an encoder that can begins at once, the others when the answer is asked for."""
-        if not isinstance(self.encoder, AsyncEncoder):
-            return lambda: self.run_packed(ids, starts)
-        self._check_open()
-        job = Job(Tokens(ids, starts, 0), lambda places, pooled: None)
-        encoder = self.encoder
-        pending = self._submitted(encoder, ids, starts, None, None)
-        batch = _UnderWay(job, ids[:0].astype("intp"), ids, starts, encoder, pending, False, True)
-
-        def answer() -> npt.NDArray[np.float32]:
-            pooled = self._fetched(batch)
-            assert pooled is not None
-            return pooled
+        def answer() -> Floats:
+            if ahead:
+                pooled = self._fetched(batch)
+                assert pooled is not None
+                return pooled
+            with self._lock:
+                self._check_open()
+                return self._timed(ids, starts)
 
         return answer
 
@@ -110,7 +111,7 @@ class Runner:
         if self._closed:
             raise UsageError("the engine is closed")
 
-    def _one_by_one(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _one_by_one(self, jobs: Iterable[EncodeJob]) -> Iterator[EncodeJob]:
         for job in jobs:
             order, lengths = longest_first(job.tokens)
             at = 0
@@ -118,19 +119,31 @@ class Runner:
                 with self._lock:  # one batch at a time: another caller's turn may come in between
                     self._check_open()
                     places = order[at : at + self._next(lengths[at:])]
-                    pooled = self._timed(*pack(job.tokens, places))
+                    pooled = self._timed(*gather_by_index(job.tokens.ids, job.tokens.starts, places))
                 job.store(places, pooled)
                 at += len(places)
             yield job
 
-    def _ahead(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _ahead(self, jobs: Iterable[EncodeJob]) -> Iterator[EncodeJob]:
         """The next batches are sent, of the next job too, before the last one's answer is fetched.
 
         Holds no lock: such an encoder takes batches from several threads itself.
         """
         direct = _takes_places(type(self.encoder))
-        under_way: deque[_UnderWay] = deque()
-        clock = [time.perf_counter()]
+        under_way: deque[tuple[_Sent, EncodeJob, npt.NDArray[np.intp], bool]] = deque()  # with True for the job's last
+        clock = time.perf_counter()
+
+        def collected() -> Iterator[EncodeJob]:
+            nonlocal clock
+            batch, job, places, last = under_way.popleft()
+            pooled = self._fetched(batch)
+            now = time.perf_counter()
+            self._record(batch.starts, now - clock)  # in a full pipe, the time between two answers is that of a batch
+            clock = now
+            job.store(places, pooled)
+            if last:
+                yield job
+
         for job in jobs:
             order, lengths = longest_first(job.tokens)
             into = job.into if direct else None
@@ -138,32 +151,18 @@ class Runner:
             while at < len(order):
                 self._check_open()
                 places = order[at : at + self._next(lengths[at:])]
-                ids, starts = gather_texts(job.tokens.ids, job.tokens.starts, places)
+                batch = self._sent(*gather_texts(job.tokens.ids, job.tokens.starts, places), into, places)
                 at += len(places)
-                encoder: Any = self.encoder  # asked each time: a smaller one may have taken its place
-                pending = self._submitted(encoder, ids, starts, into, places)
-                last = at == len(order)
-                under_way.append(_UnderWay(job, places, ids, starts, encoder, pending, into is not None, last))
-                while len(under_way) > encoder.in_flight:
-                    yield from self._collected(under_way.popleft(), clock)
+                under_way.append((batch, job, places, at == len(order)))
+                while len(under_way) > batch.encoder.in_flight:
+                    yield from collected()
             if not len(order):
                 yield job
         while under_way:
-            yield from self._collected(under_way.popleft(), clock)
+            yield from collected()
 
-    def _collected(self, batch: _UnderWay, clock: list[float]) -> Iterator[Job]:
-        pooled = self._fetched(batch)
-        now = time.perf_counter()
-        self._record(batch.starts, now - clock[0])  # in a full pipe, the time between two answers is that of a batch
-        clock[0] = now
-        batch.job.store(batch.places, pooled)
-        if batch.last:
-            yield batch.job
-
-    def _next(self, lengths: npt.NDArray[np.int32]) -> int:
+    def _next(self, lengths: Ints) -> int:
         """How many of the next texts, which come longest first, make one batch: `protocol.batches`, for the first only."""
-        import numpy as np
-
         budget = self.budget.tokens
         chunk = getattr(self.encoder, "chunk_tokens", 0)
         if chunk and budget >= chunk:  # so many that its last chunk is full, too: see shapes.even_budget
@@ -175,7 +174,7 @@ class Runner:
             count = int(np.searchsorted(ends, budget, side="right"))
         return min(max(1, count), len(lengths))
 
-    def _timed(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def _timed(self, ids: Ints, starts: Ints) -> Floats:
         began = time.perf_counter()
         try:
             pooled = self.encoder.run(ids, starts)
@@ -187,29 +186,29 @@ class Runner:
         self._record(starts, time.perf_counter() - began)
         return pooled
 
-    def _record(self, starts: npt.NDArray[np.int32], seconds: float) -> None:
-        import numpy as np
-
+    def _record(self, starts: Ints, seconds: float) -> None:
         lengths = (starts[1:] - starts[:-1]).astype(np.int64)
         pairs = int((lengths * lengths).sum())
         filled = int(lengths.max()) * len(lengths) if self.encoder.padded else int(starts[-1])
         with self._counting:
-            self.budget.record(filled, self._work.amount(int(starts[-1]), pairs), seconds)
+            self.budget.record(filled, self._work(int(starts[-1]), pairs), seconds)
 
-    def _submitted(self, encoder: Any, ids: Any, starts: Any, into: Any, places: Any) -> Any:
+    def _sent(self, ids: Any, starts: Any, into: Any = None, places: Any = None) -> _Sent:
+        encoder: Any = self.encoder  # asked each time: a smaller one may have taken its place
         try:
-            return encoder.submit(ids, starts) if into is None else encoder.submit(ids, starts, into, places)
+            pending = encoder.submit(ids, starts) if into is None else encoder.submit(ids, starts, into, places)
         except Exception as exc:
             # Another thread may have put a smaller encoder in its place, and closed this one: `_fetched` asks that one.
             if not is_out_of_memory(exc) and (self._in_use(encoder) or self._closed):
                 raise
-            return None  # tried again, smaller, when its turn comes and the others have left
+            pending = None  # tried again, smaller, when its turn comes and the others have left
+        return _Sent(ids, starts, encoder, pending, into is not None)
 
-    def _fetched(self, batch: _UnderWay) -> npt.NDArray[np.float32] | None:
+    def _fetched(self, batch: _Sent) -> Floats | None:
         """The batch's rows; None when they are where they belong already."""
         if self._in_use(batch.encoder) and batch.pending is not None:
             try:
-                pooled: npt.NDArray[np.float32] = batch.pending.result()
+                pooled: Floats = batch.pending.result()
             except Exception as exc:
                 if not is_out_of_memory(exc) and self._in_use(batch.encoder):
                     raise
@@ -222,17 +221,16 @@ class Runner:
                 return self._timed(batch.ids, batch.starts)
             return self._smaller_batches(batch.ids, batch.starts)
 
-    def _smaller_batches(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def _smaller_batches(self, ids: Ints, starts: Ints) -> Floats:
         """The batch in halves, quarters, … until each part fits. Raises OutOfMemory when one text alone does not."""
-        lengths = (starts[1:] - starts[:-1]).tolist()
+        whole = Tokens(ids, starts, 0)
+        lengths = whole.lengths.tolist()
         total, longest = int(starts[-1]), max(lengths)
 
-        def attempt(tokens: int) -> npt.NDArray[np.float32]:
-            import numpy as np
-
+        def attempt(tokens: int) -> Floats:
             parts = [
-                self.encoder.run(ids[starts[b.start] : starts[b.stop]], starts[b.start : b.stop + 1] - starts[b.start])
-                for b in batches(lengths, tokens, padded=self.encoder.padded)
+                self.encoder.run(*whole.part(some.start, some.stop)[:2])
+                for some in batches(lengths, tokens, padded=self.encoder.padded)
             ]
             return np.concatenate(parts)
 
@@ -248,7 +246,7 @@ class Runner:
             log.warning("%s", note)
         return fit.result
 
-    def _smaller_encoder(self, ids: Any, starts: Any, exc: OutOfMemory) -> npt.NDArray[np.float32]:
+    def _smaller_encoder(self, ids: Any, starts: Any, exc: OutOfMemory) -> Floats:
         longest = int((starts[1:] - starts[:-1]).max())
         old = self._replaced = self.encoder  # a thread that still sends to it is told so, and waits for the lock
         try:
@@ -271,17 +269,14 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class _UnderWay:
+class _Sent:
     """A batch that a device has been given; `pending` None: it did not fit."""
 
-    job: Job
-    places: npt.NDArray[np.intp]
-    ids: npt.NDArray[np.int32]
-    starts: npt.NDArray[np.int32]
-    encoder: Encoder  # that was given it
+    ids: Ints
+    starts: Ints
+    encoder: Any  # that was given it
     pending: Any
-    direct: bool
-    last: bool  # of its job
+    direct: bool  # it writes the vectors where they belong
 
 
 @lru_cache(maxsize=16)
@@ -290,17 +285,117 @@ def _takes_places(kind: type) -> bool:
     return "places" in inspect.signature(kind.submit).parameters  # type: ignore[attr-defined]
 
 
-def longest_first(tokens: Tokens) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
+def longest_first(tokens: Tokens) -> tuple[npt.NDArray[np.intp], Ints]:
     """The order in which texts are computed, and their lengths in it.
 
     If memory does not suffice, that shows at once; and padding, where there is any, is least.
     """
-    import numpy as np
-
     order = np.argsort(-tokens.lengths, kind="stable")
     return order, tokens.lengths[order]
 
 
-def pack(tokens: Tokens, places: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The ids of the texts at `places`, one after the other, and where each starts."""
-    return gather_by_index(tokens.ids, tokens.starts, places)
+class FairLock:
+    """`with turns: …`, first come, first served; threading's own may go to the same thread again and again."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._held = False
+
+    def __enter__(self) -> None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        try:
+            mine.acquire()  # until the one before hands it over
+        except BaseException:  # Ctrl-C while waiting
+            with self._mutex:
+                was_waiting = mine in self._waiting
+                if was_waiting:
+                    self._waiting.remove(mine)
+            if not was_waiting:
+                self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        """Hand it over to who has waited longest."""
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False
+
+
+class Budget:
+    """The number of tokens per batch, and the search for it by timing real batches. Not thread-safe: its owner holds a lock.
+
+    Nothing is computed only to be timed. A batch's time is divided by its work (products and attention, counted), so that
+    batches of short and long texts can be compared.
+
+    Starts at `start`, doubles while that pays, tries halving if doubling did not, then stays and is remembered as the
+    answer to `asked`. Never goes below `smallest` by itself; `limit` is what memory has been seen not to allow, in this
+    process. With `search=False` it stays at `start`, but for what memory does not allow.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        *,
+        asked: Question | None = None,
+        fixed: bool = False,
+        smallest: int = SMALLEST,
+        search: bool = True,
+    ) -> None:
+        self.tokens = start
+        self.smallest = smallest
+        self.limit = LARGEST
+        self.asked = asked
+        self.settled = fixed or not search
+        self.source = "given" if fixed else "default" if search else "whole chunks of the encoder's"
+        self._rates: dict[int, list[float]] = {}
+        if not fixed and asked is not None and (known := recall(asked)) is not None:
+            self.tokens, self.settled, self.source = int(known.chosen), True, "remembered"
+
+    def record(self, tokens: int, work: float, seconds: float) -> None:
+        """Record one batch's time; batches far below the budget are ignored."""
+        if self.settled or seconds <= 0 or tokens < 0.6 * self.tokens:
+            return
+        here = self._rates.setdefault(self.tokens, [])
+        here.append(work / seconds)
+        if len(here) >= SAMPLES:
+            self._step()
+
+    def _step(self) -> None:
+        trials = [
+            Trial(str(size), 1.0 / max(rates), repeats=len(rates))  # seconds for one multiply-add
+            for size, rates in sorted(self._rates.items())
+            if len(rates) >= SAMPLES
+        ]
+        name, why = fastest(trials, noise=GAIN - 1)
+        tried, chosen = [int(one.name) for one in trials], int(name)
+        larger, smaller = chosen * 2, chosen // 2
+        if larger not in tried and larger <= self.limit and chosen == tried[-1]:
+            self.tokens = larger
+        elif smaller not in tried and smaller >= self.smallest and chosen == tried[0]:
+            self.tokens = smaller
+        else:
+            self.tokens, self.settled, self.source = chosen, True, "measured"
+            if self.asked is not None:
+                remember(Verdict(self.asked, tuple(trials), name, why))
+
+    def lower(self, tokens: int) -> None:
+        """Lower the budget to the number of tokens that fitted in memory.
+
+        Not remembered: who else uses the memory now may be gone when the next process starts.
+        """
+        self.limit = tokens
+        self.tokens = min(self.tokens, self.limit)
+        self._rates = {size: rates for size, rates in self._rates.items() if size <= self.limit}
+        self.settled, self.source = True, "lowered: memory ran out above it"
+
+    def describe(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "source": self.source if self.settled else f"{self.source}, being measured"}

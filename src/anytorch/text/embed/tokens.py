@@ -7,26 +7,46 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.text.checkpoints.checkpoint import Ints
 from anytorch.text.embed.recipe import Recipe, read_json
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 class Tokens(NamedTuple):
     """Texts as the encoders take them (`protocol`): text i is ids[starts[i]:starts[i + 1]]."""
 
-    ids: npt.NDArray[np.int32]  # [total]
-    starts: npt.NDArray[np.int32]  # [texts + 1]
+    ids: Ints  # [total]
+    starts: Ints  # [texts + 1]
     truncated: int  # texts that were longer than the model's max_length
 
     @property
-    def lengths(self) -> npt.NDArray[np.int32]:
+    def lengths(self) -> Ints:
         return self.starts[1:] - self.starts[:-1]
+
+    def part(self, begin: int, end: int, truncated: int = 0) -> Tokens:
+        """The texts [begin, end)."""
+        starts = self.starts[begin : end + 1]
+        return Tokens(self.ids[starts[0] : starts[-1]], starts - starts[0], truncated)
+
+    @staticmethod
+    def joined(parts: Sequence[Tokens]) -> Tokens:
+        """The texts of all parts, one after the other."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        return Tokens(
+            np.concatenate([part.ids for part in parts]), starts_of(lengths), sum(part.truncated for part in parts)
+        )
+
+
+def starts_of(lengths: npt.ArrayLike) -> Ints:
+    """Where texts of these lengths start when they lie end to end, and where the last one ends."""
+    starts = np.zeros(np.size(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 class TextTokenizer:
@@ -71,41 +91,22 @@ class TextTokenizer:
 
     def __call__(self, texts: Sequence[str], *, prompt: str = "", first: int = 0) -> Tokens:
         """Tokenize a list of texts. `first` is the number of the first one, for messages."""
-        import numpy as np
-
         # The Rust tokenizer would take a pair for two sentences; the compiled one says itself what is no str.
         if self._twin is None and not all(isinstance(text, str) for text in texts):
             check_texts(texts, first)
         try:
             if self._twin is not None:
-                return self._with_twin([prompt + text for text in texts] if prompt else texts)
+                whole = [prompt + text for text in texts] if prompt else texts
+                return Tokens(*self._twin.encode_all(self._encode, whole, self.max_length))
             encodings = self._encode([self.cut(prompt + text) for text in texts])
         except (TypeError, ValueError) as exc:  # a UnicodeEncodeError is a ValueError
             check_texts(texts, first)
             raise InputError(f"the texts cannot be tokenized: {exc}") from exc
-        count = len(encodings)
-        lengths = np.fromiter(map(len, encodings), np.int32, count)
-        truncated = sum(1 for i in np.flatnonzero(lengths >= self.max_length) if encodings[i].overflowing)
-        if count and lengths.min() == 0:  # a tokenizer without special tokens, and an empty text
-            return self._with_padding(encodings, truncated)
-        starts = np.zeros(count + 1, np.int32)
-        np.cumsum(lengths, out=starts[1:])
-        total = int(starts[-1])
-        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32, total)
-        return Tokens(ids, starts, truncated)
-
-    def _with_twin(self, texts: Sequence[str]) -> Tokens:
-        from anytorch.text.encoders.wordpiece.tokenizer import encode_all
-
-        ids, starts, truncated = encode_all(self._twin, self._encode, texts, self.max_length)
-        return Tokens(ids, starts, truncated)
-
-    def _with_padding(self, encodings: Sequence[Any], truncated: int) -> Tokens:
-        import numpy as np
-
+        # A tokenizer without special tokens has no ids for an empty text.
         rows = [encoding.ids or [self._pad_id] for encoding in encodings]
-        starts = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum([len(row) for row in rows], out=starts[1:])
+        starts = starts_of([len(row) for row in rows])
+        full = np.flatnonzero(np.diff(starts) >= self.max_length)
+        truncated = sum(1 for i in full if encodings[i].overflowing)
         return Tokens(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
 
     def cut(self, text: str) -> str:
@@ -167,25 +168,28 @@ def words_are_independent(layout: Mapping[str, Any]) -> bool:
         return False
     if (layout.get("model") or {}).get("type") not in ("WordPiece", "BPE", "Unigram"):
         return False
-    return _is_local(layout.get("normalizer")) and _splits(layout.get("pre_tokenizer"))
+    local = all(_is_local(part) for part in _parts(layout.get("normalizer"), "normalizers"))
+    # Once split, later parts see single words.
+    return local and any(_splits(part) for part in _parts(layout.get("pre_tokenizer"), "pretokenizers"))
 
 
-def _is_local(normalizer: Mapping[str, Any] | None) -> bool:
-    if normalizer is None:
-        return True
-    if normalizer.get("type") == "Sequence":
-        return all(_is_local(part) for part in normalizer.get("normalizers", [{}]))
+def _parts(component: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """What a normalizer or pre-tokenizer does, one after the other; those of a Sequence have this name in it."""
+    if component is None:
+        return []
+    if component.get("type") == "Sequence":
+        return [part for inner in component.get(name, [{}]) for part in _parts(inner, name)]
+    return [component]
+
+
+def _is_local(normalizer: Mapping[str, Any]) -> bool:
     if normalizer.get("type") == "Replace":  # runs of spaces become one: a single space stays
         return normalizer.get("pattern") == {"Regex": " {2,}"} and normalizer.get("content") in (" ", "▁")
     return normalizer.get("type") in LOCAL_NORMALIZERS
 
 
-def _splits(pre_tokenizer: Mapping[str, Any] | None) -> bool:
-    if pre_tokenizer is None:
-        return False
+def _splits(pre_tokenizer: Mapping[str, Any]) -> bool:
     kind = pre_tokenizer.get("type")
-    if kind == "Sequence":  # once split, later parts see single words
-        return any(_splits(part) for part in pre_tokenizer.get("pretokenizers", []))
     if kind == "ByteLevel":
         return pre_tokenizer.get("use_regex", True) is True
     if kind == "Metaspace":
@@ -218,7 +222,8 @@ def load_tokenizer(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
             f"{folder}: found no tokenizer: neither tokenizer.json nor, for BERT, vocab.txt",
             hint="fetch tokenizer.json; transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder) writes it",
         )
-    if recipe.lower_case and not _lowers(layout.get("normalizer")):
+    normalizing = _parts(layout.get("normalizer"), "normalizers")
+    if recipe.lower_case and not any(one.get("type") == "Lowercase" or one.get("lowercase") for one in normalizing):
         from tokenizers import normalizers
 
         mine = [normalizers.Lowercase()]
@@ -238,14 +243,6 @@ def _layout(text: str) -> dict[str, Any]:
             return layout
     whole: dict[str, Any] = json.loads(text)
     return whole
-
-
-def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
-    if normalizer is None:
-        return False
-    if normalizer.get("type") == "Sequence":
-        return any(_lowers(part) for part in normalizer.get("normalizers", []))
-    return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
 
 
 def _word_pieces(folder: Path) -> Any:
@@ -285,8 +282,6 @@ def pack_ids(rows: Sequence[Sequence[int]], *, vocabulary: int, max_length: int)
     >>> pack_ids([[101, 102]], vocabulary=30522, max_length=256).starts.tolist()
     [0, 2]
     """
-    import numpy as np
-
     lengths = [len(row) for row in rows]
     for number, length in enumerate(lengths):
         if not 1 <= length <= max_length:
@@ -294,8 +289,7 @@ def pack_ids(rows: Sequence[Sequence[int]], *, vocabulary: int, max_length: int)
                 f"text {number} has {length} token ids; the model takes 1 to {max_length}",
                 hint="cut the ids into pieces, each with the special tokens the tokenizer adds",
             )
-    starts = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
+    starts = starts_of(lengths)
     flat = [number for row in rows for number in row]
     for place, number in enumerate(flat):
         if type(number) is not int or not 0 <= number < vocabulary:

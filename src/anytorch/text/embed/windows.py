@@ -94,6 +94,10 @@ def windows(
         ramp = _early(number)[0] if early else first_texts << (2 * min(number, 8))
         return max(FIRST_TEXTS, min(MOST_TEXTS, ramp, int(target_tokens() / average)))
 
+    def count(tokens: Tokens) -> None:
+        seen[0] += len(tokens.starts) - 1
+        seen[1] += int(tokens.starts[-1])
+
     def most_characters(number: int) -> int:
         return min(MOST_CHARACTERS, _early(number)[1]) if early else MOST_CHARACTERS
 
@@ -106,7 +110,11 @@ def windows(
                 first += len(piece)
             return
         waiting: deque[tuple[int, Future[Tokens]]] = deque()
-        pool = early or _threads(workers, stack)
+        pool = early
+        if pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            pool = stack.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="anytorch-tokenize"))
         stack.callback(lambda: [future.cancel() for _, future in waiting])
 
         def begin(piece: list[str], number: int) -> None:
@@ -114,6 +122,13 @@ def windows(
                 waiting.append((number, pool.submit(tokenize, piece, number)))
             except RuntimeError as exc:  # it was shut down
                 raise UsageError("the engine is closed") from exc
+
+        def ready() -> Window:
+            number, future = waiting.popleft()
+            tokens = future.result()
+            if number:  # the first has been counted
+                count(tokens)
+            return Window(number, tokens)
 
         own = next(pieces, None) if early else None
         if own is not None:
@@ -123,17 +138,17 @@ def windows(
                 begin(following, first)
                 first += len(following)
             tokens = tokenize(own, 0)
-            _count(tokens, seen)
+            count(tokens)
             yield Window(0, tokens)
         for piece in pieces:
             begin(piece, first)
             if not seen[0]:
-                _count(waiting[0][1].result(), seen)  # what an average text holds sizes the windows that follow
+                count(waiting[0][1].result())  # what an average text holds sizes the windows that follow
             first += len(piece)
             if len(waiting) > AHEAD or (early and waiting[0][1].done()):  # a device is not kept waiting for the next
-                yield _ready(waiting, seen)
+                yield ready()
         while waiting:
-            yield _ready(waiting, seen)
+            yield ready()
 
 
 def _early(number: int) -> tuple[int, int]:
@@ -145,15 +160,6 @@ def _early(number: int) -> tuple[int, int]:
     return texts << doublings, characters << doublings
 
 
-def _threads(workers: int, stack: ExitStack) -> ThreadPoolExecutor:
-    """Threads that are gone when the stack is."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="anytorch-tokenize")
-    stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-    return pool
-
-
 def full_chunks(source: Iterable[Window], chunk_tokens: int) -> Iterator[Window]:
     """The same texts in windows that fill whole chunks of so many tokens; what is left over begins the next window.
 
@@ -163,8 +169,7 @@ def full_chunks(source: Iterable[Window], chunk_tokens: int) -> Iterator[Window]
     left: Window | None = None
     for number, window in enumerate(source):
         if left is not None:
-            window = _joined(left, window)
-            left = None
+            window, left = Window(left.first, Tokens.joined([left.tokens, window.tokens])), None
         if number >= len(EARLY):
             count = fill_count(window.tokens, chunk_tokens)
             window, left = _split(window, count)
@@ -187,29 +192,8 @@ def fill_count(tokens: Tokens, chunk_tokens: int) -> int:
 def _split(window: Window, count: int) -> tuple[Window, Window | None]:
     if count == window.count:
         return window, None
-    ids, starts, truncated = window.tokens
-    at = int(starts[count])
+    tokens = window.tokens
     # How many of which half were cut is not known, nor asked: they are counted with the first that has any text.
-    before = Window(window.first, Tokens(ids[:at], starts[: count + 1], truncated if count else 0))
-    return before, Window(window.first + count, Tokens(ids[at:], starts[count:] - at, 0 if count else truncated))
-
-
-def _joined(a: Window, b: Window) -> Window:
-    import numpy as np
-
-    starts = np.concatenate([a.tokens.starts, b.tokens.starts[1:] + a.tokens.starts[-1]])
-    ids = np.concatenate([a.tokens.ids, b.tokens.ids])
-    return Window(a.first, Tokens(ids, starts, a.tokens.truncated + b.tokens.truncated))
-
-
-def _count(tokens: Tokens, seen: list[int]) -> None:
-    seen[0] += len(tokens.starts) - 1
-    seen[1] += int(tokens.starts[-1])
-
-
-def _ready(waiting: deque[tuple[int, Future[Tokens]]], seen: list[int]) -> Window:
-    first, future = waiting.popleft()
-    tokens = future.result()
-    if first:  # the first has been counted
-        _count(tokens, seen)
-    return Window(first, tokens)
+    before = tokens.part(0, count, tokens.truncated if count else 0)
+    after = tokens.part(count, window.count, 0 if count else tokens.truncated)
+    return Window(window.first, before), Window(window.first + count, after)

@@ -1,8 +1,7 @@
 """Text encoders in torch: one module for every family of `EncoderSpec`, on any torch device.
 
 layers      the module: token-wise products, attention through a layout
-layouts     packed, one by one, or padded rows: how a batch lies in memory, and attention within it
-pooling     one vector per text, on the device
+layouts     packed, one by one, or padded rows: how a batch lies in memory, attention within it, and pooling
 loading     weights onto the device, tensor by tensor
 calibrate   rounding each layer to few bits as it is loaded
 shapes      which fixed shapes a batch is cut into (pure)

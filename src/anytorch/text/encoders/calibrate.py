@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +20,14 @@ from anytorch.quant.linear import QuantLinear
 from anytorch.quant.model import replace_module
 from anytorch.quant.tensor import pack
 from anytorch.recorded.moves import gather_by_index
+from anytorch.text.checkpoints.checkpoint import Ints
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.encoders.layers import Angles, EncoderModule, Rotary
 from anytorch.text.encoders.layouts import Rows
 from anytorch.text.encoders.shapes import RowShape, plan_rows
 from anytorch.text.packed.calibration import Inputs, sample_tokens, smooth_groups
 
-Texts = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int32]"]  # ids and starts
+Texts = tuple[Ints, Ints]  # ids and starts
 
 # What is meant by the engine's names. Eight bits lose nothing worth looking for; the others are in groups of 16.
 FORMATS = {"int8": "int8", "int4": "int4-g16", "int2": "int2-g16", "fp4": "nvfp4"}
@@ -72,7 +72,7 @@ class Block:
     bias: Tensor | None
 
 
-def embedded(module: EncoderModule, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> list[Block]:
+def embedded(module: EncoderModule, ids: Ints, starts: Ints) -> list[Block]:
     """The texts in front of the first layer."""
     device = module.embedding.word.weight.device
     for rotary in module.rotaries:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -25,24 +26,13 @@ from anytorch.devices.types import Caps
 from anytorch.errors import InputError, UsageError
 from anytorch.recorded.graphs import Recorder
 from anytorch.recorded.staging import Part, Ring, can_stage
-from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.checkpoints.checkpoint import Checkpoint, Floats, Ints
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.encoders import strategy
 from anytorch.text.encoders.layers import EncoderModule
-from anytorch.text.encoders.layouts import Layout, OneByOne, Packed, Rows
+from anytorch.text.encoders.layouts import Layout, OneByOne, Packed, Rows, check_pooling, normalise, pool
 from anytorch.text.encoders.loading import load_module
-from anytorch.text.encoders.pooling import check_pooling, normalise, pool
-from anytorch.text.encoders.shapes import (
-    SMALLEST_TOKENS,
-    Chunk,
-    PackedShape,
-    RowShape,
-    most_rows,
-    plan_packed,
-    plan_rows,
-    row_class,
-    step_up,
-)
+from anytorch.text.encoders.shapes import Chunk, PackedShape, RowShape, largest, plan_packed, plan_rows
 from anytorch.text.encoders.strategy import LAYOUTS, EncoderPlan
 
 log = logs.logger(__name__)
@@ -51,12 +41,10 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 DEVICE_TOKENS = 32768  # of one chunk: enough to fill a large GPU, little enough that the first answer comes soon
 HOST_TOKENS = 2048  # of one chunk on the CPU: its activations stay in the cache
 IN_FLIGHT = 2
-SLOTS = (
-    10  # chunks under way: two batches and more, so that a host that is away for a while finds the device still busy
-)
+SLOTS = 10  # chunks under way: two batches and more, so that a host that was away for a while finds the device busy
 
 
-class TorchEncoder:
+class TorchEncoder(AbstractContextManager["TorchEncoder"]):
     """One model on one torch device; `anytorch.text.embed.protocol.AsyncEncoder`.
 
     `device` is a torch.device or a name `anytorch.resolve` takes. `dtype`, `layout` and `graphs` are found by measurement
@@ -81,7 +69,7 @@ class TorchEncoder:
         layout: str = "auto",
         graphs: bool | None = None,
         chunk_tokens: int | None = None,
-        calibration: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None,
+        calibration: tuple[Ints, Ints] | None = None,
     ) -> None:
         self.spec, self.poolings, self.normalize = spec, check_pooling(pooling), normalize
         if dtype != "auto" and dtype not in DTYPES:
@@ -101,7 +89,7 @@ class TorchEncoder:
         self._lock = threading.Lock()
         self._closed = False
         self.recorder: Recorder | None = None
-        asked = strategy.question(self.device, spec, self.poolings, quantization, dtype, layout, graphs)
+        asked = strategy.question(self, dtype, layout, graphs)
         known = strategy.recalled(asked, self.device)
         if known is not None and known.kernels and not self.caps.triton:
             known = None  # Triton has been uninstalled since
@@ -127,10 +115,10 @@ class TorchEncoder:
         candidates = strategy.half_dtypes(self.caps, self.device.type == "cpu", "BF16" in stored)
         if not candidates:
             return "float32"
-        if 4 * strategy.linear_weights(self.spec) > strategy.LARGEST_CHECKED_NBYTES:
+        if 4 * self.spec.linear_weights > strategy.LARGEST_CHECKED_NBYTES:
             return candidates[0]  # too large to hold twice, even in turn; it was published to be used this way
 
-        def vectors(dtype: str) -> npt.NDArray[np.float32]:
+        def vectors(dtype: str) -> Floats:
             self.module = self._load(checkpoint, dtype)
             self._prepare()
             self.use(EncoderPlan(dtype, "rows", False))
@@ -149,9 +137,7 @@ class TorchEncoder:
 
     def _prepare(self) -> None:
         """Memory for the largest chunk: one buffer of numbers on the device, a ring of slots on the host."""
-        tokens = step_up(max(self.chunk_tokens, self.spec.max_positions), SMALLEST_TOKENS)
-        # An exact shape can have a text per token; a fixed one rounds its rows up to a power of two.
-        rows = tokens if self.device.type == "cpu" else row_class(most_rows(tokens))
+        tokens, rows = largest(self.chunk_tokens, self.spec.max_positions, fixed=self.device.type != "cpu")
         self.numbers = tokens + rows + 1
         self._input = torch.zeros(self.numbers, dtype=torch.int32, device=self.device)
         self._ring = Ring(SLOTS if self.staged else 2, self.numbers, rows, self.width, self.device, self.staged)
@@ -172,15 +158,11 @@ class TorchEncoder:
 
     # --- computing -------------------------------------------------------------------------------------------------
 
-    def run(self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def run(self, ids: Ints, starts: Ints) -> Floats:
         return self.submit(ids, starts).result()
 
     def submit(
-        self,
-        ids: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
-        out: npt.NDArray[np.float32] | None = None,
-        places: npt.NDArray[np.intp] | None = None,
+        self, ids: Ints, starts: Ints, out: Floats | None = None, places: npt.NDArray[np.intp] | None = None
     ) -> Pending:
         """Start a batch on the device; `.result()` waits for it.
 
@@ -193,7 +175,11 @@ class TorchEncoder:
             out, places = np.empty((len(lengths), self.width), dtype=np.float32), None
         self._check_out(out, lengths, places)
         with self._lock, torch.inference_mode():
-            parts = [self._launch(chunk, ids, starts, lengths, out, places) for chunk in self._chunks(lengths)]
+            # Kernels, graphs and caches are per shape on every device but the CPU.
+            fixed = self.device.type != "cpu" and self.plan.layout != "one-by-one"
+            cut = plan_rows if self.plan.layout == "rows" else plan_packed
+            chunks = cut(lengths, self.chunk_tokens, self.spec.max_positions, fixed=fixed)
+            parts = [self._launch(chunk, ids, starts, lengths, out, places) for chunk in chunks]
         return Pending(self, out, parts)
 
     def _check(self, ids: npt.NDArray[Any], starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
@@ -224,21 +210,8 @@ class TorchEncoder:
         if places is not None and len(places) != len(lengths):
             raise UsageError(f"{len(places)} places for {len(lengths)} texts")
 
-    def _chunks(self, lengths: npt.NDArray[np.int32]) -> list[Chunk]:
-        fixed = self.device.type != "cpu"  # kernels, graphs and caches are per shape on every other device
-        plan = plan_rows if self.plan.layout == "rows" else plan_packed
-        return plan(
-            lengths, self.chunk_tokens, self.spec.max_positions, fixed=fixed and self.plan.layout != "one-by-one"
-        )
-
     def _launch(
-        self,
-        chunk: Chunk,
-        ids: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
-        lengths: npt.NDArray[np.int32],
-        out: npt.NDArray[np.float32],
-        places: npt.NDArray[np.intp] | None,
+        self, chunk: Chunk, ids: Ints, starts: Ints, lengths: Ints, out: Floats, places: npt.NDArray[np.intp] | None
     ) -> Part:
         slot = self._ring.take()
         shape, texts = chunk.shape, chunk.texts
@@ -312,9 +285,6 @@ class TorchEncoder:
                 self.recorder.clear()
             del self.module, self._input
 
-    def __enter__(self) -> TorchEncoder:
-        return self
-
     def __exit__(self, *about: object) -> None:
         self.close()
 
@@ -322,23 +292,17 @@ class TorchEncoder:
 class Pending:
     """A batch under way. Asking for the result again gives the same array."""
 
-    def __init__(self, encoder: TorchEncoder, out: npt.NDArray[np.float32], parts: list[Part]) -> None:
+    def __init__(self, encoder: TorchEncoder, out: Floats, parts: list[Part]) -> None:
         self._encoder, self._out, self._parts = encoder, out, parts
 
-    def result(self) -> npt.NDArray[np.float32]:
+    def result(self) -> Floats:
         for part in self._parts:
             part.collect()
         self._parts = []
         return self._out
 
 
-def fill_rows(
-    numbers: npt.NDArray[np.int32],
-    shape: RowShape,
-    ids: npt.NDArray[np.int32],
-    starts: npt.NDArray[np.int32],
-    lengths: npt.NDArray[np.int32],
-) -> None:
+def fill_rows(numbers: Ints, shape: RowShape, ids: Ints, starts: Ints, lengths: Ints) -> None:
     """Lengths, then the texts padded to a rectangle with id 0. Rows without a text get one token of filling."""
     kept = len(starts)
     numbers[:kept] = lengths

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +33,8 @@ def make_norm(spec: EncoderSpec, names: Container[str], name: str, width: int) -
     return nn.LayerNorm(width, eps=spec.eps, bias=f"{name}.bias" in names)
 
 
-def activate(x: Tensor, activation: str) -> Tensor:
-    if activation == "gelu":
-        return F.gelu(x)
-    if activation == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
-    return F.silu(x) if activation == "silu" else F.relu(x)
+GELU_TANH = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, Any] = {"gelu": F.gelu, "gelu_tanh": GELU_TANH, "silu": F.silu, "relu": F.relu}
 
 
 class Embedding(nn.Module):
@@ -151,9 +148,9 @@ class FeedForward(nn.Module):
         x = self.up(x)
         if self.gated:
             gate, value = x.chunk(2, dim=-1)
-            x = activate(gate, self.activation) * value
+            x = ACTIVATIONS[self.activation](gate) * value
         else:
-            x = activate(x, self.activation)
+            x = ACTIVATIONS[self.activation](x)
         return self.down(x)  # type: ignore[no-any-return]
 
 
@@ -193,7 +190,8 @@ class EncoderModule(nn.Module):
         super().__init__()
         self.spec = spec
         self.embedding = Embedding(spec, names)
-        self.layers = nn.ModuleList(Layer(spec, names, index) for index in range(spec.layers))
+        self._layers = [Layer(spec, names, index) for index in range(spec.layers)]
+        self.layers = nn.ModuleList(self._layers)
         self.final_norm = make_norm(spec, names, "final_norm", spec.width)
         self.relative = RelativeBias(spec) if spec.relative_buckets else None
         # ModernBERT rotates its local and its global layers by two different thetas: one table for each.
@@ -202,19 +200,16 @@ class EncoderModule(nn.Module):
         self.rotary_of = tuple(thetas.index(theta) for theta in spec.rotary_thetas)
 
     def can_fuse(self) -> bool:
-        return all(layer.feed_forward.can_fuse() for layer in self._own_layers())
+        return all(layer.feed_forward.can_fuse() for layer in self._layers)
 
     def fuse(self, fused: bool) -> None:
-        for layer in self._own_layers():
+        for layer in self._layers:
             layer.feed_forward.fused = fused
 
     def use_add_norm(self, function: AddNorm | None) -> None:
         """Compute the sum and the norm behind it by this function: only of LayerNorms behind a half (post-norm)."""
-        for layer in self._own_layers():
+        for layer in self._layers:
             layer.add_norm = function or plain_add_norm
-
-    def _own_layers(self) -> list[Layer]:
-        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def forward(self, ids: Tensor, layout: Layout) -> Tensor:
         x = self.embedding(ids, layout.positions)

@@ -1,4 +1,4 @@
-"""How a batch of texts of different lengths lies in memory, and attention within it.
+"""How a batch of texts of different lengths lies in memory, attention within it, and pooling.
 
     Packed      tokens end to end, attention by a variable-length flash kernel: no padding at all
     OneByOne    tokens end to end, attention text by text: no padding, one call per text and layer; runs anywhere
@@ -11,7 +11,7 @@ contents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -19,14 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anytorch.errors import UsageError
+
 
 class Layout(Protocol):
     rows: int  # texts, including those added to fill a fixed shape
     longest: int  # no text has more tokens than this
-
-    @property
-    def positions(self) -> Tensor:
-        """Each token's place in its text, [tokens]."""
+    positions: Tensor  # each token's place in its text, [tokens]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, causal: bool, bias: Tensor | None) -> Tensor:
         """Attention of every text within itself: q [tokens, heads, head_width] → the same shape.
@@ -71,11 +70,7 @@ class Ends:
         places = torch.arange(tokens, dtype=starts.dtype, device=starts.device)
         self.text = torch.searchsorted(starts, places, right=True) - 1  # of each token; `rows` for tokens nobody owns
         # The filling behind the last text may be longer than any text: its positions must still be in the table.
-        self._positions = (places - starts[self.text]).clamp(max=longest - 1)
-
-    @property
-    def positions(self) -> Tensor:
-        return self._positions
+        self.positions = (places - starts[self.text]).clamp(max=longest - 1)
 
     @property
     def lengths(self) -> Tensor:
@@ -152,24 +147,16 @@ class Rows:
     """`rows` texts of `longest` tokens each, filled up behind their own. Every text has at least one token."""
 
     def __init__(self, lengths: Tensor, longest: int) -> None:
-        self._lengths, self.longest = lengths, longest
+        self.lengths, self.longest = lengths, longest
         self.rows = lengths.shape[0]
         places = torch.arange(longest, dtype=lengths.dtype, device=lengths.device)
-        self._positions = places.repeat(self.rows)
+        self.positions = places.repeat(self.rows)
         self.owned = places[None, :] < lengths[:, None]  # [rows, longest], False in the filling
         self._masks: dict[tuple[int, bool], Tensor] = {}
 
     @property
-    def positions(self) -> Tensor:
-        return self._positions
-
-    @property
-    def lengths(self) -> Tensor:
-        return self._lengths
-
-    @property
     def first(self) -> Tensor:
-        return torch.arange(self.rows, dtype=self._lengths.dtype, device=self._lengths.device) * self.longest
+        return torch.arange(self.rows, dtype=self.lengths.dtype, device=self.lengths.device) * self.longest
 
     def reduce(self, x: Tensor, how: str) -> Tensor:
         x = x.float().view(self.rows, self.longest, -1)
@@ -200,3 +187,44 @@ class Rows:
                 mask = mask + bias[None].to(q.dtype)
             self._masks[key] = mask.expand(-1, -1, self.longest, -1)
         return self._masks[key]
+
+
+# --- from token states to one vector per text, in float32; named as sentence-transformers names them ------------------
+
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+def check_pooling(pooling: str | Sequence[str]) -> tuple[str, ...]:
+    names = (pooling,) if isinstance(pooling, str) else tuple(pooling)
+    for name in names:
+        if name not in POOLINGS:
+            raise UsageError(f"unknown pooling {name!r}; poolings: {', '.join(POOLINGS)}")
+    if not names:
+        raise UsageError(f"no pooling was named; poolings: {', '.join(POOLINGS)}")
+    return names
+
+
+def pool(x: Tensor, layout: Layout, poolings: Sequence[str]) -> Tensor:
+    """x [tokens, width] → [rows, width × poolings] in float32. Rows that hold no text come out as anything."""
+    vectors = [pool_one(x, layout, name) for name in poolings]
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
+
+
+def pool_one(x: Tensor, layout: Layout, pooling: str) -> Tensor:
+    if pooling == "cls":
+        return x.index_select(0, layout.first.clamp(max=x.shape[0] - 1)).float()
+    if pooling == "lasttoken":
+        return x.index_select(0, (layout.first + layout.lengths - 1).clamp(min=0)).float()
+    if pooling == "max":
+        return layout.reduce(x, "max")
+    lengths = layout.lengths.clamp(min=1)[:, None].float()
+    if pooling == "weightedmean":  # a token counts as much as its place: the last ones of a decoder have seen the most
+        summed = layout.reduce(x.float() * (layout.positions + 1)[:, None].float(), "sum")
+        return summed / (lengths * (lengths + 1) / 2)
+    summed = layout.reduce(x, "sum")
+    return summed / (lengths if pooling == "mean" else lengths.sqrt())
+
+
+def normalise(x: Tensor) -> Tensor:
+    """Each row to length 1; a row of zeros stays one, as sentence-transformers has it."""
+    return F.normalize(x, dim=-1)

@@ -19,12 +19,7 @@ from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.checkpoints.weights import EncoderWeights
 from anytorch.text.encoders.layers import EncoderModule, Rotary
 
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Tensors inside the encoder's own name space that compute nothing: tables older versions of transformers stored.
 KNOWN_EXTRAS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|rotary_emb\..*|pooler\..*)$")
 # What a checkpoint may have beside its encoder: the head it was trained with.
@@ -140,14 +135,11 @@ def read(weights: EncoderWeights, name: str) -> Tensor:
 def refuse_leftovers(weights: EncoderWeights, checkpoint: Checkpoint, spec: EncoderSpec) -> None:
     """Raise ModelError for encoder tensors that the spec does not use: an extra layer, a variant."""
     used = {source.name for source in weights.sources.values()}
-    word = weights.sources["word"].name
-    prefix = next((word[: -len(tail)] for tail in _WORDS if word.endswith(tail)), "")
     left = []
     for name in checkpoint.names():
-        if name in used or not name.startswith(prefix):
-            continue
-        inner = name[len(prefix) :]
-        if not (KNOWN_EXTRAS.search(inner) or HEADS.match(inner)):
+        inner = name.removeprefix(weights.prefix)
+        known = name in used or not name.startswith(weights.prefix) or KNOWN_EXTRAS.search(inner) or HEADS.match(inner)
+        if not known:
             left.append(name)
     if left:
         shown = ", ".join(sorted(left)[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
@@ -156,6 +148,3 @@ def refuse_leftovers(weights: EncoderWeights, checkpoint: Checkpoint, spec: Enco
             f"layers (config.json) does not use: {shown}",
             hint="config.json and the weights are of different models, or it is a variant that is not supported",
         )
-
-
-_WORDS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight", "embed_tokens.weight")

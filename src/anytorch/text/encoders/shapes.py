@@ -82,6 +82,12 @@ def row_class(rows: int) -> int:
     return max(16, 1 << (rows - 1).bit_length())
 
 
+def largest(budget: int, most: int, *, fixed: bool) -> tuple[int, int]:
+    """Tokens and texts of the largest chunk: an exact shape can have a text per token, a fixed one rounds its rows up."""
+    tokens = step_up(max(budget, most), SMALLEST_TOKENS)
+    return tokens, row_class(most_rows(tokens)) if fixed else tokens
+
+
 def even_budget(total: int, longest: int, budget: int) -> int:
     """The least tokens per chunk with which `total` still takes no more chunks than with `budget`.
 

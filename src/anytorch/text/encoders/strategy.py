@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from anytorch import logs
@@ -29,6 +28,7 @@ from anytorch.measured.stopwatch import Stopwatch, by_wall
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import NO_TIME, Question, Trial, Verdict, duration, fastest
 from anytorch.recorded.graphs import Recorder
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
 from anytorch.text.checkpoints.spec import EncoderSpec
 
 if TYPE_CHECKING:
@@ -60,13 +60,9 @@ class EncoderPlan:
 
     @property
     def short(self) -> str:
-        return (
-            self.layout
-            + (" with graphs" if self.graphs else "")
-            + (" and fused" if self.fused else "")
-            + (" and our kernels" if self.kernels else "")
-            + (f" in blocks by {self.blocks} warps" if self.blocks else "")
-        )
+        more = {" with graphs": self.graphs, " and fused": self.fused, " and our kernels": self.kernels}
+        more[f" in blocks by {self.blocks} warps"] = self.blocks > 0
+        return self.layout + "".join(words for words, true in more.items() if true)
 
     @property
     def words(self) -> str:
@@ -78,12 +74,6 @@ class EncoderPlan:
         more = (", recorded graphs" if self.graphs else "") + (", fused activation" if self.fused else "")
         ours = ", our Triton kernels" + (" in blocks" if self.blocks else "") if self.kernels else ""
         return names[self.layout] + more + ours
-
-
-def linear_weights(spec: EncoderSpec) -> int:
-    """Weights of all matrix products: twice as many operations per token."""
-    attention = spec.width * spec.head_width * 2 * (spec.heads + spec.kv_heads)
-    return spec.layers * (attention + spec.width * spec.inner * (3 if spec.gated else 2))
 
 
 def half_dtypes(caps: Caps, host: bool, stored_bfloat16: bool) -> list[str]:
@@ -148,7 +138,7 @@ def _measure(encoder: TorchEncoder, plans: Sequence[EncoderPlan], asked: Questio
     host = encoder.device.type == "cpu"
     budget = budget_of(encoder.device)
     # On the CPU some 5 GFLOP, a few tenths of a second on one core; on a GPU a full chunk, or launches are all one sees.
-    tokens = min(512, max(64, int(2.5e9 / linear_weights(encoder.spec))))
+    tokens = min(512, max(64, int(2.5e9 / encoder.spec.linear_weights)))
     if not host:
         tokens, seconds = affordable(encoder, plans[0])
         if 3 * seconds * LEAST_PASSES > budget:
@@ -163,7 +153,7 @@ def _measure(encoder: TorchEncoder, plans: Sequence[EncoderPlan], asked: Questio
     ways = [_Way(encoder, plan, texts) for plan in sorted(plans, key=lambda plan: plan.graphs)]
     plainest = ways[0]
 
-    def check(found: npt.NDArray[np.float32]) -> float:
+    def check(found: Floats) -> float:
         if plainest.answer is None:
             raise WrongAnswer("there is nothing to compare it with")
         return 1.0 - worst_cosine(plainest.answer, found)
@@ -194,7 +184,7 @@ class _Way:
     def __init__(self, encoder: TorchEncoder, plan: EncoderPlan, texts: Sequence[Texts]) -> None:
         self.encoder, self.plan, self.texts = encoder, plan, texts
         self.recorder: Recorder | None = None
-        self.answer: npt.NDArray[np.float32] | None = None
+        self.answer: Floats | None = None
         self.failure: Exception | None = None
 
     @contextmanager
@@ -206,7 +196,7 @@ class _Way:
     def prepare(self) -> Ready:
         return Ready(self.run, lambda: self.passes, asdict(self.plan), self.close)
 
-    def run(self) -> npt.NDArray[np.float32]:
+    def run(self) -> Floats:
         """Twice, and once more: a shape is recorded when it comes again, and it is the replay that must be right."""
         try:
             for _ in range(3 if self.plan.graphs else 1):
@@ -219,7 +209,7 @@ class _Way:
         assert self.answer is not None
         return self.answer
 
-    def passes(self) -> npt.NDArray[np.float32]:
+    def passes(self) -> Floats:
         """All the texts, the next batch always waiting."""
         under_way = [self.encoder.submit(*some) for some in self.texts]
         return np.concatenate([pending.result() for pending in under_way])
@@ -251,7 +241,7 @@ def affordable(encoder: TorchEncoder, plan: EncoderPlan) -> tuple[int, float]:
         tokens = min(encoder.chunk_tokens, 8 * tokens)
 
 
-Texts = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int32]"]  # ids and starts
+Texts = tuple[Ints, Ints]  # ids and starts
 
 
 def sample(spec: EncoderSpec, tokens: int, longest: int = 256, shortest: int = 4) -> Texts:
@@ -269,7 +259,7 @@ def sample(spec: EncoderSpec, tokens: int, longest: int = 256, shortest: int = 4
     return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def worst_cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
+def worst_cosine(a: Floats, b: Floats) -> float:
     """The least cosine of a row with its counterpart; -1 when one is not finite."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return -1.0
@@ -281,16 +271,9 @@ def worst_cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> floa
 # --- remembering ---------------------------------------------------------------------------------------------------
 
 
-def question(
-    device: torch.device,
-    spec: EncoderSpec,
-    poolings: Sequence[str],
-    quantization: str | None,
-    dtype: str,
-    layout: str,
-    graphs: bool | None,
-) -> Question:
+def question(encoder: TorchEncoder, dtype: str, layout: str, graphs: bool | None) -> Question:
     """What the choice depends on."""
+    device, spec, quantization = encoder.device, encoder.spec, encoder.quantization
     weights = f", weights in {quantization}" if quantization else ""
     return Question.of(
         "layout of tokens",
@@ -299,7 +282,7 @@ def question(
         format=FORMAT,
         torch=torch.__version__,
         spec=repr(spec),
-        poolings=list(poolings),
+        poolings=list(encoder.poolings),
         quantization=quantization,
         dtype=dtype,
         layout=layout,

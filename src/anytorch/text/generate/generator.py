@@ -6,23 +6,24 @@ import inspect
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
+from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import require
 from anytorch.devices.precision import capabilities
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.memory.levels import Size
+from anytorch.memory.sizes import words
 from anytorch.text.generate.bandwidth import bandwidth_of, weight_nbytes_per_token
-from anytorch.text.generate.explain import explained
 from anytorch.text.generate.loading import cache_nbytes, find_folder, load
 from anytorch.text.generate.prompts import chat_ids, check_messages, check_stop, is_chat, prompt_ids
-from anytorch.text.generate.requests import Request
+from anytorch.text.generate.requests import TextRequest
 from anytorch.text.generate.sampling import Sampling, defaults_of
 from anytorch.text.generate.scheduler import GenerationStats, Scheduler
 from anytorch.text.generate.stream import Completion, Stream
@@ -31,7 +32,7 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-class TextGenerator:
+class TextGenerator(AbstractContextManager["TextGenerator"]):
     """Writes text with a Hugging Face causal language model (Llama, Qwen, GPT-2, Mistral, Gemma, …).
 
     `path`: a folder with config.json, tokenizer.json and safetensors weights, or the name of a model on the Hugging Face
@@ -130,13 +131,8 @@ class TextGenerator:
             raise UsageError(f"max_tokens={max_tokens!r}: use a whole number above 0")
         if timeout_s is not None and not timeout_s > 0:
             raise UsageError(f"timeout_s={timeout_s!r}: use a number of seconds above 0")
-        given: dict[str, Any] = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed,
-        }
+        given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        given["repetition_penalty"] = repetition_penalty
         sampling = replace(self.defaults, **{name: value for name, value in given.items() if value is not None})
         strings = check_stop(stop)
         ids = self.tokenize(prompt)
@@ -151,7 +147,7 @@ class TextGenerator:
             random.seed()
         else:
             random.manual_seed(sampling.seed)
-        request = Request(
+        request = TextRequest(
             ids,
             sampling,
             min(max_tokens, room),
@@ -159,7 +155,9 @@ class TextGenerator:
             random,
             None if timeout_s is None else time.perf_counter() + timeout_s,
         )
-        stream = Stream(request, self.decode, strings, self._share_per_rate())
+        # What one token per second is of the device's bandwidth.
+        share = self.weight_nbytes_per_token / (self.bandwidth.gb_per_s * 1e9) if self.bandwidth else None
+        stream = Stream(request, self.decode, strings, share)
         self._scheduler.submit(request)
         return stream
 
@@ -226,18 +224,8 @@ class TextGenerator:
             "cache_nbytes_per_token": cache_nbytes(config.to_dict(), 1, item_nbytes),
             "bandwidth_gb_per_s": self.bandwidth.gb_per_s if self.bandwidth else None,
             "bandwidth_source": self.bandwidth.source if self.bandwidth else None,
-            "sampling": {
-                "temperature": self.defaults.temperature,
-                "top_p": self.defaults.top_p,
-                "top_k": self.defaults.top_k,
-                "repetition_penalty": self.defaults.repetition_penalty,
-            },
-            "stats": {
-                "requests": stats.requests,
-                "prompt_tokens": stats.prompt_tokens,
-                "tokens": stats.tokens,
-                "steps": stats.steps,
-            },
+            "sampling": {n: getattr(self.defaults, n) for n in ("temperature", "top_p", "top_k", "repetition_penalty")},
+            "stats": {name: getattr(stats, name) for name in ("requests", "prompt_tokens", "tokens", "steps")},
         }
 
     def explain(self) -> str:
@@ -257,12 +245,7 @@ class TextGenerator:
         self._loaded.close()
         self.model = None
 
-    def __enter__(self) -> TextGenerator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -288,12 +271,6 @@ class TextGenerator:
         if self.model is None:
             raise UsageError("the text generator is closed", hint="ask for its facts before close()")
         return self.model
-
-    def _share_per_rate(self) -> float | None:
-        """What one token per second is of the device's bandwidth."""
-        if self.bandwidth is None:
-            return None
-        return self.weight_nbytes_per_token / (self.bandwidth.gb_per_s * 1e9)
 
 
 def check_forward(model: Any, folder: Path) -> frozenset[str]:
@@ -323,3 +300,25 @@ def context_of(config: Any) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def explained(facts: dict[str, Any]) -> str:
+    """The facts of `describe` in words. Pure."""
+    lines = [
+        f"{facts['model']}: {facts['family']}, {facts['parameters'] / 1e6:,.0f} million parameters, "
+        f"{counted(facts['layers'], 'layer')}, up to {facts['max_length'] or 'any number of'} tokens; "
+        + ("answers chat messages" if facts["chat"] else "continues a text; it has no chat template"),
+        f"computes on {facts['device']} ({facts['device_why']}) in {facts['dtype']}"
+        + (f", weights in {facts['quantization']}" if facts["quantization"] else ""),
+        f"weights: {facts['placed']}",
+        *(f"  {line}" for note in facts["notes"] for line in note.splitlines()),
+        f"every token reads {words(facts['weight_nbytes_per_token'])} of weights; "
+        f"{words(facts['cache_nbytes_per_token'])} of keys and values are kept per token",
+    ]
+    rate = facts["bandwidth_gb_per_s"]
+    if rate:
+        most = rate * 1e9 / max(1, facts["weight_nbytes_per_token"])
+        lines.append(
+            f"the device reads {rate:,.0f} GB/s ({facts['bandwidth_source']}): at most {most:,.0f} tokens/s for one request"
+        )
+    return "\n".join(lines)

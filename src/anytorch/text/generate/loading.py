@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from anytorch import logs
 from anytorch.devices.memory import memory
@@ -24,7 +23,7 @@ from anytorch.memory.sizes import parse_nbytes, words
 from anytorch.quant.formats import parse as parse_format
 from anytorch.quant.model import quantize
 from anytorch.text.checkpoints.checkpoint import Checkpoint
-from anytorch.text.checkpoints.locate import HUB_NAME, hub_model
+from anytorch.text.checkpoints.locate import HUB_NAME, first_line, hub_model, local_model
 
 log = logs.logger(__name__)
 
@@ -61,13 +60,8 @@ class Loaded:
 def find_folder(named: str | Path) -> Path:
     """The folder of a model: one on this disk, else the Hugging Face Hub's copy or a download."""
     text = str(named)
-    folder = Path(text).expanduser()
-    if text.strip() and folder.is_dir():
+    if text.strip() and (folder := local_model(text)) is not None:
         return folder
-    if text.strip() and folder.exists():
-        raise ModelError(
-            f"{text}: this is a file, but a model is a folder", hint="name the folder that holds config.json"
-        )
     if isinstance(named, Path) or "/" not in text or not HUB_NAME.fullmatch(text):
         raise ModelError(
             f"{text or 'the empty name'}: there is no such folder",
@@ -95,7 +89,13 @@ def load(
         stored, nbytes = stored_dtype(checkpoint), checkpoint.nbytes()
         packable = packable_nbytes(checkpoint)
     chosen = choose_dtype(dtype, stored, caps)
-    transformers = import_transformers(folder)
+    try:
+        import transformers
+    except ModuleNotFoundError as exc:
+        raise ModelError(
+            f"{folder}: generating text needs transformers, which is not installed ({exc.name} is missing)",
+            hint="pip install 'anytorch[generate]'",
+        ) from exc
     with quiet(transformers):
         tokenizer = read_tokenizer(transformers, folder)
         need = round(nbytes * ITEM_NBYTES[chosen] / ITEM_NBYTES.get(stored, 4))
@@ -103,7 +103,9 @@ def load(
         budget = parse_nbytes(device_budget, "device_budget") if device_budget is not None else None
         free = memory(device).free
         room = budget if budget is not None else int((UNKNOWN if free is None else free) * DEVICE_SHARE)
-        packed = round(need * (1 - (1 - packed_share(quantization, chosen)) * packable / max(nbytes, 1)))
+        # What packed weights need of the unpacked ones' bytes, scales included.
+        share = 1.0 if quantization is None else (parse_format(quantization).bits + 1.0) / (8 * ITEM_NBYTES[chosen])
+        packed = round(need * (1 - (1 - share) * packable / max(nbytes, 1)))
         if packed + kept <= room:
             model = from_folder(transformers, folder, chosen)
             notes = []
@@ -118,47 +120,19 @@ def load(
         ]
         reserve = min(kept, room // 4)
         options: dict[str, Any] = {"device_budget": room, "reserve": reserve}
+        model = None
+        if quantization is None and chosen == stored:  # straight from the files, where their names allow it
+            try:
+                model = load_in_tiers(folder, device, **options)
+            except ModelError as exc:  # its tensors have other names than the model's: transformers can convert them
+                log.info("%s cannot be opened in place: %s", folder.name, exc.message)
+                notes.append("the files cannot be used in place: the model was loaded into host memory first")
+        if model is None:
+            model = fit(from_folder(transformers, folder, chosen), device, rest_format=quantization, **options)
         if quantization is not None:
-            model = from_folder(transformers, folder, chosen)
-            fit(model, device, rest_format=quantization, **options)
             notes.append(f"layers that are not always on the device are stored in {quantization}")
-        else:
-            model, chosen = in_tiers(transformers, folder, device, chosen, stored, notes, options)
     log.info("%s: %s", folder.name, notes[0])
     return Loaded(model.eval(), tokenizer, chosen, "in tiers", notes)
-
-
-def in_tiers(
-    transformers: Any,
-    folder: Path,
-    device: torch.device,
-    chosen: str,
-    stored: str,
-    notes: list[str],
-    options: dict[str, Any],
-) -> tuple[nn.Module, str]:
-    """Straight from the files where names and dtype allow it, else through host memory."""
-    if chosen == stored:
-        try:
-            return load_in_tiers(folder, device, **options), chosen
-        except (
-            ModelError
-        ) as exc:  # its tensors have other names than the model's: transformers knows how to convert them
-            log.info("%s cannot be opened in place: %s", folder.name, exc.message)
-            notes.append("the files cannot be used in place: the model was loaded into host memory first")
-    model = from_folder(transformers, folder, chosen)
-    return fit(model, device, **options), chosen
-
-
-def import_transformers(folder: Path) -> Any:
-    try:
-        import transformers
-    except ModuleNotFoundError as exc:
-        raise ModelError(
-            f"{folder}: generating text needs transformers, which is not installed ({exc.name} is missing)",
-            hint="pip install 'anytorch[generate]'",
-        ) from exc
-    return transformers
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -197,13 +171,6 @@ def choose_dtype(asked: str, stored: str, caps: Caps) -> str:
         if name in caps.fast_dtypes:
             return name
     return "float32"
-
-
-def packed_share(quantization: str | None, dtype: str) -> float:
-    """What packed weights need of the unpacked ones' bytes, scales included."""
-    if quantization is None:
-        return 1.0
-    return (parse_format(quantization).bits + 1.0) / (8 * ITEM_NBYTES[dtype])
 
 
 def cache_nbytes(config: dict[str, Any], tokens: int, item_nbytes: int) -> int:
@@ -249,11 +216,6 @@ def from_folder(transformers: Any, folder: Path, dtype: str) -> Any:
             hint="the checkpoint belongs to another kind of model (an encoder?), or is incomplete",
         )
     return model
-
-
-def first_line(exc: Exception) -> str:
-    text = str(exc).strip()
-    return f"{type(exc).__name__}: {text.splitlines()[0]}" if text else type(exc).__name__
 
 
 @contextmanager

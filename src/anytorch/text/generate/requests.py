@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytorch.text.generate.sampling import Sampling
@@ -40,40 +39,33 @@ class Mailbox:
     """Events of one request, from the worker's thread to one reader: a thread that waits, or an event loop."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
+        self._events: SimpleQueue[Event] = SimpleQueue()
         self._wake: Callable[[], None] | None = None
 
     def put(self, event: Event) -> None:
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
-            wake = self._wake
-        if wake is not None:
+        self._events.put(event)
+        if (wake := self._wake) is not None:
             wake()
 
     def get(self) -> Event:
         """The next one; waits for it."""
-        with self._changed:
-            while not self._events:
-                self._changed.wait()
-            return self._events.popleft()
+        return self._events.get()
 
     def get_now(self) -> Event | None:
-        with self._changed:
-            return self._events.popleft() if self._events else None
+        try:
+            return self._events.get_nowait()
+        except Empty:
+            return None
 
     def call(self, wake: Callable[[], None] | None) -> None:
-        """From now on call this, from the worker's thread, when something has come."""
-        with self._changed:
-            self._wake = wake
-            waiting = bool(self._events)
-        if waiting and wake is not None:
+        """From now on call this, from the worker's thread, when something has come; at once if something has."""
+        self._wake = wake
+        if wake is not None and not self._events.empty():
             wake()
 
 
 @dataclass(eq=False)
-class Request:
+class TextRequest:
     """`tokens` are the prompt's, then the new ones. The worker alone changes what is below the line."""
 
     tokens: list[int]

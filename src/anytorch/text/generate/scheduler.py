@@ -20,7 +20,7 @@ from anytorch.counts import counted
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory, QueueFull, UsageError
 from anytorch.text.generate.cache import can_share, joined, new_cache, rows_of, truncate
-from anytorch.text.generate.requests import Request, Token
+from anytorch.text.generate.requests import TextRequest, Token
 from anytorch.text.generate.sampling import next_token
 
 log = logs.logger(__name__)
@@ -29,12 +29,11 @@ PORTION = 512  # tokens of prompts that are computed in one round: more would ho
 LEAST = 32  # of one prompt: fewer would cost as much
 IDLE_S = 2.0  # after which the worker ends; the next request starts another
 
-Forward = Callable[
-    ..., torch.Tensor
-]  # (input_ids, cache, position_ids, attention_mask) → logits [requests, vocabulary]
+# (input_ids, cache, position_ids, attention_mask) → logits [requests, vocabulary]
+Forward = Callable[..., torch.Tensor]
 
 Computed = tuple[int, torch.Tensor | None]  # how many tokens of each request; logits, where there is one to choose
-Compute = Callable[[list[Request]], Computed]
+Compute = Callable[[list[TextRequest]], Computed]
 
 
 @dataclass(frozen=True)
@@ -70,30 +69,26 @@ class Scheduler:
         self._shares, self._guard = shares, guard
         self._most_at_once, self._most_waiting = most_at_once, most_waiting
         self._changed = threading.Condition()  # guards all below, except what the worker alone uses
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._waiting: deque[TextRequest] = deque()
+        self._running: list[TextRequest] = []
         self._closing = False
         self._worker: threading.Thread | None = None
         self._stats = GenerationStats()
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: TextRequest) -> None:
         with self._changed:
             if self._closing:
                 raise UsageError("the text generator is closed")
             if len(self._waiting) >= self._most_waiting:
-                self._stats = replace(self._stats, rejected=self._stats.rejected + 1)
+                self._count(rejected=1)
                 waiting = counted(len(self._waiting), "request for text is", "requests for text are")
                 raise QueueFull(
                     f"queue full: {waiting} waiting; the limit is {self._most_waiting:,}", hint="try again later"
                 )
             self._waiting.append(request)
-            self._stats = replace(
-                self._stats,
-                requests=self._stats.requests + 1,
-                prompt_tokens=self._stats.prompt_tokens + request.prompt_length,
-            )
+            self._count(requests=1, prompt_tokens=request.prompt_length)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="anytorch-generate", daemon=True)
                 self._worker.start()
@@ -103,6 +98,9 @@ class Scheduler:
     def stats(self) -> GenerationStats:
         with self._changed:
             return replace(self._stats, running=len(self._running), waiting=len(self._waiting))
+
+    def _count(self, **more: int) -> None:
+        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
 
     def close(self) -> None:
         """Cancel waiting and running requests. May be called twice."""
@@ -166,9 +164,8 @@ class Scheduler:
             if request not in together:
                 self._attempt([request], self._step)
 
-    def _attempt(self, requests: list[Request], compute: Compute) -> int:
-        """Compute for these; if that fails, for each alone, so that only the culprit gets the error. How many tokens of
-        each were computed.
+    def _attempt(self, requests: list[TextRequest], compute: Compute) -> None:
+        """Compute for these; if that fails, for each alone, so that only the culprit gets the error.
 
         Until the numbers have been looked at no request has changed: a device may report only then that it failed.
         """
@@ -178,20 +175,19 @@ class Scheduler:
         except Exception as exc:  # noqa: BLE001  (whatever it is, it is the request's answer)
             if len(requests) == 1:
                 self._ended(requests[0], "cancelled", _ours(exc, requests[0]))
-                return 0
+                return
             log.info("a batch of %d requests failed (%s); each is computed by itself", len(requests), exc)
         else:
             for request in requests:
                 request.length += count
             if outlook is not None:
                 self._choose(requests, outlook)
-            return count
+            return
         truncate(requests[0].cache, max(request.length for request in requests))
         for request in requests:
             self._attempt([request], compute)
-        return 0
 
-    def _read(self, request: Request, portion: int) -> Computed:
+    def _read(self, request: TextRequest, portion: int) -> Computed:
         """Go on with the prompt. The portion with its last token gives the first new one: its logits, else None."""
         if request.cache is None:
             request.cache = new_cache(self._config)
@@ -209,7 +205,7 @@ class Scheduler:
         )
         return count, logits if count == left else None
 
-    def _step(self, requests: list[Request]) -> Computed:
+    def _step(self, requests: list[TextRequest]) -> Computed:
         """One token for each of these."""
         cache = requests[0].cache
         alone = len(requests) == 1 and (not can_share(cache) or rows_of(cache) == 1)
@@ -232,14 +228,13 @@ class Scheduler:
         )
         return 1, logits
 
-    def _choose(self, requests: Sequence[Request], outlook: Outlook) -> None:
+    def _choose(self, requests: Sequence[TextRequest], outlook: Outlook) -> None:
         """A token for each. A failure here is that of one request: the others' keys and values are as they should be."""
         now = time.perf_counter()
         made = 0
         for row, request in enumerate(requests):
             if not outlook.finite[row]:
-                what = "the model computed NaN or infinity"
-                self._ended(request, "cancelled", ArithmeticError(what))
+                self._ended(request, "cancelled", ArithmeticError("the model computed NaN or infinity"))
                 continue
             try:
                 token = outlook.token(row, request)
@@ -255,16 +250,13 @@ class Scheduler:
             if request.made >= request.max_tokens:
                 self._ended(request, "length")
         with self._changed:
-            self._stats = replace(self._stats, tokens=self._stats.tokens + made, steps=self._stats.steps + 1)
+            self._count(tokens=made, steps=1)
 
-    def _ended(self, request: Request, reason: Any, error: BaseException | None = None) -> None:
+    def _ended(self, request: TextRequest, reason: Any, error: BaseException | None = None) -> None:
         with self._changed:
             if request in self._running:
                 self._running.remove(request)
-            failed, cancelled = error is not None, error is None and reason == "cancelled"
-            self._stats = replace(
-                self._stats, failed=self._stats.failed + failed, cancelled=self._stats.cancelled + cancelled
-            )
+            self._count(failed=error is not None, cancelled=error is None and reason == "cancelled")
         request.end(reason, error)
 
 
@@ -277,17 +269,17 @@ class Outlook:
     finite: list[bool]
 
     @staticmethod
-    def of(requests: Sequence[Request], logits: torch.Tensor) -> Outlook:
+    def of(requests: Sequence[TextRequest], logits: torch.Tensor) -> Outlook:
         best = logits.argmax(-1).tolist() if any(r.sampling.greedy for r in requests) else []
         return Outlook(logits, best, torch.isfinite(logits.amax(-1)).tolist())
 
-    def token(self, row: int, request: Request) -> int:
+    def token(self, row: int, request: TextRequest) -> int:
         if request.sampling.greedy and request.sampling.repetition_penalty == 1.0:
             return self.best[row]
         return next_token(self.logits[row], request.sampling, request.tokens, request.random)
 
 
-def _ours(exc: Exception, request: Request) -> Exception:
+def _ours(exc: Exception, request: TextRequest) -> Exception:
     if not is_out_of_memory(exc):
         return exc
     error = OutOfMemory(

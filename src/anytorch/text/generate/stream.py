@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from types import TracebackType
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, fields
 
-from anytorch.text.generate.requests import End, Event, FinishReason, Request, Token
+from anytorch.text.generate.requests import End, Event, FinishReason, TextRequest, Token
 from anytorch.text.generate.text import Decode, Detokenizer, StopStrings
 
 
@@ -31,7 +30,7 @@ class Completion:
     bandwidth_share: float | None
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """Pieces of text as they are made: `for piece in stream` or `async for piece in stream`.
 
     `close()` (or leaving a `with` block, or forgetting the stream) stops the computation at the next token. The facts
@@ -40,7 +39,7 @@ class Stream:
 
     def __init__(
         self,
-        request: Request,
+        request: TextRequest,
         decode: Decode,
         stop: Sequence[str],
         share_per_token_rate: float | None,
@@ -81,16 +80,7 @@ class Stream:
     def completion(self) -> Completion:
         """All that is left as one text, with the facts; waits for the end. Pieces that were read before are not in it."""
         text = "".join(self)
-        return Completion(
-            text,
-            self.finish_reason or "cancelled",
-            self.prompt_tokens,
-            self.completion_tokens,
-            self.seconds,
-            self.first_token_s,
-            self.tokens_per_second,
-            self.bandwidth_share,
-        )
+        return Completion(text, **{fact.name: getattr(self, fact.name) for fact in fields(Completion)[1:]})
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -117,19 +107,15 @@ class Stream:
 
     async def _something_came(self) -> None:
         loop = asyncio.get_running_loop()
-        came: asyncio.Future[None] = loop.create_future()
-
-        def tell() -> None:
-            if not came.done():
-                came.set_result(None)
+        came = asyncio.Event()
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(tell)
+                loop.call_soon_threadsafe(came.set)
 
         self._request.mailbox.call(wake)
         try:
-            await came
+            await came.wait()
         except asyncio.CancelledError:
             self.close()
             raise
@@ -173,12 +159,7 @@ class Stream:
     async def aclose(self) -> None:
         self.close()
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -21,23 +21,17 @@ EMBED_NORM, FINAL_NORM, ATTN_NORM, MLP_NORM, Q_NORM, K_NORM = range(6)
 FORMATS = {None: 0, "int8": 1, "int4": 2, "int2": 3, "fp4": 4}
 PARTS = ("embed and pool", "qkv", "rotate", "attention", "out", "up", "down", "norm")
 ACTIVATIONS = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
-
-
-_WHOLE = (
-    "vocabulary width layers heads kv_heads head_width inner max_positions position_offset "
-    "activation gated pre_norm rms_norm embed_norm final_norm qk_norm causal"
-)
+# The whole numbers of a Shape, which an EncoderSpec has under the same names.
+WHOLE = (
+    "vocabulary", "width", "layers", "heads", "kv_heads", "head_width", "inner", "max_positions", "position_offset",
+    "activation", "gated", "pre_norm", "rms_norm", "embed_norm", "final_norm", "qk_norm", "causal",
+)  # fmt: skip
 
 
 class Shape(ctypes.Structure):
     """Kept the same as `struct Shape` in encoder.cpp."""
 
-    _fields_ = [
-        *((name, c_int32) for name in _WHOLE.split()),
-        ("eps", c_float),
-        ("budget", c_int32),
-        ("block", c_int32),
-    ]
+    _fields_ = [*((name, c_int32) for name in WHOLE), ("eps", c_float), ("budget", c_int32), ("block", c_int32)]
 
 
 _FUNCTIONS = {

@@ -15,15 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from anytorch.errors import InputError, OutOfMemory
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.packed import binding
 from anytorch.text.packed.binding import pointer
-
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int32]
 
 SAMPLE_TEXTS = 8
 SAMPLE_TOKENS = 24
@@ -53,37 +50,23 @@ class Inputs:
     square: Floats
 
 
-class Calibrator:
-    """Runs texts through the encoder as it is being loaded. Layer by layer, in order, each still in float32."""
+def calibrated(
+    library: ctypes.CDLL, handle: int, ids: Ints, starts: Ints, layer: int, products: Sequence[Product]
+) -> dict[int, Inputs]:
+    """Run texts through an encoder as it is being loaded; what each product's inputs were, by product.
 
-    def __init__(self, library: ctypes.CDLL, handle: int, ids: Ints, starts: Ints) -> None:
-        self._library = library
-        self._handle = handle
-        self._ids = ids
-        self._starts = starts
-        self._call(-1, [None] * 4)
-
-    def run(self, layer: int, products: Sequence[Product]) -> dict[int, Inputs]:
-        """What each product's inputs were, by product."""
-        seen = {product.which: np.zeros((2, product.inputs), np.float32) for product in products}
-        self._call(layer, [seen[which] for which in (binding.QKV, binding.OUT, binding.UP, binding.DOWN)])
-        return {which: Inputs(top, total / np.float32(max(len(self._ids), 1))) for which, (top, total) in seen.items()}
-
-    def _call(self, layer: int, tops: Sequence[Floats | None]) -> None:
-        where = ctypes.c_int(-1)
-        answer = self._library.encoder_calibrate(
-            self._handle,
-            layer,
-            pointer(self._ids),
-            pointer(self._starts),
-            len(self._starts) - 1,
-            *map(pointer, tops),
-            ctypes.byref(where),
-        )
-        if answer == binding.NO_MEMORY:
-            raise OutOfMemory(f"no memory to calibrate with {len(self._ids)} tokens", hint="calibrate with fewer")
-        if answer != binding.OK:
-            raise InputError(f"the calibration texts do not fit the model (at {where.value})")
+    Layer by layer, in order, each still in float32; layer -1, before the first, embeds the texts.
+    """
+    seen = {product.which: np.zeros((2, product.inputs), np.float32) for product in products}
+    tops = [pointer(seen.get(which)) for which in (binding.QKV, binding.OUT, binding.UP, binding.DOWN)]
+    where = ctypes.c_int(-1)
+    texts = (pointer(ids), pointer(starts), len(starts) - 1)
+    answer = library.encoder_calibrate(handle, layer, *texts, *tops, ctypes.byref(where))
+    if answer == binding.NO_MEMORY:
+        raise OutOfMemory(f"no memory to calibrate with {len(ids)} tokens", hint="calibrate with fewer")
+    if answer != binding.OK:
+        raise InputError(f"the calibration texts do not fit the model (at {where.value})")
+    return {which: Inputs(top, total / np.float32(max(len(ids), 1))) for which, (top, total) in seen.items()}
 
 
 def smooth_bytes(seen: Inputs, heavy: Floats) -> Floats:

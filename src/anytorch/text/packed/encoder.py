@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +17,15 @@ import numpy.typing as npt
 
 from anytorch import native, settings
 from anytorch.errors import InputError, ModelError, OutOfMemory, UsageError
+from anytorch.text.checkpoints.checkpoint import Floats, Ints
 from anytorch.text.checkpoints.spec import EncoderSpec
+from anytorch.text.checkpoints.weights import shapes
 from anytorch.text.packed import binding
 from anytorch.text.packed.binding import pointer
-from anytorch.text.packed.calibration import Calibrator, Inputs, Product, sample_tokens, smooth_bytes, smooth_groups
-from anytorch.text.packed.relative import distance_biases
-
-Floats = npt.NDArray[np.float32]
+from anytorch.text.packed.calibration import Inputs, Product, calibrated, sample_tokens, smooth_bytes, smooth_groups
 
 POOLINGS = {"cls": 0, "mean": 1, "max": 2, "last": 3, "weighted_mean": 4, "mean_sqrt_length": 5}
+POOLINGS |= {"lasttoken": 3, "weightedmean": 4, "mean_sqrt_len_tokens": 5}  # as sentence-transformers names them
 FORMATS = tuple(binding.FORMATS)
 
 # Tokens that one thread takes through the network at once, and rows that a matrix product works on at once: the first
@@ -30,7 +34,7 @@ BUDGET = 512
 BLOCK = 96
 
 
-class PackedEncoder:
+class PackedEncoder(AbstractContextManager["PackedEncoder"]):
     """A text encoder over packed tokens.
 
     `weights` maps the names of `checkpoints.weights` to arrays (float32, float16, …; [out, in] for linear layers).
@@ -44,6 +48,8 @@ class PackedEncoder:
     >>> encoder = PackedEncoder(spec, weights, pooling="mean")
     >>> encoder.run(ids, starts)          # ids int32[total]; starts int32[n + 1], the place where each text begins
     """
+
+    padded = False  # a batch costs the sum of its lengths
 
     def __init__(
         self,
@@ -59,8 +65,17 @@ class PackedEncoder:
         block: int = BLOCK,
         calibration: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     ) -> None:
-        _check_choices(pooling, quantization, threads)
-        self.spec = spec
+        if pooling not in POOLINGS:
+            raise UsageError(f"unknown pooling {pooling!r}; poolings: {', '.join(POOLINGS)}")
+        if quantization not in FORMATS:
+            raise UsageError(
+                f"unknown quantization {quantization!r}; the CPU encoder has {', '.join(map(str, FORMATS))}"
+            )
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads must be at least 1; got {threads}")
+        kv_heads, head_width = spec.kv_heads or spec.heads, spec.head_width or spec.width // spec.heads
+        self.spec = spec = replace(spec, kv_heads=kv_heads, head_width=head_width)
+        self.width = spec.width
         self.pooling = pooling
         self.normalize = normalize
         self.quantization = quantization
@@ -69,28 +84,9 @@ class PackedEncoder:
         self._handle: int | None = None
         self._using = threading.Lock()  # who runs; closing waits for it, since it gives the memory back
         self._library = binding.open_library(self.level)
-        shape = binding.Shape(
-            vocabulary=spec.vocabulary,
-            width=spec.width,
-            layers=spec.layers,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads or spec.heads,
-            head_width=spec.head_width or spec.width // spec.heads,
-            inner=spec.inner,
-            max_positions=spec.max_positions,
-            position_offset=spec.position_offset,
-            activation=binding.ACTIVATIONS[spec.activation],
-            gated=spec.gated,
-            pre_norm=spec.pre_norm,
-            rms_norm=spec.rms_norm,
-            embed_norm=spec.embed_norm,
-            final_norm=spec.final_norm,
-            qk_norm=spec.qk_norm,
-            causal=spec.causal,
-            eps=spec.eps,
-            budget=budget,
-            block=block,
-        )
+        sizes = {name: getattr(spec, name) for name in binding.WHOLE}
+        sizes["activation"] = binding.ACTIVATIONS[spec.activation]
+        shape = binding.Shape(**sizes, eps=spec.eps, budget=budget, block=block)
         self._handle = self._library.encoder_new(ctypes.byref(shape), self.threads)
         if not self._handle:
             raise OutOfMemory("cannot make the encoder: no memory or no more threads")
@@ -98,7 +94,7 @@ class PackedEncoder:
         self.activation_bits = 32 if quantization is None else 16
         if quantization == "int8" and self._library.encoder_has_bytes():
             self.activation_bits = 8
-        self._load(_Reader(weights), shape, calibration)
+        self._load(_Reader(weights, spec), calibration)
 
     # --- use -----------------------------------------------------------------------------------------------------
 
@@ -129,15 +125,22 @@ class PackedEncoder:
             self._library.encoder_profile(self._open(), on, pointer(seconds))
         return dict(zip(binding.PARTS, seconds.tolist(), strict=True))
 
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device": "cpu",
+            "dtype": "float32",
+            "kernels": f"C++ for {self.level}, packed weights, no padding",
+            "quantization": self.quantization,
+            "threads": self.threads,
+            "linear_nbytes": self.linear_nbytes,
+        }
+
     def close(self) -> None:
         """Free the memory as soon as a run in another thread has ended."""
         with self._using:
             handle, self._handle = self._handle, None
             if handle:
                 self._library.encoder_free(handle)
-
-    def __enter__(self) -> PackedEncoder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -153,7 +156,7 @@ class PackedEncoder:
             raise UsageError("this encoder was closed")
         return self._handle
 
-    def _inputs(self, ids: npt.ArrayLike, starts: npt.ArrayLike) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    def _inputs(self, ids: npt.ArrayLike, starts: npt.ArrayLike) -> tuple[Ints, Ints]:
         packed, begins = _int32(ids, "ids"), _int32(starts, "starts")
         if len(begins) < 1 or begins[0] != 0 or begins[-1] != len(packed):
             raise InputError(
@@ -162,9 +165,7 @@ class PackedEncoder:
             )
         return packed, begins
 
-    def _run(
-        self, ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], pooled: Floats | None, tokens: Floats | None
-    ) -> None:
+    def _run(self, ids: Ints, starts: Ints, pooled: Floats | None, tokens: Floats | None) -> None:
         where = ctypes.c_int(-1)
         with self._using:
             answer = self._library.encoder_run(
@@ -194,12 +195,9 @@ class PackedEncoder:
         if answer != binding.OK:
             raise OutOfMemory(f"no memory for {len(ids)} tokens", hint="run fewer, or shorter, texts at a time")
 
-    def _load(
-        self, weights: _Reader, shape: binding.Shape, calibration: tuple[npt.ArrayLike, npt.ArrayLike] | None
-    ) -> None:
+    def _load(self, weights: _Reader, calibration: tuple[npt.ArrayLike, npt.ArrayLike] | None) -> None:
         spec, library, handle = self.spec, self._library, self._open()
-        width = spec.width
-        self._words = weights.need("word", (spec.vocabulary, width))  # kept: the C++ reads it in place
+        self._words = weights.need("word")  # kept: the C++ reads it in place
         library.encoder_set_words(handle, pointer(self._words))
         added = _added_rows(spec, weights)
         if added is not None:
@@ -207,14 +205,14 @@ class PackedEncoder:
         self._norm(weights, "embed_norm", 0, binding.EMBED_NORM, spec.embed_norm)
         self._norm(weights, "final_norm", 0, binding.FINAL_NORM, spec.final_norm)
         if spec.relative_buckets:
-            table = weights.need("relative", (spec.relative_buckets, spec.heads))
-            biases, zero = distance_biases(table, spec.max_positions, spec.relative_distance)
+            biases, zero = distance_biases(weights.need("relative"), spec.max_positions, spec.relative_distance)
             _made(library.encoder_set_relative(handle, pointer(biases), biases.shape[1], zero))
-        products = _products(spec, shape.heads * shape.head_width, shape.kv_heads * shape.head_width)
-        calibrator = None
+        products = _products(spec)
+        calibrate: Callable[..., dict[int, Inputs]] | None = None
         if self.activation_bits == 8 or self.quantization in ("int4", "int2", "fp4"):
             ids, starts = self._inputs(*(calibration or sample_tokens(spec)))
-            calibrator = Calibrator(library, handle, ids, starts)
+            calibrate = partial(calibrated, library, handle, ids, starts)
+            calibrate(-1, ())
         for layer in range(spec.layers):
             theta = spec.rotary_thetas[layer] if spec.rotary_thetas else 0.0
             _made(library.encoder_set_attention(handle, layer, theta, spec.window(layer)))
@@ -222,25 +220,25 @@ class PackedEncoder:
             self._norm(weights, f"layers.{layer}.mlp_norm", layer, binding.MLP_NORM, True)
             if spec.qk_norm:
                 for name, which in (("q", binding.Q_NORM), ("k", binding.K_NORM)):
-                    weight = weights.need(f"layers.{layer}.{name}_norm.weight", (shape.head_width,))
+                    weight = weights.need(f"layers.{layer}.{name}_norm.weight")
                     _made(library.encoder_set_norm(handle, layer, which, pointer(weight), None))
             inputs = None
-            if calibrator is not None:
+            if calibrate is not None:
                 for product in products:
                     self._linear(weights, layer, product, None)
-                inputs = calibrator.run(layer, products)
+                inputs = calibrate(layer, products)
             for product in products:
                 seen = None if inputs is None else inputs[product.which]
                 self._linear(weights, layer, product, self.quantization, seen)
 
     def _norm(self, weights: _Reader, name: str, layer: int, which: int, needed: bool) -> None:
         """Set a norm. One that may be absent, and is, is the identity."""
-        weight = weights.find(f"{name}.weight", (self.spec.width,))
+        weight = weights.find(f"{name}.weight")
         if weight is None:
             if needed:
                 raise ModelError(f"the weights have no {name}.weight, which a {self.spec.family} model needs")
             return
-        bias = None if self.spec.rms_norm else weights.find(f"{name}.bias", (self.spec.width,))
+        bias = weights.find(f"{name}.bias")
         _made(self._library.encoder_set_norm(self._open(), layer, which, pointer(weight), pointer(bias)))
 
     def _linear(
@@ -254,21 +252,22 @@ class PackedEncoder:
         eight = seen is not None and self.activation_bits == 8
         _made(library.encoder_linear_new(*place, product.outputs, inputs, product.gated, format_, eight))
         if seen is not None:
-            parts = (weights.need(f"layers.{layer}.{name}.weight", (rows, inputs)) for name, rows in product.parts)
+            parts = (weights.need(f"layers.{layer}.{name}.weight") for name, _ in product.parts)
             heavy = np.max([np.abs(part).max(0) for part in parts], axis=0)
             less = smooth_bytes(seen, heavy) if eight else smooth_groups(seen)
             importance = seen.square * less**2
             _made(library.encoder_linear_smooth(*place, pointer(less), pointer(importance)))
         first = 0
         for name, rows in product.parts:
-            weight = weights.need(f"layers.{layer}.{name}.weight", (rows, inputs))
-            bias = weights.find(f"layers.{layer}.{name}.bias", (rows,))
+            weight = weights.need(f"layers.{layer}.{name}.weight")
+            bias = weights.find(f"layers.{layer}.{name}.bias")
             _made(library.encoder_linear_rows(*place, pointer(weight), pointer(bias), rows, first))
             first += rows
         library.encoder_linear_done(*place)
 
 
-def _products(spec: EncoderSpec, queries: int, keys: int) -> tuple[Product, ...]:
+def _products(spec: EncoderSpec) -> tuple[Product, ...]:
+    queries, keys = spec.heads * spec.head_width, spec.kv_heads * spec.head_width
     up = (("up", spec.inner), ("gate", spec.inner)) if spec.gated else (("up", spec.inner),)
     return (
         Product(binding.QKV, (("q", queries), ("k", keys), ("v", keys)), spec.width),
@@ -281,55 +280,41 @@ def _products(spec: EncoderSpec, queries: int, keys: int) -> tuple[Product, ...]
 class _Reader:
     """Tensors as float32, each checked against the shape it must have."""
 
-    def __init__(self, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-        self.weights = weights
+    def __init__(self, weights: Mapping[str, npt.NDArray[Any]], spec: EncoderSpec) -> None:
+        self._weights, self._shapes = weights, shapes(spec)
 
-    def need(self, name: str, shape: tuple[int, ...]) -> Floats:
-        found = self.find(name, shape)
+    def need(self, name: str) -> Floats:
+        found = self.find(name)
         if found is None:
-            raise ModelError(f"the weights have no {name!r}, of shape {list(shape)}")
+            raise ModelError(f"the weights have no {name!r}, of shape {list(self._shapes[name])}")
         return found
 
-    def find(self, name: str, shape: tuple[int, ...] | None) -> Floats | None:
-        array = self.weights.get(name)
-        if array is None:
+    def find(self, name: str) -> Floats | None:
+        array, shape = self._weights.get(name), self._shapes.get(name)
+        if array is None or shape is None:
             return None
-        if shape is not None and array.shape != shape:
+        more = name == "position" and array.shape[1:] == shape[1:] and array.shape[0] > shape[0]
+        if array.shape != shape and not more:
             raise ModelError(f"the weight {name!r} has the shape {list(array.shape)}; it must be {list(shape)}")
         return np.require(array, np.float32, ["C", "A"])
 
 
 def _added_rows(spec: EncoderSpec, weights: _Reader) -> Floats | None:
     """What is added to a word's vector: a row per position, or one row for all when only the token type is added."""
-    kind = None
-    if spec.type_rows:
-        kind = weights.need("type", (spec.type_rows, spec.width))[:1]
+    kind = weights.need("type")[:1] if spec.type_rows else None
     if not spec.learned_positions:
         return kind
-    positions = weights.find("position", None)
-    rows = spec.max_positions + spec.position_offset
-    if positions is None or positions.ndim != 2 or positions.shape[0] < rows or positions.shape[1] != spec.width:
-        found = "none" if positions is None else f"{list(positions.shape)}"
-        raise ModelError(f"the weight 'position' must be [{rows}, {spec.width}]; found {found}")
+    positions = weights.need("position")
     return positions if kind is None else positions + kind
 
 
-def _int32(values: npt.ArrayLike, name: str) -> npt.NDArray[np.int32]:
+def _int32(values: npt.ArrayLike, name: str) -> Ints:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise InputError(f"{name} must be one row of whole numbers; got {array.dtype} of shape {list(array.shape)}")
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
         raise InputError(f"{name} has numbers beyond 32 bits")
     return np.require(array, np.int32, ["C", "A"])
-
-
-def _check_choices(pooling: str, quantization: str | None, threads: int | None) -> None:
-    if pooling not in POOLINGS:
-        raise UsageError(f"unknown pooling {pooling!r}; poolings: {', '.join(POOLINGS)}")
-    if quantization not in FORMATS:
-        raise UsageError(f"unknown quantization {quantization!r}; the CPU encoder has {', '.join(map(str, FORMATS))}")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads must be at least 1; got {threads}")
 
 
 def _made(answer: int) -> None:
@@ -339,7 +324,34 @@ def _made(answer: int) -> None:
 
 def available_cores() -> int:
     """Cores this process may use."""
-    try:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        return os.cpu_count() or 1
+    return os.cpu_count() or 1
+
+
+# --- MPNet's attention bias: buckets of distances, near ones apart and far ones together -------------------------------
+
+SLACK = 64  # floats after the last distance: the C++ reads whole vectors
+
+
+def bucket(distance: npt.NDArray[np.int64], buckets: int, greatest: int) -> npt.NDArray[np.int64]:
+    """The bucket of each distance j - i. Half of them for either direction; of these half exact, half logarithmic."""
+    half = buckets // 2
+    n = -distance
+    side = (n < 0).astype(np.int64) * half
+    n = np.abs(n)
+    exact = half // 2
+    with np.errstate(divide="ignore"):
+        # In float32, like the reference: at the edges of a bucket the rounding decides.
+        ratio = np.log(np.maximum(n, 1).astype(np.float32) / np.float32(exact)) / math.log(greatest / exact)
+    far = exact + (ratio.astype(np.float32) * (half - exact)).astype(np.int64)
+    return side + np.where(n < exact, n, np.minimum(far, half - 1))
+
+
+def distance_biases(table: Floats, positions: int, greatest: int) -> tuple[Floats, int]:
+    """[heads, …] biases by distance from -(positions - 1) on, and the column of distance 0."""
+    distances = np.arange(-(positions - 1), positions)
+    rows = bucket(distances, table.shape[0], greatest)
+    biases = np.zeros((table.shape[1], len(distances) + SLACK), np.float32)
+    biases[:, : len(distances)] = table[rows].T
+    return biases, positions - 1

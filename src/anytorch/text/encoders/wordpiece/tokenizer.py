@@ -20,6 +20,7 @@ import numpy as np
 
 from anytorch import logs, native
 from anytorch.errors import NativeUnavailable
+from anytorch.text.checkpoints.checkpoint import Ints
 from anytorch.text.packed.encoder import available_cores
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ class WordPiece:
         self._library, self._handle = library, handle
         self.threads = max(1, min(MOST_THREADS, available_cores() // 2))
 
-    def encode(
-        self, texts: Sequence[str], most: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    def encode(self, texts: Sequence[str], most: int) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
         """Packed ids of all texts, at most `most` for each, special ones included.
 
         Raises UnicodeEncodeError for a lone surrogate, TypeError for what is no str, MemoryError.
@@ -73,6 +72,27 @@ class WordPiece:
             raise MemoryError(f"out of memory while tokenizing {count} texts")
         return ids[:total], starts, flags
 
+    def encode_all(
+        self, encode: Callable[[list[str]], Sequence[Any]], texts: Sequence[str], most: int
+    ) -> tuple[Ints, Ints, int]:
+        """ids, starts and how many texts were cut at `most` tokens. `encode`, the reference, does what this leaves.
+
+        `encode` must truncate at `most` itself, as `tokenizers.Tokenizer.encode_batch` does after `enable_truncation(most)`.
+        """
+        ids, starts, flags = self.encode(texts, most)
+        truncated = int(np.count_nonzero(flags == TRUNCATED))
+        left = np.flatnonzero(flags == LEFT)
+        if not len(left):
+            return ids, starts, truncated
+        encodings = encode([texts[i] for i in left.tolist()])
+        truncated += sum(1 for encoding in encodings if encoding.overflowing)
+        rows = np.split(ids, starts[1:-1])
+        for i, encoding in zip(left.tolist(), encodings, strict=True):
+            rows[i] = np.array(encoding.ids, np.int32)
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum([len(row) for row in rows], out=starts[1:])
+        return np.concatenate(rows), starts, truncated
+
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", 0), 0
         if handle:
@@ -83,28 +103,6 @@ def _gather(texts: list[str], begins: npt.NDArray[np.uintp], sizes: npt.NDArray[
     """Address and size of each text's UTF-8. The one call here that holds the GIL: it reads Python objects."""
     with_gil, item, utf8 = _python()
     with_gil.wordpiece_gather(texts, len(texts), item, utf8, begins.ctypes.data, sizes.ctypes.data)
-
-
-def encode_all(
-    made: WordPiece, encode: Callable[[list[str]], Sequence[Any]], texts: Sequence[str], most: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int]:
-    """ids, starts and how many texts were cut at `most` tokens. `encode`, the reference, does what `made` leaves.
-
-    `encode` must truncate at `most` itself, as `tokenizers.Tokenizer.encode_batch` does after `enable_truncation(most)`.
-    """
-    ids, starts, flags = made.encode(texts, most)
-    truncated = int(np.count_nonzero(flags == TRUNCATED))
-    left = np.flatnonzero(flags == LEFT)
-    if not len(left):
-        return ids, starts, truncated
-    encodings = encode([texts[i] for i in left.tolist()])
-    truncated += sum(1 for encoding in encodings if encoding.overflowing)
-    rows = np.split(ids, starts[1:-1])
-    for i, encoding in zip(left.tolist(), encodings, strict=True):
-        rows[i] = np.array(encoding.ids, np.int32)
-    starts = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row) for row in rows], out=starts[1:])
-    return np.concatenate(rows), starts, truncated
 
 
 def compile_wordpiece(reference: Any) -> WordPiece | None:
