@@ -1,4 +1,4 @@
-"""What a tensor can be asked for by name: each method passes on to the op of that name."""
+"""What a tensor can be asked for by name: most methods are the op of that name itself."""
 
 from __future__ import annotations
 
@@ -20,20 +20,32 @@ class OpMethods(Base):
 
     __slots__ = ()
 
-    def __getitem__(self: T, index: Any) -> T:
-        return shape.getitem(self, index)
-
-    def matmul(self: T, other: T) -> T:
-        return linear.matmul(self, other)
-
-    def sum(self: T, dim: Dim = None, keepdim: bool = False) -> T:
-        return reduce.sum_of(self, dim, keepdim)
-
-    def mean(self: T, dim: Dim = None, keepdim: bool = False) -> T:
-        return reduce.mean(self, dim, keepdim)
-
-    def var(self: T, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> T:
-        return reduce.var(self, dim, keepdim, correction)
+    __abs__ = elementwise.absolute
+    __getitem__ = shape.getitem
+    __neg__ = elementwise.neg
+    abs = elementwise.absolute
+    clone = shape.clone
+    contiguous = shape.contiguous
+    cos = elementwise.cos
+    cumsum = reduce.cumsum
+    exp = elementwise.exp
+    flatten = shape.flatten
+    log = elementwise.log
+    log_softmax = rows.log_softmax
+    matmul = linear.matmul
+    mean = reduce.mean
+    relu = elementwise.relu
+    sigmoid = elementwise.sigmoid
+    sin = elementwise.sin
+    softmax = rows.softmax
+    split = shape.split
+    sqrt = elementwise.sqrt
+    squeeze = shape.squeeze
+    sum = reduce.sum_of
+    tanh = elementwise.tanh
+    transpose = shape.swap
+    unsqueeze = shape.unsqueeze
+    var = reduce.var
 
     def std(self: T, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> T:
         return elementwise.sqrt(reduce.var(self, dim, keepdim, correction))
@@ -57,9 +69,6 @@ class OpMethods(Base):
     def argmin(self: T, dim: int | None = None, keepdim: bool = False) -> T:
         return reduce.arg_extreme(self, dim, keepdim, largest=False)
 
-    def cumsum(self: T, dim: int) -> T:
-        return reduce.cumsum(self, dim)
-
     def any(self: T, dim: int | None = None) -> T:
         return reduce.truth(self, dim, np.any)
 
@@ -74,70 +83,14 @@ class OpMethods(Base):
     def permute(self: T, *dims: Any) -> T:
         return shape.permute(self, sizes_of(dims))
 
-    def transpose(self: T, a: int, b: int) -> T:
-        return shape.swap(self, a, b)
-
     def expand(self: T, *sizes: Any) -> T:
         return shape.expand(self, sizes_of(sizes))
-
-    def squeeze(self: T, dim: int | None = None) -> T:
-        return shape.squeeze(self, dim)
-
-    def unsqueeze(self: T, dim: int) -> T:
-        return shape.unsqueeze(self, dim)
-
-    def flatten(self: T, start: int = 0, end: int = -1) -> T:
-        return shape.flatten(self, start, end)
-
-    def split(self: T, size: int, dim: int = 0) -> tuple[T, ...]:
-        return shape.split(self, size, dim)
-
-    def contiguous(self: T) -> T:
-        return shape.contiguous(self)
-
-    def clone(self: T) -> T:
-        return shape.clone(self)
 
     def clamp(self: T, min: Scalar | None = None, max: Scalar | None = None) -> T:
         return elementwise.clamp(self, min, max)
 
-    def softmax(self: T, dim: int = -1) -> T:
-        return rows.softmax(self, dim)
-
-    def log_softmax(self: T, dim: int = -1) -> T:
-        return rows.log_softmax(self, dim)
-
     def masked_fill(self: T, mask: T, value: Scalar) -> T:
         return elementwise.where(mask, value, self)
-
-    def abs(self: T) -> T:
-        return elementwise.absolute(self)
-
-    __abs__ = abs
-
-    def exp(self: T) -> T:
-        return elementwise.exp(self)
-
-    def log(self: T) -> T:
-        return elementwise.log(self)
-
-    def sqrt(self: T) -> T:
-        return elementwise.sqrt(self)
-
-    def sin(self: T) -> T:
-        return elementwise.sin(self)
-
-    def cos(self: T) -> T:
-        return elementwise.cos(self)
-
-    def tanh(self: T) -> T:
-        return elementwise.tanh(self)
-
-    def sigmoid(self: T) -> T:
-        return elementwise.sigmoid(self)
-
-    def relu(self: T) -> T:
-        return elementwise.relu(self)
 
     def pow(self: T, exponent: Any) -> T:
         return elementwise.power(self, operand(self, exponent))

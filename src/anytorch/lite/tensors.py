@@ -16,9 +16,10 @@ from anytorch.lite.moving import carried, on_device
 from anytorch.lite.ops import elementwise, linear, shape
 
 _host = np.ndarray
+Operator = Callable[["CustomTensor", Any], "CustomTensor"]
 
 
-def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Callable[[CustomTensor, Any], CustomTensor]:
+def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Operator:
     """`a + b` and its like: straight to NumPy where no gradient is wanted and the types agree, else through `general`.
 
     Of the time to add two small tensors most goes to what surrounds the addition, so this is written for few steps; a test
@@ -42,6 +43,23 @@ def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Callable[[Cust
         return out
 
     return run
+
+
+def beside(general: Callable[..., CustomTensor]) -> Operator:
+    return lambda self, other: general(self, operand(self, other))
+
+
+def reflected(general: Callable[..., CustomTensor]) -> Operator:
+    """`2 - tensor` and its like."""
+    return lambda self, other: general(operand(self, other), self)
+
+
+def compared(ufunc: Any) -> Operator:
+    return lambda self, other: elementwise.compare(self, operand(self, other), ufunc)
+
+
+def in_place(compute: Callable[[Any, Any], CustomTensor]) -> Operator:
+    return lambda self, other: self._write(lambda x: compute(x, other))
 
 
 class CustomTensor(OpMethods):
@@ -222,57 +240,25 @@ class CustomTensor(OpMethods):
             return NotImplemented
         return linear.matmul(self, other)
 
-    def __radd__(self, other: Any) -> CustomTensor:
-        return elementwise.add(operand(self, other), self)
-
-    def __rmul__(self, other: Any) -> CustomTensor:
-        return elementwise.mul(operand(self, other), self)
-
-    def __rsub__(self, other: Any) -> CustomTensor:
-        return elementwise.sub(operand(self, other), self)
-
-    def __truediv__(self, other: Any) -> CustomTensor:
-        return elementwise.div(self, operand(self, other))
-
-    def __rtruediv__(self, other: Any) -> CustomTensor:
-        return elementwise.div(operand(self, other), self)
-
-    def __pow__(self, other: Any) -> CustomTensor:
-        return elementwise.power(self, operand(self, other))
-
-    def __rpow__(self, other: Any) -> CustomTensor:
-        return elementwise.power(operand(self, other), self)
-
-    def __neg__(self) -> CustomTensor:
-        return elementwise.neg(self)
-
-    def __eq__(self, other: object) -> CustomTensor:  # type: ignore[override]
-        return elementwise.compare(self, operand(self, other), np.equal)
-
-    def __ne__(self, other: object) -> CustomTensor:  # type: ignore[override]
-        return elementwise.compare(self, operand(self, other), np.not_equal)
-
-    def __lt__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.less)
-
-    def __le__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.less_equal)
-
-    def __gt__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.greater)
-
-    def __ge__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.greater_equal)
+    __radd__ = reflected(elementwise.add)
+    __rmul__ = reflected(elementwise.mul)
+    __rsub__ = reflected(elementwise.sub)
+    __truediv__ = beside(elementwise.div)
+    __rtruediv__ = reflected(elementwise.div)
+    __pow__ = OpMethods.pow
+    __rpow__ = reflected(elementwise.power)
+    __eq__ = compared(np.equal)  # type: ignore[assignment]
+    __ne__ = compared(np.not_equal)  # type: ignore[assignment]
+    __lt__ = compared(np.less)
+    __le__ = compared(np.less_equal)
+    __gt__ = compared(np.greater)
+    __ge__ = compared(np.greater_equal)
+    __and__ = compared(np.bitwise_and)
+    __or__ = compared(np.bitwise_or)
 
     def __invert__(self) -> CustomTensor:
         out: CustomTensor = make(self, np.invert(self.data))
         return out
-
-    def __and__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.bitwise_and)
-
-    def __or__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.bitwise_or)
 
     # --- in place ----------------------------------------------------------------------------------------------------
 
@@ -305,19 +291,10 @@ class CustomTensor(OpMethods):
         self._shared_version().count += 1
         return self
 
-    def __iadd__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x + other)
-
-    def __isub__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x - other)
-
-    def __imul__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x * other)
-
-    def __itruediv__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x / other)
-
-    add_, sub_, mul_, div_ = __iadd__, __isub__, __imul__, __itruediv__
+    __iadd__ = add_ = in_place(lambda x, other: x + other)
+    __isub__ = sub_ = in_place(lambda x, other: x - other)
+    __imul__ = mul_ = in_place(lambda x, other: x * other)
+    __itruediv__ = div_ = in_place(lambda x, other: x / other)
 
     def copy_(self, other: CustomTensor) -> CustomTensor:
         return self._write(lambda x: shape.expand(other.to(x.dtype), x.shape))
