@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from anytorch.gpu.wgsl.elementwise import WORKGROUP
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, dense_strides, enables, lane_bits, load, stored
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,7 @@ class Fused:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return prod(self.shape)
 
     @property
     def per_thread(self) -> int:
@@ -100,7 +98,7 @@ def _one_element(kernel: Fused, part: int) -> str:
 
 def addresses(shape: Sequence[int], inputs: Sequence[tuple[str, tuple[int, ...]]], which: Sequence[int]) -> str:
     """Statements that set a0, a1, … of the inputs asked for: where the element for index `i` of the shape is."""
-    contiguous = _contiguous(shape)
+    contiguous = dense_strides(shape)
     plain = [i for i in which if inputs[i][1] == contiguous]
     lines = [f"let a{i} = i + p.o{i};" for i in plain]
     rest = [i for i in which if i not in plain]
@@ -117,11 +115,3 @@ def addresses(shape: Sequence[int], inputs: Sequence[tuple[str, tuple[int, ...]]
             if d:
                 lines.append(f"rest = rest / {shape[d]}u;")
     return " ".join(lines)
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= length
-    return tuple(reversed(strides))

@@ -6,7 +6,7 @@ then either owns whole words (dense outputs) or changes its part of a word atomi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -76,6 +76,15 @@ def stored(name: str, value: str) -> str:
     """`value` in the storage type; for types that have a word of their own."""
     kind = KINDS[name]
     return value if kind.storage == kind.compute else f"{kind.storage}({value})"
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements lie side by side, row by row."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
 
 
 # Round to nearest, ties to even; a NaN stays one (its mantissa could round away otherwise).

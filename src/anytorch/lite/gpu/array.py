@@ -10,16 +10,18 @@ float32 lives on the GPU, and so do the masks that comparisons give. Whole numbe
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from anytorch.errors import UsageError
+from anytorch.gpu.wgsl.types import dense_strides
 from anytorch.lite.dtypes import Array, DType, boolean, float32
 from anytorch.lite.gpu import folds, indexing, kernels, products
 from anytorch.lite.gpu.expressions import COMPARISONS, EXPRESSIONS, OF_MASKS
-from anytorch.lite.gpu.memory import Layout, dense_strides, read, write
+from anytorch.lite.gpu.memory import Layout, read, write
 
 fallbacks: Counter[str] = Counter()
 
@@ -245,14 +247,9 @@ def is_basic(part: Any) -> bool:
 
 def whole_shape(size: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
     """`wanted` with its -1 worked out."""
-    rest = 1
-    for n in wanted:
-        rest *= n if n != -1 else 1
+    rest = prod(n for n in wanted if n != -1)
     full = tuple((size // rest if rest else 0) if n == -1 else n for n in wanted)
-    total = 1
-    for n in full:
-        total *= n
-    if total != size:
+    if prod(full) != size:
         raise ValueError(f"{size} numbers do not have the shape {wanted}")
     return full
 
@@ -337,7 +334,7 @@ def matmul(a: GpuArray, b: GpuArray) -> GpuArray:
     if k != right.shape[-2]:
         raise ValueError(f"shapes {a.shape} and {b.shape} do not match")
     batch = () if left.ndim == right.ndim == 2 else np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    count = folds.size_of(batch)
+    count = prod(batch)
     shape = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
     if not (count and m and n and k):
         return as_gpu(np.zeros(shape, np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl_conv
@@ -9,7 +10,6 @@ from anytorch.gpu.wgsl import pool as wgsl_pool
 from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
 from anytorch.lite.gpu.kernels import F32, threads
-from anytorch.lite.gpu.launch import ArrayLaunch
 from anytorch.lite.gpu.memory import Layout, new
 from anytorch.lite.gpu.products import TILED, added, product_grid, splits_of
 from anytorch.lite.ops.windows import Windows
@@ -85,15 +85,16 @@ def multiply(
             *(x.shape[1] // groups, 1, *x.shape[2:], 1, *other.shape[2:]),
             *(*x.layout.strides[:2], 1, *other.strides[:2], 1),
         )
-        buffers = 3 + (bias is not None)
-        parameters = ((), f"{buffers}I", (*numbers, *geometry))
-        launch = ArrayLaunch((spec, schedule), render_convolution, buffers, 1 << (buffers - 1), parameters, launched)
-        known = plans[key] = (launch, splits)
-    launch, splits = known
+        places = [4] * (3 if bias is None else 4)
+        written = 1 << (len(places) - 1)
+        tail = (*numbers, *geometry)
+        plan = Plan((spec, schedule), render_convolution, launched, places, written, tail=tail)
+        known = plans[key] = (plan, splits)
+    plan, splits = known
     shift = None if bias is None else bias.dense().layout
     target = out if splits == 1 else new((groups, splits, *sizes[:2]))
     bound = (a.layout, x.layout, target) if shift is None else (a.layout, x.layout, shift, target)
-    launch(bound, *[layout.offset for layout in bound])
+    plan([layout.address for layout in bound])
     return out if splits == 1 else added(target, groups, splits, out.shape)
 
 

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from anytorch.gpu.launch import Plan, grid
+from anytorch.gpu.plans import plans
+from anytorch.gpu.wgsl import multi
+from anytorch.lite.gpu import conv, recurrent, rows
 from anytorch.lite.gpu.array import GpuArray, compute
-from anytorch.lite.gpu.conv import (
-    correlated,
-    max_pooled,
-    mean_pooled,
-    of_image,
-    of_max_pooled,
-    of_mean_pooled,
-    of_weight,
-)
-from anytorch.lite.gpu.kernels import threads
-from anytorch.lite.gpu.recurrent import gru_backward, gru_forward, lstm_backward, lstm_forward
-from anytorch.lite.gpu.rows import (
-    class_losses,
-    log_soft,
-    normed,
-    of_class_losses,
-    of_log_soft,
-    of_normed,
-    of_soft,
-    soft,
-)
+from anytorch.lite.gpu.kernels import F32
 
 
 def gelu_of(x: GpuArray) -> tuple[GpuArray, Callable[[], GpuArray]]:
@@ -33,20 +18,28 @@ def gelu_of(x: GpuArray) -> tuple[GpuArray, Callable[[], GpuArray]]:
     return compute("x0 * normal_cdf(x0)", (x,)), lambda: compute(slope, (x,))
 
 
-ADAM = """  let g = load_g(i);
-  let m = p.b1 * buffer_m[p.at_m + i] + (1.0 - p.b1) * g;
-  let v = p.b2 * buffer_v[p.at_v + i] + (1.0 - p.b2) * g * g;
-  store_m(i, m); store_v(i, v);
-  store_weight(i, buffer_weight[p.at_weight + i] - p.step * m / (p.scale * sqrt(v) + p.eps));"""
+ADAM = multi.Multi(
+    "v2 = b1 * v2 + (1.0 - b1) * v1; v3 = b2 * v3 + (1.0 - b2) * v1 * v1;\n"
+    "    v0 = v0 - step * v2 / (scale * sqrt(v3) + eps);\n",
+    (F32,) * 4,
+    written=(True, False, True, True),
+    numbers=("b1", "b2", "step", "scale", "eps"),
+)
 
 
 def adam_step(
     weight: GpuArray, g: GpuArray, m: GpuArray, v: GpuArray, b1: float, b2: float, step: float, scale: float, eps: float
 ) -> None:
     """All of a parameter's step in one launch; `weight`, `m` and `v` are dense and changed in place."""
-    numbers: dict[str, int | float] = {"b1": b1, "b2": b2, "step": step, "scale": scale, "eps": eps}
-    written = {"weight": weight.layout, "m": m.layout, "v": v.layout}
-    threads(ADAM, {"g": g.dense().layout}, written, {name: float(each) for name, each in numbers.items()}, weight.size)
+    size = weight.size
+    if not size:
+        return
+    plan = plans[key := ("lite adam", size)]
+    if plan is None:
+        x, y = grid(-(-size // multi.WORKGROUP))
+        head = (size, x * multi.WORKGROUP)
+        plan = plans[key] = Plan(ADAM, multi.render, (x, y), [4] * 4, ADAM.writable, head=head, numbers="5f")
+    plan([each.layout.address for each in (weight, g.dense(), m, v)], b1, b2, step, scale, eps)
 
 
 def channels_normed(
@@ -57,27 +50,5 @@ def channels_normed(
     return scaled, hat
 
 
-__all__ = [
-    "adam_step",
-    "channels_normed",
-    "class_losses",
-    "correlated",
-    "gelu_of",
-    "gru_backward",
-    "gru_forward",
-    "log_soft",
-    "lstm_backward",
-    "lstm_forward",
-    "max_pooled",
-    "mean_pooled",
-    "normed",
-    "of_class_losses",
-    "of_image",
-    "of_log_soft",
-    "of_max_pooled",
-    "of_mean_pooled",
-    "of_normed",
-    "of_soft",
-    "of_weight",
-    "soft",
-]
+# What `on_gpu` looks for: everything here, and what these modules define.
+NAMESAKES: dict[str, Any] = {**vars(conv), **vars(recurrent), **vars(rows), **globals()}

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from anytorch.gpu.launch import grid
+from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.wgsl import indexing as wgsl
 from anytorch.lite.dtypes import Array
-from anytorch.lite.gpu.folds import size_of
 from anytorch.lite.gpu.kernels import F32, I32
-from anytorch.lite.gpu.launch import ArrayLaunch
 from anytorch.lite.gpu.memory import Layout, new, write
 
 
 def take_rows(x: Layout, numbers: Array) -> Layout:
     """(n, …) and numbers (…) → (…, …): row by row. `x` is dense; the numbers are from 0 to n − 1."""
     out = new((*numbers.shape, *x.shape[1:]))
-    width = size_of(x.shape[1:])
+    width = prod(x.shape[1:])
     walk = wgsl.Walk(1, (I32,), 2)
     kernel = wgsl.Gather(4, walk)
     # The result is walked as (rows, width): the source moves along the width, the numbers along the rows.
@@ -28,7 +27,7 @@ def take_rows(x: Layout, numbers: Array) -> Layout:
 
 def add_rows(target: Layout, numbers: Array, values: Layout) -> None:
     """target[numbers[i]] += values[i], also where a number comes twice. Both are dense."""
-    width = size_of(target.shape[1:])
+    width = prod(target.shape[1:])
     kernel = wgsl.Scatter(4, wgsl.Walk(2, (I32,), 2), "sum", F32)
     steps = ((width, 1), (0, 1), (1, 0))
     launch(kernel, wgsl.render_scatter, (values, target), numbers, target, steps, (target.shape[0], width))
@@ -50,7 +49,8 @@ def launch(
     where = write(numbers.reshape(-1), np.int32)
     x, y = grid(-(-rows * width // wgsl.WORKGROUP))
     geometry = (rows, width, *(step for each in steps for step in each), *indexed)
-    parameters = ((rows * width, x * wgsl.WORKGROUP), f"{len(walked) + 1}I", geometry)
-    prepared = ArrayLaunch(kernel, render, kernel.buffers, kernel.writable, parameters, (x, y))
     bound = (*walked, where) if isinstance(kernel, wgsl.Scatter) else (*walked, where, out)
-    prepared(bound, *(layout.offset for layout in walked), 0)
+    places = [4] * (len(walked) + 1)
+    rest, head = len(bound) - len(places), (rows * width, x * wgsl.WORKGROUP)
+    plan = Plan(kernel, render, (x, y), places, kernel.writable, unplaced=rest, head=head, tail=geometry)
+    plan([layout.address for layout in bound])

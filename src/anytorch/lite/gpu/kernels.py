@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from anytorch.gpu.launch import grid
+from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import per_element as wgsl_per_element
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
-from anytorch.lite.gpu.launch import ArrayLaunch
-from anytorch.lite.gpu.memory import Layout, Memory, dense_strides
+from anytorch.gpu.wgsl.types import dense_strides
+from anytorch.lite.gpu.memory import Layout, Memory
 
 F32, I32 = "float32", "int32"
 STREAM = 1 << 22  # numbers from which memory is the limit, and several loads per thread keep more of it busy
@@ -44,9 +46,9 @@ class Elements:
         aligned: bool,
     ) -> None:
         self.shape, self.strides = shape, dense_strides(shape)
-        size = int(np.prod(shape, dtype=int))
+        size = prod(shape)
         self.nbytes = 4 * size
-        self.launch: ArrayLaunch | None = None
+        self.launch: Plan | None = None
         if not size:
             return
         written = self.strides if out is None else out.strides
@@ -67,21 +69,10 @@ class Elements:
         geometry = [*sizes, *(step for steps in strides for step in steps)] if kernel.rank else []
         if kernel.words > MOST_WORDS:  # too many for parameters: written into the shader
             steps = tuple(tuple(step % 2**32 for step in each) for each in strides)
-            kernel = Elementwise(
-                text,
-                kernel.inputs,
-                F32,
-                kernel.scalars,
-                len(sizes),
-                in_place=shared,
-                shape=tuple(sizes),
-                strides=steps,
-            )
-            geometry = []
+            kernel, geometry = replace(kernel, shape=tuple(sizes), strides=steps), []
         x, y = grid(-(-size // (WORKGROUP * kernel.per_thread)))
-        changing = f"{scalars}f{len(inputs) + 1}I"
-        parameters = ((size, x * WORKGROUP), changing, geometry)
-        self.launch = ArrayLaunch(kernel, render, len(inputs) + 1, kernel.writable, parameters, (x, y))
+        places, head, numbers = [4] * (len(inputs) + 1), (size, x * WORKGROUP), "f" * scalars
+        self.launch = Plan(kernel, render, (x, y), places, kernel.writable, head=head, numbers=numbers, tail=geometry)
 
 
 def elementwise(
@@ -115,9 +106,7 @@ def elementwise(
     if out is None:
         out = Layout(Memory(plan.nbytes), plan.shape, plan.strides)
     if plan.launch is not None:
-        inputs.append(out)
-        changing += [layout.offset for layout in inputs]
-        plan.launch(inputs, *changing)
+        plan.launch([*[layout.address for layout in inputs], out.address], *changing)
     return out
 
 
@@ -162,17 +151,16 @@ def threads(
     """Run `body` for i in range(count): see `gpu.wgsl.per_element`. Names in `whole` are int32, all others float32."""
     if not count:
         return
-    key = ("lite threads", body, count, *inputs, *outputs)
-    launch = plans[key]
-    if launch is None:
+    layouts = [*inputs.values(), *outputs.values()]
+    key = ("lite threads", body, count, *inputs, *outputs, *numbers.values())
+    plan = plans[key]
+    if plan is None:
         typed = [tuple((name, I32 if name in whole else F32) for name in named) for named in (inputs, outputs)]
-        kinds = ["f" if isinstance(value, float) else "I" for value in numbers.values()]
-        names = tuple(f"{name}: {'f32' if kind == 'f' else 'u32'}" for name, kind in zip(numbers, kinds, strict=True))
+        names = tuple(f"{name}: {'f32' if isinstance(value, float) else 'u32'}" for name, value in numbers.items())
         kernel = wgsl_per_element.PerElement(typed[0], typed[1], names, body, functions)
         x, y = grid(-(-count // wgsl_per_element.WORKGROUP))
-        changing = f"{len(inputs) + len(outputs)}I{''.join(kinds)}"
-        parameters = ((count, x * wgsl_per_element.WORKGROUP), changing, ())
-        buffers = len(inputs) + len(outputs)
-        launch = plans[key] = ArrayLaunch(kernel, wgsl_per_element.render, buffers, kernel.writable, parameters, (x, y))
-    layouts = [*inputs.values(), *outputs.values()]
-    launch(layouts, *[layout.offset for layout in layouts], *numbers.values())
+        head, tail = (count, x * wgsl_per_element.WORKGROUP), [*numbers.values()]
+        plan = plans[key] = Plan(
+            kernel, wgsl_per_element.render, (x, y), [4] * len(layouts), kernel.writable, head=head, tail=tail
+        )
+    plan([layout.address for layout in layouts])

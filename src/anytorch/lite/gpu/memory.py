@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from anytorch.gpu.runtime import open_runtime
+from anytorch.gpu.wgsl.types import dense_strides
 from anytorch.lite.dtypes import Array
 
 
@@ -34,30 +36,21 @@ class Layout:
     offset: int = 0
 
     @property
+    def address(self) -> int:
+        """As `gpu.launch` names a place: the buffer, and the first number in it."""
+        return self.memory.buffer.address + 4 * self.offset
+
+    @property
     def size(self) -> int:
-        n = 1
-        for length in self.shape:
-            n *= length
-        return n
+        return prod(self.shape)
 
     @property
     def dense(self) -> bool:
         return all(s == t for s, t, n in zip(self.strides, dense_strides(self.shape), self.shape, strict=True) if n > 1)
 
 
-def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= n
-    return tuple(reversed(strides))
-
-
 def new(shape: tuple[int, ...]) -> Layout:
-    size = 1
-    for n in shape:
-        size *= n
-    return Layout(Memory(4 * size), shape, dense_strides(shape))
+    return Layout(Memory(4 * prod(shape)), shape, dense_strides(shape))
 
 
 def write(host: Array, dtype: type = np.float32) -> Layout:

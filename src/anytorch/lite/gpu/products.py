@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from anytorch.gpu.launch import grid
+from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.matmul import Matrices, Schedule, matrices, render
-from anytorch.lite.gpu.folds import folded
+from anytorch.lite.gpu.folds import as_shape, folded
 from anytorch.lite.gpu.kernels import F32
-from anytorch.lite.gpu.launch import ArrayLaunch
-from anytorch.lite.gpu.memory import Layout, dense_strides, new
+from anytorch.lite.gpu.memory import Layout, new
 
 # Tiles in workgroup memory on GPUs; a CPU that plays GPU (llvmpipe) is faster without.
 TILED = Schedule("tiled", 64, 64, 16, 4, 4)
@@ -45,7 +44,7 @@ def added(parts: Layout, batch: int, splits: int, shape: tuple[int, ...]) -> Lay
     """The parts (batch, splits, …) of each sum, added up, under the name of `shape`."""
     each = parts.size // (batch * splits)
     (out,) = folded("sum", Layout(parts.memory, (batch, splits, each), (splits * each, each, 1)), (1,))
-    return Layout(out.memory, shape, dense_strides(shape))
+    return as_shape(out, shape)
 
 
 def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n: int, k: int) -> Layout:
@@ -59,12 +58,12 @@ def product(a: Layout, b: Layout, shape: tuple[int, ...], batch: int, m: int, n:
         splits = splits_of(schedule, batch, m, n, k)
         spec = matrices_of(steps[0], steps[1], m, n, k, schedule, aligned, splits > 1)
         numbers, groups = product_grid(schedule, batch, m, n, k, splits)
-        rest = (0, *numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
-        launch = ArrayLaunch((spec, schedule), render_product, 3, 0b100, ((1.0, 0.0), "2I", rest), groups)
-        known = plans[key] = (launch, splits)
-    launch, splits = known
+        tail = (*numbers, *steps[0], *steps[1], 0, 0, 0, m * n, n, 1)
+        plan = Plan((spec, schedule), render_product, groups, [4, 4, 4], 0b100, head=(1.0, 0.0), tail=tail)
+        known = plans[key] = (plan, splits)
+    plan, splits = known
     out = new(shape if splits == 1 else (batch, splits, m, n))
-    launch((a, b, out), a.offset, b.offset)
+    plan((a.address, b.address, out.address))
     return out if splits == 1 else added(out, batch, splits, shape)
 
 

@@ -54,10 +54,8 @@ def lstm_forward(
     return outs[1:], (gates, cells, outs)
 
 
-def lstm_backward(
-    grad: GpuArray, kept: Any, x: GpuArray, w_ih: GpuArray, w_hh: GpuArray, wanted: bool
-) -> list[GpuArray | None]:
-    gates, cells, outs = kept
+def lstm_backward(grad: GpuArray, kept: Any, w_hh: GpuArray) -> tuple[GpuArray, GpuArray, tuple[GpuArray, ...]]:
+    gates, cells, _ = kept
     length, batch, hidden = grad.shape[0] - 1, grad.shape[1], grad.shape[2]
     of_gates = empty(length, batch, 4 * hidden)
     dh, dc = np.zeros_like(cells[0]), grad[length]
@@ -67,17 +65,7 @@ def lstm_backward(
         dc = empty(batch, hidden)
         cell(LSTM_BACKWARD, inputs, {"to_gates": of_gate[t], "to_c": dc}, batch, hidden)
         dh = of_gate[t].dot(w_hh)
-    flat = of_gates.reshape(length * batch, 4 * hidden)
-    of_bias = flat.sum(0)
-    return [
-        flat.dot(w_ih).reshape(x.shape) if wanted else None,
-        dh,
-        dc,
-        flat.T.dot(x.reshape(length * batch, x.shape[2])),
-        flat.T.dot(outs[:length].reshape(length * batch, hidden)),
-        of_bias,
-        of_bias,
-    ]
+    return of_gates, of_gates, (dh, dc)
 
 
 def gru_forward(
@@ -99,9 +87,7 @@ def gru_forward(
     return outs[1:], (kept, outs)
 
 
-def gru_backward(
-    grad: GpuArray, saved: Any, x: GpuArray, w_ih: GpuArray, w_hh: GpuArray, wanted: bool
-) -> list[GpuArray | None]:
+def gru_backward(grad: GpuArray, saved: Any, w_hh: GpuArray) -> tuple[GpuArray, GpuArray, tuple[GpuArray, ...]]:
     kept, outs = saved
     length, batch, hidden = grad.shape
     of_x, of_h = empty(length, batch, 3 * hidden), empty(length, batch, 3 * hidden)
@@ -111,12 +97,4 @@ def gru_backward(
         outputs = {"to_x": to_x, "to_h": to_h, "to_state": through}
         cell(wgsl.GRU_BACKWARD, {"g": dh + of_out, "kept": there}, outputs, batch, hidden)
         dh = through + to_h.dot(w_hh)
-    flat_x, flat_h = (each.reshape(length * batch, 3 * hidden) for each in (of_x, of_h))
-    return [
-        flat_x.dot(w_ih).reshape(x.shape) if wanted else None,
-        dh,
-        flat_x.T.dot(x.reshape(length * batch, x.shape[2])),
-        flat_h.T.dot(outs[:length].reshape(length * batch, hidden)),
-        flat_x.sum(0),
-        flat_h.sum(0),
-    ]
+    return of_x, of_h, (dh,)
