@@ -1,4 +1,4 @@
-"""Kernels, launched: elementwise expressions, and bodies that one thread runs per element.
+"""Kernels, launched: elementwise expressions, bodies that one thread runs per element, rows by number.
 
 The WGSL is that of the torch device (`anytorch.gpu.wgsl`); here are the launches alone. Everything is float32; masks are 0.0
 and 1.0, indices that a kernel reads or writes are int32. What is known of a geometry is kept: the second time is cheap.
@@ -19,8 +19,10 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import per_element as wgsl_per_element
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
+from anytorch.gpu.wgsl.indexing import Gather, Scatter, Walk, render_gather, render_scatter
 from anytorch.gpu.wgsl.types import dense_strides
-from anytorch.lite.gpu.memory import Layout, Memory
+from anytorch.lite.dtypes import Array
+from anytorch.lite.gpu.memory import Layout, Memory, new, write
 
 F32, I32 = "float32", "int32"
 STREAM = 1 << 22  # numbers from which memory is the limit, and several loads per thread keep more of it busy
@@ -164,3 +166,49 @@ def threads(
             kernel, wgsl_per_element.render, (x, y), [4] * len(layouts), kernel.writable, head=head, tail=tail
         )
     plan([layout.address for layout in layouts])
+
+
+# --- rows by number: embeddings, `x[[2, 0, 2]]` and their gradients ----------------------------------------------------
+
+
+def take_rows(x: Layout, numbers: Array) -> Layout:
+    """(n, …) and numbers (…) → (…, …): row by row. `x` is dense; the numbers are from 0 to n − 1."""
+    out = new((*numbers.shape, *x.shape[1:]))
+    # The result is walked as (rows, width): the source moves along the width, the numbers along the rows.
+    by_number(Gather(4, Walk(1, (I32,), 2)), render_gather, (x,), numbers, (out,), ((0, 1), (1, 0)), x)
+    return out
+
+
+def add_rows(target: Layout, numbers: Array, values: Layout) -> None:
+    """target[numbers[i]] += values[i], also where a number comes twice. Both are dense."""
+    steps = ((prod(target.shape[1:]), 1), (0, 1), (1, 0))
+    kernel = Scatter(4, Walk(2, (I32,), 2), "sum", F32)
+    by_number(kernel, render_scatter, (values, target), numbers, (), steps, target)
+
+
+def by_number(
+    kernel: Gather | Scatter,
+    render: Any,
+    walked: tuple[Layout, ...],
+    numbers: Array,
+    written: tuple[Layout, ...],
+    steps: tuple[tuple[int, int], ...],
+    table: Layout,
+) -> None:
+    """`steps` are those of the walked operands and of the numbers of the table's rows, over (rows, width)."""
+    rows, width = numbers.size, prod(table.shape[1:])
+    if not rows * width:
+        return
+    bound = (*walked, write(numbers.reshape(-1), np.int32), *written)
+    x, y = grid(-(-rows * width // WORKGROUP))
+    plan = Plan(
+        kernel,
+        render,
+        (x, y),
+        [4] * (len(walked) + 1),
+        kernel.writable,
+        unplaced=len(written),
+        head=(rows * width, x * WORKGROUP),
+        tail=(rows, width, *(step for each in steps for step in each), table.shape[0], width),
+    )
+    plan([layout.address for layout in bound])

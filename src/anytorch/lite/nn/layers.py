@@ -8,8 +8,8 @@ import numpy as np
 
 from anytorch.errors import UsageError
 from anytorch.lite import functional as F
-from anytorch.lite.create import generator, ones, wrap, zeros
-from anytorch.lite.dtypes import Array, float32
+from anytorch.lite.create import generator, ones, zeros
+from anytorch.lite.dtypes import Array
 from anytorch.lite.nn.module import Module, Parameter
 from anytorch.lite.ops.windows import Pair, pair
 from anytorch.lite.tensors import CustomTensor
@@ -234,7 +234,3 @@ class CrossEntropyLoss(Loss):
 
     def forward(self, logits: CustomTensor, target: CustomTensor) -> CustomTensor:
         return F.cross_entropy(logits, target, self.reduction, self.ignore_index, self.label_smoothing)
-
-
-def zero_state(x: CustomTensor, *shape: int) -> CustomTensor:
-    return wrap(np.zeros(shape, x.dtype if x.dtype.kind == "f" else float32), x.device)

@@ -7,7 +7,9 @@ from typing import Any
 
 from anytorch.errors import UsageError
 from anytorch.lite import functional as F
-from anytorch.lite.nn.layers import uniform, zero_state
+from anytorch.lite.create import zeros
+from anytorch.lite.dtypes import float32, is_floating
+from anytorch.lite.nn.layers import uniform
 from anytorch.lite.nn.module import Module
 from anytorch.lite.ops.recurrent import gru_steps, lstm_steps
 from anytorch.lite.tensors import CustomTensor
@@ -52,7 +54,8 @@ class Recurrent(Module):
         if self.batch_first:
             x = x.transpose(0, 1)
         shape = (self.num_layers * self.directions, x.shape[1], self.hidden_size)
-        states = states or [zero_state(x, *shape) for _ in range(self.state_count)]
+        dtype = x.dtype if is_floating(x.dtype) else float32
+        states = states or [zeros(*shape, dtype=dtype, device=x.device) for _ in range(self.state_count)]
         last: list[list[CustomTensor]] = [[] for _ in states]
         for layer in range(self.num_layers):
             outs = []
