@@ -15,19 +15,18 @@ from __future__ import annotations
 
 from anytorch.gpu.wgsl.attention_kernel import CHUNK, LOWEST, PARAMETERS, Attention, head
 from anytorch.gpu.wgsl.attention_split import join, split
-from anytorch.gpu.wgsl.matmul import load_four
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, load
+from anytorch.gpu.wgsl.types import BF16_BITS, buffers, element, enables, load, load_four, parameters, stored_four
 
 
 def render(kernel: Attention) -> str:
-    element = "vec2<u32>" if kernel.dtype == "bfloat16" else f"vec4<{KINDS[kernel.dtype].storage}>"
-    kinds = {"sums": "f32", "parts": "vec4<f32>", "mask": KINDS[kernel.mask].storage if kernel.mask else ""}
-    lines = [enables({kernel.dtype, kernel.mask})]
-    for i, name in enumerate(kernel.operands):
-        access = "read_write" if kernel.writes(name) else "read"
-        lines.append(f"@group(0) @binding({i}) var<storage, {access}> {name}: array<{kinds.get(name, element)}>;\n")
-    fields = (*[f"{name}_at: u32" for name in kernel.operands], *PARAMETERS)
-    lines.append(f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n")
+    four = element(kernel.dtype, True)
+    kinds = {"sums": "f32", "parts": "vec4<f32>", "mask": kernel.mask}
+    read, written = (
+        {name: kinds.get(name, four) for name in kernel.operands if kernel.writes(name) == writes}
+        for writes in (False, True)
+    )
+    lines = [enables({kernel.dtype, kernel.mask}), buffers(read, written)]
+    lines.append(parameters(*[f"{name}_at" for name in kernel.operands], *PARAMETERS))
     if kernel.form != "join":
         lines += [_read_four(kernel, name) for name in "qkv"]
         lines.append(_score(kernel))
@@ -48,16 +47,12 @@ def _read_four(kernel: Attention, name: str) -> str:
 
 
 def _put(kernel: Attention) -> str:
-    if kernel.dtype == "bfloat16":
-        packed = "vec2<u32>(bf16_bits(o.x) | bf16_bits(o.y) << 16u, bf16_bits(o.z) | bf16_bits(o.w) << 16u)"
-    else:
-        packed = "o" if kernel.dtype == "float32" else f"vec4<{KINDS[kernel.dtype].storage}>(o)"
     kept = "sums[p.sums_at + (batch * p.heads + head) * p.queries + place] = value;" if kernel.sums else ""
     return (
         (BF16_BITS if kernel.dtype == "bfloat16" else "")
         + "fn put(batch: u32, head: u32, place: u32, d: u32, o: vec4<f32>) { "
         "let i = p.out_at + batch * p.out_batch + head * p.out_head + place * p.out_place + d; "
-        f"out[i / 4u] = {packed}; }}\n"
+        f"out[i / 4u] = {stored_four(kernel.dtype, 'o')}; }}\n"
         "fn put_sum(batch: u32, head: u32, place: u32, top: f32, sum: f32) { "
         f"var value = {LOWEST}; if (sum > 0.0) {{ value = top + log(sum); }} {kept} }}\n"
     )

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.fused import addresses
+from anytorch.gpu.wgsl.fused import addresses, loads, writes
 from anytorch.gpu.wgsl.reduce import Reducer, group_main, group_text, state_text, thread_main
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, buffers, enables, load, numbered, parameters, stored
 
 # How a fold begins and goes on; a NaN among the elements is the result, as in torch.
 FOLDS = {
@@ -77,7 +77,6 @@ class FusedRows:
 
 
 def render(kernel: FusedRows) -> str:
-    count = len(kernel.inputs)
     results = [*kernel.outputs, *kernel.row_outputs]
     fields = tuple((name, "f32", FOLDS[kind][0]) for phase in kernel.phases for name, kind, _ in phase.folds)
     merges = " ".join(
@@ -94,15 +93,8 @@ def render(kernel: FusedRows) -> str:
     )
     parts = [
         enables({dtype for dtype, _ in (*kernel.inputs, *results)}),
-        *[
-            f"@group(0) @binding({i}) var<storage, read> b{i}: array<{KINDS[dtype].storage}>;\n"
-            for i, (dtype, _) in enumerate(kernel.inputs)
-        ],
-        *[
-            f"@group(0) @binding({count + k}) var<storage, read_write> out{k}: array<{KINDS[dtype].storage}>;\n"
-            for k, (dtype, _) in enumerate(results)
-        ],
-        f"struct Parameters {{ {', '.join(f'o{i}: u32' for i in range(count))} }}\nvar<immediate> p: Parameters;\n",
+        buffers(numbered("b", [dtype for dtype, _ in kernel.inputs]), numbered("out", [dtype for dtype, _ in results])),
+        parameters(*[f"o{i}" for i in range(len(kernel.inputs))]),
         needed(everything, state),
         state,
         BF16_BITS if "bfloat16" in {dtype for dtype, _ in results} else "",
@@ -127,9 +119,9 @@ def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str
     fixed = [i for i in range(len(kernel.inputs)) if kernel.per_row(i)]
     if fixed:
         where = addresses(kernel.shape, kernel.inputs, fixed)
-        loads = " ".join(f"x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in fixed)
+        values = " ".join(f"x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in fixed)
         declared = " ".join(f"var x{i}: {KINDS[kernel.inputs[i][0]].compute};" for i in fixed)
-        lines.append(f"  {declared}\n  {{ let i = base; {where} {loads} }}\n")
+        lines.append(f"  {declared}\n  {{ let i = base; {where} {values} }}\n")
     lines += [f"  {statement}\n" for statement in kernel.before]
     for phase in kernel.phases:
         adding = [
@@ -157,34 +149,14 @@ def _loads(kernel: FusedRows, text: str) -> str:
     """x0, x1, … of element `i`, as far as the text needs them; inputs per row are there already."""
     words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").replace(";", " ").split())
     wanted = [i for i in range(len(kernel.inputs)) if not kernel.per_row(i) and f"x{i}" in words]
-    if not wanted:
-        return ""
-    return f"{addresses(kernel.shape, kernel.inputs, wanted)} " + " ".join(
-        f"let x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in wanted
-    )
+    return loads(kernel.shape, kernel.inputs, wanted) if wanted else ""
 
 
 def _write(kernel: FusedRows, first: str, step: str) -> str:
     per = kernel.per_step
     statements = " ".join(kernel.elements)
-    needed_by = statements + " " + " ".join(value for _, value in kernel.outputs)
-    lines = [f"  for (var t = {first}; t < {kernel.length // per}u; t += {step}) {{\n"]
-    for k, (dtype, _) in enumerate(kernel.outputs):
-        lanes = KINDS[dtype].lanes
-        lines += [f"    var word{k}_{w} = 0u;\n" for w in range(per // lanes) if lanes > 1]
-    for part in range(per):
-        body = [f"let i = base + t * {per}u + {part}u;", _loads(kernel, needed_by), statements]
-        for k, (dtype, value) in enumerate(kernel.outputs):
-            lanes = KINDS[dtype].lanes
-            if lanes == 1:
-                body.append(f"out{k}[i] = {stored(dtype, value)};")
-            else:
-                body.append(f"word{k}_{part // lanes} |= {lane_bits(dtype, value)} << {part % lanes * (32 // lanes)}u;")
-        lines.append(f"    {{ {' '.join(body)} }}\n")
-    for k, (dtype, _) in enumerate(kernel.outputs):
-        lanes = KINDS[dtype].lanes
-        if lanes > 1:
-            lines += [
-                f"    out{k}[(base + t * {per}u) / {lanes}u + {w}u] = word{k}_{w};\n" for w in range(per // lanes)
-            ]
-    return "".join(lines) + "  }\n"
+    body = f"{_loads(kernel, ' '.join((statements, *[value for _, value in kernel.outputs])))} {statements}"
+    return (
+        f"  for (var t = {first}; t < {kernel.length // per}u; t += {step}) {{\n"
+        f"  let first = base + t * {per}u;\n{writes(kernel.outputs, per, body)}  }}\n"
+    )

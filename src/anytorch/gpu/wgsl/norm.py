@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, thread_main
 from anytorch.gpu.wgsl.rows import Twice
 from anytorch.gpu.wgsl.softmax import RowRule
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.types import (
+    BF16_BITS,
+    KINDS,
+    buffers,
+    enables,
+    lane_bits,
+    load,
+    numbered,
+    parameters,
+    stored,
+)
 
 _ROW_MOMENTS = Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, ("s.mean", "inverseSqrt(s.m2 / n + p.s0)"))
 # Welford's update divides for every element; with the elements at hand the mean comes first.
@@ -113,13 +123,8 @@ def render_channelwise(kernel: Channelwise) -> str:
     return "".join(
         (
             enables({*kernel.inputs, kernel.dtype}),
-            f"struct Parameters {{ {', '.join(f'{name}: u32' for name in names)} }}\nvar<immediate> p: Parameters;\n",
-            *[
-                f"@group(0) @binding({j}) var<storage, read> b{j}: array<{KINDS[name].storage}>;\n"
-                for j, name in enumerate(kernel.inputs)
-            ],
-            *[f"@group(0) @binding({inputs + j}) var<storage, read> h{j}: array<f32>;\n" for j in range(channels)],
-            f"@group(0) @binding({inputs + channels}) var<storage, read_write> out: array<{KINDS[kernel.dtype].storage}>;\n",
+            parameters(*names),
+            buffers({**numbered("b", kernel.inputs), **numbered("h", ("f32",) * channels)}, {"out": kernel.dtype}),
             BF16_BITS if kernel.dtype == "bfloat16" else "",
             f"fn evaluate(i: u32) -> f32 {{ let channel = (i / p.inner) % p.channels; {loads} {values} "
             f"return {kernel.expression}; }}\n",

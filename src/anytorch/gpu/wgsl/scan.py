@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import EXPONENTIALS, REDUCERS, Reducer, group_main, state_text, thread_main, typed
-from anytorch.gpu.wgsl.types import KINDS, enables, load, stored
+from anytorch.gpu.wgsl.types import KINDS, buffers, enables, load, numbered, parameters, stored
 
 PER_THREAD = 4
 GROUP = 256
@@ -71,15 +71,10 @@ def render(kernel: Scan) -> str:
     )
     parts = [
         enables({kernel.input, *kernel.outputs}),
-        "struct Parameters { rows: u32, length: u32, inner: u32, parts: u32, chunk: u32, offset: u32 }\n"
-        "var<immediate> p: Parameters;\n",
+        parameters("rows", "length", "inner", "parts", "chunk", "offset"),
         state_text(kernel.reducer, kernel.compute, 1),
-        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.input].storage}>;\n",
-        *[
-            f"@group(0) @binding({1 + j}) var<storage, read_write> r{j}: array<{KINDS[name].storage}>;\n"
-            for j, name in enumerate(kernel.outputs)
-        ],
-        f"@group(0) @binding({1 + outputs}) var<storage, read> prefixes: array<State>;\n" if kernel.parts else "",
+        buffers({"b0": kernel.input}, numbered("r", kernel.outputs)),
+        buffers({"prefixes": "State"}, first=1 + outputs) if kernel.parts else "",
         f"fn write(s: State, base: u32, k: u32) {{ let n = 1.0; {writes} }}\n",
     ]
     worker = "group" if kernel.group else "thread"
@@ -122,9 +117,9 @@ def render_prefixes(reducer: Reducer, compute: str) -> str:
     """Totals of parts become, in place, the fold of all parts before each. A thread per row: parts are few."""
     return "".join(
         (
-            "struct Parameters { rows: u32, parts: u32 }\nvar<immediate> p: Parameters;\n",
+            parameters("rows", "parts"),
             state_text(reducer, compute, 1),
-            "@group(0) @binding(0) var<storage, read_write> totals: array<State>;\n",
+            buffers({}, {"totals": "State"}),
             thread_main(THREADS),
             "  if (thread >= p.rows) { return; }\n  var s = start();\n"
             "  for (var part = 0u; part < p.parts; part++) {\n"

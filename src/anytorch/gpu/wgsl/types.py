@@ -6,7 +6,7 @@ then either owns whole words (dense outputs) or changes its part of a word atomi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -48,6 +48,33 @@ def enables(names: Collection[str]) -> str:
     return "enable f16;\n" if "float16" in names else ""
 
 
+def buffers(read: Mapping[str, str], written: Mapping[str, str] | None = None, first: int = 0) -> str:
+    """Declarations of buffers by name, from binding `first` on; each is given a dtype, or the WGSL type of its elements."""
+    named = [("read", *item) for item in read.items()] + [("read_write", *item) for item in (written or {}).items()]
+    return "".join(
+        f"@group(0) @binding({i}) var<storage, {access}> {name}: "
+        f"array<{KINDS[element].storage if element in KINDS else element}>;\n"
+        for i, (access, name, element) in enumerate(named, first)
+    )
+
+
+def numbered(letter: str, elements: Iterable[str]) -> dict[str, str]:
+    """Names for buffers of these elements: b0, b1, …"""
+    return {f"{letter}{i}": element for i, element in enumerate(elements)}
+
+
+def parameters(*fields: str) -> str:
+    """The parameters `p` of a kernel: u32 unless a field names its type."""
+    typed = ", ".join(field if ":" in field else f"{field}: u32" for field in fields)
+    return f"struct Parameters {{ {typed} }}\nvar<immediate> p: Parameters;\n"
+
+
+def element(name: str, quads: bool) -> str:
+    """The WGSL type of a buffer's elements; `quads`: of four elements in one load, which start on a multiple of four."""
+    storage = KINDS[name].storage
+    return storage if not quads else "vec2<u32>" if name == "bfloat16" else f"vec4<{storage}>"
+
+
 def load(name: str, binding: str, index: str) -> str:
     """The expression for element `index` of a buffer, in the compute type."""
     kind = KINDS[name]
@@ -86,6 +113,29 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
         step *= length
     return tuple(reversed(strides))
 
+
+def load_four(name: str, binding: str, index: str) -> str:
+    """Four consecutive elements from a binding of `element(name, True)`, at an index that is a multiple of 4."""
+    value = f"{binding}[({index}) / 4u]"
+    if name == "bfloat16":
+        halves = ", ".join(f"{value}.{word} << 16u, {value}.{word} & 0xffff0000u" for word in "xy")
+        return f"bitcast<vec4<f32>>(vec4<u32>({halves}))"
+    return value if name == "float32" else f"vec4<{KINDS[name].compute}>({value})"
+
+
+def stored_four(name: str, v: str) -> str:
+    """The vec4 `v` of the compute type as an element of such a binding."""
+    if name == "bfloat16":
+        return f"vec2<u32>(bf16_bits({v}.x) | bf16_bits({v}.y) << 16u, bf16_bits({v}.z) | bf16_bits({v}.w) << 16u)"
+    kind = KINDS[name]
+    return v if kind.storage == kind.compute else f"vec4<{kind.storage}>({v})"
+
+
+# The head of a kernel whose thread numbers are given by the parameter `row`, threads per row of the launch grid.
+MAIN = (
+    "@compute @workgroup_size(256) fn main(@builtin(global_invocation_id) g: vec3<u32>) {\n"
+    "  let thread = g.x + g.y * p.row;\n"
+)
 
 # Round to nearest, ties to even; a NaN stays one (its mantissa could round away otherwise).
 BF16_BITS = """fn bf16_bits(x: f32) -> u32 {
