@@ -12,7 +12,7 @@ from math import prod
 
 from anytorch.gpu.wgsl.functions import needed
 from anytorch.gpu.wgsl.fused import addresses, loads, writes
-from anytorch.gpu.wgsl.reduce import Reducer, group_main, group_text, state_text, thread_main
+from anytorch.gpu.wgsl.reduce import Reducer, state_text, workers_text
 from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, buffers, enables, load, numbered, parameters, stored
 
 # How a fold begins and goes on; a NaN among the elements is the result, as in torch.
@@ -99,19 +99,14 @@ def render(kernel: FusedRows) -> str:
         state,
         BF16_BITS if "bfloat16" in {dtype for dtype, _ in results} else "",
     ]
-    if kernel.group:
-        parts.append(group_text(reducer, "f32", kernel.threads, kernel.subgroups))
-        parts.append(group_main(kernel.threads, kernel.subgroups))
-        parts.append(f"  if (group >= {kernel.rows}u) {{ return; }}\n  let row = group;\n")
-        first, step = "lane", f"{kernel.threads}u"
-        fold = "  s = fold(s, lane, size, number, within); workgroupBarrier();\n"
-        once = "if (lane == 0u) "
-    else:
-        parts.append(thread_main(kernel.threads))
-        parts.append(f"  if (thread >= {kernel.rows}u) {{ return; }}\n  let row = thread;\n")
-        first, step, fold, once = "0u", "1u", "", ""
-    parts.append(_body(kernel, first, step, fold, once))
-    return "".join(parts) + "}\n"
+    return "".join(parts) + workers_text(
+        reducer,
+        f"{kernel.rows}u",
+        lambda *worker: _body(kernel, *worker),
+        threads=kernel.threads,
+        group=kernel.group,
+        subgroups=kernel.subgroups,
+    )
 
 
 def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str:
@@ -132,7 +127,7 @@ def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str
         lines.append(f"  for (var k = {first}; k < {kernel.length}u; k += {step}) {{\n")
         lines.append(f"    let i = base + k; {_loads(kernel, ' '.join(statements))}\n")
         lines += [f"    {statement}\n" for statement in statements]
-        lines.append("  }\n" + fold)
+        lines.append("  }\n" + (f"{fold}  workgroupBarrier();\n" if fold else ""))
         lines += [f"  {statement}\n" for statement in phase.rows]
     writes = " ".join(
         f"out{len(kernel.outputs) + k}[row] = {stored(dtype, value)};"

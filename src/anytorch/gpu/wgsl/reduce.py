@@ -14,17 +14,17 @@ The order of every fold is fixed by the geometry: results are the same from run 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
+from anytorch.gpu.wgsl.types import HELPERS, KINDS, buffers, element, enables, load, numbered, parameters, stored
 
 THREADS = 64  # workgroup size of the thread form
 UNROLL = 4  # loads in flight per thread
 
 
 # Four elements in one load, for rows that start on a multiple of four elements and have only whole quads.
-QUADS = {"float32": "vec4<f32>", "float16": "vec4<f16>", "bfloat16": "vec2<u32>", "int32": "vec4<i32>"}
+QUADS = {name: element(name, True) for name in ("float32", "float16", "bfloat16", "int32")}
 
 
 def quad_lane(name: str, quad: str, lane: int) -> str:
@@ -34,14 +34,6 @@ def quad_lane(name: str, quad: str, lane: int) -> str:
         return f"bitcast<f32>({word} & 0xffff0000u)" if lane % 2 else f"bitcast<f32>({word} << 16u)"
     value = f"{quad}.{'xyzw'[lane]}"
     return f"f32({value})" if name == "float16" else value
-
-
-def quad_of(name: str, values: Sequence[str]) -> str:
-    """Four values of the compute type as a quad to store."""
-    if name == "bfloat16":
-        low, high = (f"bf16_bits({values[i]}) | (bf16_bits({values[i + 1]}) << 16u)" for i in (0, 2))
-        return f"vec2<u32>({low}, {high})"
-    return f"{QUADS[name]}({', '.join(stored(name, value) for value in values)})"
 
 
 @dataclass(frozen=True)
@@ -179,16 +171,38 @@ SLOTS = 8
 SLOT_THREADS = 256
 
 
-def slot_text(reducer: Reducer, rows: str, body: str) -> str:
-    """A kernel whose subgroups each take a row: `body` is run with `row`, `within` and `size` (the subgroup's) set.
+def workers_text(
+    reducer: Reducer,
+    rows: str,
+    body: Callable[[str, str, str, str], str],
+    *,
+    compute: str = "f32",
+    threads: int,
+    group: bool,
+    subgroups: bool,
+    slots: bool = False,
+    parts: bool = False,
+) -> str:
+    """A kernel whose workers each take one of `rows`: a workgroup, a subgroup (`slots`) or a thread.
 
-    The subgroup's size is the adapter's affair, so subgroups take slots until none is left.
+    `body(first, step, fold, once)` is run with `row` set, and `part` where a row is split. A worker's threads take elements
+    from `first` on, `step` apart; `fold` makes one of their states `s`; `once` goes before what only one of them does.
     """
-    return (
-        _subgroup_text(reducer) + group_main(SLOT_THREADS, True) + f"  for (var slot = number; slot < {SLOTS}u; "
-        f"slot += {SLOT_THREADS}u / size) {{\n  let row = group * {SLOTS}u + slot;\n  if (row >= {rows}) {{ break; }}\n"
-        f"{body}  }}\n}}\n"
-    )
+    if slots:  # the subgroup's size is the adapter's affair, so subgroups take slots until none is left
+        return (
+            _subgroup_text(reducer) + group_main(SLOT_THREADS, True) + f"  for (var slot = number; slot < {SLOTS}u; "
+            f"slot += {SLOT_THREADS}u / size) {{\n  let row = group * {SLOTS}u + slot;\n  if (row >= {rows}) {{ break; }}\n"
+            + body("within", "size", "  s = fold_subgroup(s, size);\n", "if (within == 0u) ")
+            + "  }\n}\n"
+        )
+    if group:
+        worker, head = "group", group_text(reducer, compute, threads, subgroups) + group_main(threads, subgroups)
+        work = body("lane", f"{threads}u", "  s = fold(s, lane, size, number, within);\n", "if (lane == 0u) ")
+    else:
+        worker, head, work = "thread", thread_main(threads), body("0u", "1u", "", "")
+    row = f"let row = {worker} % {rows}; let part = {worker} / {rows};" if parts else f"let row = {worker};"
+    most = f"{rows} * p.parts" if parts else rows
+    return f"{head}  if ({worker} >= {most}) {{ return; }}\n  {row}\n{work}}}\n"
 
 
 def group_main(threads: int, subgroups: bool) -> str:
@@ -216,45 +230,34 @@ def thread_main(threads: int) -> str:
 
 def render(kernel: Reduce) -> str:
     reducer, compute = kernel.reducer, kernel.compute
-    inputs, outputs = len(kernel.inputs), len(kernel.outputs)
-    elements = {name: QUADS[name] if kernel.quads else KINDS[name].storage for name in kernel.inputs}
+    second = kernel.stage == "second"
+    read = {"partial": "State"} if second else numbered("b", [element(name, kernel.quads) for name in kernel.inputs])
+    written = {"partial": "State"} if kernel.stage == "first" else numbered("r", kernel.outputs)
     parts = [
         enables({*kernel.inputs, *kernel.outputs}),
         _parameters(kernel),
-        state_text(reducer, compute, inputs),
+        state_text(reducer, compute, len(kernel.inputs)),
+        buffers(read, written),
     ]
-    if kernel.stage == "second":
-        parts.append("@group(0) @binding(0) var<storage, read> partial: array<State>;\n")
-        bound = 1
-    else:
-        parts += [
-            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{elements[name]}>;\n"
-            for j, name in enumerate(kernel.inputs)
-        ]
-        bound = inputs
-    if kernel.stage == "first":
-        parts.append(f"@group(0) @binding({bound}) var<storage, read_write> partial: array<State>;\n")
-    else:
-        parts += [
-            f"@group(0) @binding({bound + j}) var<storage, read_write> r{j}: array<{KINDS[name].storage}>;\n"
-            for j, name in enumerate(kernel.outputs)
-        ]
     if kernel.stage == "first":
         write = "partial[part * p.rows + row] = s;"
     else:
-        values = [typed(text, compute) for text in reducer.results[:outputs]]
+        values = [typed(text, compute) for text in reducer.results[: len(kernel.outputs)]]
         write = "let n = f32(p.total); " + " ".join(
             f"r{j}[row] = {stored(name, f'{KINDS[name].compute}({value})')};"
             for j, (name, value) in enumerate(zip(kernel.outputs, values, strict=True))
         )
-    if kernel.slots:
-        parts.append(slot_text(reducer, "p.rows", _slot(kernel, write)))
-    elif kernel.group:
-        parts.append(group_text(reducer, compute, kernel.threads, kernel.subgroups))
-        parts.append(_group(kernel, write))
-    else:
-        parts.append(_thread(kernel, write))
-    return "".join(parts)
+    return "".join(parts) + workers_text(
+        reducer,
+        "p.rows",
+        lambda *worker: _body(kernel, write, *worker),
+        compute=compute,
+        threads=kernel.threads,
+        group=kernel.group,
+        subgroups=kernel.subgroups,
+        slots=kernel.slots,
+        parts=not kernel.slots,
+    )
 
 
 def _parameters(kernel: Reduce) -> str:
@@ -263,8 +266,7 @@ def _parameters(kernel: Reduce) -> str:
         inputs, kept, reduced = range(len(kernel.inputs)), range(kernel.kept), range(kernel.reduced)
         names += [*[f"k{d}" for d in kept], *[f"e{d}" for d in reduced], *[f"o{j}" for j in inputs]]
         names += [name for j in inputs for name in (*[f"k{j}_{d}" for d in kept], *[f"e{j}_{d}" for d in reduced])]
-    fields = [f"{name}: u32" for name in names] + [f"s{j}: f32" for j in range(kernel.scalars)]
-    return f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n"
+    return parameters(*names, *[f"s{j}: f32" for j in range(kernel.scalars)])
 
 
 def _walk(kernel: Reduce, prefix: str, rank: int, variable: str, result: str) -> str:
@@ -351,39 +353,15 @@ def _loop(kernel: Reduce, first: str, last: str, step: str) -> str:
     )
 
 
-def _thread(kernel: Reduce, write: str) -> str:
-    return (
-        thread_main(kernel.threads) + "  if (thread >= p.rows * p.parts) { return; }\n"
-        "  let row = thread % p.rows; let part = thread / p.rows;\n"
-        f"  let end = min(p.length, (part + 1u) * p.chunk);\n  {_row_base(kernel)}\n  var s = start();\n"
-        f"{_loop(kernel, 'part * p.chunk', 'end', '1u')}  {write}\n}}\n"
-    )
-
-
-def _slot(kernel: Reduce, write: str) -> str:
+def _body(kernel: Reduce, write: str, first: str, step: str, fold: str, once: str) -> str:
+    begin, last = ("", "p.length") if kernel.slots else ("part * p.chunk + ", "end")
     if kernel.quads:
-        loop = _quad_loop(kernel, "within * 4u", "p.length", "(size * 4u)")
+        wide = "(size * 4u)" if kernel.slots else f"{4 * kernel.threads}u"
+        loop = _quad_loop(kernel, f"{begin}{first} * 4u", last, wide)
     else:
-        loop = _loop(kernel, "within", "p.length", "size")
-    return (
-        f"  {_row_base(kernel)}\n  var s = start();\n{loop}  s = fold_subgroup(s, size);\n"
-        f"  if (within == 0u) {{ {write} }}\n"
-    )
-
-
-def _group(kernel: Reduce, write: str) -> str:
-    if kernel.quads:
-        loop = _quad_loop(kernel, "part * p.chunk + lane * 4u", "end", f"{4 * kernel.threads}u")
-    else:
-        loop = _loop(kernel, "part * p.chunk + lane", "end", f"{kernel.threads}u")
-    return (
-        group_main(kernel.threads, kernel.subgroups) + "  if (group >= p.rows * p.parts) { return; }\n"
-        "  let row = group % p.rows; let part = group / p.rows;\n"
-        f"  let end = min(p.length, (part + 1u) * p.chunk);\n  {_row_base(kernel)}\n  var s = start();\n"
-        f"{loop}"
-        f"  s = fold(s, lane, size, number, within);\n"
-        f"  if (lane == 0u) {{ {write} }}\n}}\n"
-    )
+        loop = _loop(kernel, f"{begin}{first}", last, step)
+    end = "" if kernel.slots else "  let end = min(p.length, (part + 1u) * p.chunk);\n"
+    return f"{end}  {_row_base(kernel)}\n  var s = start();\n{loop}{fold}  {once}{{ {write} }}\n"
 
 
 # --- what can be folded ----------------------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ def load_four(name: str, binding: str, index: str) -> str:
 def stored_four(name: str, v: str) -> str:
     """The vec4 `v` of the compute type as an element of such a binding."""
     if name == "bfloat16":
-        return f"vec2<u32>(bf16_bits({v}.x) | bf16_bits({v}.y) << 16u, bf16_bits({v}.z) | bf16_bits({v}.w) << 16u)"
+        low, high = (f"bf16_bits({v}.{a}) | (bf16_bits({v}.{b}) << 16u)" for a, b in ("xy", "zw"))
+        return f"vec2<u32>({low}, {high})"
     kind = KINDS[name]
     return v if kind.storage == kind.compute else f"vec4<{kind.storage}>({v})"
 
