@@ -80,34 +80,8 @@ fn next_after(x: f32, y: f32) -> f32 {
   return bitcast<f32>(select(bits - 1u, bits + 1u, (y > x) == (x > 0.0)));
 }
 
-fn maximum_f32(a: f32, b: f32) -> f32 {
-  if (is_nan(a)) { return a; }
-  if (is_nan(b)) { return b; }
-  return max(a, b);
-}
-
-fn minimum_f32(a: f32, b: f32) -> f32 {
-  if (is_nan(a)) { return a; }
-  if (is_nan(b)) { return b; }
-  return min(a, b);
-}
-
-fn fmax_f32(a: f32, b: f32) -> f32 {
-  if (is_nan(a)) { return b; }
-  if (is_nan(b)) { return a; }
-  return max(a, b);
-}
-
-fn fmin_f32(a: f32, b: f32) -> f32 {
-  if (is_nan(a)) { return b; }
-  if (is_nan(b)) { return a; }
-  return min(a, b);
-}
-
 fn equal_f32(a: f32, b: f32) -> bool { return a == b && !is_nan(a) && !is_nan(b); }
-
 fn at_most_f32(a: f32, b: f32) -> bool { return a <= b && !is_nan(a) && !is_nan(b); }
-
 fn is_true_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) != 0u; }
 
 fn sign_f32(x: f32) -> f32 {
@@ -115,6 +89,18 @@ fn sign_f32(x: f32) -> f32 {
   return select(0.0, -1.0, x < 0.0);
 }
 """
+
+# The larger and the smaller of two; of a number and a NaN, the NaN (maximum) or the number (fmax).
+TEXT += "".join(
+    f"\nfn {name}_f32(a: f32, b: f32) -> f32 {{\n  if (is_nan(a)) {{ return {of_a}; }}\n"
+    f"  if (is_nan(b)) {{ return {of_b}; }}\n  return {builtin}(a, b);\n}}\n"
+    for name, builtin, of_a, of_b in (
+        ("maximum", "max", "a", "b"),
+        ("minimum", "min", "a", "b"),
+        ("fmax", "max", "b", "a"),
+        ("fmin", "min", "b", "a"),
+    )
+)
 
 # The same in every integer type. A division by zero has no answer; what is returned must only not stop the device, and
 # be what docs/guide/webgpu.md says.
@@ -177,11 +163,8 @@ fn lcm_T(x: T, y: T) -> T {
 }
 
 fn bits_and_T(x: T, y: T) -> T { return x & y; }
-
 fn bits_or_T(x: T, y: T) -> T { return x | y; }
-
 fn bits_xor_T(x: T, y: T) -> T { return x ^ y; }
-
 fn bits_not_T(x: T) -> T { return ~x; }
 
 fn shift_left_T(x: T, y: T) -> T {
@@ -204,36 +187,24 @@ fn sign_T(x: T) -> T {
 }
 
 fn equal_T(a: T, b: T) -> bool { return a == b; }
-
 fn is_true_T(x: T) -> bool { return x != T(0); }
-
 fn at_most_T(a: T, b: T) -> bool { return a <= b; }
 """
 
 INTEGER_PLAIN = """
 fn maximum_T(a: T, b: T) -> T { return select(a, b, b > a); }
-
 fn minimum_T(a: T, b: T) -> T { return select(a, b, b < a); }
-
 fn fmax_T(a: T, b: T) -> T { return select(a, b, b > a); }
-
 fn fmin_T(a: T, b: T) -> T { return select(a, b, b < a); }
-
 fn floor_T(x: T) -> T { return x; }
-
 fn ceil_T(x: T) -> T { return x; }
-
 fn trunc_T(x: T) -> T { return x; }
-
 fn round_T(x: T) -> T { return x; }
 """
 
 FLOAT_PLAIN = """
 fn floor_T(x: T) -> T { return floor(x); }
-
 fn ceil_T(x: T) -> T { return ceil(x); }
-
 fn trunc_T(x: T) -> T { return trunc(x); }
-
 fn round_T(x: T) -> T { return round(x); }
 """

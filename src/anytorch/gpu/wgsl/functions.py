@@ -43,34 +43,12 @@ _CALL = re.compile(r"\b(\w+)\(")
 _FRACTION = re.compile(r"\d\.\d|\de-")
 _TYPED = re.compile(r"_(f32|f64|i32|i64)$")
 # Builtins that have no 64-bit form.
-_SINGLE = frozenset(
-    [
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "pow",
-        "inverseSqrt",
-        "is_nan",
-        "is_inf",
-        "quiet_nan",
-        "infinity",
-        "bf16_bits",
-    ]
-)
+_SINGLE = {
+    *("exp", "exp2", "log", "log2", "pow", "inverseSqrt"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("is_nan", "is_inf", "quiet_nan", "infinity", "bf16_bits"),
+}
 
 
 def computable(expression: str, kind: str) -> bool:

@@ -132,6 +132,33 @@ def stored_four(name: str, v: str) -> str:
     return v if kind.storage == kind.compute else f"vec4<{kind.storage}>({v})"
 
 
+def offsets(
+    variable: str, operands: Sequence[int], rank: int, shape: Sequence[int], strides: Sequence[Sequence[int]]
+) -> str:
+    """Statements that set a<i> to the element index of each operand for linear index `variable`.
+
+    Sizes and strides are parameters unless `strides` are given. They may be negative: unsigned numbers wrap round.
+    """
+    lines = [f"var rest = {variable};", *[f"var a{i} = p.o{i};" for i in operands]]
+    for r in range(rank - 1, -1, -1):
+        size = f"{shape[r]}u" if strides else f"p.d{r}"
+        steps = [f"{strides[i][r] % 2**32}u" if strides else f"p.t{i}_{r}" for i in operands]
+        if r:
+            lines.append(f"let c{r} = rest % {size}; rest = rest / {size};")
+        coordinate = f"c{r}" if r else "rest"
+        lines.append(" ".join(f"a{i} += {coordinate} * {step};" for i, step in zip(operands, steps, strict=True)))
+    return " ".join(lines)
+
+
+def words_main(lanes: int, bits: str, target: str) -> str:
+    """A kernel whose threads each make a word of `lanes` elements: `bits` are those of element `first + k`."""
+    return (
+        f"{MAIN}  let first = thread * {lanes}u;\n  if (first >= p.n) {{ return; }}\n  var word = 0u;\n"
+        f"  for (var k = 0u; k < {lanes}u; k++) {{\n"
+        f"    if (first + k < p.n) {{ word |= {bits} << (k * {32 // lanes}u); }}\n  }}\n  {target} = word;\n}}\n"
+    )
+
+
 # The head of a kernel whose thread numbers are given by the parameter `row`, threads per row of the launch grid.
 MAIN = (
     "@compute @workgroup_size(256) fn main(@builtin(global_invocation_id) g: vec3<u32>) {\n"
