@@ -110,14 +110,15 @@ def window_of(windows: Windows) -> wgsl_pool.Window:
     return wgsl_pool.Window(kernel=(1, kh, kw), stride=(1, sh, sw), padding=(0, ph, pw))
 
 
-def pool_numbers(x: Layout, y: Layout) -> dict[str, int | float]:
-    """Sizes and strides of (…, H, W) as the kernels want them: n, c, depth, height, width."""
+def pool(body: str, inputs: dict[str, Layout], outputs: dict[str, Layout], x: Layout, y: Layout, count: int) -> None:
+    """Sizes and strides of (…, H, W) are given as the kernels want them: n, c, depth, height, width."""
     values = [
         x.shape[-3],
         *(1, *x.shape[-2:], 1, *y.shape[-2:]),
         *(n for layout in (x, y) for n in ([0, *layout.strides][-4], layout.strides[-3], 0, *layout.strides[-2:])),
     ]
-    return dict(zip(("channels", *wgsl_pool.SIZES, *wgsl_pool.STRIDES), values, strict=True))
+    numbers = dict(zip(("channels", *wgsl_pool.SIZES, *wgsl_pool.STRIDES), values, strict=True))
+    threads(body, inputs, outputs, numbers, count, whole=("index",))
 
 
 def max_pooled(x: GpuArray, windows: Windows) -> tuple[GpuArray, Layout]:
@@ -125,28 +126,24 @@ def max_pooled(x: GpuArray, windows: Windows) -> tuple[GpuArray, Layout]:
     shape = (*x.shape[:-2], *windows.out)
     out, places = new(shape), new(shape)
     body = wgsl_pool.maximum(window_of(windows), "f32", "i32")
-    numbers = pool_numbers(x.layout, out)
-    threads(body, {"x": x.layout}, {"y": out, "index": places}, numbers, out.size, whole=("index",))
+    pool(body, {"x": x.layout}, {"y": out, "index": places}, x.layout, out, out.size)
     return GpuArray(out), places
 
 
 def of_max_pooled(g: GpuArray, places: Layout, shape: tuple[int, ...], windows: Windows) -> GpuArray:
-    out, g = new(shape), g.dense()
+    out, given = new(shape), g.dense().layout
     body = wgsl_pool.maximum_backward(window_of(windows))
-    inputs = {"g": g.layout, "index": places}
-    threads(body, inputs, {"x": out}, pool_numbers(out, g.layout), out.size, whole=("index",))
+    pool(body, {"g": given, "index": places}, {"x": out}, out, given, out.size)
     return GpuArray(out)
 
 
 def mean_pooled(x: GpuArray, windows: Windows) -> GpuArray:
     out = new((*x.shape[:-2], *windows.out))
-    body = wgsl_pool.average(window_of(windows))
-    threads(body, {"x": x.layout}, {"y": out}, pool_numbers(x.layout, out), out.size)
+    pool(wgsl_pool.average(window_of(windows)), {"x": x.layout}, {"y": out}, x.layout, out, out.size)
     return GpuArray(out)
 
 
 def of_mean_pooled(g: GpuArray, shape: tuple[int, ...], windows: Windows) -> GpuArray:
-    out, g = new(shape), as_gpu(g).dense()
-    body = wgsl_pool.average_backward(window_of(windows))
-    threads(body, {"g": g.layout}, {"x": out}, pool_numbers(out, g.layout), out.size)
+    out, given = new(shape), as_gpu(g).dense().layout
+    pool(wgsl_pool.average_backward(window_of(windows)), {"g": given}, {"x": out}, out, given, out.size)
     return GpuArray(out)

@@ -7,7 +7,7 @@ and 1.0, indices that a kernel reads or writes are int32. What is known of a geo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -145,7 +145,7 @@ def threads(
     body: str,
     inputs: dict[str, Layout],
     outputs: dict[str, Layout],
-    numbers: dict[str, Number],
+    numbers: Mapping[str, Number],
     count: int,
     functions: str = "",
     whole: Sequence[str] = (),

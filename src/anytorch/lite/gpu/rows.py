@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,25 +17,18 @@ from anytorch.lite.gpu.kernels import threads
 from anytorch.lite.gpu.memory import Layout, new, write
 
 
-def along(rule: RowRule, dim: int, *arrays: GpuArray) -> GpuArray:
-    x = arrays[0]
-    return GpuArray(by_rows(rule, [(each.dense().layout, "element") for each in arrays], x.shape, dim % x.ndim)[0])
+def ruled(rule: RowRule) -> Callable[..., GpuArray]:
+    """A function of arrays, and of the dimension along which their rows lie."""
+
+    def run(*given: Any) -> GpuArray:
+        arrays, dim, x = given[:-1], given[-1], given[0]
+        return GpuArray(by_rows(rule, [(each.dense().layout, "element") for each in arrays], x.shape, dim % x.ndim)[0])
+
+    return run
 
 
-def soft(x: GpuArray, dim: int) -> GpuArray:
-    return along(SOFTMAX, dim, x)
-
-
-def of_soft(g: GpuArray, y: GpuArray, dim: int) -> GpuArray:
-    return along(SOFTMAX_BACKWARD, dim, g, y)
-
-
-def log_soft(x: GpuArray, dim: int) -> GpuArray:
-    return along(LOG_SOFTMAX, dim, x)
-
-
-def of_log_soft(g: GpuArray, y: GpuArray, dim: int) -> GpuArray:
-    return along(LOG_SOFTMAX_BACKWARD, dim, g, y)
+soft, of_soft = ruled(SOFTMAX), ruled(SOFTMAX_BACKWARD)
+log_soft, of_log_soft = ruled(LOG_SOFTMAX), ruled(LOG_SOFTMAX_BACKWARD)
 
 
 # --- layer norm ------------------------------------------------------------------------------------------------------
@@ -88,7 +83,7 @@ def class_losses(logits: GpuArray, named: Array, kept: Array, smoothing: float) 
     target = write(np.where(kept, named, -1), np.int32)
     (mean,) = folded("mean", y.layout, (1,))
     out = new((rows,))
-    numbers: dict[str, int | float] = {"classes": classes, "smoothing": float(smoothing)}
+    numbers = {"classes": classes, "smoothing": float(smoothing)}
     threads(LOSS, {"y": y.layout, "target": target, "mean": mean}, {"loss": out}, numbers, rows, whole=("target",))
     return GpuArray(out), (y, target)
 
@@ -97,7 +92,7 @@ def of_class_losses(g: GpuArray, picked: Picked, named: Array, kept: Array, smoo
     """The gradients of the losses (R,) → those of the logits (R, C)."""
     y, target = picked
     out = new(y.shape)
-    numbers: dict[str, int | float] = {"classes": y.shape[1], "smoothing": float(smoothing)}
+    numbers = {"classes": y.shape[1], "smoothing": float(smoothing)}
     inputs = {"y": y.layout, "target": target, "g": g.dense().layout}
     threads(SLOPE, inputs, {"slope": out}, numbers, out.size, whole=("target",))
     return GpuArray(out)

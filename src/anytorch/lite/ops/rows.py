@@ -46,20 +46,21 @@ def of_log_soft(g: Array, y: Array, dim: int) -> Array:
     return g - np.exp(y) * np.sum(g, axis=dim, keepdims=True)
 
 
-def softmax(x: T, dim: int = -1) -> T:
+def by_row(name: str, x: T, dim: int, alone: Any, forward: Any, backward: Any) -> T:
+    """`alone` is what becomes of a number that has no dimension to lie along."""
     data = floats(x)
-    if not data.ndim:  # one number alone
-        return record("softmax", np.ones_like(data), (x,), lambda g: (g * 0,))
-    y = soft(data, dim)
-    return record("softmax", y, (x,), lambda g: (of_soft(g, y, dim),), saves_output=True)
+    if not data.ndim:
+        return record(name, alone(data), (x,), lambda g: (g * 0,))
+    y = forward(data, dim)
+    return record(name, y, (x,), lambda g: (backward(g, y, dim),), saves_output=True)
+
+
+def softmax(x: T, dim: int = -1) -> T:
+    return by_row("softmax", x, dim, np.ones_like, soft, of_soft)
 
 
 def log_softmax(x: T, dim: int = -1) -> T:
-    data = floats(x)
-    if not data.ndim:
-        return record("log_softmax", np.zeros_like(data), (x,), lambda g: (g * 0,))
-    y = log_soft(data, dim)
-    return record("log_softmax", y, (x,), lambda g: (of_log_soft(g, y, dim),), saves_output=True)
+    return by_row("log_softmax", x, dim, np.zeros_like, log_soft, of_log_soft)
 
 
 @on_gpu
