@@ -155,8 +155,8 @@ def _main(kernel: Elementwise) -> str:
             f"  atomicOr(&b{out}[{word}], bits << ({shift}));\n}}\n"
         )
     if kernel.lanes > 1:
-        bits = lane_bits(kernel.output, "evaluate(first + k)")
-        return words_main(kernel.lanes, bits, f"b{out}[thread + p.o{out} / {kernel.lanes}u]")
+        made = lane_bits(kernel.output, "evaluate(first + k)")
+        return words_main(kernel.lanes, made, f"b{out}[thread + p.o{out} / {kernel.lanes}u]")
     return (
         f"{MAIN}  if (thread >= p.n) {{ return; }}\n"
         f"  {_index(kernel, [out], 'thread')}\n"

@@ -20,8 +20,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from anytorch.errors import UsageError
 from anytorch.gpu.wgsl.types import dense_strides
 from anytorch.lite.dtypes import Array, DType, boolean, float32
-from anytorch.lite.gpu import folds, kernels, products
-from anytorch.lite.gpu.memory import Layout, read, write
+from anytorch.lite.gpu import folds, kernels
+from anytorch.lite.gpu.kernels import Layout, read, write
 
 fallbacks: Counter[str] = Counter()
 
@@ -369,7 +369,7 @@ def matmul(a: GpuArray, b: GpuArray) -> GpuArray:
     if not (count and m and n and k):
         return as_gpu(np.zeros(shape, np.float32))
     x, y = (each if each.ndim == 2 else as_batch(each, batch, count) for each in (left, right))
-    return GpuArray(products.product(x.layout, y.layout, shape, count, m, n, k))
+    return GpuArray(folds.product(x.layout, y.layout, shape, count, m, n, k))
 
 
 def as_batch(x: GpuArray, batch: tuple[int, ...], count: int) -> GpuArray:

@@ -9,9 +9,8 @@ from anytorch.gpu.wgsl import conv as wgsl_conv
 from anytorch.gpu.wgsl import pool as wgsl_pool
 from anytorch.gpu.wgsl.matmul import Schedule, render
 from anytorch.lite.gpu.array import GpuArray, as_gpu, check_devices
-from anytorch.lite.gpu.kernels import F32, threads
-from anytorch.lite.gpu.memory import Layout, new
-from anytorch.lite.gpu.products import TILED, added, product_grid, splits_of
+from anytorch.lite.gpu.folds import TILED, added, product_grid, splits_of
+from anytorch.lite.gpu.kernels import F32, Layout, new, threads
 from anytorch.lite.ops.windows import Windows
 
 # Loads are long functions here; on a software adapter fewer copies of them are faster.

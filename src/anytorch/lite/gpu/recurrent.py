@@ -11,8 +11,7 @@ import numpy as np
 
 from anytorch.gpu.wgsl import recurrent as wgsl
 from anytorch.lite.gpu.array import GpuArray, check_devices
-from anytorch.lite.gpu.kernels import threads
-from anytorch.lite.gpu.memory import new
+from anytorch.lite.gpu.kernels import new, threads
 
 LSTM, LSTM_BACKWARD, GRU = wgsl.lstm(True), wgsl.lstm_backward(True, True), wgsl.gru(True)
 
