@@ -13,8 +13,8 @@ probabilities. Rows with no key to look at give zeros.
 
 from __future__ import annotations
 
-from anytorch.gpu.wgsl.attention_kernel import AT_ONCE, CHUNK, LANES, LOWEST, PARAMETERS, Attention, head
-from anytorch.gpu.wgsl.types import BF16_BITS, buffers, element, enables, load, load_four, parameters, stored_four
+from anytorch.gpu.wgsl.attention_kernel import AT_ONCE, CHUNK, LANES, LOWEST, PARAMETERS, Attention, main
+from anytorch.gpu.wgsl.types import element, head, load, load_four, stored_four
 
 
 def render(kernel: Attention) -> str:
@@ -24,8 +24,8 @@ def render(kernel: Attention) -> str:
         {name: kinds.get(name, four) for name in kernel.operands if kernel.writes(name) == writes}
         for writes in (False, True)
     )
-    lines = [enables({kernel.dtype, kernel.mask}), buffers(read, written)]
-    lines.append(parameters(*[f"{name}_at" for name in kernel.operands], *PARAMETERS))
+    fields = (*[f"{name}_at" for name in kernel.operands], *PARAMETERS)
+    lines = [head(fields, read, written, {kernel.dtype})]
     if kernel.form != "join":
         lines += [_read_four(kernel, name) for name in "qkv"]
         lines.append(_score(kernel))
@@ -48,8 +48,7 @@ def _read_four(kernel: Attention, name: str) -> str:
 def _put(kernel: Attention) -> str:
     kept = "sums[p.sums_at + (batch * p.heads + head) * p.queries + place] = value;" if kernel.sums else ""
     return (
-        (BF16_BITS if kernel.dtype == "bfloat16" else "")
-        + "fn put(batch: u32, head: u32, place: u32, d: u32, o: vec4<f32>) { "
+        "fn put(batch: u32, head: u32, place: u32, d: u32, o: vec4<f32>) { "
         "let i = p.out_at + batch * p.out_batch + head * p.out_head + place * p.out_place + d; "
         f"out[i / 4u] = {stored_four(kernel.dtype, 'o')}; }}\n"
         "fn put_sum(batch: u32, head: u32, place: u32, top: f32, sum: f32) { "
@@ -82,7 +81,7 @@ def _row(kernel: Attention) -> str:
     vectors = kernel.dimension // 4
     end = "min(p.keys, query + 1u)" if kernel.causal else "p.keys"
     return (
-        head(kernel, f"(group.x + group.y * p.row) * {kernel.threads}u + t")
+        main(kernel, f"(group.x + group.y * p.row) * {kernel.threads}u + t")
         + f"""  if (linear >= p.total) {{ return; }}
   let query = linear % p.queries; let head = (linear / p.queries) % p.heads; let batch = linear / (p.queries * p.heads);
   var o: array<vec4<f32>, {vectors}>;
@@ -115,7 +114,7 @@ def _short(kernel: Attention) -> str:
         f"var<workgroup> query_row: array<vec4<f32>, {vectors}>;\n"
         "var<workgroup> weights: array<f32, 256>;\nvar<workgroup> ladder: array<f32, 256>;\n"
         "var<workgroup> partial: array<vec4<f32>, 256>;\n"
-        + head(kernel, "group.x + group.y * p.row")
+        + main(kernel, "group.x + group.y * p.row")
         + f"""  let query = linear % p.queries; let head = (linear / p.queries) % p.heads;
   let batch = min(linear, p.total - 1u) / (p.queries * p.heads);
   if (t < {vectors}u) {{ query_row[t] = q4(batch, head, query, t * 4u); }}
@@ -186,7 +185,7 @@ def _tile(kernel: Attention) -> str:
         f"var<workgroup> weights: array<vec4<f32>, {queries * weights_width}>;\n",
         f"var<workgroup> ladder: array<vec4<f32>, {queries * across // 4}>;\n",
         f"var<workgroup> tile_v: array<vec4<f32>, {step * vectors}>;\n",
-        head(kernel, "group.x + group.y * p.row"),
+        main(kernel, "group.x + group.y * p.row"),
         "  let block = linear % p.blocks; let head = (linear / p.blocks) % p.heads;\n",
         "  let batch = min(linear, p.total - 1u) / (p.blocks * p.heads);\n",
         f"  let q0 = block * {queries}u; let tx = t % {across}u; let ty = t / {across}u;\n",
@@ -405,7 +404,7 @@ def _join(kernel: Attention) -> str:
     parts = threads // vectors
     return (
         f"var<workgroup> ladder: array<vec2<f32>, {threads}>;\nvar<workgroup> outputs: array<vec4<f32>, {threads}>;\n"
-        + head(kernel, "group.x + group.y * p.row")
+        + main(kernel, "group.x + group.y * p.row")
         + f"""  let all_lines = p.total / (p.parts * p.blocks) * p.shared_by * p.queries;
   if (linear >= all_lines) {{ return; }}
   let query = linear % p.queries; let head = (linear / p.queries) % p.heads; let batch = linear / (p.queries * p.heads);

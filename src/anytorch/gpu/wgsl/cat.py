@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import MAIN, buffers, numbered, parameters
+from anytorch.gpu.wgsl.types import MAIN, head, numbered
 
 WORKGROUP = 256
 MOST_WORDS = 32  # of parameters
@@ -36,7 +36,7 @@ def render(kernel: Cat) -> str:
         *[f"t{j}_{d}" for j in inputs for d in dims],
     ]
     unit = _UNITS[kernel.unit]
-    text = [buffers(numbered("b", [unit] * kernel.inputs), {"out": unit}), parameters(*names), MAIN]
+    text = [head(names, numbered("b", [unit] * kernel.inputs), {"out": unit}), MAIN]
     text.append("  let i = thread; if (i >= p.n) { return; }\n  var rest = i;\n")
     text += [f"  let c{d} = rest % p.s{d}; rest = rest / p.s{d};\n" for d in reversed(dims[1:])]
     text.append("  let c0 = rest;\n")

@@ -10,19 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import (
-    BF16_BITS,
-    KINDS,
-    MAIN,
-    buffers,
-    dense_strides,
-    enables,
-    lane_bits,
-    load,
-    numbered,
-    parameters,
-    stored,
-)
+from anytorch.gpu.wgsl.types import KINDS, MAIN, dense_strides, head, lane_bits, load, numbered, stored
 
 
 @dataclass(frozen=True)
@@ -57,28 +45,16 @@ class Fused:
 
 def render(kernel: Fused) -> str:
     count = len(kernel.inputs)
-    dtypes = {dtype for dtype, _ in (*kernel.inputs, *kernel.outputs)}
-    every = " ".join([*kernel.statements, *[value for _, value in kernel.outputs]])
-    return "".join(
-        (
-            enables(dtypes),
-            buffers(
-                numbered("b", [dtype for dtype, _ in kernel.inputs]),
-                numbered("out", [name for name, _ in kernel.outputs]),
-            ),
-            parameters("row", *[f"o{i}" for i in range(count)]),
-            needed(every),
-            BF16_BITS if "bfloat16" in {dtype for dtype, _ in kernel.outputs} else "",
-            MAIN,
-            f"  let first = thread * {kernel.per_thread}u;\n  if (first >= {kernel.elements}u) {{ return; }}\n",
-            writes(
-                kernel.outputs,
-                kernel.per_thread,
-                " ".join((loads(kernel.shape, kernel.inputs, range(count)), *kernel.statements)),
-                kernel.elements,
-            ),
-            "}\n",
-        )
+    read, written = (
+        numbered(name, [d for d, _ in each]) for name, each in (("b", kernel.inputs), ("out", kernel.outputs))
+    )
+    body = " ".join((loads(kernel.shape, kernel.inputs, range(count)), *kernel.statements))
+    return (
+        head(("row", *[f"o{i}" for i in range(count)]), read, written)
+        + needed(" ".join([*kernel.statements, *[value for _, value in kernel.outputs]]))
+        + f"{MAIN}  let first = thread * {kernel.per_thread}u;\n  if (first >= {kernel.elements}u) {{ return; }}\n"
+        + writes(kernel.outputs, kernel.per_thread, body, kernel.elements)
+        + "}\n"
     )
 
 

@@ -13,7 +13,7 @@ from math import prod
 from anytorch.gpu.wgsl.functions import needed
 from anytorch.gpu.wgsl.fused import addresses, loads, writes
 from anytorch.gpu.wgsl.reduce import Reducer, state_text, workers_text
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, buffers, enables, load, numbered, parameters, stored
+from anytorch.gpu.wgsl.types import KINDS, head, load, numbered, stored
 
 # How a fold begins and goes on; a NaN among the elements is the result, as in torch.
 FOLDS = {
@@ -91,15 +91,9 @@ def render(kernel: FusedRows) -> str:
         + [text for phase in kernel.phases for text in (*phase.elements, *phase.rows)]
         + [FOLDS[kind][1] for phase in kernel.phases for _, kind, _ in phase.folds]
     )
-    parts = [
-        enables({dtype for dtype, _ in (*kernel.inputs, *results)}),
-        buffers(numbered("b", [dtype for dtype, _ in kernel.inputs]), numbered("out", [dtype for dtype, _ in results])),
-        parameters(*[f"o{i}" for i in range(len(kernel.inputs))]),
-        needed(everything, state),
-        state,
-        BF16_BITS if "bfloat16" in {dtype for dtype, _ in results} else "",
-    ]
-    return "".join(parts) + workers_text(
+    read, written = (numbered(name, [d for d, _ in each]) for name, each in (("b", kernel.inputs), ("out", results)))
+    begin = head([f"o{i}" for i in range(len(kernel.inputs))], read, written) + needed(everything, state) + state
+    return begin + workers_text(
         reducer,
         f"{kernel.rows}u",
         lambda *worker: _body(kernel, *worker),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import HELPERS, MAIN, buffers, offsets, parameters, words_main
+from anytorch.gpu.wgsl.types import HELPERS, MAIN, buffers, head, offsets, parameters, words_main
 
 WORKGROUP = 256
 MOST_WORDS = 32
@@ -259,8 +259,10 @@ def render_compact(kernel: Compact) -> str:
         rows.append(f"  positions[base + {r}u] = vec2<u32>({value}, 0u); " + (f"rest = rest / p.d{r};" if r else ""))
     body = "\n".join(rows)
     return (
-        buffers({"mask": "u32", "counts": "i32"}, {"positions": "vec2<u32>"})
-        + parameters("n", "row", "o_mask", "o_counts", *[f"d{r}" for r in range(kernel.rank)])
+        head(
+            ("n", "row", "o_mask", "o_counts", *[f"d{r}" for r in range(kernel.rank)]),
+            *({"mask": "u32", "counts": "i32"}, {"positions": "vec2<u32>"}),
+        )
         + f"{MAIN}  if (thread >= p.n) {{ return; }}\n  let at = thread + p.o_mask;\n"
         "  if (((mask[at >> 2u] >> ((at & 3u) * 8u)) & 255u) == 0u) { return; }\n"
         f"  let base = (u32(counts[thread + p.o_counts]) - 1u) * {kernel.rank}u;\n  var rest = thread;\n{body}\n}}\n"

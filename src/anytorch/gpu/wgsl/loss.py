@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import Reducer, thread_main
-from anytorch.gpu.wgsl.types import HELPERS, buffers, enables, load, parameters, stored
+from anytorch.gpu.wgsl.types import HELPERS, head, load, stored
 
 THREADS = 64
 
@@ -52,13 +52,10 @@ def _weight_of(weight: str) -> str:
 def render_pick(kernel: Pick) -> str:
     """Bindings: scores, target, weight if any, losses, weights (both f32 per sample)."""
     weight = {"weight": kernel.weight} if kernel.weight else {}
+    names = ("samples", "classes", "inner", "ignored", "o_scores", "o_target", *[f"o_{name}" for name in weight])
     score = load(kernel.scores, "b0", "(p.o_scores + ((i / p.inner) * p.classes + u32(t)) * p.inner + i % p.inner)")
     return (
-        enables({kernel.scores, kernel.weight})
-        + buffers({"b0": kernel.scores, "b1": kernel.target, **weight}, {"losses": "f32", "weights": "f32"})
-        + parameters(
-            "samples", "classes", "inner", "ignored", "o_scores", "o_target", *[f"o_{name}" for name in weight]
-        )
+        head(names, {"b0": kernel.scores, "b1": kernel.target, **weight}, {"losses": "f32", "weights": "f32"})
         + _weight_of(kernel.weight)
         + thread_main(THREADS)
         + "  let i = thread; if (i >= p.samples) { return; }\n"
@@ -76,9 +73,7 @@ def render_pick_backward(kernel: PickBackward) -> str:
     grad = load(kernel.grad, "b0", "(p.o_grad + i)" if kernel.each else "p.o_grad")
     share = f" / {load(kernel.grad, 'b1', 'p.o_total')}" if kernel.mean else ""
     return (
-        enables({kernel.grad, kernel.weight, kernel.output})
-        + buffers({"b0": kernel.grad, "b1": kernel.grad, "b2": kernel.target, **weight}, {"out": kernel.output})
-        + parameters(*names)
+        head(names, {"b0": kernel.grad, "b1": kernel.grad, "b2": kernel.target, **weight}, {"out": kernel.output})
         + _weight_of(kernel.weight)
         + thread_main(THREADS)
         + "  if (thread >= p.count) { return; }\n"

@@ -18,18 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import (
-    BF16_BITS,
-    KINDS,
-    buffers,
-    element,
-    enables,
-    load,
-    load_four,
-    parameters,
-    stored,
-    stored_four,
-)
+from anytorch.gpu.wgsl.types import KINDS, element, head, load, load_four, stored, stored_four
 
 COMPONENTS = "xyzw"
 GROUPED_ROWS = 8  # tiles of this many rows are walked together, so that what they share of B is still in the cache
@@ -96,15 +85,10 @@ class Problem:
 def render(problem: Problem, schedule: Schedule) -> str:
     names = ("a", "b", "d", "c") if len(problem.bindings) == 4 else ("a", "b", "c")
     read = dict(zip(names[:-1], problem.bindings[:-1], strict=True))
-    head = (
-        enables({*problem.dtypes, *(("float16",) if schedule.half else ())})
-        + buffers(read, {"c": problem.bindings[-1]})
-        + parameters(*problem.numbers, *[f"{name}_at" for name in names], *problem.parameters)
-        + (BF16_BITS if "bfloat16" in problem.dtypes else "")
-        + problem.functions
-    )
+    fields = (*problem.numbers, *[f"{name}_at" for name in names], *problem.parameters)
+    dtypes = (*problem.dtypes, *(("float16",) if schedule.half else ()))
     body = {"tiled": _tiled, "direct": _direct, "rows": _rows, "columns": _columns}[schedule.form]
-    return head + body(problem, schedule)
+    return head(fields, read, {"c": problem.bindings[-1]}, dtypes) + problem.functions + body(problem, schedule)
 
 
 def _main(threads: int) -> str:

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, thread_main
 from anytorch.gpu.wgsl.rows import Twice
 from anytorch.gpu.wgsl.softmax import RowRule
-from anytorch.gpu.wgsl.types import (
-    BF16_BITS,
-    KINDS,
-    buffers,
-    enables,
-    lane_bits,
-    load,
-    numbered,
-    parameters,
-    stored,
-)
+from anytorch.gpu.wgsl.types import KINDS, head, lane_bits, load, numbered, stored
 
 _ROW_MOMENTS = Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, ("s.mean", "inverseSqrt(s.m2 / n + p.s0)"))
 # Welford's update divides for every element; with the elements at hand the mean comes first.
@@ -122,10 +112,7 @@ def render_channelwise(kernel: Channelwise) -> str:
         )
     return "".join(
         (
-            enables({*kernel.inputs, kernel.dtype}),
-            parameters(*names),
-            buffers({**numbered("b", kernel.inputs), **numbered("h", ("f32",) * channels)}, {"out": kernel.dtype}),
-            BF16_BITS if kernel.dtype == "bfloat16" else "",
+            head(names, {**numbered("b", kernel.inputs), **numbered("h", ["f32"] * channels)}, {"out": kernel.dtype}),
             f"fn evaluate(i: u32) -> f32 {{ let channel = (i / p.inner) % p.channels; {loads} {values} "
             f"return {kernel.expression}; }}\n",
             thread_main(CHANNEL_THREADS),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, MAIN, buffers, enables, load, parameters, stored
+from anytorch.gpu.wgsl.types import KINDS, MAIN, head, load, stored
 
 WORKGROUP = 256
 
@@ -69,9 +69,8 @@ class Random:
         return 2 if self.distribution == "wide" else 4
 
 
-_PARAMETERS = parameters(
-    *("n", "row", "seed_low", "seed_high", "counter_low", "counter_high", "bits", "a", "b", "c", "d", "offset")
-)
+_SEEDED = ("n", "row", "seed_low", "seed_high", "counter_low", "counter_high")
+_FIELDS = (*_SEEDED, "bits", "a", "b", "c", "d", "offset")
 
 
 def render(kernel: Random) -> str:
@@ -85,7 +84,7 @@ def render(kernel: Random) -> str:
     z = "  let z = vec4<f32>(normal_pair(r.xy), normal_pair(r.zw));\n" if "z." in each else ""
     body = PHILOX + (WITHIN if kernel.distribution == "range" else "")
     return (
-        f"{buffers({}, {'out': kind})}{_PARAMETERS}{body}{needed(body + values)}"
+        f"{head(_FIELDS, {}, {'out': kind})}{body}{needed(body + values)}"
         f"{MAIN}  let first = thread * 4u;\n  if (first >= p.n) {{ return; }}\n"
         f"  let a = bitcast<f32>(p.a); let b = bitcast<f32>(p.b);\n"
         f"  let r = block(thread);\n{z}  let values = {values};\n"
@@ -96,7 +95,7 @@ def render(kernel: Random) -> str:
 def _render_wide() -> str:
     """Parameters: a, b are the low and high word of the range's start, c, d of its length (0: 2^64)."""
     return (
-        f"{buffers({}, {'out': 'i64'})}{_PARAMETERS}{PHILOX}{needed(PHILOX)}"
+        f"{head(_FIELDS, {}, {'out': 'i64'})}{PHILOX}{needed(PHILOX)}"
         f"{MAIN}  let first = thread * 2u;\n  if (first >= p.n) {{ return; }}\n"
         "  let r = block(thread);\n"
         "  let start = (u64(p.b) << 32u) | u64(p.a);\n  let length = (u64(p.d) << 32u) | u64(p.c);\n"
@@ -118,12 +117,9 @@ class Dropout:
 def render_dropout(kernel: Dropout) -> str:
     pairs = KINDS[kernel.dtype].lanes == 2
     lines = [
-        enables({kernel.dtype}),
-        buffers({"x": kernel.dtype}, {"out": kernel.dtype, "mask": "u32"}),
-        _PARAMETERS,
+        head(_FIELDS, {"x": kernel.dtype}, {"out": kernel.dtype, "mask": "u32"}),
         PHILOX,
         needed(PHILOX),
-        BF16_BITS if pairs else "",
         MAIN,
         "  let first = thread * 4u;\n  if (first >= p.n) { return; }\n  let r = block(thread);\n  var word = 0u;\n",
         "  let keep = bitcast<f32>(p.a); let scale = bitcast<f32>(p.b);\n",

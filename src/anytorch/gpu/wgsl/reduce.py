@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import HELPERS, KINDS, buffers, element, enables, load, numbered, parameters, stored
+from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, load, numbered, stored
 
 THREADS = 64  # workgroup size of the thread form
 UNROLL = 4  # loads in flight per thread
@@ -125,7 +125,7 @@ def _helpers(text: str, compute: str) -> str:
         answer = "is_nan(x)" if compute == "f32" else "false"
         found += f"fn unordered(x: {compute}) -> bool {{ return {answer}; }}\n"
         text += found
-    return "".join(body for name, body in HELPERS.items() if f"{name}(" in text) + found
+    return helpers(text) + found
 
 
 def shufflable(reducer: Reducer, compute: str) -> bool:
@@ -234,10 +234,8 @@ def render(kernel: Reduce) -> str:
     read = {"partial": "State"} if second else numbered("b", [element(name, kernel.quads) for name in kernel.inputs])
     written = {"partial": "State"} if kernel.stage == "first" else numbered("r", kernel.outputs)
     parts = [
-        enables({*kernel.inputs, *kernel.outputs}),
-        _parameters(kernel),
+        head(_fields(kernel), read, written, kernel.inputs),
         state_text(reducer, compute, len(kernel.inputs)),
-        buffers(read, written),
     ]
     if kernel.stage == "first":
         write = "partial[part * p.rows + row] = s;"
@@ -260,13 +258,13 @@ def render(kernel: Reduce) -> str:
     )
 
 
-def _parameters(kernel: Reduce) -> str:
+def _fields(kernel: Reduce) -> list[str]:
     names = ["rows", "length", "parts", "chunk", "total"]
     if kernel.stage != "second":
         inputs, kept, reduced = range(len(kernel.inputs)), range(kernel.kept), range(kernel.reduced)
         names += [*[f"k{d}" for d in kept], *[f"e{d}" for d in reduced], *[f"o{j}" for j in inputs]]
         names += [name for j in inputs for name in (*[f"k{j}_{d}" for d in kept], *[f"e{j}_{d}" for d in reduced])]
-    return parameters(*names, *[f"s{j}: f32" for j in range(kernel.scalars)])
+    return [*names, *[f"s{j}: f32" for j in range(kernel.scalars)]]
 
 
 def _walk(kernel: Reduce, prefix: str, rank: int, variable: str, result: str) -> str:

@@ -11,20 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import QUADS, UNROLL, Reducer, quad_lane, state_text, workers_text
-from anytorch.gpu.wgsl.types import (
-    BF16_BITS,
-    HELPERS,
-    KINDS,
-    buffers,
-    element,
-    enables,
-    lane_bits,
-    load,
-    numbered,
-    parameters,
-    stored,
-    stored_four,
-)
+from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, lane_bits, load, numbered, stored, stored_four
 
 MOST_WITH_COLUMNS = 4  # quads held per worker, beyond which weights and biases are not
 
@@ -101,22 +88,21 @@ def render(kernel: Rows) -> str:
     body += kernel.twice.text if kernel.held and kernel.twice is not None else ""
     read = numbered("b", [element(i.dtype, kernel.in_quads(j)) for j, i in enumerate(kernel.inputs)])
     written = {"out": element(kernel.dtype, kernel.quads), **numbered("r", ["f32"] * len(kernel.row_outputs))}
-    parts = (
-        enables({*[i.dtype for i in kernel.inputs], kernel.dtype}),
-        parameters(*names, *[f"s{j}: f32" for j in range(kernel.scalars)]),
-        buffers(read, written),
-        state,
-        "".join(text for name, text in HELPERS.items() if f"{name}(" in body and f"fn {name}(" not in state),
-        BF16_BITS if kernel.dtype == "bfloat16" else "",
-    )
-    return "".join(parts) + workers_text(
-        kernel.reducer,
-        "p.rows",
-        lambda *worker: _body(kernel, *worker),
-        threads=kernel.threads,
-        group=kernel.group,
-        subgroups=kernel.subgroups,
-        slots=kernel.slots,
+    fields = (*names, *[f"s{j}: f32" for j in range(kernel.scalars)])
+    dtypes = (*[i.dtype for i in kernel.inputs], kernel.dtype)
+    return (
+        head(fields, read, written, dtypes)
+        + state
+        + helpers(body, state)
+        + workers_text(
+            kernel.reducer,
+            "p.rows",
+            lambda *worker: _body(kernel, *worker),
+            threads=kernel.threads,
+            group=kernel.group,
+            subgroups=kernel.subgroups,
+            slots=kernel.slots,
+        )
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import EXPONENTIALS, REDUCERS, Reducer, group_main, state_text, thread_main, typed
-from anytorch.gpu.wgsl.types import KINDS, buffers, enables, load, numbered, parameters, stored
+from anytorch.gpu.wgsl.types import KINDS, buffers, head, load, numbered, stored
 
 PER_THREAD = 4
 GROUP = 256
@@ -70,15 +70,17 @@ def render(kernel: Scan) -> str:
         for j, (name, result) in enumerate(zip(kernel.outputs, results, strict=True))
     )
     parts = [
-        enables({kernel.input, *kernel.outputs}),
-        parameters("rows", "length", "inner", "parts", "chunk", "offset"),
+        head(
+            ("rows", "length", "inner", "parts", "chunk", "offset"),
+            {"b0": kernel.input},
+            numbered("r", kernel.outputs),
+        ),
         state_text(kernel.reducer, kernel.compute, 1),
-        buffers({"b0": kernel.input}, numbered("r", kernel.outputs)),
         buffers({"prefixes": "State"}, first=1 + outputs) if kernel.parts else "",
         f"fn write(s: State, base: u32, k: u32) {{ let n = 1.0; {writes} }}\n",
     ]
     worker = "group" if kernel.group else "thread"
-    head = (
+    begin = (
         f"  if ({worker} >= p.rows * p.parts) {{ return; }}\n"
         f"  let row = {worker} % p.rows; let part = {worker} / p.rows;\n"
         "  let base = (row / p.inner) * p.length * p.inner + row % p.inner;\n"
@@ -88,7 +90,7 @@ def render(kernel: Scan) -> str:
     if not kernel.group:
         parts += [
             thread_main(THREADS),
-            head,
+            begin,
             f"  for (var k = part * p.chunk; k < end; k++) {{\n    carry = add(carry, {value}, k);\n"
             "    write(carry, base, k);\n  }\n}\n",
         ]
@@ -96,7 +98,7 @@ def render(kernel: Scan) -> str:
     parts += [
         f"var<workgroup> totals: array<State, {GROUP}>;\n",
         group_main(GROUP, False),
-        head,
+        begin,
         f"  for (var block = part * p.chunk; block < end; block += {BLOCK}u) {{\n"
         f"    let first = block + lane * {PER_THREAD}u;\n    var own: array<State, {PER_THREAD}>;\n    var s = start();\n"
         f"    for (var e = 0u; e < {PER_THREAD}u; e++) {{\n"
@@ -117,9 +119,8 @@ def render_prefixes(reducer: Reducer, compute: str) -> str:
     """Totals of parts become, in place, the fold of all parts before each. A thread per row: parts are few."""
     return "".join(
         (
-            parameters("rows", "parts"),
+            head(("rows", "parts"), {}, {"totals": "State"}),
             state_text(reducer, compute, 1),
-            buffers({}, {"totals": "State"}),
             thread_main(THREADS),
             "  if (thread >= p.rows) { return; }\n  var s = start();\n"
             "  for (var part = 0u; part < p.parts; part++) {\n"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import thread_main
-from anytorch.gpu.wgsl.types import HELPERS, KINDS, buffers, enables, load, parameters, stored
+from anytorch.gpu.wgsl.types import HELPERS, KINDS, head, load, stored
 
 BLOCK = 1024
 GROUP = 256
@@ -69,11 +69,8 @@ def render_keys(kernel: Keys) -> str:
     else:
         source = {"b0": kernel.dtype}
         fetch = (f"key_of({load(kernel.dtype, 'b0', '(p.offset + i)')})", "k")
-    text = (
-        enables({kernel.dtype})
-        + parameters("rows", "length", "offset", "blocks", "keep")
-        + buffers(source, {"keys": key, "at": "u32"})
-        + ("" if kernel.pairs else _key_function(kernel.dtype, kernel.descending))
+    text = head(("rows", "length", "offset", "blocks", "keep"), source, {"keys": key, "at": "u32"}) + (
+        "" if kernel.pairs else _key_function(kernel.dtype, kernel.descending)
     )
     if not kernel.block:
         return (
@@ -113,8 +110,7 @@ def render_merge(wide: bool) -> str:
     """One pass: runs of `run` become runs of twice that. Bindings: keys, positions, and the same to write."""
     key = key_type(wide)
     return (
-        parameters("rows", "length", "run")
-        + buffers({"keys_in": key, "at_in": "u32"}, {"keys": key, "at": "u32"})
+        head(("rows", "length", "run"), {"keys_in": key, "at_in": "u32"}, {"keys": key, "at": "u32"})
         + thread_main(THREADS)
         + "  if (thread >= p.rows * p.length) { return; }\n"
         "  let k = thread % p.length; let base = thread - k; let mine = keys_in[thread];\n"
@@ -143,9 +139,7 @@ def render_fetch(kernel: Fetch) -> str:
     value = stored(kernel.output, load(kernel.dtype, "b0", "(p.offset + row * p.length + k)"))
     written = {"out": kernel.output, **({"where_at": "i64"} if kernel.positions else {})}
     return (
-        enables({kernel.dtype, kernel.output})
-        + parameters("rows", "keep", "width", "length", "offset")
-        + buffers({"b0": kernel.dtype, "at": "u32"}, written)
+        head(("rows", "keep", "width", "length", "offset"), {"b0": kernel.dtype, "at": "u32"}, written)
         + thread_main(THREADS)
         + "  if (thread >= p.rows * p.keep) { return; }\n"
         "  let row = thread / p.keep; let k = at[row * p.width + thread % p.keep];\n"
@@ -172,9 +166,11 @@ def render_search(kernel: Search) -> str:
     nan = "is_nan(a) || is_nan(b)" if compute == "f32" else "false"
     sign = ">" if kernel.right else ">="
     return (
-        enables({kernel.sequence, kernel.values})
-        + parameters("count", "per_row", "length", "o0", "o1", "step")
-        + buffers({"b0": kernel.sequence, "b1": kernel.values}, {"out": kernel.output})
+        head(
+            ("count", "per_row", "length", "o0", "o1", "step"),
+            {"b0": kernel.sequence, "b1": kernel.values},
+            {"out": kernel.output},
+        )
         + (HELPERS["is_nan"] if compute == "f32" else "")
         + f"fn beyond(a: {compute}, b: {compute}) -> bool {{ return !({nan}) && a {sign} b; }}\n"
         + thread_main(THREADS)
@@ -190,8 +186,7 @@ def render_search(kernel: Search) -> str:
 def render_compact() -> str:
     """Positions at which a running count rises. Bindings: counts (int32), positions (u32)."""
     return (
-        parameters("count", "offset")
-        + buffers({"counts": "i32"}, {"out": "u32"})
+        head(("count", "offset"), {"counts": "i32"}, {"out": "u32"})
         + thread_main(THREADS)
         + "  if (thread >= p.count) { return; }\n"
         "  var before = 0; if (thread > 0u) { before = counts[p.offset + thread - 1u]; }\n"
@@ -202,8 +197,7 @@ def render_compact() -> str:
 def render_place() -> str:
     """out[at[i]] = counts[i] - 1, as int64: the number of each element's group, back in the elements' own order."""
     return (
-        parameters("count", "offset")
-        + buffers({"counts": "i32", "at": "u32"}, {"out": "i64"})
+        head(("count", "offset"), {"counts": "i32", "at": "u32"}, {"out": "i64"})
         + thread_main(THREADS)
         + "  if (thread >= p.count) { return; }\n  out[at[thread]] = i64(counts[p.offset + thread] - 1);\n}\n"
     )
@@ -219,9 +213,7 @@ class Count:
 def render_count(kernel: Count) -> str:
     value = load(kernel.dtype, "b0", "(p.offset + thread)")
     return (
-        enables({kernel.dtype})
-        + parameters("count", "bins", "offset", "low: f32", "high: f32")
-        + buffers({"b0": kernel.dtype}, {"out": "atomic<u32>"})
+        head(("count", "bins", "offset", "low: f32", "high: f32"), {"b0": kernel.dtype}, {"out": "atomic<u32>"})
         + thread_main(THREADS)
         + f"  if (thread >= p.count) {{ return; }}\n  let x = f32({value});\n"
         "  if (!(x >= p.low && x <= p.high)) { return; }\n"

@@ -69,6 +69,18 @@ def parameters(*fields: str) -> str:
     return f"struct Parameters {{ {typed} }}\nvar<immediate> p: Parameters;\n"
 
 
+def head(
+    fields: Sequence[str],
+    read: Mapping[str, str],
+    written: Mapping[str, str] | None = None,
+    dtypes: Collection[str] = (),
+) -> str:
+    """How a shader begins: parameters, buffers, and what their dtypes take. `dtypes` are those that no buffer names."""
+    named = {*dtypes, *read.values(), *(written or {}).values()}
+    rounding = BF16_BITS if "bfloat16" in named else ""
+    return enables(named) + parameters(*fields) + buffers(read, written) + rounding
+
+
 def element(name: str, quads: bool) -> str:
     """The WGSL type of a buffer's elements; `quads`: of four elements in one load, which start on a multiple of four."""
     storage = KINDS[name].storage
@@ -180,6 +192,11 @@ HELPERS: dict[str, str] = {
     "quiet_nan": "fn quiet_nan() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }\n",
     "infinity": "fn infinity() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }\n",
 }
+
+
+def helpers(text: str, defined: str = "") -> str:
+    """The helpers that `text` calls, except those that `defined` has."""
+    return "".join(each for name, each in HELPERS.items() if f"{name}(" in text and f"fn {name}(" not in defined)
 
 
 def convert(value: str, source: str, target: str) -> str:
