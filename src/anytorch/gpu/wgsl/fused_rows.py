@@ -12,7 +12,7 @@ from math import prod
 
 from anytorch.gpu.wgsl.functions import needed
 from anytorch.gpu.wgsl.fused import addresses, loads, writes
-from anytorch.gpu.wgsl.reduce import Reducer, state_text, workers_text
+from anytorch.gpu.wgsl.reduce import Reducer, Workers, state_text
 from anytorch.gpu.wgsl.types import KINDS, head, load, numbered, stored
 
 # How a fold begins and goes on; a NaN among the elements is the result, as in torch.
@@ -33,7 +33,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class FusedRows:
+class FusedRows(Workers):
     shape: tuple[int, ...]
     reduced: int  # how many of the last dimensions make a row
     inputs: tuple[tuple[str, tuple[int, ...]], ...]  # dtype, strides over the shape (0 where it is broadcast)
@@ -42,9 +42,6 @@ class FusedRows:
     elements: tuple[str, ...]  # statements per element that lead to the outputs
     outputs: tuple[tuple[str, str], ...]  # dtype, the value stored per element
     row_outputs: tuple[tuple[str, str], ...]  # dtype (one with words of its own), the value stored per row
-    group: bool = False
-    threads: int = 64
-    subgroups: bool = False
 
     @property
     def length(self) -> int:
@@ -93,14 +90,7 @@ def render(kernel: FusedRows) -> str:
     )
     read, written = (numbered(name, [d for d, _ in each]) for name, each in (("b", kernel.inputs), ("out", results)))
     begin = head([f"o{i}" for i in range(len(kernel.inputs))], read, written) + needed(everything, state) + state
-    return begin + workers_text(
-        reducer,
-        f"{kernel.rows}u",
-        lambda *worker: _body(kernel, *worker),
-        threads=kernel.threads,
-        group=kernel.group,
-        subgroups=kernel.subgroups,
-    )
+    return begin + kernel.render_rows(reducer, f"{kernel.rows}u", lambda *worker: _body(kernel, *worker))
 
 
 def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str:

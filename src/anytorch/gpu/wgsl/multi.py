@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, MAIN, buffers, enables, lane_bits, load, parameters, stored
+from anytorch.gpu.wgsl.types import KINDS, MAIN, buffers, head, lane_bits, load, stored
 
 WORKGROUP = 256
 
@@ -80,10 +80,8 @@ def render(kernel: Multi) -> str:
     )
     ends = "".join(f"  b{i}[p.o{i} / {lanes}u + thread] = w{i};\n" for i in narrow)
     return (
-        enables(set(kernel.tensors))
+        head(fields, {}, None, kernel.tensors)
         + declared
-        + parameters(*fields)
-        + (BF16_BITS if "bfloat16" in kernel.tensors else "")
         + needed(kernel.body)
         + MAIN
         + f"  let first = thread * {lanes}u;\n  if (first >= p.n) {{ return; }}\n{words}"

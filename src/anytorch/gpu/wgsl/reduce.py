@@ -51,8 +51,56 @@ class Reducer:
     results: tuple[str, ...]
 
 
+# Rows a workgroup takes when each subgroup takes one: short rows need no barrier then, and no threads idle.
+SLOTS = 8
+SLOT_THREADS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Who takes a row: a workgroup, a subgroup or a thread."""
+
+    threads: int = THREADS  # per workgroup
+    group: bool = False  # a workgroup per row; else a thread
+    subgroups: bool = False
+    slots: bool = False  # a subgroup per row
+
+    def render_rows(
+        self,
+        reducer: Reducer,
+        rows: str,
+        body: Callable[[str, str, str, str], str],
+        compute: str = "f32",
+        parts: bool = False,
+    ) -> str:
+        """A kernel whose workers each take one of `rows`.
+
+        `body(first, step, fold, once)` is run with `row` set, and `part` where a row is split. A worker's threads take
+        elements from `first` on, `step` apart; `fold` makes one of their states `s`; `once` goes before what only one does.
+        """
+        threads, subgroups = self.threads, self.subgroups
+        if self.slots:  # the subgroup's size is the adapter's affair, so subgroups take slots until none is left
+            return (
+                _subgroup_text(reducer)
+                + group_main(SLOT_THREADS, True)
+                + f"  for (var slot = number; slot < {SLOTS}u; "
+                f"slot += {SLOT_THREADS}u / size) {{\n  let row = group * {SLOTS}u + slot;\n"
+                f"  if (row >= {rows}) {{ break; }}\n"
+                + body("within", "size", "  s = fold_subgroup(s, size);\n", "if (within == 0u) ")
+                + "  }\n}\n"
+            )
+        if self.group:
+            worker, head = "group", group_text(reducer, compute, threads, subgroups) + group_main(threads, subgroups)
+            work = body("lane", f"{threads}u", "  s = fold(s, lane, size, number, within);\n", "if (lane == 0u) ")
+        else:
+            worker, head, work = "thread", thread_main(threads), body("0u", "1u", "", "")
+        row = f"let row = {worker} % {rows}; let part = {worker} / {rows};" if parts else f"let row = {worker};"
+        most = f"{rows} * p.parts" if parts else rows
+        return f"{head}  if ({worker} >= {most}) {{ return; }}\n  {row}\n{work}}}\n"
+
+
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(Workers):
     reducer: Reducer
     inputs: tuple[str, ...]  # dtypes
     outputs: tuple[str, ...]  # dtypes that have a word of their own
@@ -60,12 +108,8 @@ class Reduce:
     kept: int  # dimensions of the rows' grid
     reduced: int  # dimensions of a row
     stage: str = "whole"  # or "first": states are written; or "second": states are read
-    threads: int = THREADS  # per workgroup
-    group: bool = False  # a workgroup per row; else a thread
-    subgroups: bool = False
     scalars: int = 0  # f32 parameters s0, s1, …
     quads: bool = False  # one input, whose rows are dense and made of whole quads
-    slots: bool = False  # a subgroup per row
 
     @property
     def words(self) -> int:
@@ -166,45 +210,6 @@ def group_text(reducer: Reducer, compute: str, threads: int, subgroups: bool) ->
     )
 
 
-# Rows a workgroup takes when each subgroup takes one: short rows need no barrier then, and no threads idle.
-SLOTS = 8
-SLOT_THREADS = 256
-
-
-def workers_text(
-    reducer: Reducer,
-    rows: str,
-    body: Callable[[str, str, str, str], str],
-    *,
-    compute: str = "f32",
-    threads: int,
-    group: bool,
-    subgroups: bool,
-    slots: bool = False,
-    parts: bool = False,
-) -> str:
-    """A kernel whose workers each take one of `rows`: a workgroup, a subgroup (`slots`) or a thread.
-
-    `body(first, step, fold, once)` is run with `row` set, and `part` where a row is split. A worker's threads take elements
-    from `first` on, `step` apart; `fold` makes one of their states `s`; `once` goes before what only one of them does.
-    """
-    if slots:  # the subgroup's size is the adapter's affair, so subgroups take slots until none is left
-        return (
-            _subgroup_text(reducer) + group_main(SLOT_THREADS, True) + f"  for (var slot = number; slot < {SLOTS}u; "
-            f"slot += {SLOT_THREADS}u / size) {{\n  let row = group * {SLOTS}u + slot;\n  if (row >= {rows}) {{ break; }}\n"
-            + body("within", "size", "  s = fold_subgroup(s, size);\n", "if (within == 0u) ")
-            + "  }\n}\n"
-        )
-    if group:
-        worker, head = "group", group_text(reducer, compute, threads, subgroups) + group_main(threads, subgroups)
-        work = body("lane", f"{threads}u", "  s = fold(s, lane, size, number, within);\n", "if (lane == 0u) ")
-    else:
-        worker, head, work = "thread", thread_main(threads), body("0u", "1u", "", "")
-    row = f"let row = {worker} % {rows}; let part = {worker} / {rows};" if parts else f"let row = {worker};"
-    most = f"{rows} * p.parts" if parts else rows
-    return f"{head}  if ({worker} >= {most}) {{ return; }}\n  {row}\n{work}}}\n"
-
-
 def group_main(threads: int, subgroups: bool) -> str:
     """The head of a kernel whose workgroups each take a row; sets `group`, `lane` and what fold() wants."""
     builtins = (
@@ -245,16 +250,8 @@ def render(kernel: Reduce) -> str:
             f"r{j}[row] = {stored(name, f'{KINDS[name].compute}({value})')};"
             for j, (name, value) in enumerate(zip(kernel.outputs, values, strict=True))
         )
-    return "".join(parts) + workers_text(
-        reducer,
-        "p.rows",
-        lambda *worker: _body(kernel, write, *worker),
-        compute=compute,
-        threads=kernel.threads,
-        group=kernel.group,
-        subgroups=kernel.subgroups,
-        slots=kernel.slots,
-        parts=not kernel.slots,
+    return "".join(parts) + kernel.render_rows(
+        reducer, "p.rows", lambda *worker: _body(kernel, write, *worker), compute, parts=not kernel.slots
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import QUADS, UNROLL, Reducer, quad_lane, state_text, workers_text
+from anytorch.gpu.wgsl.reduce import QUADS, UNROLL, Reducer, Workers, quad_lane, state_text
 from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, lane_bits, load, numbered, stored, stored_four
 
 MOST_WITH_COLUMNS = 4  # quads held per worker, beyond which weights and biases are not
@@ -43,7 +43,7 @@ class Twice:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Workers):
     """`enter` are the values an element brings into the fold; `output` its new value, of x0, x1, … and the state `s`.
 
     `prepare` are statements between the two, once per row, where `n` is the row's length as f32; `row_outputs` are f32
@@ -60,10 +60,6 @@ class Rows:
     extras: int = 0
     scalars: int = 0
     strided: bool = False
-    threads: int = 64
-    group: bool = False
-    subgroups: bool = False
-    slots: bool = False  # a subgroup per row
     quads: bool = False  # rows are dense, of whole quads, and so are the tensors indexed by column
     held: int = 0  # quads that each worker keeps between folding and writing; those beyond are read again
     twice: Twice | None = None  # used for what is held; `enter` must be x0
@@ -90,20 +86,8 @@ def render(kernel: Rows) -> str:
     written = {"out": element(kernel.dtype, kernel.quads), **numbered("r", ["f32"] * len(kernel.row_outputs))}
     fields = (*names, *[f"s{j}: f32" for j in range(kernel.scalars)])
     dtypes = (*[i.dtype for i in kernel.inputs], kernel.dtype)
-    return (
-        head(fields, read, written, dtypes)
-        + state
-        + helpers(body, state)
-        + workers_text(
-            kernel.reducer,
-            "p.rows",
-            lambda *worker: _body(kernel, *worker),
-            threads=kernel.threads,
-            group=kernel.group,
-            subgroups=kernel.subgroups,
-            slots=kernel.slots,
-        )
-    )
+    begin = head(fields, read, written, dtypes) + state + helpers(body, state)
+    return begin + kernel.render_rows(kernel.reducer, "p.rows", lambda *worker: _body(kernel, *worker))
 
 
 def _body(kernel: Rows, first: str, step: str, fold: str, once: str) -> str:
