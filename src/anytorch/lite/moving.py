@@ -46,8 +46,8 @@ def on_gpu(function: Function) -> Function:
     def run(x: Array, *rest: Any) -> Any:
         if isinstance(x, (np.ndarray, np.generic)):
             return function(x, *rest)
-        from anytorch.lite.gpu.functions import NAMESAKES
+        from anytorch.lite.gpu import functions
 
-        return NAMESAKES[name](x, *rest)
+        return getattr(functions, name)(x, *rest)
 
     return run  # type: ignore[return-value]
