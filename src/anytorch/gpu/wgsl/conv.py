@@ -64,17 +64,6 @@ def convolution(spec: Convolution) -> Problem:
     )
 
 
-def _taps(spec: Convolution, name: str) -> str:
-    """Statements that set tz, ty, tx from the tap `name`."""
-    _, h, w = spec.kernel
-    return f"let tx = i32({name} % {w}u); let ty = i32(({name} / {w}u) % {h}u); let tz = i32({name} / {h * w}u);"
-
-
-def _places(name: str) -> str:
-    """Statements that set oz, oy, ox from the place `name` on the other side."""
-    return f"let ox = i32({name} % p.ow); let oy = i32(({name} / p.ow) % p.oh); let oz = i32({name} / (p.oh * p.ow));"
-
-
 def _read(spec: Convolution) -> str:
     """x at a place that may lie in the padding."""
     kind = KINDS[spec.dtype].compute
@@ -92,12 +81,14 @@ def _load_b(spec: Convolution, where: str, what: str, steps: str = "", source: s
     """x at image and place `where`, channel and tap `what`; `source` is its place as z, y, x if `steps` have found it."""
     axes = zip("zyx", spec.stride, spec.dilation, spec.padding, strict=True)
     offset = ", ".join(f"o{axis} * {s} + t{axis} * {d} - {p}" for axis, s, d, p in axes)
-    taps = prod(spec.kernel)
+    taps, (_, h, w) = prod(spec.kernel), spec.kernel
     return (
         f"fn load_b(batch: u32, k: u32, n: u32) -> {KINDS[spec.dtype].compute} {{\n"
         f"  let places = p.od * p.oh * p.ow; let image = {where} / places; let place = {where} % places;\n"
         f"  let channel = batch * p.channels + {what} / {taps}u; let tap = {what} % {taps}u;\n"
-        f"  {_taps(spec, 'tap')} {_places('place')}\n{steps}"
+        f"  let tx = i32(tap % {w}u); let ty = i32((tap / {w}u) % {h}u); let tz = i32(tap / {h * w}u); "
+        "let ox = i32(place % p.ow); let oy = i32((place / p.ow) % p.oh); let oz = i32(place / (p.oh * p.ow));\n"
+        f"{steps}"
         f"  return x_at(image, channel, {source or offset});\n}}\n"
     )
 

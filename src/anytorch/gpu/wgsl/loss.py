@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import Reducer, thread_main
+from anytorch.gpu.wgsl.reduce import sums, thread_main
 from anytorch.gpu.wgsl.types import HELPERS, head, load, stored
 
 THREADS = 64
@@ -32,12 +32,7 @@ class PickBackward:
 
 
 # Two inputs, losses and weights; s0 is 1 for a mean.
-TOTALS = Reducer(
-    (("a", "f32", "0.0"), ("b", "f32", "0.0")),
-    "s.a += x0; s.b += x1;",
-    "s.a += o.a; s.b += o.b;",
-    ("select(s.a, divided(s.a, s.b), p.s0 > 0.0)", "s.b"),
-)
+TOTALS = sums(("select(s.a, divided(s.a, s.b), p.s0 > 0.0)", "s.b"), a="x0", b="x1")
 
 
 def _weight_of(weight: str) -> str:

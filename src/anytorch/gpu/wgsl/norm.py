@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, thread_main
+from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, sums, thread_main
 from anytorch.gpu.wgsl.rows import Twice
 from anytorch.gpu.wgsl.softmax import RowRule
 from anytorch.gpu.wgsl.types import KINDS, head, lane_bits, load, numbered, stored
@@ -18,14 +18,9 @@ _MEAN_FIRST = Twice(
     "let d = x0 - middle; spread += d * d;",
     "s.n = count; s.mean = middle; s.m2 = spread;",
 )
-_SQUARES = Reducer((("v", "f32", "0.0"),), "s.v += x0 * x0;", "s.v += o.v;", ("s.v",))
-_TWO_SUMS = Reducer(
-    (("a", "f32", "0.0"), ("b", "f32", "0.0")),
-    "s.a += x0; s.b += x0 * x1;",
-    "s.a += o.a; s.b += o.b;",
-    ("s.a", "s.b"),
-)
-_DOT = Reducer((("v", "f32", "0.0"),), "s.v += x0 * x1;", "s.v += o.v;", ("s.v",))
+_SQUARES = sums(v="x0 * x0")
+_TWO_SUMS = sums(a="x0", b="x0 * x1")
+_DOT = sums(v="x0 * x1")
 
 
 def normalise(weight: bool, bias: bool) -> RowRule:
@@ -64,13 +59,8 @@ def root_mean_square_backward(weight: bool) -> RowRule:
 
 
 # Folds over the rows, for the gradients of weights: x0 gradient, x1 input, x2 mean, x3 rstd.
-WEIGHT_AND_BIAS = Reducer(
-    (("w", "f32", "0.0"), ("b", "f32", "0.0")),
-    "s.w += x0 * (x1 - x2) * x3; s.b += x0;",
-    "s.w += o.w; s.b += o.b;",
-    ("s.w", "s.b"),
-)
-SCALE_ONLY = Reducer((("w", "f32", "0.0"),), "s.w += x0 * x1 * x2;", "s.w += o.w;", ("s.w",))
+WEIGHT_AND_BIAS = sums(w="x0 * (x1 - x2) * x3", b="x0")
+SCALE_ONLY = sums(w="x0 * x1 * x2")
 
 # Batch norm over a channel: mean, rstd (s0 is epsilon), unbiased variance.
 CHANNEL_MOMENTS = Reducer(

@@ -366,17 +366,39 @@ def _simple(initial: str, add: str, merge: str, result: str = "s.v", kind: str =
     return Reducer((("v", kind, initial),), add, merge, (result,))
 
 
-def extreme(sign: str) -> Reducer:
-    """The largest (sign ">") or smallest ("<") element and the position of the first one; a NaN wins over all."""
-    none = "0xffffffffu"
+def sums(results: tuple[str, ...] = (), **added: str) -> Reducer:
+    """Several sums at once: what each adds up, by its name in the state; the results are the sums unless given."""
+    add, merge = (
+        " ".join(f"s.{name} += {value};" for name, value in each.items())
+        for each in (added, {name: f"o.{name}" for name in added})
+    )
+    fields = tuple((name, "f32", "0.0") for name in added)
+    return Reducer(fields, add, merge, results or tuple(f"s.{name}" for name in added))
+
+
+def extreme(sign: str, latest: bool = False) -> Reducer:
+    """The largest (sign ">") or smallest ("<") element and the position of the first (or latest); a NaN wins over all."""
+    none, earlier = "0xffffffffu", "o.i > s.i" if latest else "o.i < s.i"
+    better = f"(!unordered(s.v) && (unordered(x0) || x0 {sign} s.v))"
+    if latest:
+        better = f"unordered(x0) || (!unordered(s.v) && x0 {sign}= s.v)"
     return Reducer(
         (("v", "{T}", "{T}(0)"), ("i", "u32", none)),
-        f"if (s.i == {none} || (!unordered(s.v) && (unordered(x0) || x0 {sign} s.v))) {{ s.v = x0; s.i = i; }}",
+        f"if (s.i == {none} || {better}) {{ s.v = x0; s.i = i; }}",
         f"if (o.i != {none}) {{ let on = unordered(o.v); let sn = unordered(s.v);\n"
         f"  let tie = (on && sn) || (!on && !sn && o.v == s.v);\n"
-        f"  if (s.i == {none} || (tie && o.i < s.i) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
+        f"  if (s.i == {none} || (tie && {earlier}) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
         ("s.v", "s.i"),
     )
+
+
+def _furthest(sign: str, initial: str) -> Reducer:
+    """The largest or smallest distance from zero; a NaN wins over all."""
+    add, merge = (
+        f"if (!unordered(s.v) && (unordered({x}) || {value} {sign} s.v)) {{ s.v = {value}; }}"
+        for x, value in (("x0", "abs(x0)"), ("o.v", "o.v"))
+    )
+    return _simple(initial, add, merge, kind="f32")
 
 
 def add_moments(x: str) -> str:
@@ -403,9 +425,6 @@ EXPONENTIALS = Reducer(
     ("select(s.m + log(s.z), s.m, is_inf(s.m))",),
 )
 
-_LARGER = "if (!unordered(s.v) && (unordered(o.v) || o.v > s.v)) { s.v = o.v; }"
-_SMALLER = "if (!unordered(s.v) && (unordered(o.v) || o.v < s.v)) { s.v = o.v; }"
-
 REDUCERS: dict[str, Reducer] = {
     "sum": _simple("{T}(0)", "s.v += x0;", "s.v += o.v;"),
     "mean": _simple("{T}(0)", "s.v += x0;", "s.v += o.v;", "s.v / n"),
@@ -420,23 +439,14 @@ REDUCERS: dict[str, Reducer] = {
     "var": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (_VARIANCE, "s.mean")),
     "std": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (f"sqrt({_VARIANCE})", "s.mean")),
     "norm0": _simple("0.0", "if (x0 != 0.0) { s.v += 1.0; }", "s.v += o.v;", kind="f32"),
-    "norm1": _simple("0.0", "s.v += abs(x0);", "s.v += o.v;", kind="f32"),
-    "norm2": _simple("0.0", "s.v += x0 * x0;", "s.v += o.v;", "sqrt(s.v)", kind="f32"),
+    "norm1": sums(v="abs(x0)"),
+    "norm2": sums(("sqrt(s.v)",), v="x0 * x0"),
     "normp": _simple(
         "0.0",
         "if (x0 != 0.0 || p.s0 < 0.0) { s.v += pow(abs(x0), p.s0); }",
-        "s.v += o.v;",
-        "pow(s.v, 1.0 / p.s0)",
-        "f32",
+        *("s.v += o.v;", "pow(s.v, 1.0 / p.s0)", "f32"),
     ),
-    "normmax": _simple(
-        "0.0", "if (!unordered(s.v) && (unordered(x0) || abs(x0) > s.v)) { s.v = abs(x0); }", _LARGER, kind="f32"
-    ),
-    "normmin": _simple(
-        "infinity()",
-        "if (!unordered(s.v) && (unordered(x0) || abs(x0) < s.v)) { s.v = abs(x0); }",
-        _SMALLER,
-        kind="f32",
-    ),
+    "normmax": _furthest(">", "0.0"),
+    "normmin": _furthest("<", "infinity()"),
     "logsumexp": EXPONENTIALS,
 }

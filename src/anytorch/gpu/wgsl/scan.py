@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import EXPONENTIALS, REDUCERS, Reducer, group_main, state_text, thread_main, typed
+from anytorch.gpu.wgsl.reduce import (
+    EXPONENTIALS,
+    REDUCERS,
+    Reducer,
+    extreme,
+    group_main,
+    state_text,
+    thread_main,
+    typed,
+)
 from anytorch.gpu.wgsl.types import KINDS, buffers, head, load, numbered, stored
 
 PER_THREAD = 4
@@ -36,24 +45,12 @@ class Scan:
         return ((1 << len(self.outputs)) - 1) << 1
 
 
-def _latest(sign: str) -> Reducer:
-    """The extreme so far and where it was last reached; a NaN wins over all, and the latest NaN is named."""
-    none = "0xffffffffu"
-    return Reducer(
-        (("v", "{T}", "{T}(0)"), ("i", "u32", none)),
-        f"if (s.i == {none} || unordered(x0) || (!unordered(s.v) && x0 {sign}= s.v)) {{ s.v = x0; s.i = i; }}",
-        f"if (o.i != {none}) {{ let on = unordered(o.v); let sn = unordered(s.v);\n"
-        f"  let tie = (on && sn) || (!on && !sn && o.v == s.v);\n"
-        f"  if (s.i == {none} || (tie && o.i > s.i) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
-        ("s.v", "s.i"),
-    )
-
-
+# Extremes are named where they were last reached.
 SCANS: dict[str, Reducer] = {
     "cumsum": REDUCERS["sum"],
     "cumprod": REDUCERS["prod"],
-    "cummax": _latest(">"),
-    "cummin": _latest("<"),
+    "cummax": extreme(">", latest=True),
+    "cummin": extreme("<", latest=True),
     "logcumsumexp": EXPONENTIALS,
     "count": REDUCERS["count_nonzero"],
 }
