@@ -43,7 +43,7 @@ def list_adapters() -> list[Adapter]:
     with no_display():
         handles = wgpu.gpu.enumerate_adapters_sync()
     usable = [(handle.info, handle) for handle in handles if handle.info["backend_type"] in APIS]
-    found = [Adapter(*[info[name] for name in INFO], handle) for info, handle in usable]
+    found = [Adapter(*[*[info[name] for name in INFO], handle]) for info, handle in usable]
     return sorted(found, key=lambda adapter: _ORDER.get(adapter.kind, 3))
 
 

@@ -78,7 +78,7 @@ def head(
     """How a shader begins: parameters, buffers, and what their dtypes take. `dtypes` are those that no buffer names."""
     named = {*dtypes, *read.values(), *(written or {}).values()}
     rounding = BF16_BITS if "bfloat16" in named else ""
-    return enables(named) + parameters(*fields) + buffers(read, written) + rounding
+    return enables(named) + buffers(read, written) + parameters(*fields) + rounding
 
 
 def element(name: str, quads: bool) -> str:
