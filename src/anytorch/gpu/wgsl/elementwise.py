@@ -23,6 +23,7 @@ from anytorch.gpu.wgsl.types import (
     enables,
     lane_bits,
     load,
+    numbered,
     offsets,
     parameters,
     stored,
@@ -81,11 +82,14 @@ class Elementwise:
 
 def render(kernel: Elementwise) -> str:
     """The WGSL text of a kernel."""
-    count = len(kernel.inputs)
+    names = (*kernel.inputs, kernel.output)
+    elements = [f"vec4<{KINDS[name].storage}>" if kernel.vector else name for name in names]
+    if kernel.atomic:
+        elements[-1] = f"atomic<{KINDS[kernel.output].storage}>"
+    bound, read = [*numbered("b", elements).items()], 0 if kernel.in_place else len(kernel.inputs)
     parts = [
-        enables({*kernel.inputs, kernel.output}),
-        *[_declare(i, name, kernel.in_place, kernel.vector, False) for i, name in enumerate(kernel.inputs)],
-        _declare(count, kernel.output, True, kernel.vector, kernel.atomic),
+        enables(names),
+        buffers(dict(bound[:read]), dict(bound[read:])),
         parameters(*_parameters(kernel)),
         needed(kernel.expression),
         BF16_BITS if kernel.output == "bfloat16" or "bf16_bits(" in kernel.expression else "",
@@ -93,12 +97,6 @@ def render(kernel: Elementwise) -> str:
     ]
     body = _vector_main(kernel) if kernel.vector else _evaluate(kernel) + _main(kernel)
     return "".join(parts) + body
-
-
-def _declare(i: int, name: str, writable: bool, vector: bool, atomic: bool) -> str:
-    element = KINDS[name].storage
-    element = f"atomic<{element}>" if atomic else f"vec4<{element}>" if vector else element
-    return buffers({}, {f"b{i}": element}, i) if writable else buffers({f"b{i}": element}, {}, i)
 
 
 def _parameters(kernel: Elementwise) -> list[str]:

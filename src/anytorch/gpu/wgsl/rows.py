@@ -8,7 +8,7 @@ threads can hold the whole row in registers, memory is read once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from anytorch.gpu.wgsl.reduce import QUADS, UNROLL, Reducer, Workers, quad_lane, state_text
 from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, lane_bits, load, numbered, stored, stored_four
@@ -39,7 +39,7 @@ class Twice:
 
     @property
     def text(self) -> str:
-        return " ".join((self.before, self.first, self.between, self.second, self.after))
+        return " ".join(astuple(self))
 
 
 @dataclass(frozen=True)
