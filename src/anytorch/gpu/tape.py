@@ -12,13 +12,7 @@ from typing import Any
 from anytorch.errors import UsageError
 from anytorch.gpu.buffers import Buffer
 from anytorch.gpu.native import NULL, ffi, lib
-from anytorch.gpu.runtime import Runtime
-
-_set_pipeline = lib.wgpuComputePassEncoderSetPipeline
-_set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
-_set_immediates = lib.wgpuComputePassEncoderSetImmediates
-_dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-
+from anytorch.gpu.runtime import Runtime, _dispatch, _set_bind_group, _set_immediates, _set_pipeline
 
 LAUNCH, COPY = 7, 5  # a command's length tells its kind; the third is a clear
 

@@ -77,27 +77,28 @@ def _on_mapped(status: int, message: Any, first: Any, second: Any) -> None:
 
 
 class Staging:
-    """One mappable buffer and whether it is mapped."""
+    """One mappable buffer and whether it is mapped. One the host writes to is mapped when it is made, the others not."""
 
-    __slots__ = ("_box", "_status", "handle", "nbytes", "owner", "pointer")
+    __slots__ = ("_box", "_status", "_write", "handle", "nbytes", "owner", "pointer")
 
-    def __init__(self, owner: Any, nbytes: int, *, mapped: bool) -> None:
-        self.owner = owner
-        self.handle = owner._internal
+    def __init__(self, runtime: Runtime, nbytes: int, *, write: bool) -> None:
+        self.owner = runtime.create_buffer(nbytes, UPLOAD if write else READBACK, mapped=write)
+        self.handle = self.owner._internal
         self.nbytes = nbytes
+        self._write = write
         self._status: list[int] = []
         self._box: Any = None
-        self.pointer = self._range(write=True) if mapped else 0
+        self.pointer = self._range() if write else 0
 
-    def _range(self, *, write: bool) -> int:
-        function = lib.wgpuBufferGetMappedRange if write else lib.wgpuBufferGetConstMappedRange
+    def _range(self) -> int:
+        function = lib.wgpuBufferGetMappedRange if self._write else lib.wgpuBufferGetConstMappedRange
         return int(ffi.cast("uintptr_t", function(self.handle, 0, self.nbytes)))
 
     def unmap(self) -> None:
         lib.wgpuBufferUnmap(self.handle)
         self.pointer = 0
 
-    def start_mapping(self, *, write: bool) -> None:
+    def start_mapping(self) -> None:
         self._status.clear()
         self._box = ffi.new_handle(self._status)
         info = ffi.new("WGPUBufferMapCallbackInfo *")
@@ -105,19 +106,19 @@ class Staging:
         info.callback = _on_mapped
         info.userdata1 = self._box
         # H: WGPUFuture f(WGPUBuffer, WGPUMapMode mode, size_t offset, size_t size, WGPUBufferMapCallbackInfo)
-        lib.wgpuBufferMapAsync(self.handle, 2 if write else 1, 0, self.nbytes, info[0])
+        lib.wgpuBufferMapAsync(self.handle, 2 if self._write else 1, 0, self.nbytes, info[0])
 
     def answer_was_lost(self) -> None:
         """The device has nothing left to do, so the mapping has been answered, but an interrupt ate the answer."""
         self._status.append(lib.WGPUMapAsyncStatus_Success)
 
-    def finished(self, *, write: bool) -> bool:
+    def finished(self) -> bool:
         """Has the mapping been answered? Then `pointer` is set. Raises if it was refused."""
         if not self._status:
             return False
         if self._status[0] != lib.WGPUMapAsyncStatus_Success:
             raise GpuError(f"webgpu: a staging buffer could not be mapped (status {self._status[0]})")
-        self.pointer = self._range(write=write)
+        self.pointer = self._range()
         if not self.pointer:
             raise GpuError("webgpu: a staging buffer was not mapped")
         return True
@@ -139,7 +140,9 @@ class Uploads:
         runtime = self._runtime
         done = 0
         while done < nbytes:
-            arena = self._arena()
+            if self._current is None:
+                self._current, self._used = self._next(), 0
+            arena = self._current
             part = min(nbytes - done, arena.nbytes - self._used)
             move(arena.pointer + self._used, source + done, part)
             runtime.encode_copy(arena.handle, self._used, buffer.handle, offset + done, part)
@@ -149,12 +152,6 @@ class Uploads:
                 self._retire()
                 if done < nbytes:
                     runtime.submit()  # the device copies this part while the next one is being written
-
-    def _arena(self) -> Staging:
-        if self._current is None:
-            self._current = self._next()
-            self._used = 0
-        return self._current
 
     def _retire(self) -> None:
         if self._current is not None:
@@ -171,15 +168,14 @@ class Uploads:
             self._collect()
         if self._ready:
             return self._ready.pop()
-        made = self._runtime.create_buffer(ARENA, UPLOAD, mapped=True)
-        return Staging(made, ARENA, mapped=True)
+        return Staging(self._runtime, ARENA, write=True)
 
     def _collect(self) -> None:
         if self._submitted:
             self._runtime.poll(wait=False)
         waiting: list[Staging] = []
         for staging in self._submitted:
-            (self._ready if staging.finished(write=True) else waiting).append(staging)
+            (self._ready if staging.finished() else waiting).append(staging)
         self._submitted = waiting
 
     def before_submit(self) -> None:
@@ -191,7 +187,7 @@ class Uploads:
 
     def after_submit(self) -> None:
         for staging in self._full:
-            staging.start_mapping(write=True)
+            staging.start_mapping()
         self._submitted += self._full
         self._full = []
 
@@ -202,9 +198,8 @@ class Readbacks:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._free: dict[int, list[Staging]] = {}
-        self._in_flight: set[Staging] = (
-            set()
-        )  # what an exception leaves behind is still being mapped: it must not be freed
+        # What an exception leaves behind is still being mapped: it must not be freed.
+        self._in_flight: set[Staging] = set()
 
     def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
         """Wait for the device and copy `nbytes` of `buffer` to host address `destination`.
@@ -227,7 +222,7 @@ class Readbacks:
                     continue
                 staging, skip, target, part = started.popleft()
                 empty = False
-                while not staging.finished(write=False):
+                while not staging.finished():
                     if empty:
                         staging.answer_was_lost()
                     empty = self._runtime.poll(wait=True)
@@ -251,7 +246,7 @@ class Readbacks:
         self._runtime.encode_copy(buffer.handle, first, staging.handle, 0, length)
         self._runtime.submit()
         self._in_flight.add(staging)
-        staging.start_mapping(write=False)
+        staging.start_mapping()
         return staging, offset - first
 
     def _finish(self, moved: tuple[Staging, Future[Any]]) -> None:
@@ -270,4 +265,4 @@ class Readbacks:
         free = self._free.get(size)
         if free:
             return free.pop()
-        return Staging(self._runtime.create_buffer(size, READBACK), size, mapped=False)
+        return Staging(self._runtime, size, write=False)

@@ -20,8 +20,8 @@ def draw(graph: Graph, program: Program | None) -> str:
     legend: list[tuple[str, str]] = []
     for number, step in enumerate(program.steps if program is not None else ()):
         colour = PLAIN if step.kernel is None else COLOURS[number % len(COLOURS)]
-        for node in step.group.nodes:
-            groups[node] = (number, colour)
+        for member in step.group.nodes:
+            groups[member] = (number, colour)
         said = step.schedule if step.kernel is not None else "torch"
         legend.append((colour, f"{number}: {said}"))
     places, columns, rows = _placed(shown)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from anytorch.lite.create import tensor as tensor
     from anytorch.lite.create import zeros as zeros
     from anytorch.lite.device import CustomDevice as CustomDevice
-    from anytorch.lite.nn.attention import MultiheadAttention as MultiheadAttention
-    from anytorch.lite.nn.attention import TransformerEncoderLayer as TransformerEncoderLayer
     from anytorch.lite.nn.layers import GELU as GELU
+    from anytorch.lite.nn.layers import GRU as GRU
+    from anytorch.lite.nn.layers import LSTM as LSTM
     from anytorch.lite.nn.layers import AvgPool2d as AvgPool2d
     from anytorch.lite.nn.layers import BatchNorm1d as BatchNorm1d
     from anytorch.lite.nn.layers import BatchNorm2d as BatchNorm2d
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from anytorch.lite.nn.layers import L1Loss as L1Loss
     from anytorch.lite.nn.layers import LayerNorm as LayerNorm
     from anytorch.lite.nn.layers import MaxPool2d as MaxPool2d
+    from anytorch.lite.nn.layers import MultiheadAttention as MultiheadAttention
     from anytorch.lite.nn.layers import ReLU as ReLU
     from anytorch.lite.nn.layers import Sigmoid as Sigmoid
     from anytorch.lite.nn.layers import SiLU as SiLU
     from anytorch.lite.nn.layers import Softmax as Softmax
     from anytorch.lite.nn.layers import Tanh as Tanh
+    from anytorch.lite.nn.layers import TransformerEncoderLayer as TransformerEncoderLayer
     from anytorch.lite.nn.module import Module as Module
     from anytorch.lite.nn.module import ModuleList as ModuleList
     from anytorch.lite.nn.module import Parameter as Parameter
     from anytorch.lite.nn.module import Sequential as Sequential
-    from anytorch.lite.nn.recurrent import GRU as GRU
-    from anytorch.lite.nn.recurrent import LSTM as LSTM
     from anytorch.lite.optim import SGD as SGD
     from anytorch.lite.optim import Adam as Adam
     from anytorch.lite.optim import AdamW as AdamW
@@ -83,13 +83,12 @@ __getattr__, __dir__, __all__ = lazy_names(
         "create": "arange from_dlpack from_numpy full ones rand randn seed tensor zeros",
         "device": "CustomDevice",
         "functional": "functional",
-        "nn.attention": "MultiheadAttention TransformerEncoderLayer",
         "nn.layers": (
             "AvgPool2d BCEWithLogitsLoss BatchNorm1d BatchNorm2d CrossEntropyLoss CustomConv2d CustomLinear "
-            "CustomMSELoss Dropout Embedding Flatten GELU L1Loss LayerNorm MaxPool2d ReLU SiLU Sigmoid Softmax Tanh"
+            "CustomMSELoss Dropout Embedding Flatten GELU GRU L1Loss LSTM LayerNorm MaxPool2d MultiheadAttention ReLU SiLU "
+            "Sigmoid Softmax Tanh TransformerEncoderLayer"
         ),
         "nn.module": "Module ModuleList Parameter Sequential",
-        "nn.recurrent": "GRU LSTM",
         "optim": (
             "Adam AdamW SGD Schedule clip_grad_norm clip_grad_value cosine_schedule exponential_schedule step_schedule"
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -85,12 +85,7 @@ def compare(sizes: Sequence[int] = SIZES, repeats: int = 5) -> dict[str, list[fl
 
 def median_s(run: Callable[[], Any], repeats: int) -> float:
     run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(timeit.repeat(run, number=1, repeat=repeats))
 
 
 def draw(

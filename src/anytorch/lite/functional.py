@@ -6,13 +6,11 @@ import numpy as np
 
 from anytorch.lite.autograd import grad_enabled, no_grad
 from anytorch.lite.create import generator, wrap
-from anytorch.lite.ops.batch_norm import batch_norm
-from anytorch.lite.ops.conv import conv2d
+from anytorch.lite.ops.conv import avg_pool2d, conv2d, max_pool2d
 from anytorch.lite.ops.elementwise import clamp, gelu, maximum, minimum, relu, sigmoid, silu, softplus, tanh, where
 from anytorch.lite.ops.linear import embedding, linear, matmul
 from anytorch.lite.ops.losses import bce_with_logits, cross_entropy, l1_loss, mse_loss
-from anytorch.lite.ops.pool import avg_pool2d, max_pool2d
-from anytorch.lite.ops.rows import layer_norm, log_softmax, softmax
+from anytorch.lite.ops.rows import batch_norm, layer_norm, log_softmax, softmax
 from anytorch.lite.ops.shape import cat, split, stack
 from anytorch.lite.tensors import CustomTensor
 

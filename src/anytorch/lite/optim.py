@@ -83,6 +83,7 @@ class Adam(Optimizer):
     """Steps of about `lr` in every direction: the mean of the gradients over the root of the mean of their squares."""
 
     decoupled = False
+    usual_decay = 0.0
 
     def __init__(
         self,
@@ -90,9 +91,9 @@ class Adam(Optimizer):
         lr: float = 0.001,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
     ) -> None:
-        super().__init__(parameters, lr, weight_decay)
+        super().__init__(parameters, lr, self.usual_decay if weight_decay is None else weight_decay)
         if not all(0 <= beta < 1 for beta in betas):
             raise UsageError(f"invalid betas {betas}", hint="use two numbers from 0 to below 1")
         self.betas, self.eps = betas, eps
@@ -131,16 +132,7 @@ class AdamW(Adam):
     """Adam whose weight decay shrinks the weights themselves instead of joining the gradient."""
 
     decoupled = True
-
-    def __init__(
-        self,
-        parameters: Iterable[CustomTensor],
-        lr: float = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(parameters, lr, betas, eps, weight_decay)
+    usual_decay = 0.01
 
 
 class Schedule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +11,21 @@ from anytorch.errors import UsageError
 from anytorch.lite.autograd import Base, array, grad_enabled, make
 from anytorch.lite.device import CustomDevice, as_device
 from anytorch.lite.dtypes import Array, DType, Scalar, float32, int64, is_floating, kind
-from anytorch.lite.methods import OpMethods, operand
 from anytorch.lite.moving import carried, on_device
-from anytorch.lite.ops import elementwise, linear, shape
+from anytorch.lite.ops import elementwise, linear, reduce, rows, shape
+from anytorch.lite.ops.reduce import Dim
 
 _host = np.ndarray
+Operator = Callable[["CustomTensor", Any], "CustomTensor"]
 
 
-def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Callable[[CustomTensor, Any], CustomTensor]:
+def operand(beside: CustomTensor, value: Any) -> CustomTensor | Scalar:
+    """The other side of an operator: tensors and numbers as they are, arrays as tensors."""
+    out: CustomTensor | Scalar = make(beside, value) if isinstance(value, np.ndarray) else value
+    return out
+
+
+def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Operator:
     """`a + b` and its like: straight to NumPy where no gradient is wanted and the types agree, else through `general`.
 
     Of the time to add two small tensors most goes to what surrounds the addition, so this is written for few steps; a test
@@ -44,7 +51,24 @@ def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Callable[[Cust
     return run
 
 
-class CustomTensor(OpMethods):
+def beside(general: Callable[..., CustomTensor]) -> Operator:
+    return lambda self, other: general(self, operand(self, other))
+
+
+def reflected(general: Callable[..., CustomTensor]) -> Operator:
+    """`2 - tensor` and its like."""
+    return lambda self, other: general(operand(self, other), self)
+
+
+def compared(ufunc: Any) -> Operator:
+    return lambda self, other: elementwise.compare(self, operand(self, other), ufunc)
+
+
+def in_place(compute: Callable[[Any, Any], CustomTensor]) -> Operator:
+    return lambda self, other: self._write(lambda x: compute(x, other))
+
+
+class CustomTensor(Base):
     """`CustomTensor([1, 2, 3])`: float32 unless `dtype` says otherwise, on the host unless `device` does.
 
     `data` is the NumPy array itself. With `requires_grad=True`, `backward()` on what is made from it fills `.grad`.
@@ -52,6 +76,34 @@ class CustomTensor(OpMethods):
 
     __array_ufunc__ = None  # `ndarray + tensor` asks the tensor
     __hash__ = object.__hash__
+
+    # Ops that are methods as they are.
+    __abs__ = elementwise.absolute
+    __getitem__ = shape.getitem
+    __neg__ = elementwise.neg
+    abs = elementwise.absolute
+    clone = shape.clone
+    contiguous = shape.contiguous
+    cos = elementwise.cos
+    cumsum = reduce.cumsum
+    exp = elementwise.exp
+    flatten = shape.flatten
+    log = elementwise.log
+    log_softmax = rows.log_softmax
+    matmul = linear.matmul
+    mean = reduce.mean
+    relu = elementwise.relu
+    sigmoid = elementwise.sigmoid
+    sin = elementwise.sin
+    softmax = rows.softmax
+    split = shape.split
+    sqrt = elementwise.sqrt
+    squeeze = shape.squeeze
+    sum = reduce.sum_of
+    tanh = elementwise.tanh
+    transpose = shape.swap
+    unsqueeze = shape.unsqueeze
+    var = reduce.var
 
     def __init__(
         self,
@@ -199,6 +251,56 @@ class CustomTensor(OpMethods):
     def long(self) -> CustomTensor:
         return self.to(int64)
 
+    # --- ops by name -------------------------------------------------------------------------------------------------
+
+    def std(self, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> CustomTensor:
+        return elementwise.sqrt(reduce.var(self, dim, keepdim, correction))
+
+    def amax(self, dim: Dim = None, keepdim: bool = False) -> CustomTensor:
+        return reduce.extreme(self, dim, keepdim, "amax")
+
+    def amin(self, dim: Dim = None, keepdim: bool = False) -> CustomTensor:
+        return reduce.extreme(self, dim, keepdim, "amin")
+
+    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """The largest number; with `dim`, the pair (values, indices)."""
+        return self.amax() if dim is None else reduce.extreme_along(self, dim, keepdim, largest=True)
+
+    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        return self.amin() if dim is None else reduce.extreme_along(self, dim, keepdim, largest=False)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> CustomTensor:
+        return reduce.arg_extreme(self, dim, keepdim, largest=True)
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> CustomTensor:
+        return reduce.arg_extreme(self, dim, keepdim, largest=False)
+
+    def any(self, dim: int | None = None) -> CustomTensor:
+        return reduce.truth(self, dim, np.any)
+
+    def all(self, dim: int | None = None) -> CustomTensor:
+        return reduce.truth(self, dim, np.all)
+
+    def reshape(self, *sizes: Any) -> CustomTensor:
+        return shape.reshape(self, sizes_of(sizes))
+
+    view = reshape
+
+    def permute(self, *dims: Any) -> CustomTensor:
+        return shape.permute(self, sizes_of(dims))
+
+    def expand(self, *sizes: Any) -> CustomTensor:
+        return shape.expand(self, sizes_of(sizes))
+
+    def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> CustomTensor:
+        return elementwise.clamp(self, min, max)
+
+    def masked_fill(self, mask: CustomTensor, value: Scalar) -> CustomTensor:
+        return elementwise.where(mask, value, self)
+
+    def pow(self, exponent: Any) -> CustomTensor:
+        return elementwise.power(self, operand(self, exponent))
+
     # --- arithmetic --------------------------------------------------------------------------------------------------
 
     __add__ = operator(np.add, elementwise.add)
@@ -222,57 +324,25 @@ class CustomTensor(OpMethods):
             return NotImplemented
         return linear.matmul(self, other)
 
-    def __radd__(self, other: Any) -> CustomTensor:
-        return elementwise.add(operand(self, other), self)
-
-    def __rmul__(self, other: Any) -> CustomTensor:
-        return elementwise.mul(operand(self, other), self)
-
-    def __rsub__(self, other: Any) -> CustomTensor:
-        return elementwise.sub(operand(self, other), self)
-
-    def __truediv__(self, other: Any) -> CustomTensor:
-        return elementwise.div(self, operand(self, other))
-
-    def __rtruediv__(self, other: Any) -> CustomTensor:
-        return elementwise.div(operand(self, other), self)
-
-    def __pow__(self, other: Any) -> CustomTensor:
-        return elementwise.power(self, operand(self, other))
-
-    def __rpow__(self, other: Any) -> CustomTensor:
-        return elementwise.power(operand(self, other), self)
-
-    def __neg__(self) -> CustomTensor:
-        return elementwise.neg(self)
-
-    def __eq__(self, other: object) -> CustomTensor:  # type: ignore[override]
-        return elementwise.compare(self, operand(self, other), np.equal)
-
-    def __ne__(self, other: object) -> CustomTensor:  # type: ignore[override]
-        return elementwise.compare(self, operand(self, other), np.not_equal)
-
-    def __lt__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.less)
-
-    def __le__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.less_equal)
-
-    def __gt__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.greater)
-
-    def __ge__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.greater_equal)
+    __radd__ = reflected(elementwise.add)
+    __rmul__ = reflected(elementwise.mul)
+    __rsub__ = reflected(elementwise.sub)
+    __truediv__ = beside(elementwise.div)
+    __rtruediv__ = reflected(elementwise.div)
+    __pow__ = beside(elementwise.power)
+    __rpow__ = reflected(elementwise.power)
+    __eq__ = compared(np.equal)  # type: ignore[assignment]
+    __ne__ = compared(np.not_equal)  # type: ignore[assignment]
+    __lt__ = compared(np.less)
+    __le__ = compared(np.less_equal)
+    __gt__ = compared(np.greater)
+    __ge__ = compared(np.greater_equal)
+    __and__ = compared(np.bitwise_and)
+    __or__ = compared(np.bitwise_or)
 
     def __invert__(self) -> CustomTensor:
         out: CustomTensor = make(self, np.invert(self.data))
         return out
-
-    def __and__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.bitwise_and)
-
-    def __or__(self, other: Any) -> CustomTensor:
-        return elementwise.compare(self, operand(self, other), np.bitwise_or)
 
     # --- in place ----------------------------------------------------------------------------------------------------
 
@@ -305,19 +375,10 @@ class CustomTensor(OpMethods):
         self._shared_version().count += 1
         return self
 
-    def __iadd__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x + other)
-
-    def __isub__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x - other)
-
-    def __imul__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x * other)
-
-    def __itruediv__(self, other: Any) -> CustomTensor:
-        return self._write(lambda x: x / other)
-
-    add_, sub_, mul_, div_ = __iadd__, __isub__, __imul__, __itruediv__
+    __iadd__ = add_ = in_place(lambda x, other: x + other)
+    __isub__ = sub_ = in_place(lambda x, other: x - other)
+    __imul__ = mul_ = in_place(lambda x, other: x * other)
+    __itruediv__ = div_ = in_place(lambda x, other: x / other)
 
     def copy_(self, other: CustomTensor) -> CustomTensor:
         return self._write(lambda x: shape.expand(other.to(x.dtype), x.shape))
@@ -373,3 +434,8 @@ def move(x: CustomTensor, device: CustomDevice) -> CustomTensor:
     out = shape.view("to", x, x.data, lambda g: (g,))
     out.device = device
     return out
+
+
+def sizes_of(given: tuple[Any, ...]) -> Sequence[int]:
+    """`reshape(2, 3)` and `reshape((2, 3))` mean the same."""
+    return given[0] if len(given) == 1 and isinstance(given[0], (tuple, list, range)) else given

@@ -5,7 +5,7 @@
     print(verdict.chosen, verdict.explain())
 
     engine      Candidate, Ready, measure: every answer is checked, the right ones are timed in turns within a bound
-    stopwatch   how a device is timed; the devices' own clocks are in `devices.stopwatch` and `gpu.stopwatch`
+    stopwatch   how a device is timed; the devices' own clocks are in `devices.stopwatch` and `gpu.profile`
     answers     checks of arrays and tensors: shape, dtype, finite, near enough, inputs untouched
     verdict     Question, Trial, Verdict and the rule that decides
     store       one file per question in the cache folder

@@ -15,8 +15,8 @@ import torch
 
 from anytorch import settings
 from anytorch.errors import WrongAnswer
+from anytorch.gpu.profile import stopwatch_of
 from anytorch.gpu.runtime import Runtime
-from anytorch.gpu.stopwatch import stopwatch_of
 from anytorch.gpu.wgsl.matmul import Schedule
 from anytorch.measured.answers import near
 from anytorch.measured.engine import Candidate, Check, measure

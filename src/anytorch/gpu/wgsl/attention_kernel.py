@@ -77,7 +77,7 @@ class Attention:
         return 16 * (vectors + self.queries * across // 4 + self.value_keys * self.dimension // 4)
 
 
-def head(kernel: Attention, argument: str) -> str:
+def main(kernel: Attention, argument: str) -> str:
     return (
         f"@compute @workgroup_size({kernel.threads}) fn main(@builtin(workgroup_id) group: vec3<u32>, "
         f"@builtin(local_invocation_index) t: u32) {{\n  let linear = {argument};\n"

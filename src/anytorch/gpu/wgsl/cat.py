@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anytorch.gpu.wgsl.types import MAIN, head, numbered
+
 WORKGROUP = 256
 MOST_WORDS = 32  # of parameters
 _UNITS = {4: "u32", 8: "vec2<u32>", 16: "vec4<u32>"}
@@ -34,15 +36,8 @@ def render(kernel: Cat) -> str:
         *[f"t{j}_{d}" for j in inputs for d in dims],
     ]
     unit = _UNITS[kernel.unit]
-    text = [f"@group(0) @binding({j}) var<storage, read> b{j}: array<{unit}>;\n" for j in inputs]
-    text.append(f"@group(0) @binding({kernel.inputs}) var<storage, read_write> out: array<{unit}>;\n")
-    text.append(
-        f"struct Parameters {{ {', '.join(f'{name}: u32' for name in names)} }}\nvar<immediate> p: Parameters;\n"
-    )
-    text.append(
-        f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
-        "  let i = g.x + g.y * p.row;\n  if (i >= p.n) { return; }\n  var rest = i;\n"
-    )
+    text = [head(names, numbered("b", [unit] * kernel.inputs), {"out": unit}), MAIN]
+    text.append("  let i = thread; if (i >= p.n) { return; }\n  var rest = i;\n")
     text += [f"  let c{d} = rest % p.s{d}; rest = rest / p.s{d};\n" for d in reversed(dims[1:])]
     text.append("  let c0 = rest;\n")
     for j in inputs:

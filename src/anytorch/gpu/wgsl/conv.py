@@ -15,27 +15,22 @@ parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-from anytorch.gpu.wgsl.matmul import SCHEDULE_PARAMETERS, Problem, load_four
-from anytorch.gpu.wgsl.types import KINDS, load, stored
+from anytorch.gpu.wgsl.matmul import SCHEDULE_PARAMETERS, Problem, load_functions
+from anytorch.gpu.wgsl.types import KINDS, element, load, stored
 
 Triple = tuple[int, int, int]
 
+A_ARGUMENTS = "batch: u32, m: u32, k: u32"
+
 CONVOLUTION_PARAMETERS = (
-    *[f"{name}: u32" for name in SCHEDULE_PARAMETERS],
-    "channels: u32",  # of x per group
-    "xd: u32",  # spatial size of x, the side that is read with an offset
-    "xh: u32",
-    "xw: u32",
-    "od: u32",  # spatial size of the other side
-    "oh: u32",
-    "ow: u32",
-    "x_image: u32",  # strides of x
-    "x_channel: u32",
-    "x_place: u32",
-    "o_image: u32",  # strides of the other side: of the result, or of g
-    "o_channel: u32",
-    "o_place: u32",
+    *SCHEDULE_PARAMETERS,
+    "channels",  # of x per group
+    *("xd", "xh", "xw"),  # spatial size of x, the side that is read with an offset
+    *("od", "oh", "ow"),  # spatial size of the other side
+    *("x_image", "x_channel", "x_place"),  # strides of x
+    *("o_image", "o_channel", "o_place"),  # strides of the other side: of the result, or of g
 )
 
 
@@ -56,15 +51,9 @@ class Convolution:
 def convolution(spec: Convolution) -> Problem:
     functions = {"gather": _gather, "scatter": _scatter, "weight": _weight}[spec.kind](spec)
     storage = KINDS[spec.dtype].storage
-    a = storage
-    if spec.a_vector:
-        a = "vec2<u32>" if spec.dtype == "bfloat16" else f"vec4<{storage}>"
-    bindings = [a, storage]
-    if spec.bias and not spec.split:
-        bindings.append(storage)
-    bindings.append(KINDS[spec.output].storage)
+    bias = (storage,) if spec.bias and not spec.split else ()
     return Problem(
-        tuple(bindings),
+        (element(spec.dtype, spec.a_vector), storage, *bias, KINDS[spec.output].storage),
         CONVOLUTION_PARAMETERS,
         functions + _store(spec),
         (spec.dtype, spec.output),
@@ -73,17 +62,6 @@ def convolution(spec: Convolution) -> Problem:
         b_along="k" if spec.kind == "weight" else "n",
         a_vector=spec.a_vector,
     )
-
-
-def _taps(spec: Convolution, name: str) -> str:
-    """Statements that set tz, ty, tx from the tap `name`."""
-    _, h, w = spec.kernel
-    return f"let tx = i32({name} % {w}u); let ty = i32(({name} / {w}u) % {h}u); let tz = i32({name} / {h * w}u);"
-
-
-def _places(name: str) -> str:
-    """Statements that set oz, oy, ox from the place `name` on the other side."""
-    return f"let ox = i32({name} % p.ow); let oy = i32(({name} / p.ow) % p.oh); let oz = i32({name} / (p.oh * p.ow));"
 
 
 def _read(spec: Convolution) -> str:
@@ -99,76 +77,52 @@ def _read(spec: Convolution) -> str:
     )
 
 
-def _offset(spec: Convolution) -> str:
+def _load_b(spec: Convolution, where: str, what: str, steps: str = "", source: str = "") -> str:
+    """x at image and place `where`, channel and tap `what`; `source` is its place as z, y, x if `steps` have found it."""
     axes = zip("zyx", spec.stride, spec.dilation, spec.padding, strict=True)
-    return ", ".join(f"o{axis} * {s} + t{axis} * {d} - {p}" for axis, s, d, p in axes)
+    offset = ", ".join(f"o{axis} * {s} + t{axis} * {d} - {p}" for axis, s, d, p in axes)
+    taps, (_, h, w) = prod(spec.kernel), spec.kernel
+    return (
+        f"fn load_b(batch: u32, k: u32, n: u32) -> {KINDS[spec.dtype].compute} {{\n"
+        f"  let places = p.od * p.oh * p.ow; let image = {where} / places; let place = {where} % places;\n"
+        f"  let channel = batch * p.channels + {what} / {taps}u; let tap = {what} % {taps}u;\n"
+        f"  let tx = i32(tap % {w}u); let ty = i32((tap / {w}u) % {h}u); let tz = i32(tap / {h * w}u); "
+        "let ox = i32(place % p.ow); let oy = i32((place / p.ow) % p.oh); let oz = i32(place / (p.oh * p.ow));\n"
+        f"{steps}"
+        f"  return x_at(image, channel, {source or offset});\n}}\n"
+    )
 
 
 def _gather(spec: Convolution) -> str:
-    kind = KINDS[spec.dtype].compute
-    taps = spec.kernel[0] * spec.kernel[1] * spec.kernel[2]
-    at = "let i = p.a_at + (batch * p.m + m) * p.k + k;"
-    if spec.a_vector:
-        four = load_four(spec.dtype, "a", "i")
-        weight = (
-            f"fn load_a4(batch: u32, m: u32, k: u32) -> vec4<{kind}> {{ {at} return {four}; }}\n"
-            f"fn load_a(batch: u32, m: u32, k: u32) -> {kind} {{ {at} return {four}[i % 4u]; }}\n"
-        )
-    else:
-        weight = f"fn load_a(batch: u32, m: u32, k: u32) -> {kind} {{ {at} return {load(spec.dtype, 'a', 'i')}; }}\n"
-    if taps == 1 and spec.stride == (1, 1, 1) and spec.padding == (0, 0, 0):  # places are the input's own
+    at = "p.a_at + (batch * p.m + m) * p.k + k"
+    weight = load_functions("a", spec.dtype, spec.a_vector, A_ARGUMENTS, at)
+    if spec.kernel == spec.stride == (1, 1, 1) and spec.padding == (0, 0, 0):  # places are the input's own
         return (
-            f"{weight}fn load_b(batch: u32, k: u32, n: u32) -> {kind} {{\n"
+            f"{weight}fn load_b(batch: u32, k: u32, n: u32) -> {KINDS[spec.dtype].compute} {{\n"
             "  let places = p.od * p.oh * p.ow; let channel = batch * p.channels + k;\n"
             "  let i = p.b_at + (n / places) * p.x_image + channel * p.x_channel + (n % places) * p.x_place;\n"
             f"  return {load(spec.dtype, 'b', 'i')};\n}}\n"
         )
-    return (
-        f"{_read(spec)}{weight}"
-        f"fn load_b(batch: u32, k: u32, n: u32) -> {kind} {{\n"
-        "  let places = p.od * p.oh * p.ow; let image = n / places; let place = n % places;\n"
-        f"  let channel = batch * p.channels + k / {taps}u; let tap = k % {taps}u;\n"
-        f"  {_taps(spec, 'tap')} {_places('place')}\n"
-        f"  return x_at(image, channel, {_offset(spec)});\n}}\n"
-    )
+    return f"{_read(spec)}{weight}{_load_b(spec, 'n', 'k')}"
 
 
 def _scatter(spec: Convolution) -> str:
-    kind = KINDS[spec.dtype].compute
-    taps = spec.kernel[0] * spec.kernel[1] * spec.kernel[2]
-    steps = []
-    for axis, s, d, p in zip("zyx", spec.stride, spec.dilation, spec.padding, strict=True):
-        steps.append(f"  let s{axis} = o{axis} + {p} - t{axis} * {d};\n")
-        steps.append(f"  if (s{axis} < 0 || s{axis} % {s} != 0) {{ return {kind}(0); }}\n")
-    sources = ", ".join(f"s{axis} / {s}" for axis, s in zip("zyx", spec.stride, strict=True))
-    return (
-        f"{_read(spec)}"
-        f"fn load_a(batch: u32, m: u32, k: u32) -> {kind} {{\n"
-        f"  let i = p.a_at + ((batch * p.channels + k / {taps}u) * p.m + m) * {taps}u + k % {taps}u;\n"
-        f"  return {load(spec.dtype, 'a', 'i')};\n}}\n"
-        f"fn load_b(batch: u32, k: u32, n: u32) -> {kind} {{\n"
-        "  let places = p.od * p.oh * p.ow; let image = n / places; let place = n % places;\n"
-        f"  let channel = batch * p.channels + k / {taps}u; let tap = k % {taps}u;\n"
-        f"  {_taps(spec, 'tap')} {_places('place')}\n{''.join(steps)}"
-        f"  return x_at(image, channel, {sources});\n}}\n"
+    kind, taps = KINDS[spec.dtype].compute, prod(spec.kernel)
+    steps = "".join(
+        f"  let s{axis} = o{axis} + {p} - t{axis} * {d};\n"
+        f"  if (s{axis} < 0 || s{axis} % {s} != 0) {{ return {kind}(0); }}\n"
+        for axis, s, d, p in zip("zyx", spec.stride, spec.dilation, spec.padding, strict=True)
     )
+    sources = ", ".join(f"s{axis} / {s}" for axis, s in zip("zyx", spec.stride, strict=True))
+    at = f"p.a_at + ((batch * p.channels + k / {taps}u) * p.m + m) * {taps}u + k % {taps}u"
+    weight = load_functions("a", spec.dtype, False, A_ARGUMENTS, at)
+    return f"{_read(spec)}{weight}{_load_b(spec, 'n', 'k', steps, sources)}"
 
 
 def _weight(spec: Convolution) -> str:
-    kind = KINDS[spec.dtype].compute
-    taps = spec.kernel[0] * spec.kernel[1] * spec.kernel[2]
-    return (
-        f"{_read(spec)}"
-        f"fn load_a(batch: u32, m: u32, k: u32) -> {kind} {{\n"
-        "  let places = p.od * p.oh * p.ow;\n"
-        "  let i = p.a_at + (k / places) * p.o_image + (batch * p.m + m) * p.o_channel + (k % places) * p.o_place;\n"
-        f"  return {load(spec.dtype, 'a', 'i')};\n}}\n"
-        f"fn load_b(batch: u32, k: u32, n: u32) -> {kind} {{\n"
-        "  let places = p.od * p.oh * p.ow; let image = k / places; let place = k % places;\n"
-        f"  let channel = batch * p.channels + n / {taps}u; let tap = n % {taps}u;\n"
-        f"  {_taps(spec, 'tap')} {_places('place')}\n"
-        f"  return x_at(image, channel, {_offset(spec)});\n}}\n"
-    )
+    places = "(p.od * p.oh * p.ow)"
+    at = f"p.a_at + (k / {places}) * p.o_image + (batch * p.m + m) * p.o_channel + (k % {places}) * p.o_place"
+    return f"{_read(spec)}{load_functions('a', spec.dtype, False, A_ARGUMENTS, at)}{_load_b(spec, 'k', 'n')}"
 
 
 def _store(spec: Convolution) -> str:

@@ -15,7 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.types import (
+    BF16_BITS,
+    KINDS,
+    MAIN,
+    buffers,
+    enables,
+    lane_bits,
+    load,
+    numbered,
+    offsets,
+    parameters,
+    stored,
+    words_main,
+)
 
 WORKGROUP = 256
 WIDE = ("i64", "f64")  # scalars of two words
@@ -69,12 +82,15 @@ class Elementwise:
 
 def render(kernel: Elementwise) -> str:
     """The WGSL text of a kernel."""
-    count = len(kernel.inputs)
+    names = (*kernel.inputs, kernel.output)
+    elements = [f"vec4<{KINDS[name].storage}>" if kernel.vector else name for name in names]
+    if kernel.atomic:
+        elements[-1] = f"atomic<{KINDS[kernel.output].storage}>"
+    bound, read = [*numbered("b", elements).items()], 0 if kernel.in_place else len(kernel.inputs)
     parts = [
-        enables({*kernel.inputs, kernel.output}),
-        *[_declare(i, name, kernel.in_place, kernel.vector, False) for i, name in enumerate(kernel.inputs)],
-        _declare(count, kernel.output, True, kernel.vector, kernel.atomic),
-        f"struct Parameters {{ {', '.join(_parameters(kernel))} }}\nvar<immediate> p: Parameters;\n",
+        enables(names),
+        buffers(dict(bound[:read]), dict(bound[read:])),
+        parameters(*_parameters(kernel)),
         needed(kernel.expression),
         BF16_BITS if kernel.output == "bfloat16" or "bf16_bits(" in kernel.expression else "",
         _scalar_helpers(kernel),
@@ -83,22 +99,15 @@ def render(kernel: Elementwise) -> str:
     return "".join(parts) + body
 
 
-def _declare(i: int, name: str, writable: bool, vector: bool, atomic: bool) -> str:
-    element = KINDS[name].storage
-    element = f"atomic<{element}>" if atomic else f"vec4<{element}>" if vector else element
-    access = "read_write" if writable else "read"
-    return f"@group(0) @binding({i}) var<storage, {access}> b{i}: array<{element}>;\n"
-
-
 def _parameters(kernel: Elementwise) -> list[str]:
     operands = len(kernel.inputs) + 1
-    names = ["n: u32", "row: u32"]
+    names = ["n", "row"]
     for i, kind in enumerate(kernel.scalars):
-        names += [f"s{i}_low: u32", f"s{i}_high: u32"] if kind in WIDE else [f"s{i}: u32"]
-    names += [f"o{i}: u32" for i in range(operands)]
+        names += [f"s{i}_low", f"s{i}_high"] if kind in WIDE else [f"s{i}"]
+    names += [f"o{i}" for i in range(operands)]
     if kernel.rank and not kernel.shape:
-        names += [f"d{r}: u32" for r in range(kernel.rank)]
-        names += [f"t{i}_{r}: u32" for i in range(operands) for r in range(kernel.rank)]
+        names += [f"d{r}" for r in range(kernel.rank)]
+        names += [f"t{i}_{r}" for i in range(operands) for r in range(kernel.rank)]
     return names
 
 
@@ -119,16 +128,7 @@ def _index(kernel: Elementwise, operands: Sequence[int], variable: str) -> str:
     """Statements that set a<i> to the element index of each operand for linear index `variable`."""
     if not kernel.rank:
         return " ".join(f"let a{i} = {variable} + p.o{i};" for i in operands)
-    lines = [f"var rest = {variable};", *[f"var a{i} = p.o{i};" for i in operands]]
-    for r in range(kernel.rank - 1, -1, -1):
-        size = f"{kernel.shape[r]}u" if kernel.shape else f"p.d{r}"
-        steps = [(i, f"{kernel.strides[i][r]}u" if kernel.shape else f"p.t{i}_{r}") for i in operands]
-        if r:
-            lines.append(f"let c{r} = rest % {size}; rest = rest / {size};")
-            lines.append(" ".join(f"a{i} += c{r} * {step};" for i, step in steps))
-        else:
-            lines.append(" ".join(f"a{i} += rest * {step};" for i, step in steps))
-    return " ".join(lines)
+    return offsets(variable, operands, kernel.rank, kernel.shape, kernel.strides)
 
 
 def _evaluate(kernel: Elementwise) -> str:
@@ -139,19 +139,12 @@ def _evaluate(kernel: Elementwise) -> str:
     return f"fn evaluate(i: u32) -> {result} {{ {index} {loads} return {kernel.expression}; }}\n"
 
 
-MAIN = (
-    f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
-    "  let thread = g.x + g.y * p.row;\n"
-)
-
-
 def _main(kernel: Elementwise) -> str:
     out = len(kernel.inputs)
     if kernel.atomic:
-        word, shift = (
-            (f"a{out} >> 2u", f"(a{out} & 3u) * 8u") if kernel.lanes == 4 else (f"a{out} >> 1u", f"(a{out} & 1u) * 16u")
-        )
-        mask = "0xffu" if kernel.lanes == 4 else "0xffffu"
+        bits = 32 // kernel.lanes
+        word, shift = f"a{out} >> {kernel.lanes // 2}u", f"(a{out} & {kernel.lanes - 1}u) * {bits}u"
+        mask = f"{(1 << bits) - 1:#x}u"
         return (
             f"{MAIN}  if (thread >= p.n) {{ return; }}\n"
             f"  {_index(kernel, [out], 'thread')}\n"
@@ -160,13 +153,8 @@ def _main(kernel: Elementwise) -> str:
             f"  atomicOr(&b{out}[{word}], bits << ({shift}));\n}}\n"
         )
     if kernel.lanes > 1:
-        bits = 32 // kernel.lanes
-        return (
-            f"{MAIN}  let first = thread * {kernel.lanes}u;\n  if (first >= p.n) {{ return; }}\n  var word = 0u;\n"
-            f"  for (var k = 0u; k < {kernel.lanes}u; k++) {{\n"
-            f"    if (first + k < p.n) {{ word |= {lane_bits(kernel.output, 'evaluate(first + k)')} << (k * {bits}u); }}\n"
-            f"  }}\n  b{out}[thread + p.o{out} / {kernel.lanes}u] = word;\n}}\n"
-        )
+        made = lane_bits(kernel.output, "evaluate(first + k)")
+        return words_main(kernel.lanes, made, f"b{out}[thread + p.o{out} / {kernel.lanes}u]")
     return (
         f"{MAIN}  if (thread >= p.n) {{ return; }}\n"
         f"  {_index(kernel, [out], 'thread')}\n"

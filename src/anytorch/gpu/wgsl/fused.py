@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-from anytorch.gpu.wgsl.elementwise import WORKGROUP
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.types import KINDS, MAIN, dense_strides, head, lane_bits, load, numbered, stored
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,7 @@ class Fused:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return prod(self.shape)
 
     @property
     def per_thread(self) -> int:
@@ -48,59 +45,53 @@ class Fused:
 
 def render(kernel: Fused) -> str:
     count = len(kernel.inputs)
-    dtypes = {dtype for dtype, _ in (*kernel.inputs, *kernel.outputs)}
-    lines = [enables(dtypes)]
-    lines += [
-        f"@group(0) @binding({i}) var<storage, read> b{i}: array<{KINDS[dtype].storage}>;\n"
-        for i, (dtype, _) in enumerate(kernel.inputs)
-    ]
-    lines += [
-        f"@group(0) @binding({count + k}) var<storage, read_write> out{k}: array<{KINDS[dtype].storage}>;\n"
-        for k, (dtype, _) in enumerate(kernel.outputs)
-    ]
-    offsets = ", ".join(["row: u32", *[f"o{i}: u32" for i in range(count)]])
-    lines.append(f"struct Parameters {{ {offsets} }}\nvar<immediate> p: Parameters;\n")
-    lines.append(needed(" ".join([*kernel.statements, *[value for _, value in kernel.outputs]])))
-    if "bfloat16" in {dtype for dtype, _ in kernel.outputs}:
-        lines.append(BF16_BITS)
-    lines.append(
-        f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
-        f"  let first = (g.x + g.y * p.row) * {kernel.per_thread}u;\n  if (first >= {kernel.elements}u) {{ return; }}\n"
+    read, written = (
+        numbered(name, [d for d, _ in each]) for name, each in (("b", kernel.inputs), ("out", kernel.outputs))
     )
-    for k, (dtype, _) in enumerate(kernel.outputs):
-        words = kernel.per_thread // KINDS[dtype].lanes
-        lines += [f"  var word{k}_{w} = 0u;\n" for w in range(words) if KINDS[dtype].lanes > 1]
-    for part in range(kernel.per_thread):
-        lines.append(_one_element(kernel, part))
-    for k, (dtype, _) in enumerate(kernel.outputs):
-        lanes = KINDS[dtype].lanes
-        if lanes > 1:
-            for w in range(kernel.per_thread // lanes):
-                within = f"first + {w * lanes}u < {kernel.elements}u"
-                lines.append(f"  if ({within}) {{ out{k}[first / {lanes}u + {w}u] = word{k}_{w}; }}\n")
-    return "".join(lines) + "}\n"
+    body = " ".join((loads(kernel.shape, kernel.inputs, range(count)), *kernel.statements))
+    return (
+        head(("row", *[f"o{i}" for i in range(count)]), read, written)
+        + needed(" ".join([*kernel.statements, *[value for _, value in kernel.outputs]]))
+        + f"{MAIN}  let first = thread * {kernel.per_thread}u;\n  if (first >= {kernel.elements}u) {{ return; }}\n"
+        + writes(kernel.outputs, kernel.per_thread, body, kernel.elements)
+        + "}\n"
+    )
 
 
-def _one_element(kernel: Fused, part: int) -> str:
-    body = [f"let i = first + {part}u;", addresses(kernel.shape, kernel.inputs, range(len(kernel.inputs)))]
-    body += [f"let x{i} = {load(dtype, f'b{i}', f'a{i}')};" for i, (dtype, _) in enumerate(kernel.inputs)]
-    body += kernel.statements
-    for k, (dtype, value) in enumerate(kernel.outputs):
-        lanes = KINDS[dtype].lanes
-        if lanes == 1:
-            body.append(f"out{k}[i] = {stored(dtype, value)};")
-        else:
+def writes(outputs: Sequence[tuple[str, str]], per: int, body: str, end: int | None = None) -> str:
+    """Statements that compute `per` elements from `first` on and store the outputs, narrow ones in whole words.
+
+    `body` leads from the element's index `i` to the values; elements from `end` on are left out, if there is one.
+    """
+
+    def within(element: int) -> str:
+        return f"if (first + {element}u < {end}u) " if element and end is not None else ""
+
+    narrow = [(k, KINDS[dtype].lanes) for k, (dtype, _) in enumerate(outputs) if KINDS[dtype].lanes > 1]
+    lines = [f"  var word{k}_{w} = 0u;\n" for k, lanes in narrow for w in range(per // lanes)]
+    for part in range(per):
+        lines.append(f"  {within(part)}{{ let i = first + {part}u; {body}")
+        for k, (dtype, value) in enumerate(outputs):
+            lanes = KINDS[dtype].lanes
             shift = part % lanes * (32 // lanes)
-            body.append(f"word{k}_{part // lanes} |= {lane_bits(dtype, value)} << {shift}u;")
-    inside = "\n    ".join(body)
-    if part == 0:
-        return f"  {{\n    {inside}\n  }}\n"
-    return f"  if (first + {part}u < {kernel.elements}u) {{\n    {inside}\n  }}\n"
+            bits = f"word{k}_{part // lanes} |= {lane_bits(dtype, value)} << {shift}u;" if lanes > 1 else ""
+            lines.append(" " + (bits or f"out{k}[i] = {stored(dtype, value)};"))
+        lines.append(" }\n")
+    for k, lanes in narrow:
+        for w in range(per // lanes):
+            lines.append(f"  {within(w * lanes)}{{ out{k}[first / {lanes}u + {w}u] = word{k}_{w}; }}\n")
+    return "".join(lines)
+
+
+def loads(shape: Sequence[int], inputs: Sequence[tuple[str, tuple[int, ...]]], which: Sequence[int]) -> str:
+    """Statements that set x0, x1, … of the inputs asked for: their elements for index `i` of the shape."""
+    values = [f"let x{i} = {load(inputs[i][0], f'b{i}', f'a{i}')};" for i in which]
+    return " ".join((addresses(shape, inputs, which), *values))
 
 
 def addresses(shape: Sequence[int], inputs: Sequence[tuple[str, tuple[int, ...]]], which: Sequence[int]) -> str:
     """Statements that set a0, a1, … of the inputs asked for: where the element for index `i` of the shape is."""
-    contiguous = _contiguous(shape)
+    contiguous = dense_strides(shape)
     plain = [i for i in which if inputs[i][1] == contiguous]
     lines = [f"let a{i} = i + p.o{i};" for i in plain]
     rest = [i for i in which if i not in plain]
@@ -117,11 +108,3 @@ def addresses(shape: Sequence[int], inputs: Sequence[tuple[str, tuple[int, ...]]
             if d:
                 lines.append(f"rest = rest / {shape[d]}u;")
     return " ".join(lines)
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= length
-    return tuple(reversed(strides))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.fused import addresses
-from anytorch.gpu.wgsl.reduce import Reducer, group_main, group_text, state_text, thread_main
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.fused import addresses, loads, writes
+from anytorch.gpu.wgsl.reduce import Reducer, Workers, state_text
+from anytorch.gpu.wgsl.types import KINDS, head, load, numbered, stored
 
 # How a fold begins and goes on; a NaN among the elements is the result, as in torch.
 FOLDS = {
@@ -33,7 +33,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class FusedRows:
+class FusedRows(Workers):
     shape: tuple[int, ...]
     reduced: int  # how many of the last dimensions make a row
     inputs: tuple[tuple[str, tuple[int, ...]], ...]  # dtype, strides over the shape (0 where it is broadcast)
@@ -42,9 +42,6 @@ class FusedRows:
     elements: tuple[str, ...]  # statements per element that lead to the outputs
     outputs: tuple[tuple[str, str], ...]  # dtype, the value stored per element
     row_outputs: tuple[tuple[str, str], ...]  # dtype (one with words of its own), the value stored per row
-    group: bool = False
-    threads: int = 64
-    subgroups: bool = False
 
     @property
     def length(self) -> int:
@@ -77,7 +74,6 @@ class FusedRows:
 
 
 def render(kernel: FusedRows) -> str:
-    count = len(kernel.inputs)
     results = [*kernel.outputs, *kernel.row_outputs]
     fields = tuple((name, "f32", FOLDS[kind][0]) for phase in kernel.phases for name, kind, _ in phase.folds)
     merges = " ".join(
@@ -92,34 +88,9 @@ def render(kernel: FusedRows) -> str:
         + [text for phase in kernel.phases for text in (*phase.elements, *phase.rows)]
         + [FOLDS[kind][1] for phase in kernel.phases for _, kind, _ in phase.folds]
     )
-    parts = [
-        enables({dtype for dtype, _ in (*kernel.inputs, *results)}),
-        *[
-            f"@group(0) @binding({i}) var<storage, read> b{i}: array<{KINDS[dtype].storage}>;\n"
-            for i, (dtype, _) in enumerate(kernel.inputs)
-        ],
-        *[
-            f"@group(0) @binding({count + k}) var<storage, read_write> out{k}: array<{KINDS[dtype].storage}>;\n"
-            for k, (dtype, _) in enumerate(results)
-        ],
-        f"struct Parameters {{ {', '.join(f'o{i}: u32' for i in range(count))} }}\nvar<immediate> p: Parameters;\n",
-        needed(everything, state),
-        state,
-        BF16_BITS if "bfloat16" in {dtype for dtype, _ in results} else "",
-    ]
-    if kernel.group:
-        parts.append(group_text(reducer, "f32", kernel.threads, kernel.subgroups))
-        parts.append(group_main(kernel.threads, kernel.subgroups))
-        parts.append(f"  if (group >= {kernel.rows}u) {{ return; }}\n  let row = group;\n")
-        first, step = "lane", f"{kernel.threads}u"
-        fold = "  s = fold(s, lane, size, number, within); workgroupBarrier();\n"
-        once = "if (lane == 0u) "
-    else:
-        parts.append(thread_main(kernel.threads))
-        parts.append(f"  if (thread >= {kernel.rows}u) {{ return; }}\n  let row = thread;\n")
-        first, step, fold, once = "0u", "1u", "", ""
-    parts.append(_body(kernel, first, step, fold, once))
-    return "".join(parts) + "}\n"
+    read, written = (numbered(name, [d for d, _ in each]) for name, each in (("b", kernel.inputs), ("out", results)))
+    begin = head([f"o{i}" for i in range(len(kernel.inputs))], read, written) + needed(everything, state) + state
+    return begin + kernel.render_rows(reducer, f"{kernel.rows}u", lambda *worker: _body(kernel, *worker))
 
 
 def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str:
@@ -127,9 +98,9 @@ def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str
     fixed = [i for i in range(len(kernel.inputs)) if kernel.per_row(i)]
     if fixed:
         where = addresses(kernel.shape, kernel.inputs, fixed)
-        loads = " ".join(f"x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in fixed)
+        values = " ".join(f"x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in fixed)
         declared = " ".join(f"var x{i}: {KINDS[kernel.inputs[i][0]].compute};" for i in fixed)
-        lines.append(f"  {declared}\n  {{ let i = base; {where} {loads} }}\n")
+        lines.append(f"  {declared}\n  {{ let i = base; {where} {values} }}\n")
     lines += [f"  {statement}\n" for statement in kernel.before]
     for phase in kernel.phases:
         adding = [
@@ -140,7 +111,7 @@ def _body(kernel: FusedRows, first: str, step: str, fold: str, once: str) -> str
         lines.append(f"  for (var k = {first}; k < {kernel.length}u; k += {step}) {{\n")
         lines.append(f"    let i = base + k; {_loads(kernel, ' '.join(statements))}\n")
         lines += [f"    {statement}\n" for statement in statements]
-        lines.append("  }\n" + fold)
+        lines.append("  }\n" + (f"{fold}  workgroupBarrier();\n" if fold else ""))
         lines += [f"  {statement}\n" for statement in phase.rows]
     writes = " ".join(
         f"out{len(kernel.outputs) + k}[row] = {stored(dtype, value)};"
@@ -157,34 +128,14 @@ def _loads(kernel: FusedRows, text: str) -> str:
     """x0, x1, … of element `i`, as far as the text needs them; inputs per row are there already."""
     words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").replace(";", " ").split())
     wanted = [i for i in range(len(kernel.inputs)) if not kernel.per_row(i) and f"x{i}" in words]
-    if not wanted:
-        return ""
-    return f"{addresses(kernel.shape, kernel.inputs, wanted)} " + " ".join(
-        f"let x{i} = {load(kernel.inputs[i][0], f'b{i}', f'a{i}')};" for i in wanted
-    )
+    return loads(kernel.shape, kernel.inputs, wanted) if wanted else ""
 
 
 def _write(kernel: FusedRows, first: str, step: str) -> str:
     per = kernel.per_step
     statements = " ".join(kernel.elements)
-    needed_by = statements + " " + " ".join(value for _, value in kernel.outputs)
-    lines = [f"  for (var t = {first}; t < {kernel.length // per}u; t += {step}) {{\n"]
-    for k, (dtype, _) in enumerate(kernel.outputs):
-        lanes = KINDS[dtype].lanes
-        lines += [f"    var word{k}_{w} = 0u;\n" for w in range(per // lanes) if lanes > 1]
-    for part in range(per):
-        body = [f"let i = base + t * {per}u + {part}u;", _loads(kernel, needed_by), statements]
-        for k, (dtype, value) in enumerate(kernel.outputs):
-            lanes = KINDS[dtype].lanes
-            if lanes == 1:
-                body.append(f"out{k}[i] = {stored(dtype, value)};")
-            else:
-                body.append(f"word{k}_{part // lanes} |= {lane_bits(dtype, value)} << {part % lanes * (32 // lanes)}u;")
-        lines.append(f"    {{ {' '.join(body)} }}\n")
-    for k, (dtype, _) in enumerate(kernel.outputs):
-        lanes = KINDS[dtype].lanes
-        if lanes > 1:
-            lines += [
-                f"    out{k}[(base + t * {per}u) / {lanes}u + {w}u] = word{k}_{w};\n" for w in range(per // lanes)
-            ]
-    return "".join(lines) + "  }\n"
+    body = f"{_loads(kernel, ' '.join((statements, *[value for _, value in kernel.outputs])))} {statements}"
+    return (
+        f"  for (var t = {first}; t < {kernel.length // per}u; t += {step}) {{\n"
+        f"  let first = base + t * {per}u;\n{writes(kernel.outputs, per, body)}  }}\n"
+    )

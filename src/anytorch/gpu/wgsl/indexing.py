@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anytorch.gpu.wgsl.types import HELPERS, MAIN, buffers, head, offsets, parameters, words_main
+
 WORKGROUP = 256
 MOST_WORDS = 32
 
@@ -48,31 +50,23 @@ class Walk:
         return 2 + self.walked + geometry
 
     def parameters(self) -> str:
-        names = ["n: u32", "row: u32", *[f"o{i}: u32" for i in range(self.walked)]]
+        names = ["n", "row", *[f"o{i}" for i in range(self.walked)]]
         if not self.strides:
-            names += [f"d{r}: u32" for r in range(self.rank)]
-            names += [f"t{i}_{r}: u32" for i in range(self.walked) for r in range(self.rank)]
-            names += [name for k in range(len(self.indices)) for name in (f"size{k}: u32", f"step{k}: u32")]
-        return f"struct Parameters {{ {', '.join(names)} }}\nvar<immediate> p: Parameters;\n"
+            names += [f"d{r}" for r in range(self.rank)]
+            names += [f"t{i}_{r}" for i in range(self.walked) for r in range(self.rank)]
+            names += [name for k in range(len(self.indices)) for name in (f"size{k}", f"step{k}")]
+        return parameters(*names)
 
     def offsets(self, variable: str) -> str:
-        """Statements that set a0, a1, … from the linear index. Strides may be negative: unsigned numbers wrap round."""
-        lines = [f"var rest = {variable};", *[f"var a{i} = p.o{i};" for i in range(self.walked)]]
-        for r in range(self.rank - 1, -1, -1):
-            size = f"{self.shape[r]}u" if self.strides else f"p.d{r}"
-            steps = [_word(self.strides[i][r]) if self.strides else f"p.t{i}_{r}" for i in range(self.walked)]
-            if r:
-                lines.append(f"let c{r} = rest % {size}; rest = rest / {size};")
-            coordinate = f"c{r}" if r else "rest"
-            lines.append(" ".join(f"a{i} += {coordinate} * {step};" for i, step in enumerate(steps)))
-        return " ".join(lines)
+        """Statements that set a0, a1, … from the linear index."""
+        return offsets(variable, range(self.walked), self.rank, self.shape, self.strides)
 
     def look_up(self, target: int, first_binding: int, otherwise: str) -> str:
         """Statements that add what the index tensors say to operand `target`'s offset, or `return` if out of range."""
         lines = []
         for k, name in enumerate(self.indices):
             size = f"{self.extents[k][0]}u" if self.strides else f"p.size{k}"
-            step = _word(self.extents[k][1]) if self.strides else f"p.step{k}"
+            step = f"{self.extents[k][1] % 2**32}u" if self.strides else f"p.step{k}"
             function = "index_at_64" if name == "int64" else "index_at_32"
             lines.append(f"var j{k} = {function}(b{first_binding + k}[a{self.operands + k}]);")
             if self.wrap:
@@ -81,17 +75,9 @@ class Walk:
         return "\n  ".join(lines)
 
 
-def _word(stride: int) -> str:
-    return f"{stride % 2**32}u"
-
-
 def _indices(walk: Walk, first_binding: int) -> str:
-    parts = []
-    for k, name in enumerate(walk.indices):
-        element = "vec2<u32>" if name == "int64" else "i32"
-        parts.append(
-            f"@group(0) @binding({first_binding + k}) var<storage, read> b{first_binding + k}: array<{element}>;\n"
-        )
+    elements = ["vec2<u32>" if name == "int64" else "i32" for name in walk.indices]
+    parts = [buffers({f"b{first_binding + k}": each for k, each in enumerate(elements)}, first=first_binding)]
     if "int64" in walk.indices:
         # A value beyond 32 bits becomes one that is out of every range.
         parts.append(
@@ -101,12 +87,6 @@ def _indices(walk: Walk, first_binding: int) -> str:
     if "int32" in walk.indices:
         parts.append("fn index_at_32(w: i32) -> i32 { return w; }\n")
     return "".join(parts)
-
-
-MAIN = (
-    f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
-    "  let thread = g.x + g.y * p.row;\n"
-)
 
 
 def _element(nbytes: int) -> tuple[str, int, int]:
@@ -148,21 +128,16 @@ class Gather:
 
 def render_gather(kernel: Gather) -> str:
     walk = kernel.walk
-    storage, lanes, bits = _element(kernel.nbytes)
+    storage, lanes, _ = _element(kernel.nbytes)
     out = kernel.buffers - 1
     text = (
-        f"@group(0) @binding(0) var<storage, read> b0: array<{storage}>;\n{_indices(walk, 1)}"
-        f"@group(0) @binding({out}) var<storage, read_write> result: array<{storage}>;\n{walk.parameters()}"
+        f"{buffers({'b0': storage})}{_indices(walk, 1)}{buffers({}, {'result': storage}, out)}{walk.parameters()}"
         f"fn fetch(i: u32) -> {storage} {{\n  {walk.offsets('i')}\n  {walk.look_up(0, 1, f' {storage}()')}\n"
         f"  return {_loaded(kernel.nbytes, 'b0', 'a0')};\n}}\n"
     )
     if lanes == 1:
         return f"{text}{MAIN}  if (thread < p.n) {{ result[thread] = fetch(thread); }}\n}}\n"
-    return (
-        f"{text}{MAIN}  let first = thread * {lanes}u;\n  if (first >= p.n) {{ return; }}\n  var word = 0u;\n"
-        f"  for (var k = 0u; k < {lanes}u; k++) {{\n"
-        f"    if (first + k < p.n) {{ word |= fetch(first + k) << (k * {bits}u); }}\n  }}\n  result[thread] = word;\n}}\n"
-    )
+    return text + words_main(lanes, "fetch(first + k)", "result[thread]")
 
 
 @dataclass(frozen=True)
@@ -197,9 +172,7 @@ def render_scatter(kernel: Scatter) -> str:
     element, put = _put(kernel)
     source = {"float32": "f32", "int32": "i32"}.get(kernel.dtype, storage)
     return (
-        f"@group(0) @binding(0) var<storage, read> b0: array<{source}>;\n"
-        f"@group(0) @binding(1) var<storage, read_write> there: array<{element}>;\n"
-        f"{_indices(walk, 2)}{walk.parameters()}{put}"
+        f"{buffers({'b0': source}, {'there': element})}{_indices(walk, 2)}{walk.parameters()}{put}"
         f"{MAIN}  if (thread >= p.n) {{ return; }}\n  {walk.offsets('thread')}\n  {walk.look_up(1, 2, '')}\n"
         f"  put(a1, {_loaded(kernel.nbytes, 'b0', 'a0')});\n}}\n"
     )
@@ -211,7 +184,6 @@ COMBINE = {
     "amin": "select(value, old, old < value)",
     "amax": "select(value, old, old > value)",
 }
-NAN = "fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }\n"
 
 
 def _put(kernel: Scatter) -> tuple[str, str]:
@@ -243,7 +215,7 @@ def _put(kernel: Scatter) -> tuple[str, str]:
     combined = COMBINE[kernel.mode]
     helpers = ""
     if kind == "f32" and kernel.mode in ("amin", "amax"):  # a NaN on either side stays
-        helpers = NAN
+        helpers = HELPERS["is_nan"]
         combined = f"select(select({combined}, old, is_nan(old)), value, is_nan(value))"
     return "atomic<u32>", (
         f"{helpers}fn put(at: u32, value: {kind}) {{\n  var bits = atomicLoad(&there[at]);\n  loop {{\n"
@@ -281,18 +253,17 @@ class Compact:
 
 
 def render_compact(kernel: Compact) -> str:
-    sizes = "".join(f", d{r}: u32" for r in range(kernel.rank))
     rows = []
     for r in range(kernel.rank - 1, -1, -1):
         value = f"rest % p.d{r}" if r else "rest"
         rows.append(f"  positions[base + {r}u] = vec2<u32>({value}, 0u); " + (f"rest = rest / p.d{r};" if r else ""))
     body = "\n".join(rows)
     return (
-        "@group(0) @binding(0) var<storage, read> mask: array<u32>;\n"
-        "@group(0) @binding(1) var<storage, read> counts: array<i32>;\n"
-        "@group(0) @binding(2) var<storage, read_write> positions: array<vec2<u32>>;\n"
-        f"struct Parameters {{ n: u32, row: u32, o_mask: u32, o_counts: u32{sizes} }}\nvar<immediate> p: Parameters;\n"
-        f"{MAIN}  if (thread >= p.n) {{ return; }}\n  let at = thread + p.o_mask;\n"
+        head(
+            ("n", "row", "o_mask", "o_counts", *[f"d{r}" for r in range(kernel.rank)]),
+            *({"mask": "u32", "counts": "i32"}, {"positions": "vec2<u32>"}),
+        )
+        + f"{MAIN}  if (thread >= p.n) {{ return; }}\n  let at = thread + p.o_mask;\n"
         "  if (((mask[at >> 2u] >> ((at & 3u) * 8u)) & 255u) == 0u) { return; }\n"
         f"  let base = (u32(counts[thread + p.o_counts]) - 1u) * {kernel.rank}u;\n  var rest = thread;\n{body}\n}}\n"
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, load, stored
+from anytorch.gpu.wgsl.types import KINDS, element, head, load, load_four, stored, stored_four
 
 COMPONENTS = "xyzw"
 GROUPED_ROWS = 8  # tiles of this many rows are walked together, so that what they share of B is still in the cache
@@ -71,7 +71,7 @@ class Problem:
     """What is multiplied. `functions` defines load_a, load_b, store (and load_a4, load_b4 where vectors are promised)."""
 
     bindings: tuple[str, ...]  # WGSL element types; the last is written
-    parameters: tuple[str, ...]  # "name: type", the schedule's own among them; the places of the bindings come before
+    parameters: tuple[str, ...]  # the schedule's own among them; the places of the bindings come before
     functions: str
     dtypes: tuple[str, ...]
     accumulate: str = "f32"
@@ -84,19 +84,11 @@ class Problem:
 
 def render(problem: Problem, schedule: Schedule) -> str:
     names = ("a", "b", "d", "c") if len(problem.bindings) == 4 else ("a", "b", "c")
-    places = [f"{name}_at: u32" for name in names]
-    declared = "".join(
-        f"@group(0) @binding({i}) var<storage, {'read_write' if i == len(names) - 1 else 'read'}> {name}: array<{kind}>;\n"
-        for i, (name, kind) in enumerate(zip(names, problem.bindings, strict=True))
-    )
-    head = (
-        f"{enables({*problem.dtypes, *(('float16',) if schedule.half else ())})}{declared}"
-        f"struct Parameters {{ {', '.join((*problem.numbers, *places, *problem.parameters))} }}\n"
-        "var<immediate> p: Parameters;\n"
-        f"{BF16_BITS if 'bfloat16' in problem.dtypes else ''}{problem.functions}"
-    )
+    read = dict(zip(names[:-1], problem.bindings[:-1], strict=True))
+    fields = (*problem.numbers, *[f"{name}_at" for name in names], *problem.parameters)
+    dtypes = (*problem.dtypes, *(("float16",) if schedule.half else ()))
     body = {"tiled": _tiled, "direct": _direct, "rows": _rows, "columns": _columns}[schedule.form]
-    return head + body(problem, schedule)
+    return head(fields, read, {"c": problem.bindings[-1]}, dtypes) + problem.functions + body(problem, schedule)
 
 
 def _main(threads: int) -> str:
@@ -108,17 +100,7 @@ def _main(threads: int) -> str:
         "  let batch_part = linear / tiles;\n"
         "  let batch = batch_part / p.splits;\n"
         "  let part = batch_part % p.splits;\n"
-    )
-
-
-def _tile_position() -> str:
-    """Which tile this group computes, in bands of rows."""
-    rows = GROUPED_ROWS
-    return (
-        f"  let within = linear % tiles;\n  let band = within / ({rows}u * p.tiles_n);\n"
-        f"  let band_rows = min(p.tiles_m - band * {rows}u, {rows}u);\n"
-        f"  let in_band = within % ({rows}u * p.tiles_n);\n"
-        f"  let tile_m = band * {rows}u + in_band % band_rows;\n  let tile_n = in_band / band_rows;\n"
+        "  let first = part * p.chunk;\n  let end = min(first + p.chunk, p.k);\n"
     )
 
 
@@ -136,9 +118,12 @@ def _tiled(problem: Problem, s: Schedule) -> str:
         f"var<workgroup> tile_b: array<vec4<{element}>, {stages * s.bk * width_b}>;\n",
         _main(s.threads),
         "  if (batch_part >= p.batches) { return; }\n",
-        _tile_position(),
+        # Which tile this group computes, in bands of rows.
+        f"  let within = linear % tiles;\n  let band = within / ({GROUPED_ROWS}u * p.tiles_n);\n"
+        f"  let band_rows = min(p.tiles_m - band * {GROUPED_ROWS}u, {GROUPED_ROWS}u);\n"
+        f"  let in_band = within % ({GROUPED_ROWS}u * p.tiles_n);\n"
+        f"  let tile_m = band * {GROUPED_ROWS}u + in_band % band_rows;\n  let tile_n = in_band / band_rows;\n",
         f"  let m0 = tile_m * {s.bm}u;\n  let n0 = tile_n * {s.bn}u;\n",
-        "  let first = part * p.chunk;\n  let end = min(first + p.chunk, p.k);\n",
     ]
     if columns % 8 == 0 and rows % 4 == 0:
         # 32 neighbouring threads form 4 x 8, which needs the fewest distinct reads of workgroup memory.
@@ -239,7 +224,6 @@ def _direct(problem: Problem, s: Schedule) -> str:
         "  if (batch_part >= p.batches) { return; }\n  let within = linear % tiles;\n",
         f"  let m0 = (within % p.tiles_m) * {s.tm}u;\n",
         f"  let n0 = ((within / p.tiles_m) * {s.threads}u + t) * {s.tn}u;\n  if (n0 >= p.n) {{ return; }}\n",
-        "  let first = part * p.chunk;\n  let end = min(first + p.chunk, p.k);\n",
     ]
     # Rows and columns beyond the edge repeat the last one: no check inside the loop, and they are not stored.
     lines += [f"  let m_{r} = min(m0 + {r}u, p.m - 1u);\n" for r in range(s.tm)]
@@ -298,7 +282,6 @@ def _rows(problem: Problem, s: Schedule) -> str:
         _main(256),
         "  let within = linear % tiles;\n",
         f"  let n = within * {s.bn}u + t / {lanes}u;\n  let lane = t % {lanes}u;\n",
-        "  let first = part * p.chunk;\n  let end = min(first + p.chunk, p.k);\n",
     ]
     lines += [f"  var c{r} = 0.0;\n" for r in range(s.tm)]
     lines.append(
@@ -338,7 +321,6 @@ def _columns(problem: Problem, s: Schedule) -> str:
         _main(256),
         "  let within = linear % tiles;\n",
         f"  let n = within * {s.bn}u + (t % {across}u) * 4u;\n  let line = t / {across}u;\n",
-        "  let first = part * p.chunk;\n  let end = min(first + p.chunk, p.k);\n",
     ]
     lines += [f"  var c{r} = vec4<f32>();\n" for r in range(s.tm)]
     lines.append(
@@ -369,8 +351,8 @@ def _columns(problem: Problem, s: Schedule) -> str:
 # --- plain matrices ------------------------------------------------------------------------------------------------
 
 MATRIX_PARAMETERS = (
-    *[f"{name}: u32" for name in SCHEDULE_PARAMETERS],
-    *[f"{name}_{part}: u32" for name in "abdc" for part in ("batch", "row", "col")],
+    *SCHEDULE_PARAMETERS,
+    *[f"{name}_{part}" for name in "abdc" for part in ("batch", "row", "col")],
 )
 
 
@@ -398,12 +380,9 @@ def matrices(spec: Matrices) -> Problem:
         _matrix_load("b", spec.b, spec.b_vector, "batch: u32, k: u32, n: u32", "k * p.b_row + n * p.b_col"),
         _store(spec, kind),
     ]
-    bindings = [_element(spec.a, spec.a_vector), _element(spec.b, spec.b_vector)]
-    if spec.d:
-        bindings.append(KINDS[spec.d].storage)
-    bindings.append(_element(spec.c, spec.c_vector))
+    bindings = (element(spec.a, spec.a_vector), element(spec.b, spec.b_vector), element(spec.c, spec.c_vector))
     return Problem(
-        tuple(bindings),
+        (*bindings[:2], KINDS[spec.d].storage, bindings[2]) if spec.d else bindings,
         MATRIX_PARAMETERS,
         "".join(functions),
         tuple(name for name in (spec.a, spec.b, spec.d, spec.c) if name),
@@ -416,34 +395,18 @@ def matrices(spec: Matrices) -> Problem:
     )
 
 
-def _element(name: str, vector: bool) -> str:
+def load_functions(binding: str, name: str, vector: bool, arguments: str, at: str) -> str:
+    """load_a or load_b, which give the element `at`; and load_a4 or load_b4, where elements are read in fours."""
+    kind = KINDS[name].compute
+    head = f"fn load_{binding}({arguments}) -> {kind} {{ let i = {at}; return "
     if not vector:
-        return KINDS[name].storage
-    return "vec2<u32>" if name == "bfloat16" else f"vec4<{KINDS[name].storage}>"
-
-
-def load_four(name: str, binding: str, index: str) -> str:
-    """Four consecutive elements from a binding of `_element(name, True)`, at an index that is a multiple of 4."""
-    if name == "bfloat16":
-        word = f"{binding}[({index}) / 4u]"
-        return (
-            f"bitcast<vec4<f32>>(vec4<u32>({word}.x << 16u, {word}.x & 0xffff0000u, "
-            f"{word}.y << 16u, {word}.y & 0xffff0000u))"
-        )
-    value = f"{binding}[({index}) / 4u]"
-    return value if name == "float32" else f"vec4<{KINDS[name].compute}>({value})"
+        return f"{head}{load(name, binding, 'i')}; }}\n"
+    four = load_four(name, binding, "i")
+    return f"fn load_{binding}4({arguments}) -> vec4<{kind}> {{ let i = {at}; return {four}; }}\n{head}{four}[i % 4u]; }}\n"
 
 
 def _matrix_load(binding: str, name: str, vector: bool, arguments: str, index: str) -> str:
-    kind = KINDS[name].compute
-    at = f"p.{binding}_at + batch * p.{binding}_batch + {index}"
-    if not vector:
-        return f"fn load_{binding}({arguments}) -> {kind} {{ let i = {at}; return {load(name, binding, 'i')}; }}\n"
-    four = (
-        f"fn load_{binding}4({arguments}) -> vec4<{kind}> {{ let i = {at}; return {load_four(name, binding, 'i')}; }}\n"
-    )
-    one = f"fn load_{binding}({arguments}) -> {kind} {{ let i = {at}; return {load_four(name, binding, 'i')}[i % 4u]; }}\n"
-    return four + one
+    return load_functions(binding, name, vector, arguments, f"p.{binding}_at + batch * p.{binding}_batch + {index}")
 
 
 ACTIVATIONS = {
@@ -474,11 +437,7 @@ def _store(spec: Matrices, kind: str) -> str:
             f"{{ let x = {scaled}; return {body}; }}\n"
         )
     if spec.c_vector:
-        if spec.c == "bfloat16":
-            packed = "vec2<u32>(bf16_bits(v.x) | bf16_bits(v.y) << 16u, bf16_bits(v.z) | bf16_bits(v.w) << 16u)"
-        else:
-            packed = "v" if KINDS[spec.c].storage == kind else f"vec4<{KINDS[spec.c].storage}>(v)"
-        write = f"c[({at}) / 4u] = {packed};"
+        write = f"c[({at}) / 4u] = {stored_four(spec.c, 'v')};"
         lines.append(
             f"fn store4(batch: u32, part: u32, m: u32, n: u32, value: vec4<{kind}>) "
             f"{{ if (n < p.n) {{ let v = {finished}; {write} }} }}\n"

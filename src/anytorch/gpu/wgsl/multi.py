@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.types import KINDS, MAIN, buffers, head, lane_bits, load, stored
 
 WORKGROUP = 256
 
@@ -51,12 +51,11 @@ def render(kernel: Multi) -> str:
     """Parameters: n, threads per row, the numbers, the offset of every tensor and cell in elements."""
     count = len(kernel.tensors)
     names = [*kernel.tensors, *("float32",) * kernel.cells]
-    declarations = []
+    declared = ""
     for i, name in enumerate(names):
-        access = "read_write" if kernel.writable >> i & 1 else "read"
-        declarations.append(f"@group(0) @binding({i}) var<storage, {access}> b{i}: array<{KINDS[name].storage}>;\n")
-    fields = ["n: u32", "row: u32", *[f"{number}: f32" for number in kernel.numbers]]
-    fields += [f"o{i}: u32" for i in range(len(names))]
+        bound = {f"b{i}": name}
+        declared += buffers({}, bound, i) if kernel.writable >> i & 1 else buffers(bound, {}, i)
+    fields = ["n", "row", *[f"{number}: f32" for number in kernel.numbers], *[f"o{i}" for i in range(len(names))]]
     body = re.sub(r"\bcell(\d+)\b", lambda m: f"b{count + int(m[1])}[p.o{count + int(m[1])}]", kernel.body)
     for number in kernel.numbers:
         body = re.sub(rf"\b{number}\b", f"p.{number}", body)
@@ -81,13 +80,11 @@ def render(kernel: Multi) -> str:
     )
     ends = "".join(f"  b{i}[p.o{i} / {lanes}u + thread] = w{i};\n" for i in narrow)
     return (
-        enables(set(kernel.tensors))
-        + "".join(declarations)
-        + f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n"
-        + (BF16_BITS if "bfloat16" in kernel.tensors else "")
+        head(fields, {}, None, kernel.tensors)
+        + declared
         + needed(kernel.body)
-        + f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
-        f"  let thread = g.x + g.y * p.row;\n  let first = thread * {lanes}u;\n  if (first >= p.n) {{ return; }}\n{words}"
+        + MAIN
+        + f"  let first = thread * {lanes}u;\n  if (first >= p.n) {{ return; }}\n{words}"
         f"  for (var k = 0u; k < min({lanes}u, p.n - first); k++) {{\n    let at = first + k;\n{loads}{body}{stores}  }}\n"
         f"{ends}}}\n"
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, thread_main
+from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, sums, thread_main
 from anytorch.gpu.wgsl.rows import Twice
 from anytorch.gpu.wgsl.softmax import RowRule
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.types import KINDS, head, lane_bits, load, numbered, stored
 
 _ROW_MOMENTS = Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, ("s.mean", "inverseSqrt(s.m2 / n + p.s0)"))
 # Welford's update divides for every element; with the elements at hand the mean comes first.
@@ -18,14 +18,9 @@ _MEAN_FIRST = Twice(
     "let d = x0 - middle; spread += d * d;",
     "s.n = count; s.mean = middle; s.m2 = spread;",
 )
-_SQUARES = Reducer((("v", "f32", "0.0"),), "s.v += x0 * x0;", "s.v += o.v;", ("s.v",))
-_TWO_SUMS = Reducer(
-    (("a", "f32", "0.0"), ("b", "f32", "0.0")),
-    "s.a += x0; s.b += x0 * x1;",
-    "s.a += o.a; s.b += o.b;",
-    ("s.a", "s.b"),
-)
-_DOT = Reducer((("v", "f32", "0.0"),), "s.v += x0 * x1;", "s.v += o.v;", ("s.v",))
+_SQUARES = sums(v="x0 * x0")
+_TWO_SUMS = sums(a="x0", b="x0 * x1")
+_DOT = sums(v="x0 * x1")
 
 
 def normalise(weight: bool, bias: bool) -> RowRule:
@@ -64,13 +59,8 @@ def root_mean_square_backward(weight: bool) -> RowRule:
 
 
 # Folds over the rows, for the gradients of weights: x0 gradient, x1 input, x2 mean, x3 rstd.
-WEIGHT_AND_BIAS = Reducer(
-    (("w", "f32", "0.0"), ("b", "f32", "0.0")),
-    "s.w += x0 * (x1 - x2) * x3; s.b += x0;",
-    "s.w += o.w; s.b += o.b;",
-    ("s.w", "s.b"),
-)
-SCALE_ONLY = Reducer((("w", "f32", "0.0"),), "s.w += x0 * x1 * x2;", "s.w += o.w;", ("s.w",))
+WEIGHT_AND_BIAS = sums(w="x0 * (x1 - x2) * x3", b="x0")
+SCALE_ONLY = sums(w="x0 * x1 * x2")
 
 # Batch norm over a channel: mean, rstd (s0 is epsilon), unbiased variance.
 CHANNEL_MOMENTS = Reducer(
@@ -112,15 +102,7 @@ def render_channelwise(kernel: Channelwise) -> str:
         )
     return "".join(
         (
-            enables({*kernel.inputs, kernel.dtype}),
-            f"struct Parameters {{ {', '.join(f'{name}: u32' for name in names)} }}\nvar<immediate> p: Parameters;\n",
-            *[
-                f"@group(0) @binding({j}) var<storage, read> b{j}: array<{KINDS[name].storage}>;\n"
-                for j, name in enumerate(kernel.inputs)
-            ],
-            *[f"@group(0) @binding({inputs + j}) var<storage, read> h{j}: array<f32>;\n" for j in range(channels)],
-            f"@group(0) @binding({inputs + channels}) var<storage, read_write> out: array<{KINDS[kernel.dtype].storage}>;\n",
-            BF16_BITS if kernel.dtype == "bfloat16" else "",
+            head(names, {**numbered("b", kernel.inputs), **numbered("h", ["f32"] * channels)}, {"out": kernel.dtype}),
             f"fn evaluate(i: u32) -> f32 {{ let channel = (i / p.inner) % p.channels; {loads} {values} "
             f"return {kernel.expression}; }}\n",
             thread_main(CHANNEL_THREADS),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
+from anytorch.gpu.wgsl.types import KINDS, head, helpers, load, stored
 
 WORKGROUP = 64
 
@@ -30,12 +30,8 @@ class PerElement:
 
 def render(kernel: PerElement) -> str:
     named = (*kernel.inputs, *kernel.outputs)
-    lines = [enables({dtype for _, dtype in named})]
-    for i, (name, dtype) in enumerate(named):
-        access = "read_write" if i >= len(kernel.inputs) else "read"
-        lines.append(f"@group(0) @binding({i}) var<storage, {access}> buffer_{name}: array<{KINDS[dtype].storage}>;\n")
-    fields = ["n: u32", "row: u32", *[f"at_{name}: u32" for name, _ in named], *kernel.parameters]
-    lines.append(f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n")
+    read, written = ({f"buffer_{name}": dtype for name, dtype in each} for each in (kernel.inputs, kernel.outputs))
+    lines = [head(("n", "row", *[f"at_{name}" for name, _ in named], *kernel.parameters), read, written)]
     for name, dtype in kernel.inputs:
         value = load(dtype, f"buffer_{name}", "at")
         lines.append(
@@ -48,7 +44,7 @@ def render(kernel: PerElement) -> str:
             f"{{ buffer_{name}[p.at_{name} + index] = {stored(dtype, 'value')}; }}\n"
         )
     text = kernel.functions + kernel.body
-    lines += [helper for name, helper in HELPERS.items() if f"{name}(" in text]
+    lines.append(helpers(text))
     lines.append(kernel.functions)
     lines.append(
         f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) invocation: vec3<u32>) {{\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.functions import needed
-from anytorch.gpu.wgsl.types import BF16_BITS, KINDS, enables, load, stored
+from anytorch.gpu.wgsl.types import KINDS, MAIN, head, load, stored
 
 WORKGROUP = 256
 
@@ -69,14 +69,8 @@ class Random:
         return 2 if self.distribution == "wide" else 4
 
 
-_PARAMETERS = (
-    "struct Parameters { n: u32, row: u32, seed_low: u32, seed_high: u32, counter_low: u32, counter_high: u32, "
-    "bits: u32, a: u32, b: u32, c: u32, d: u32, offset: u32 }\nvar<immediate> p: Parameters;\n"
-)
-_MAIN = (
-    f"@compute @workgroup_size({WORKGROUP}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{\n"
-    "  let thread = g.x + g.y * p.row;\n"
-)
+_SEEDED = ("n", "row", "seed_low", "seed_high", "counter_low", "counter_high")
+_FIELDS = (*_SEEDED, "bits", "a", "b", "c", "d", "offset")
 
 
 def render(kernel: Random) -> str:
@@ -90,9 +84,8 @@ def render(kernel: Random) -> str:
     z = "  let z = vec4<f32>(normal_pair(r.xy), normal_pair(r.zw));\n" if "z." in each else ""
     body = PHILOX + (WITHIN if kernel.distribution == "range" else "")
     return (
-        f"@group(0) @binding(0) var<storage, read_write> out: array<{kind}>;\n{_PARAMETERS}"
-        f"{body}{needed(body + values)}"
-        f"{_MAIN}  let first = thread * 4u;\n  if (first >= p.n) {{ return; }}\n"
+        f"{head(_FIELDS, {}, {'out': kind})}{body}{needed(body + values)}"
+        f"{MAIN}  let first = thread * 4u;\n  if (first >= p.n) {{ return; }}\n"
         f"  let a = bitcast<f32>(p.a); let b = bitcast<f32>(p.b);\n"
         f"  let r = block(thread);\n{z}  let values = {values};\n"
         "  for (var k = 0u; k < min(4u, p.n - first); k++) { out[p.offset + first + k] = values[k]; }\n}\n"
@@ -102,8 +95,8 @@ def render(kernel: Random) -> str:
 def _render_wide() -> str:
     """Parameters: a, b are the low and high word of the range's start, c, d of its length (0: 2^64)."""
     return (
-        f"@group(0) @binding(0) var<storage, read_write> out: array<i64>;\n{_PARAMETERS}{PHILOX}{needed(PHILOX)}"
-        f"{_MAIN}  let first = thread * 2u;\n  if (first >= p.n) {{ return; }}\n"
+        f"{head(_FIELDS, {}, {'out': 'i64'})}{PHILOX}{needed(PHILOX)}"
+        f"{MAIN}  let first = thread * 2u;\n  if (first >= p.n) {{ return; }}\n"
         "  let r = block(thread);\n"
         "  let start = (u64(p.b) << 32u) | u64(p.a);\n  let length = (u64(p.d) << 32u) | u64(p.c);\n"
         "  for (var k = 0u; k < min(2u, p.n - first); k++) {\n"
@@ -122,18 +115,12 @@ class Dropout:
 
 
 def render_dropout(kernel: Dropout) -> str:
-    kind = KINDS[kernel.dtype]
-    pairs = kind.lanes == 2
+    pairs = KINDS[kernel.dtype].lanes == 2
     lines = [
-        enables({kernel.dtype}),
-        f"@group(0) @binding(0) var<storage, read> x: array<{kind.storage}>;\n",
-        f"@group(0) @binding(1) var<storage, read_write> out: array<{kind.storage}>;\n",
-        "@group(0) @binding(2) var<storage, read_write> mask: array<u32>;\n",
-        _PARAMETERS,
+        head(_FIELDS, {"x": kernel.dtype}, {"out": kernel.dtype, "mask": "u32"}),
         PHILOX,
         needed(PHILOX),
-        BF16_BITS if pairs else "",
-        _MAIN,
+        MAIN,
         "  let first = thread * 4u;\n  if (first >= p.n) { return; }\n  let r = block(thread);\n  var word = 0u;\n",
         "  let keep = bitcast<f32>(p.a); let scale = bitcast<f32>(p.b);\n",
         "  for (var k = 0u; k < min(4u, p.n - first); k++) {\n",

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.matmul import SCHEDULE_PARAMETERS, Problem, load_four
-from anytorch.gpu.wgsl.types import KINDS, load, stored
-
-QUANTIZED_PARAMETERS = (
-    *[f"{name}: u32" for name in SCHEDULE_PARAMETERS],
-    "a_row: u32",
-    "c_row: u32",
-)
+from anytorch.gpu.wgsl.matmul import SCHEDULE_PARAMETERS, Problem, load_functions
+from anytorch.gpu.wgsl.types import KINDS, element, load, stored
 
 
 @dataclass(frozen=True)
@@ -29,16 +23,8 @@ class Quantized:
 
 
 def quantized(spec: Quantized) -> Problem:
-    at = "let i = p.a_at + m * p.a_row + k;"
-    arguments = "batch: u32, m: u32, k: u32"
-    if spec.a_vector:
-        four = load_four(spec.activation, "a", "i")
-        loads = (
-            f"fn load_a4({arguments}) -> vec4<f32> {{ {at} return {four}; }}\n"
-            f"fn load_a({arguments}) -> f32 {{ {at} return {four}[i % 4u]; }}\n"
-        )
-    else:
-        loads = f"fn load_a({arguments}) -> f32 {{ {at} return {load(spec.activation, 'a', 'i')}; }}\n"
+    at = "p.a_at + m * p.a_row + k"
+    loads = load_functions("a", spec.activation, spec.a_vector, "batch: u32, m: u32, k: u32", at)
     finished = "v"
     if spec.bits == 8:
         loads += (
@@ -63,12 +49,9 @@ def quantized(spec: Quantized) -> Problem:
         + " ".join(f"if (n + {j}u < p.n) {{ store(batch, part, m, n + {j}u, v.{a}); }}" for j, a in enumerate("xyzw"))
         + " }\n"
     )
-    a_storage = KINDS[spec.activation].storage
-    if spec.a_vector:
-        a_storage = "vec2<u32>" if spec.activation == "bfloat16" else f"vec4<{a_storage}>"
     return Problem(
-        (a_storage, "u32", KINDS[spec.scales].storage, KINDS[spec.output].storage),
-        QUANTIZED_PARAMETERS,
+        (element(spec.activation, spec.a_vector), "u32", KINDS[spec.scales].storage, KINDS[spec.output].storage),
+        (*SCHEDULE_PARAMETERS, "a_row", "c_row"),
         loads + store,
         (spec.activation, spec.scales, spec.output),
         a_along="k",

@@ -14,17 +14,17 @@ The order of every fold is fixed by the geometry: results are the same from run 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
+from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, load, numbered, stored
 
 THREADS = 64  # workgroup size of the thread form
 UNROLL = 4  # loads in flight per thread
 
 
 # Four elements in one load, for rows that start on a multiple of four elements and have only whole quads.
-QUADS = {"float32": "vec4<f32>", "float16": "vec4<f16>", "bfloat16": "vec2<u32>", "int32": "vec4<i32>"}
+QUADS = {name: element(name, True) for name in ("float32", "float16", "bfloat16", "int32")}
 
 
 def quad_lane(name: str, quad: str, lane: int) -> str:
@@ -34,14 +34,6 @@ def quad_lane(name: str, quad: str, lane: int) -> str:
         return f"bitcast<f32>({word} & 0xffff0000u)" if lane % 2 else f"bitcast<f32>({word} << 16u)"
     value = f"{quad}.{'xyzw'[lane]}"
     return f"f32({value})" if name == "float16" else value
-
-
-def quad_of(name: str, values: Sequence[str]) -> str:
-    """Four values of the compute type as a quad to store."""
-    if name == "bfloat16":
-        low, high = (f"bf16_bits({values[i]}) | (bf16_bits({values[i + 1]}) << 16u)" for i in (0, 2))
-        return f"vec2<u32>({low}, {high})"
-    return f"{QUADS[name]}({', '.join(stored(name, value) for value in values)})"
 
 
 @dataclass(frozen=True)
@@ -59,8 +51,56 @@ class Reducer:
     results: tuple[str, ...]
 
 
+# Rows a workgroup takes when each subgroup takes one: short rows need no barrier then, and no threads idle.
+SLOTS = 8
+SLOT_THREADS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Who takes a row: a workgroup, a subgroup or a thread."""
+
+    threads: int = THREADS  # per workgroup
+    group: bool = False  # a workgroup per row; else a thread
+    subgroups: bool = False
+    slots: bool = False  # a subgroup per row
+
+    def render_rows(
+        self,
+        reducer: Reducer,
+        rows: str,
+        body: Callable[[str, str, str, str], str],
+        compute: str = "f32",
+        parts: bool = False,
+    ) -> str:
+        """A kernel whose workers each take one of `rows`.
+
+        `body(first, step, fold, once)` is run with `row` set, and `part` where a row is split. A worker's threads take
+        elements from `first` on, `step` apart; `fold` makes one of their states `s`; `once` goes before what only one does.
+        """
+        threads, subgroups = self.threads, self.subgroups
+        if self.slots:  # the subgroup's size is the adapter's affair, so subgroups take slots until none is left
+            return (
+                _subgroup_text(reducer)
+                + group_main(SLOT_THREADS, True)
+                + f"  for (var slot = number; slot < {SLOTS}u; "
+                f"slot += {SLOT_THREADS}u / size) {{\n  let row = group * {SLOTS}u + slot;\n"
+                f"  if (row >= {rows}) {{ break; }}\n"
+                + body("within", "size", "  s = fold_subgroup(s, size);\n", "if (within == 0u) ")
+                + "  }\n}\n"
+            )
+        if self.group:
+            worker, head = "group", group_text(reducer, compute, threads, subgroups) + group_main(threads, subgroups)
+            work = body("lane", f"{threads}u", "  s = fold(s, lane, size, number, within);\n", "if (lane == 0u) ")
+        else:
+            worker, head, work = "thread", thread_main(threads), body("0u", "1u", "", "")
+        row = f"let row = {worker} % {rows}; let part = {worker} / {rows};" if parts else f"let row = {worker};"
+        most = f"{rows} * p.parts" if parts else rows
+        return f"{head}  if ({worker} >= {most}) {{ return; }}\n  {row}\n{work}}}\n"
+
+
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(Workers):
     reducer: Reducer
     inputs: tuple[str, ...]  # dtypes
     outputs: tuple[str, ...]  # dtypes that have a word of their own
@@ -68,12 +108,8 @@ class Reduce:
     kept: int  # dimensions of the rows' grid
     reduced: int  # dimensions of a row
     stage: str = "whole"  # or "first": states are written; or "second": states are read
-    threads: int = THREADS  # per workgroup
-    group: bool = False  # a workgroup per row; else a thread
-    subgroups: bool = False
     scalars: int = 0  # f32 parameters s0, s1, …
     quads: bool = False  # one input, whose rows are dense and made of whole quads
-    slots: bool = False  # a subgroup per row
 
     @property
     def words(self) -> int:
@@ -133,7 +169,7 @@ def _helpers(text: str, compute: str) -> str:
         answer = "is_nan(x)" if compute == "f32" else "false"
         found += f"fn unordered(x: {compute}) -> bool {{ return {answer}; }}\n"
         text += found
-    return "".join(body for name, body in HELPERS.items() if f"{name}(" in text) + found
+    return helpers(text) + found
 
 
 def shufflable(reducer: Reducer, compute: str) -> bool:
@@ -174,23 +210,6 @@ def group_text(reducer: Reducer, compute: str, threads: int, subgroups: bool) ->
     )
 
 
-# Rows a workgroup takes when each subgroup takes one: short rows need no barrier then, and no threads idle.
-SLOTS = 8
-SLOT_THREADS = 256
-
-
-def slot_text(reducer: Reducer, rows: str, body: str) -> str:
-    """A kernel whose subgroups each take a row: `body` is run with `row`, `within` and `size` (the subgroup's) set.
-
-    The subgroup's size is the adapter's affair, so subgroups take slots until none is left.
-    """
-    return (
-        _subgroup_text(reducer) + group_main(SLOT_THREADS, True) + f"  for (var slot = number; slot < {SLOTS}u; "
-        f"slot += {SLOT_THREADS}u / size) {{\n  let row = group * {SLOTS}u + slot;\n  if (row >= {rows}) {{ break; }}\n"
-        f"{body}  }}\n}}\n"
-    )
-
-
 def group_main(threads: int, subgroups: bool) -> str:
     """The head of a kernel whose workgroups each take a row; sets `group`, `lane` and what fold() wants."""
     builtins = (
@@ -216,55 +235,33 @@ def thread_main(threads: int) -> str:
 
 def render(kernel: Reduce) -> str:
     reducer, compute = kernel.reducer, kernel.compute
-    inputs, outputs = len(kernel.inputs), len(kernel.outputs)
-    elements = {name: QUADS[name] if kernel.quads else KINDS[name].storage for name in kernel.inputs}
+    second = kernel.stage == "second"
+    read = {"partial": "State"} if second else numbered("b", [element(name, kernel.quads) for name in kernel.inputs])
+    written = {"partial": "State"} if kernel.stage == "first" else numbered("r", kernel.outputs)
     parts = [
-        enables({*kernel.inputs, *kernel.outputs}),
-        _parameters(kernel),
-        state_text(reducer, compute, inputs),
+        head(_fields(kernel), read, written, kernel.inputs),
+        state_text(reducer, compute, len(kernel.inputs)),
     ]
-    if kernel.stage == "second":
-        parts.append("@group(0) @binding(0) var<storage, read> partial: array<State>;\n")
-        bound = 1
-    else:
-        parts += [
-            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{elements[name]}>;\n"
-            for j, name in enumerate(kernel.inputs)
-        ]
-        bound = inputs
-    if kernel.stage == "first":
-        parts.append(f"@group(0) @binding({bound}) var<storage, read_write> partial: array<State>;\n")
-    else:
-        parts += [
-            f"@group(0) @binding({bound + j}) var<storage, read_write> r{j}: array<{KINDS[name].storage}>;\n"
-            for j, name in enumerate(kernel.outputs)
-        ]
     if kernel.stage == "first":
         write = "partial[part * p.rows + row] = s;"
     else:
-        values = [typed(text, compute) for text in reducer.results[:outputs]]
+        values = [typed(text, compute) for text in reducer.results[: len(kernel.outputs)]]
         write = "let n = f32(p.total); " + " ".join(
             f"r{j}[row] = {stored(name, f'{KINDS[name].compute}({value})')};"
             for j, (name, value) in enumerate(zip(kernel.outputs, values, strict=True))
         )
-    if kernel.slots:
-        parts.append(slot_text(reducer, "p.rows", _slot(kernel, write)))
-    elif kernel.group:
-        parts.append(group_text(reducer, compute, kernel.threads, kernel.subgroups))
-        parts.append(_group(kernel, write))
-    else:
-        parts.append(_thread(kernel, write))
-    return "".join(parts)
+    return "".join(parts) + kernel.render_rows(
+        reducer, "p.rows", lambda *worker: _body(kernel, write, *worker), compute, parts=not kernel.slots
+    )
 
 
-def _parameters(kernel: Reduce) -> str:
+def _fields(kernel: Reduce) -> list[str]:
     names = ["rows", "length", "parts", "chunk", "total"]
     if kernel.stage != "second":
         inputs, kept, reduced = range(len(kernel.inputs)), range(kernel.kept), range(kernel.reduced)
         names += [*[f"k{d}" for d in kept], *[f"e{d}" for d in reduced], *[f"o{j}" for j in inputs]]
         names += [name for j in inputs for name in (*[f"k{j}_{d}" for d in kept], *[f"e{j}_{d}" for d in reduced])]
-    fields = [f"{name}: u32" for name in names] + [f"s{j}: f32" for j in range(kernel.scalars)]
-    return f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n"
+    return [*names, *[f"s{j}: f32" for j in range(kernel.scalars)]]
 
 
 def _walk(kernel: Reduce, prefix: str, rank: int, variable: str, result: str) -> str:
@@ -351,39 +348,15 @@ def _loop(kernel: Reduce, first: str, last: str, step: str) -> str:
     )
 
 
-def _thread(kernel: Reduce, write: str) -> str:
-    return (
-        thread_main(kernel.threads) + "  if (thread >= p.rows * p.parts) { return; }\n"
-        "  let row = thread % p.rows; let part = thread / p.rows;\n"
-        f"  let end = min(p.length, (part + 1u) * p.chunk);\n  {_row_base(kernel)}\n  var s = start();\n"
-        f"{_loop(kernel, 'part * p.chunk', 'end', '1u')}  {write}\n}}\n"
-    )
-
-
-def _slot(kernel: Reduce, write: str) -> str:
+def _body(kernel: Reduce, write: str, first: str, step: str, fold: str, once: str) -> str:
+    begin, last = ("", "p.length") if kernel.slots else ("part * p.chunk + ", "end")
     if kernel.quads:
-        loop = _quad_loop(kernel, "within * 4u", "p.length", "(size * 4u)")
+        wide = "(size * 4u)" if kernel.slots else f"{4 * kernel.threads}u"
+        loop = _quad_loop(kernel, f"{begin}{first} * 4u", last, wide)
     else:
-        loop = _loop(kernel, "within", "p.length", "size")
-    return (
-        f"  {_row_base(kernel)}\n  var s = start();\n{loop}  s = fold_subgroup(s, size);\n"
-        f"  if (within == 0u) {{ {write} }}\n"
-    )
-
-
-def _group(kernel: Reduce, write: str) -> str:
-    if kernel.quads:
-        loop = _quad_loop(kernel, "part * p.chunk + lane * 4u", "end", f"{4 * kernel.threads}u")
-    else:
-        loop = _loop(kernel, "part * p.chunk + lane", "end", f"{kernel.threads}u")
-    return (
-        group_main(kernel.threads, kernel.subgroups) + "  if (group >= p.rows * p.parts) { return; }\n"
-        "  let row = group % p.rows; let part = group / p.rows;\n"
-        f"  let end = min(p.length, (part + 1u) * p.chunk);\n  {_row_base(kernel)}\n  var s = start();\n"
-        f"{loop}"
-        f"  s = fold(s, lane, size, number, within);\n"
-        f"  if (lane == 0u) {{ {write} }}\n}}\n"
-    )
+        loop = _loop(kernel, f"{begin}{first}", last, step)
+    end = "" if kernel.slots else "  let end = min(p.length, (part + 1u) * p.chunk);\n"
+    return f"{end}  {_row_base(kernel)}\n  var s = start();\n{loop}{fold}  {once}{{ {write} }}\n"
 
 
 # --- what can be folded ----------------------------------------------------------------------------------------------
@@ -393,17 +366,39 @@ def _simple(initial: str, add: str, merge: str, result: str = "s.v", kind: str =
     return Reducer((("v", kind, initial),), add, merge, (result,))
 
 
-def extreme(sign: str) -> Reducer:
-    """The largest (sign ">") or smallest ("<") element and the position of the first one; a NaN wins over all."""
-    none = "0xffffffffu"
+def sums(results: tuple[str, ...] = (), **added: str) -> Reducer:
+    """Several sums at once: what each adds up, by its name in the state; the results are the sums unless given."""
+    add, merge = (
+        " ".join(f"s.{name} += {value};" for name, value in each.items())
+        for each in (added, {name: f"o.{name}" for name in added})
+    )
+    fields = tuple((name, "f32", "0.0") for name in added)
+    return Reducer(fields, add, merge, results or tuple(f"s.{name}" for name in added))
+
+
+def extreme(sign: str, latest: bool = False) -> Reducer:
+    """The largest (sign ">") or smallest ("<") element and the position of the first (or latest); a NaN wins over all."""
+    none, earlier = "0xffffffffu", "o.i > s.i" if latest else "o.i < s.i"
+    better = f"(!unordered(s.v) && (unordered(x0) || x0 {sign} s.v))"
+    if latest:
+        better = f"unordered(x0) || (!unordered(s.v) && x0 {sign}= s.v)"
     return Reducer(
         (("v", "{T}", "{T}(0)"), ("i", "u32", none)),
-        f"if (s.i == {none} || (!unordered(s.v) && (unordered(x0) || x0 {sign} s.v))) {{ s.v = x0; s.i = i; }}",
+        f"if (s.i == {none} || {better}) {{ s.v = x0; s.i = i; }}",
         f"if (o.i != {none}) {{ let on = unordered(o.v); let sn = unordered(s.v);\n"
         f"  let tie = (on && sn) || (!on && !sn && o.v == s.v);\n"
-        f"  if (s.i == {none} || (tie && o.i < s.i) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
+        f"  if (s.i == {none} || (tie && {earlier}) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
         ("s.v", "s.i"),
     )
+
+
+def _furthest(sign: str, initial: str) -> Reducer:
+    """The largest or smallest distance from zero; a NaN wins over all."""
+    add, merge = (
+        f"if (!unordered(s.v) && (unordered({x}) || {value} {sign} s.v)) {{ s.v = {value}; }}"
+        for x, value in (("x0", "abs(x0)"), ("o.v", "o.v"))
+    )
+    return _simple(initial, add, merge, kind="f32")
 
 
 def add_moments(x: str) -> str:
@@ -430,9 +425,6 @@ EXPONENTIALS = Reducer(
     ("select(s.m + log(s.z), s.m, is_inf(s.m))",),
 )
 
-_LARGER = "if (!unordered(s.v) && (unordered(o.v) || o.v > s.v)) { s.v = o.v; }"
-_SMALLER = "if (!unordered(s.v) && (unordered(o.v) || o.v < s.v)) { s.v = o.v; }"
-
 REDUCERS: dict[str, Reducer] = {
     "sum": _simple("{T}(0)", "s.v += x0;", "s.v += o.v;"),
     "mean": _simple("{T}(0)", "s.v += x0;", "s.v += o.v;", "s.v / n"),
@@ -447,23 +439,14 @@ REDUCERS: dict[str, Reducer] = {
     "var": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (_VARIANCE, "s.mean")),
     "std": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (f"sqrt({_VARIANCE})", "s.mean")),
     "norm0": _simple("0.0", "if (x0 != 0.0) { s.v += 1.0; }", "s.v += o.v;", kind="f32"),
-    "norm1": _simple("0.0", "s.v += abs(x0);", "s.v += o.v;", kind="f32"),
-    "norm2": _simple("0.0", "s.v += x0 * x0;", "s.v += o.v;", "sqrt(s.v)", kind="f32"),
+    "norm1": sums(v="abs(x0)"),
+    "norm2": sums(("sqrt(s.v)",), v="x0 * x0"),
     "normp": _simple(
         "0.0",
         "if (x0 != 0.0 || p.s0 < 0.0) { s.v += pow(abs(x0), p.s0); }",
-        "s.v += o.v;",
-        "pow(s.v, 1.0 / p.s0)",
-        "f32",
+        *("s.v += o.v;", "pow(s.v, 1.0 / p.s0)", "f32"),
     ),
-    "normmax": _simple(
-        "0.0", "if (!unordered(s.v) && (unordered(x0) || abs(x0) > s.v)) { s.v = abs(x0); }", _LARGER, kind="f32"
-    ),
-    "normmin": _simple(
-        "infinity()",
-        "if (!unordered(s.v) && (unordered(x0) || abs(x0) < s.v)) { s.v = abs(x0); }",
-        _SMALLER,
-        kind="f32",
-    ),
+    "normmax": _furthest(">", "0.0"),
+    "normmin": _furthest("<", "infinity()"),
     "logsumexp": EXPONENTIALS,
 }

@@ -7,6 +7,11 @@ of the result that can reach an element and adds up what they hand back: a gathe
 from __future__ import annotations
 
 REACH = {"nearest": 1, "exact": 1, "linear": 1, "cubic": 2}
+# Keys' cubic with a = -0.75, of the distance x; the end of a function.
+_CUBIC = """  if (x <= 1.0) { return (1.25 * x - 2.25) * x * x + 1.0; }
+  return ((-0.75 * x + 3.75) * x - 6.0) * x + 3.0;
+}
+"""
 TAPS = {"nearest": 1, "exact": 1, "linear": 2, "cubic": 4}
 
 
@@ -35,15 +40,13 @@ def interpolation(mode: str, align_corners: bool) -> str:
             "  let s = source(o, scale); let f = clamp(s - f32(min(i32(floor(s)), n - 1)), 0.0, 1.0);\n"
             "  return select(1.0 - f, f, t == 1);\n}\n"
         )
-    return (  # Keys' cubic with a = -0.75
+    return (
         f"fn source(o: i32, scale: f32) -> f32 {{ return {real}; }}\n"
         "fn place(o: i32, t: i32, n: i32, scale: f32) -> i32 "
         "{ return clamp(i32(floor(source(o, scale))) - 1 + t, 0, n - 1); }\n"
         "fn weight(o: i32, t: i32, n: i32, scale: f32) -> f32 {\n"
         "  let s = source(o, scale); let f = s - floor(s);\n"
-        "  let x = abs(f + 1.0 - f32(t));\n"
-        "  if (x <= 1.0) { return (1.25 * x - 2.25) * x * x + 1.0; }\n"
-        "  return ((-0.75 * x + 3.75) * x - 6.0) * x + 3.0;\n}\n"
+        f"  let x = abs(f + 1.0 - f32(t));\n{_CUBIC}"
     )
 
 
@@ -55,11 +58,21 @@ def _locate(side: str, rank: int) -> str:
     return "".join(lines) + "  let plane = rest;\n"
 
 
-def _index(side: str, rank: int, names: list[str]) -> str:
+def _index(side: str, rank: int, place: str) -> str:
+    """The index of `place`0, `place`1, … in such a tensor."""
     at = "plane"
     for axis in range(rank):
-        at = f"({at} * p.{side}{axis} + u32({names[axis]}))"
+        at = f"({at} * p.{side}{axis} + u32({place}{axis}))"
     return at
+
+
+def _added(rank: int, source: str, target: str, place: str, weights: str = "") -> str:
+    """The inside of `rank` loops that add up, and what follows them."""
+    other = "x" if target == "y" else "y"
+    return (
+        f"    sum += {weights}load_{source}({_index(other, rank, place)});\n"
+        f"  {'}' * rank}\n  store_{target}({_index(target, rank, 'g')}, sum);\n"
+    )
 
 
 def forward(mode: str, rank: int) -> str:
@@ -71,9 +84,7 @@ def forward(mode: str, rank: int) -> str:
             f"{{ let s{axis} = place{call}; let w{axis} = weight{call};\n"
         )
     weights = " * ".join(f"w{axis}" for axis in range(rank))
-    lines.append(f"    sum += {weights} * load_x({_index('x', rank, [f's{axis}' for axis in range(rank)])});\n")
-    lines.append("  " + "}" * rank + f"\n  store_y({_index('y', rank, [f'g{axis}' for axis in range(rank)])}, sum);\n")
-    return "".join(lines)
+    return "".join(lines) + _added(rank, "x", "y", "s", f"{weights} * ")
 
 
 def backward(mode: str, rank: int) -> str:
@@ -97,9 +108,7 @@ def backward(mode: str, rank: int) -> str:
             f"  if (w{axis} == 0.0) {{ continue; }}\n"
         )
     weights = " * ".join(f"w{axis}" for axis in range(rank))
-    lines.append(f"    sum += {weights} * load_g({_index('y', rank, [f'o{axis}' for axis in range(rank)])});\n")
-    lines.append("  " + "}" * rank + f"\n  store_x({_index('x', rank, [f'g{axis}' for axis in range(rank)])}, sum);\n")
-    return "".join(lines)
+    return "".join(lines) + _added(rank, "g", "x", "o", f"{weights} * ")
 
 
 # --- padding -------------------------------------------------------------------------------------------------------
@@ -124,8 +133,8 @@ def padding_parameters(rank: int) -> tuple[str, ...]:
 def padding_forward(rank: int) -> str:
     lines = [_locate("y", rank)]
     lines += [f"  let s{axis} = place(g{axis}, i32(p.x{axis}), p.left{axis});\n" for axis in range(rank)]
-    value = f"load_x({_index('x', rank, [f's{axis}' for axis in range(rank)])})"
-    return "".join(lines) + f"  store_y({_index('y', rank, [f'g{axis}' for axis in range(rank)])}, {value});\n"
+    value = f"load_x({_index('x', rank, 's')})"
+    return "".join(lines) + f"  store_y({_index('y', rank, 'g')}, {value});\n"
 
 
 def padding_backward(mode: str, rank: int) -> str:
@@ -149,9 +158,7 @@ def padding_backward(mode: str, rank: int) -> str:
             f"o{axis} = 2 * (n{axis} - 1) + p.left{axis} - g{axis}; }}\n"
             f"  if (o{axis} < 0 || o{axis} > last{axis}) {{ continue; }}\n"
         )
-    lines.append(f"    sum += load_g({_index('y', rank, [f'o{axis}' for axis in range(rank)])});\n")
-    lines.append("  " + "}" * rank + f"\n  store_x({_index('x', rank, [f'g{axis}' for axis in range(rank)])}, sum);\n")
-    return "".join(lines)
+    return "".join(lines) + _added(rank, "g", "x", "o")
 
 
 # --- unfolding -----------------------------------------------------------------------------------------------------
@@ -216,9 +223,7 @@ def grid_functions(padding: int, align_corners: bool) -> str:
         "fn tap(plane: u32, y: f32, x: f32) -> f32 {\n"
         "  if (!(y >= 0.0 && x >= 0.0 && y < f32(p.xh) && x < f32(p.xw))) { return 0.0; }\n"
         "  return load_x((plane * p.xh + u32(y)) * p.xw + u32(x));\n}\n"
-        "fn cubic(d: f32) -> f32 { let x = abs(d);\n"
-        "  if (x <= 1.0) { return (1.25 * x - 2.25) * x * x + 1.0; }\n"
-        "  return ((-0.75 * x + 3.75) * x - 6.0) * x + 3.0;\n}\n"
+        f"fn cubic(d: f32) -> f32 {{ let x = abs(d);\n{_CUBIC}"
     )
 
 

@@ -8,21 +8,10 @@ threads can hold the whole row in registers, memory is read once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from anytorch.gpu.wgsl.reduce import (
-    QUADS,
-    UNROLL,
-    Reducer,
-    group_main,
-    group_text,
-    quad_lane,
-    quad_of,
-    slot_text,
-    state_text,
-    thread_main,
-)
-from anytorch.gpu.wgsl.types import BF16_BITS, HELPERS, KINDS, enables, lane_bits, load, stored
+from anytorch.gpu.wgsl.reduce import QUADS, UNROLL, Reducer, Workers, quad_lane, state_text
+from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, lane_bits, load, numbered, stored, stored_four
 
 MOST_WITH_COLUMNS = 4  # quads held per worker, beyond which weights and biases are not
 
@@ -50,11 +39,11 @@ class Twice:
 
     @property
     def text(self) -> str:
-        return " ".join((self.before, self.first, self.between, self.second, self.after))
+        return " ".join(astuple(self))
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Workers):
     """`enter` are the values an element brings into the fold; `output` its new value, of x0, x1, … and the state `s`.
 
     `prepare` are statements between the two, once per row, where `n` is the row's length as f32; `row_outputs` are f32
@@ -71,10 +60,6 @@ class Rows:
     extras: int = 0
     scalars: int = 0
     strided: bool = False
-    threads: int = 64
-    group: bool = False
-    subgroups: bool = False
-    slots: bool = False  # a subgroup per row
     quads: bool = False  # rows are dense, of whole quads, and so are the tensors indexed by column
     held: int = 0  # quads that each worker keeps between folding and writing; those beyond are read again
     twice: Twice | None = None  # used for what is held; `enter` must be x0
@@ -94,48 +79,15 @@ class Rows:
 def render(kernel: Rows) -> str:
     count = len(kernel.inputs)
     names = ["rows", "length", "inner", *[f"o{j}" for j in range(count)], *[f"e{j}" for j in range(kernel.extras)]]
-    fields = [f"{name}: u32" for name in names] + [f"s{j}: f32" for j in range(kernel.scalars)]
     state = state_text(kernel.reducer, "f32", len(kernel.enter))
     body = kernel.prepare + kernel.output + "".join(kernel.row_outputs) + "".join(kernel.enter)
     body += kernel.twice.text if kernel.held and kernel.twice is not None else ""
-    parts = [
-        enables({*[i.dtype for i in kernel.inputs], kernel.dtype}),
-        f"struct Parameters {{ {', '.join(fields)} }}\nvar<immediate> p: Parameters;\n",
-        *[
-            f"@group(0) @binding({j}) var<storage, read> b{j}: array<{_element(i.dtype, kernel.in_quads(j))}>;\n"
-            for j, i in enumerate(kernel.inputs)
-        ],
-        f"@group(0) @binding({count}) var<storage, read_write> out: array<{_element(kernel.dtype, kernel.quads)}>;\n",
-        *[
-            f"@group(0) @binding({count + 1 + j}) var<storage, read_write> r{j}: array<f32>;\n"
-            for j in range(len(kernel.row_outputs))
-        ],
-        state,
-        "".join(text for name, text in HELPERS.items() if f"{name}(" in body and f"fn {name}(" not in state),
-        BF16_BITS if kernel.dtype == "bfloat16" else "",
-    ]
-    if kernel.slots:
-        body = _body(kernel, "within", "size", "  s = fold_subgroup(s, size);\n", "if (within == 0u) ")
-        return "".join(parts) + slot_text(kernel.reducer, "p.rows", body)
-    if kernel.group:
-        return "".join(
-            (
-                *parts,
-                group_text(kernel.reducer, "f32", kernel.threads, kernel.subgroups),
-                group_main(kernel.threads, kernel.subgroups),
-                "  if (group >= p.rows) { return; }\n  let row = group;\n",
-                _body(
-                    kernel,
-                    "lane",
-                    f"{kernel.threads}u",
-                    "  s = fold(s, lane, size, number, within);\n",
-                    "if (lane == 0u) ",
-                ),
-                "}\n",
-            )
-        )
-    head = thread_main(kernel.threads) + "  if (thread >= p.rows) { return; }\n  let row = thread;\n"
-    return "".join((*parts, head, _body(kernel, "0u", "1u", "", ""), "}\n"))
+    read = numbered("b", [element(i.dtype, kernel.in_quads(j)) for j, i in enumerate(kernel.inputs)])
+    written = {"out": element(kernel.dtype, kernel.quads), **numbered("r", ["f32"] * len(kernel.row_outputs))}
+    fields = (*names, *[f"s{j}: f32" for j in range(kernel.scalars)])
+    dtypes = (*[i.dtype for i in kernel.inputs], kernel.dtype)
+    begin = head(fields, read, written, dtypes) + state + helpers(body, state)
+    return begin + kernel.render_rows(kernel.reducer, "p.rows", lambda *worker: _body(kernel, *worker))
 
 
 def _body(kernel: Rows, first: str, step: str, fold: str, once: str) -> str:
@@ -143,9 +95,8 @@ def _body(kernel: Rows, first: str, step: str, fold: str, once: str) -> str:
     base = "(row / p.inner) * p.length * p.inner + row % p.inner" if kernel.strided else "row * p.length"
     writes = " ".join(f"r{j}[row] = {value};" for j, value in enumerate(kernel.row_outputs))
     if kernel.quads:
-        rest = f"{first} + {kernel.held}u * {step}"
-        folding = _hold(kernel, first, step) + _fold_held(kernel) + _fold_quads(kernel, rest, step)
-        writing = _write_held(kernel) + _write_quads(kernel, rest, step)
+        folding = _hold(kernel, first, step) + _fold_quads(kernel, first, step)
+        writing = _write_quads(kernel, first, step)
     else:
         folding, writing = _fold_loop(kernel, first, step), _write_loop(kernel, first, step)
     return "".join(
@@ -160,10 +111,6 @@ def _body(kernel: Rows, first: str, step: str, fold: str, once: str) -> str:
             writing,
         )
     )
-
-
-def _element(dtype: str, quads: bool) -> str:
-    return QUADS[dtype] if quads else KINDS[dtype].storage
 
 
 def _quad_loads(kernel: Rows, needed: str, held: Sequence[int] = ()) -> str:
@@ -189,27 +136,6 @@ def _lane_loads(kernel: Rows, needed: str, lane: int) -> str:
     return f"let k = q * 4u + {lane}u; " + " ".join(found)
 
 
-def _fold_quads(kernel: Rows, first: str, step: str) -> str:
-    needed = "".join(kernel.enter)
-    folds = "".join(
-        f"    {{ {_lane_loads(kernel, needed, lane)} s = add(s, {', '.join(kernel.enter)}, k); }}\n"
-        for lane in range(4)
-    )
-    return f"  for (var q = {first}; q < quads; q += {step}) {{\n    {_quad_loads(kernel, needed)}\n{folds}  }}\n"
-
-
-def _write_quads(kernel: Rows, first: str, step: str) -> str:
-    values = "".join(
-        f"    {{ {_lane_loads(kernel, kernel.output, lane)} y.{'xyzw'[lane]} = {kernel.output}; }}\n"
-        for lane in range(4)
-    )
-    made = quad_of(kernel.dtype, [f"y.{lane}" for lane in "xyzw"])
-    return (
-        f"  for (var q = {first}; q < quads; q += {step}) {{\n    {_quad_loads(kernel, kernel.output)}\n"
-        f"    var y: vec4<f32>;\n{values}    out[(base >> 2u) + q] = {made};\n  }}\n"
-    )
-
-
 def _kept(kernel: Rows) -> list[int]:
     """The inputs whose quads are held: those by column only where that leaves registers for others."""
     needed = kernel.output + "".join(kernel.enter)
@@ -228,45 +154,53 @@ def _hold(kernel: Rows, first: str, step: str) -> str:
     return "".join(text)
 
 
-def _held_quads(kernel: Rows, needed: str, each: Callable[[str], str], before: str = "", after: str = "") -> str:
-    """Statements for every element that is held: `each` is given the place of the element in its quad."""
+Each = Callable[[str], str]
+
+
+def _quad(kernel: Rows, needed: str, loads: str, each: Each, before: str, after: str) -> str:
+    """Statements for every element of quad `q`: `each` is given the place of the element in it."""
+    lanes = "".join(f"    {{ {_lane_loads(kernel, needed, lane)} {each('xyzw'[lane])} }}\n" for lane in range(4))
+    return f"{loads}\n    {before}\n{lanes}    {after}\n  }}\n"
+
+
+def _held_quads(kernel: Rows, needed: str, each: Each, before: str = "", after: str = "") -> str:
     text = []
     kept = _kept(kernel)
     for u in range(kernel.held):
         named = " ".join(f"let v{j} = v{j}_{u};" for j in kept if f"x{j}" in needed)
-        named += _quad_loads(kernel, needed, kept)
-        lanes = "".join(f"    {{ {_lane_loads(kernel, needed, lane)} {each('xyzw'[lane])} }}\n" for lane in range(4))
-        text.append(f"  if (q_{u} < quads) {{ let q = q_{u}; {named}\n    {before}\n{lanes}    {after}\n  }}\n")
+        loads = named + _quad_loads(kernel, needed, kept)
+        text.append(f"  if (q_{u} < quads) {{ let q = q_{u}; {_quad(kernel, needed, loads, each, before, after)}")
     return "".join(text)
 
 
-def _fold_held(kernel: Rows) -> str:
-    twice = kernel.twice
-    if not kernel.held:
-        return ""
-    if twice is None:
-        entering = ", ".join(kernel.enter)
-        return _held_quads(kernel, "".join(kernel.enter), lambda _: f"s = add(s, {entering}, k);")
-    return "".join(
-        (
-            f"  {twice.before}\n",
-            _held_quads(kernel, "x0", lambda _: twice.first),
-            f"  {twice.between}\n",
-            _held_quads(kernel, "x0", lambda _: twice.second),
-            f"  {twice.after}\n",
-        )
-    )
+def _other_quads(
+    kernel: Rows, first: str, step: str, needed: str, each: Each, before: str = "", after: str = ""
+) -> str:
+    """Those that are not held."""
+    head = f"  for (var q = {first} + {kernel.held}u * {step}; q < quads; q += {step}) {{\n    "
+    return head + _quad(kernel, needed, _quad_loads(kernel, needed), each, before, after)
 
 
-def _write_held(kernel: Rows) -> str:
-    made = quad_of(kernel.dtype, [f"y.{lane}" for lane in "xyzw"])
-    return _held_quads(
-        kernel,
-        kernel.output,
-        lambda lane: f"y.{lane} = {kernel.output};",
-        "var y: vec4<f32>;",
-        f"out[(base >> 2u) + q] = {made};",
-    )
+def _fold_quads(kernel: Rows, first: str, step: str) -> str:
+    twice, needed = kernel.twice, "".join(kernel.enter)
+
+    def add(_: str) -> str:
+        return f"s = add(s, {', '.join(kernel.enter)}, k);"
+
+    held = _held_quads(kernel, needed, add)
+    if twice is not None and kernel.held:
+        walks = _held_quads(kernel, "x0", lambda _: twice.first), _held_quads(kernel, "x0", lambda _: twice.second)
+        held = f"  {twice.before}\n{walks[0]}  {twice.between}\n{walks[1]}  {twice.after}\n"
+    return held + _other_quads(kernel, first, step, needed, add)
+
+
+def _write_quads(kernel: Rows, first: str, step: str) -> str:
+    def each(lane: str) -> str:
+        return f"y.{lane} = {kernel.output};"
+
+    around = ("var y: vec4<f32>;", f"out[(base >> 2u) + q] = {stored_four(kernel.dtype, 'y')};")
+    held = _held_quads(kernel, kernel.output, each, *around)
+    return held + _other_quads(kernel, first, step, kernel.output, each, *around)
 
 
 def _at(kernel: Rows, k: str) -> str:

@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import EXPONENTIALS, REDUCERS, Reducer, group_main, state_text, thread_main, typed
-from anytorch.gpu.wgsl.types import KINDS, enables, load, stored
+from anytorch.gpu.wgsl.reduce import (
+    EXPONENTIALS,
+    REDUCERS,
+    Reducer,
+    extreme,
+    group_main,
+    state_text,
+    thread_main,
+    typed,
+)
+from anytorch.gpu.wgsl.types import KINDS, buffers, head, load, numbered, stored
 
 PER_THREAD = 4
 GROUP = 256
@@ -36,24 +45,12 @@ class Scan:
         return ((1 << len(self.outputs)) - 1) << 1
 
 
-def _latest(sign: str) -> Reducer:
-    """The extreme so far and where it was last reached; a NaN wins over all, and the latest NaN is named."""
-    none = "0xffffffffu"
-    return Reducer(
-        (("v", "{T}", "{T}(0)"), ("i", "u32", none)),
-        f"if (s.i == {none} || unordered(x0) || (!unordered(s.v) && x0 {sign}= s.v)) {{ s.v = x0; s.i = i; }}",
-        f"if (o.i != {none}) {{ let on = unordered(o.v); let sn = unordered(s.v);\n"
-        f"  let tie = (on && sn) || (!on && !sn && o.v == s.v);\n"
-        f"  if (s.i == {none} || (tie && o.i > s.i) || (!tie && !sn && (on || o.v {sign} s.v))) {{ s = o; }} }}",
-        ("s.v", "s.i"),
-    )
-
-
+# Extremes are named where they were last reached.
 SCANS: dict[str, Reducer] = {
     "cumsum": REDUCERS["sum"],
     "cumprod": REDUCERS["prod"],
-    "cummax": _latest(">"),
-    "cummin": _latest("<"),
+    "cummax": extreme(">", latest=True),
+    "cummin": extreme("<", latest=True),
     "logcumsumexp": EXPONENTIALS,
     "count": REDUCERS["count_nonzero"],
 }
@@ -70,20 +67,17 @@ def render(kernel: Scan) -> str:
         for j, (name, result) in enumerate(zip(kernel.outputs, results, strict=True))
     )
     parts = [
-        enables({kernel.input, *kernel.outputs}),
-        "struct Parameters { rows: u32, length: u32, inner: u32, parts: u32, chunk: u32, offset: u32 }\n"
-        "var<immediate> p: Parameters;\n",
+        head(
+            ("rows", "length", "inner", "parts", "chunk", "offset"),
+            {"b0": kernel.input},
+            numbered("r", kernel.outputs),
+        ),
         state_text(kernel.reducer, kernel.compute, 1),
-        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.input].storage}>;\n",
-        *[
-            f"@group(0) @binding({1 + j}) var<storage, read_write> r{j}: array<{KINDS[name].storage}>;\n"
-            for j, name in enumerate(kernel.outputs)
-        ],
-        f"@group(0) @binding({1 + outputs}) var<storage, read> prefixes: array<State>;\n" if kernel.parts else "",
+        buffers({"prefixes": "State"}, first=1 + outputs) if kernel.parts else "",
         f"fn write(s: State, base: u32, k: u32) {{ let n = 1.0; {writes} }}\n",
     ]
     worker = "group" if kernel.group else "thread"
-    head = (
+    begin = (
         f"  if ({worker} >= p.rows * p.parts) {{ return; }}\n"
         f"  let row = {worker} % p.rows; let part = {worker} / p.rows;\n"
         "  let base = (row / p.inner) * p.length * p.inner + row % p.inner;\n"
@@ -93,7 +87,7 @@ def render(kernel: Scan) -> str:
     if not kernel.group:
         parts += [
             thread_main(THREADS),
-            head,
+            begin,
             f"  for (var k = part * p.chunk; k < end; k++) {{\n    carry = add(carry, {value}, k);\n"
             "    write(carry, base, k);\n  }\n}\n",
         ]
@@ -101,7 +95,7 @@ def render(kernel: Scan) -> str:
     parts += [
         f"var<workgroup> totals: array<State, {GROUP}>;\n",
         group_main(GROUP, False),
-        head,
+        begin,
         f"  for (var block = part * p.chunk; block < end; block += {BLOCK}u) {{\n"
         f"    let first = block + lane * {PER_THREAD}u;\n    var own: array<State, {PER_THREAD}>;\n    var s = start();\n"
         f"    for (var e = 0u; e < {PER_THREAD}u; e++) {{\n"
@@ -122,9 +116,8 @@ def render_prefixes(reducer: Reducer, compute: str) -> str:
     """Totals of parts become, in place, the fold of all parts before each. A thread per row: parts are few."""
     return "".join(
         (
-            "struct Parameters { rows: u32, parts: u32 }\nvar<immediate> p: Parameters;\n",
+            head(("rows", "parts"), {}, {"totals": "State"}),
             state_text(reducer, compute, 1),
-            "@group(0) @binding(0) var<storage, read_write> totals: array<State>;\n",
             thread_main(THREADS),
             "  if (thread >= p.rows) { return; }\n  var s = start();\n"
             "  for (var part = 0u; part < p.parts; part++) {\n"

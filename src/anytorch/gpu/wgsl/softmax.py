@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.reduce import EXPONENTIALS, Reducer
+from anytorch.gpu.wgsl.reduce import EXPONENTIALS, Reducer, sums
 from anytorch.gpu.wgsl.rows import Twice
 
 
@@ -19,7 +19,7 @@ class RowRule:
     twice: Twice | None = None
 
 
-TOTAL = Reducer((("v", "f32", "0.0"),), "s.v += x0;", "s.v += o.v;", ("s.v",))
+TOTAL = sums(v="x0")
 
 # A row with a NaN, with +inf, or of nothing but -inf is NaN throughout, as in torch.
 _BROKEN = "let broken = is_inf(s.m) || is_nan(s.m); "

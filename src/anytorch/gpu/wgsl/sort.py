@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anytorch.gpu.wgsl.reduce import thread_main
-from anytorch.gpu.wgsl.types import HELPERS, KINDS, enables, load, stored
+from anytorch.gpu.wgsl.types import HELPERS, KINDS, head, load, stored
 
 BLOCK = 1024
 GROUP = 256
@@ -41,9 +41,6 @@ class Keys:
         return 0b1100 if self.pairs else 0b110
 
 
-# Parameters: rows, length, offset, blocks per row, keep.
-
-
 def key_type(wide: bool) -> str:
     return "u64" if wide else "u32"
 
@@ -66,26 +63,14 @@ def _key_function(dtype: str, descending: bool) -> str:
 
 def render_keys(kernel: Keys) -> str:
     key = key_type(kernel.wide)
-    bound = 1
     if kernel.pairs:
-        source = (
-            f"@group(0) @binding(0) var<storage, read> keys_in: array<{key}>;\n"
-            "@group(0) @binding(1) var<storage, read> at_in: array<u32>;\n"
-        )
-        bound = 2
+        source = {"keys_in": key, "at_in": "u32"}
         fetch = ("keys_in[i]", "at_in[i]")
     else:
-        source = (
-            f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n"
-            + _key_function(kernel.dtype, kernel.descending)
-        )
+        source = {"b0": kernel.dtype}
         fetch = (f"key_of({load(kernel.dtype, 'b0', '(p.offset + i)')})", "k")
-    text = (
-        enables({kernel.dtype}) + "struct Parameters { rows: u32, length: u32, offset: u32, blocks: u32, keep: u32 }\n"
-        "var<immediate> p: Parameters;\n"
-        + source
-        + f"@group(0) @binding({bound}) var<storage, read_write> keys: array<{key}>;\n"
-        f"@group(0) @binding({bound + 1}) var<storage, read_write> at: array<u32>;\n"
+    text = head(("rows", "length", "offset", "blocks", "keep"), source, {"keys": key, "at": "u32"}) + (
+        "" if kernel.pairs else _key_function(kernel.dtype, kernel.descending)
     )
     if not kernel.block:
         return (
@@ -121,18 +106,11 @@ def render_keys(kernel: Keys) -> str:
     )
 
 
-# Parameters: rows, length, run.
-
-
 def render_merge(wide: bool) -> str:
     """One pass: runs of `run` become runs of twice that. Bindings: keys, positions, and the same to write."""
     key = key_type(wide)
     return (
-        "struct Parameters { rows: u32, length: u32, run: u32 }\nvar<immediate> p: Parameters;\n"
-        f"@group(0) @binding(0) var<storage, read> keys_in: array<{key}>;\n"
-        "@group(0) @binding(1) var<storage, read> at_in: array<u32>;\n"
-        f"@group(0) @binding(2) var<storage, read_write> keys: array<{key}>;\n"
-        "@group(0) @binding(3) var<storage, read_write> at: array<u32>;\n"
+        head(("rows", "length", "run"), {"keys_in": key, "at_in": "u32"}, {"keys": key, "at": "u32"})
         + thread_main(THREADS)
         + "  if (thread >= p.rows * p.length) { return; }\n"
         "  let k = thread % p.length; let base = thread - k; let mine = keys_in[thread];\n"
@@ -156,20 +134,12 @@ class Fetch:
     positions: bool = True
 
 
-# Parameters: rows, keep, width of the positions' rows, width of the values' rows, offset.
-
-
 def render_fetch(kernel: Fetch) -> str:
+    """`width` is that of the positions' rows, `length` of the values'."""
     value = stored(kernel.output, load(kernel.dtype, "b0", "(p.offset + row * p.length + k)"))
-    positions = "@group(0) @binding(3) var<storage, read_write> where_at: array<i64>;\n" if kernel.positions else ""
+    written = {"out": kernel.output, **({"where_at": "i64"} if kernel.positions else {})}
     return (
-        enables({kernel.dtype, kernel.output})
-        + "struct Parameters { rows: u32, keep: u32, width: u32, length: u32, offset: u32 }\n"
-        "var<immediate> p: Parameters;\n"
-        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n"
-        "@group(0) @binding(1) var<storage, read> at: array<u32>;\n"
-        f"@group(0) @binding(2) var<storage, read_write> out: array<{KINDS[kernel.output].storage}>;\n"
-        + positions
+        head(("rows", "keep", "width", "length", "offset"), {"b0": kernel.dtype, "at": "u32"}, written)
         + thread_main(THREADS)
         + "  if (thread >= p.rows * p.keep) { return; }\n"
         "  let row = thread / p.keep; let k = at[row * p.width + thread % p.keep];\n"
@@ -188,22 +158,19 @@ class Search:
     compute: str
 
 
-# Parameters: values, values per row, length, offset of the sequence, offset of the values, stride of rows.
-
-
 def render_search(kernel: Search) -> str:
+    """`o0` and `o1` are the offsets of sequence and values, `step` is the stride of rows."""
     compute = kernel.compute
     mid = f"{compute}({load(kernel.sequence, 'b0', '(p.o0 + base + middle)')})"
     mine = f"{compute}({load(kernel.values, 'b1', '(p.o1 + thread)')})"
     nan = "is_nan(a) || is_nan(b)" if compute == "f32" else "false"
     sign = ">" if kernel.right else ">="
     return (
-        enables({kernel.sequence, kernel.values})
-        + "struct Parameters { count: u32, per_row: u32, length: u32, o0: u32, o1: u32, step: u32 }\n"
-        "var<immediate> p: Parameters;\n"
-        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.sequence].storage}>;\n"
-        f"@group(0) @binding(1) var<storage, read> b1: array<{KINDS[kernel.values].storage}>;\n"
-        f"@group(0) @binding(2) var<storage, read_write> out: array<{KINDS[kernel.output].storage}>;\n"
+        head(
+            ("count", "per_row", "length", "o0", "o1", "step"),
+            {"b0": kernel.sequence, "b1": kernel.values},
+            {"out": kernel.output},
+        )
         + (HELPERS["is_nan"] if compute == "f32" else "")
         + f"fn beyond(a: {compute}, b: {compute}) -> bool {{ return !({nan}) && a {sign} b; }}\n"
         + thread_main(THREADS)
@@ -219,9 +186,7 @@ def render_search(kernel: Search) -> str:
 def render_compact() -> str:
     """Positions at which a running count rises. Bindings: counts (int32), positions (u32)."""
     return (
-        "struct Parameters { count: u32, offset: u32 }\nvar<immediate> p: Parameters;\n"
-        "@group(0) @binding(0) var<storage, read> counts: array<i32>;\n"
-        "@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n"
+        head(("count", "offset"), {"counts": "i32"}, {"out": "u32"})
         + thread_main(THREADS)
         + "  if (thread >= p.count) { return; }\n"
         "  var before = 0; if (thread > 0u) { before = counts[p.offset + thread - 1u]; }\n"
@@ -232,10 +197,7 @@ def render_compact() -> str:
 def render_place() -> str:
     """out[at[i]] = counts[i] - 1, as int64: the number of each element's group, back in the elements' own order."""
     return (
-        "struct Parameters { count: u32, offset: u32 }\nvar<immediate> p: Parameters;\n"
-        "@group(0) @binding(0) var<storage, read> counts: array<i32>;\n"
-        "@group(0) @binding(1) var<storage, read> at: array<u32>;\n"
-        "@group(0) @binding(2) var<storage, read_write> out: array<i64>;\n"
+        head(("count", "offset"), {"counts": "i32", "at": "u32"}, {"out": "i64"})
         + thread_main(THREADS)
         + "  if (thread >= p.count) { return; }\n  out[at[thread]] = i64(counts[p.offset + thread] - 1);\n}\n"
     )
@@ -248,16 +210,10 @@ class Count:
     dtype: str
 
 
-# Parameters: elements, bins, offset, low, high.
-
-
 def render_count(kernel: Count) -> str:
     value = load(kernel.dtype, "b0", "(p.offset + thread)")
     return (
-        enables({kernel.dtype}) + "struct Parameters { count: u32, bins: u32, offset: u32, low: f32, high: f32 }\n"
-        "var<immediate> p: Parameters;\n"
-        f"@group(0) @binding(0) var<storage, read> b0: array<{KINDS[kernel.dtype].storage}>;\n"
-        "@group(0) @binding(1) var<storage, read_write> out: array<atomic<u32>>;\n"
+        head(("count", "bins", "offset", "low: f32", "high: f32"), {"b0": kernel.dtype}, {"out": "atomic<u32>"})
         + thread_main(THREADS)
         + f"  if (thread >= p.count) {{ return; }}\n  let x = f32({value});\n"
         "  if (!(x >= p.low && x <= p.high)) { return; }\n"

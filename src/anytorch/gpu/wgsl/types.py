@@ -6,7 +6,7 @@ then either owns whole words (dense outputs) or changes its part of a word atomi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -48,6 +48,45 @@ def enables(names: Collection[str]) -> str:
     return "enable f16;\n" if "float16" in names else ""
 
 
+def buffers(read: Mapping[str, str], written: Mapping[str, str] | None = None, first: int = 0) -> str:
+    """Declarations of buffers by name, from binding `first` on; each is given a dtype, or the WGSL type of its elements."""
+    named = [("read", *item) for item in read.items()] + [("read_write", *item) for item in (written or {}).items()]
+    return "".join(
+        f"@group(0) @binding({i}) var<storage, {access}> {name}: "
+        f"array<{KINDS[element].storage if element in KINDS else element}>;\n"
+        for i, (access, name, element) in enumerate(named, first)
+    )
+
+
+def numbered(letter: str, elements: Iterable[str]) -> dict[str, str]:
+    """Names for buffers of these elements: b0, b1, …"""
+    return {f"{letter}{i}": element for i, element in enumerate(elements)}
+
+
+def parameters(*fields: str) -> str:
+    """The parameters `p` of a kernel: u32 unless a field names its type."""
+    typed = ", ".join(field if ":" in field else f"{field}: u32" for field in fields)
+    return f"struct Parameters {{ {typed} }}\nvar<immediate> p: Parameters;\n"
+
+
+def head(
+    fields: Sequence[str],
+    read: Mapping[str, str],
+    written: Mapping[str, str] | None = None,
+    dtypes: Collection[str] = (),
+) -> str:
+    """How a shader begins: parameters, buffers, and what their dtypes take. `dtypes` are those that no buffer names."""
+    named = {*dtypes, *read.values(), *(written or {}).values()}
+    rounding = BF16_BITS if "bfloat16" in named else ""
+    return enables(named) + buffers(read, written) + parameters(*fields) + rounding
+
+
+def element(name: str, quads: bool) -> str:
+    """The WGSL type of a buffer's elements; `quads`: of four elements in one load, which start on a multiple of four."""
+    storage = KINDS[name].storage
+    return storage if not quads else "vec2<u32>" if name == "bfloat16" else f"vec4<{storage}>"
+
+
 def load(name: str, binding: str, index: str) -> str:
     """The expression for element `index` of a buffer, in the compute type."""
     kind = KINDS[name]
@@ -78,6 +117,66 @@ def stored(name: str, value: str) -> str:
     return value if kind.storage == kind.compute else f"{kind.storage}({value})"
 
 
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements lie side by side, row by row."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
+
+
+def load_four(name: str, binding: str, index: str) -> str:
+    """Four consecutive elements from a binding of `element(name, True)`, at an index that is a multiple of 4."""
+    value = f"{binding}[({index}) / 4u]"
+    if name == "bfloat16":
+        halves = ", ".join(f"{value}.{word} << 16u, {value}.{word} & 0xffff0000u" for word in "xy")
+        return f"bitcast<vec4<f32>>(vec4<u32>({halves}))"
+    return value if name == "float32" else f"vec4<{KINDS[name].compute}>({value})"
+
+
+def stored_four(name: str, v: str) -> str:
+    """The vec4 `v` of the compute type as an element of such a binding."""
+    if name == "bfloat16":
+        low, high = (f"bf16_bits({v}.{a}) | (bf16_bits({v}.{b}) << 16u)" for a, b in ("xy", "zw"))
+        return f"vec2<u32>({low}, {high})"
+    kind = KINDS[name]
+    return v if kind.storage == kind.compute else f"vec4<{kind.storage}>({v})"
+
+
+def offsets(
+    variable: str, operands: Sequence[int], rank: int, shape: Sequence[int], strides: Sequence[Sequence[int]]
+) -> str:
+    """Statements that set a<i> to the element index of each operand for linear index `variable`.
+
+    Sizes and strides are parameters unless `strides` are given. They may be negative: unsigned numbers wrap round.
+    """
+    lines = [f"var rest = {variable};", *[f"var a{i} = p.o{i};" for i in operands]]
+    for r in range(rank - 1, -1, -1):
+        size = f"{shape[r]}u" if strides else f"p.d{r}"
+        steps = [f"{strides[i][r] % 2**32}u" if strides else f"p.t{i}_{r}" for i in operands]
+        if r:
+            lines.append(f"let c{r} = rest % {size}; rest = rest / {size};")
+        coordinate = f"c{r}" if r else "rest"
+        lines.append(" ".join(f"a{i} += {coordinate} * {step};" for i, step in zip(operands, steps, strict=True)))
+    return " ".join(lines)
+
+
+def words_main(lanes: int, bits: str, target: str) -> str:
+    """A kernel whose threads each make a word of `lanes` elements: `bits` are those of element `first + k`."""
+    return (
+        f"{MAIN}  let first = thread * {lanes}u;\n  if (first >= p.n) {{ return; }}\n  var word = 0u;\n"
+        f"  for (var k = 0u; k < {lanes}u; k++) {{\n"
+        f"    if (first + k < p.n) {{ word |= {bits} << (k * {32 // lanes}u); }}\n  }}\n  {target} = word;\n}}\n"
+    )
+
+
+# The head of a kernel whose thread numbers are given by the parameter `row`, threads per row of the launch grid.
+MAIN = (
+    "@compute @workgroup_size(256) fn main(@builtin(global_invocation_id) g: vec3<u32>) {\n"
+    "  let thread = g.x + g.y * p.row;\n"
+)
+
 # Round to nearest, ties to even; a NaN stays one (its mantissa could round away otherwise).
 BF16_BITS = """fn bf16_bits(x: f32) -> u32 {
   let b = bitcast<u32>(x);
@@ -93,6 +192,11 @@ HELPERS: dict[str, str] = {
     "quiet_nan": "fn quiet_nan() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }\n",
     "infinity": "fn infinity() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }\n",
 }
+
+
+def helpers(text: str, defined: str = "") -> str:
+    """The helpers that `text` calls, except those that `defined` has."""
+    return "".join(each for name, each in HELPERS.items() if f"{name}(" in text and f"fn {name}(" not in defined)
 
 
 def convert(value: str, source: str, target: str) -> str:

@@ -1,12 +1,7 @@
 """The same tensors on a GPU, through WebGPU: `CustomTensor(data, device="webgpu")`.
 
-memory      a piece of device memory, given back when nobody uses it
-launch      a kernel with its parameters, prepared once
-kernels     elementwise ops, launched
-folds       reductions, rules for rows, running sums
-products    of matrices
-indexing    rows by number
-expressions NumPy's ufuncs in WGSL
+kernels     device memory, given back when nobody uses it; elementwise ops, a body per thread, rows by number, launched
+folds       reductions, rules for rows, running sums, products of matrices
 array       an array that answers to NumPy's functions, so that the ops of the library take it as it is
 answers     what it answers, function by function
 functions   what NumPy has no word for: convolution, pooling, normalising rows, recurrent steps

@@ -9,7 +9,7 @@ import numpy as np
 from anytorch.lite.dtypes import boolean, float32
 from anytorch.lite.gpu import folds, kernels
 from anytorch.lite.gpu.array import FUNCTIONS, GpuArray, as_gpu, compute, place_of_extreme
-from anytorch.lite.gpu.memory import new
+from anytorch.lite.gpu.kernels import new
 
 
 def _reduction(name: str) -> Any:

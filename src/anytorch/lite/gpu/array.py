@@ -10,18 +10,53 @@ float32 lives on the GPU, and so do the masks that comparisons give. Whole numbe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from anytorch.errors import UsageError
+from anytorch.gpu.wgsl.types import dense_strides
 from anytorch.lite.dtypes import Array, DType, boolean, float32
-from anytorch.lite.gpu import folds, indexing, kernels, products
-from anytorch.lite.gpu.expressions import COMPARISONS, EXPRESSIONS, OF_MASKS
-from anytorch.lite.gpu.memory import Layout, dense_strides, read, write
+from anytorch.lite.gpu import folds, kernels
+from anytorch.lite.gpu.kernels import Layout, read, write
 
 fallbacks: Counter[str] = Counter()
+
+# NumPy's ufuncs in WGSL. A name ending in _f32 is a function of `gpu.wgsl.functions`, exact where WGSL is not.
+EXPRESSIONS: dict[Any, str] = {
+    np.add: "x0 + x1",
+    np.subtract: "x0 - x1",
+    np.multiply: "x0 * x1",
+    np.true_divide: "divide_f32(x0, x1)",
+    np.power: "pow_f32(x0, x1)",
+    np.maximum: "maximum_f32(x0, x1)",
+    np.minimum: "minimum_f32(x0, x1)",
+    np.negative: "-x0",
+    np.absolute: "abs(x0)",
+    np.sign: "sign(x0)",
+    np.exp: "exp_f32(x0)",
+    np.log: "log_f32(x0)",
+    np.log1p: "log1p_f32(x0)",
+    np.sqrt: "sqrt(x0)",
+    np.rint: "round(x0)",  # to the even one of two, as NumPy does
+    np.sin: "sin_f32(x0)",
+    np.cos: "cos_f32(x0)",
+    np.tanh: "tanh_f32(x0)",
+    np.logaddexp: "logaddexp_f32(x0, x1)",
+}
+# What gives a mask: 0.0 or 1.0. Whether `x == x` holds for a NaN is not left to the compiler.
+COMPARISONS: dict[Any, str] = {
+    np.equal: "select(0.0, 1.0, equal_f32(x0, x1))",
+    np.not_equal: "select(1.0, 0.0, equal_f32(x0, x1))",
+    np.less: "select(0.0, 1.0, x0 < x1)",
+    np.less_equal: "select(0.0, 1.0, x0 < x1 || equal_f32(x0, x1))",
+    np.greater: "select(0.0, 1.0, x0 > x1)",
+    np.greater_equal: "select(0.0, 1.0, x0 > x1 || equal_f32(x0, x1))",
+}
+OF_MASKS: dict[Any, str] = {np.bitwise_and: "x0 * x1", np.bitwise_or: "max(x0, x1)", np.invert: "1.0 - x0"}
 
 # NumPy's functions that are not ufuncs: `answers` fills it in.
 FUNCTIONS: dict[Any, Any] = {}
@@ -33,6 +68,10 @@ def upload(host: Array) -> Array:
         return host
     host = np.asarray(host)
     return GpuArray(write(host)) if host.dtype == float32 else host
+
+
+def folding(name: str) -> Callable[..., GpuArray]:
+    return lambda self, axis=None, keepdims=False: reduced(name, self, axis, keepdims)
 
 
 class GpuArray(NDArrayOperatorsMixin):
@@ -195,7 +234,7 @@ class GpuArray(NDArrayOperatorsMixin):
             return found if min(found.layout.strides, default=0) >= 0 else found.copy()
         rows = row_numbers(index, self)
         if rows is not None:
-            return GpuArray(indexing.take_rows(self.dense().layout, rows), self.dtype)
+            return GpuArray(kernels.take_rows(self.dense().layout, rows), self.dtype)
         return on_host("getitem", lambda x: x[to_host(index)], (self,), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -224,17 +263,10 @@ class GpuArray(NDArrayOperatorsMixin):
             return on_host("sum", np.sum, (self, axis), {"keepdims": keepdims, "dtype": dtype})
         return reduced("sum", self, axis, keepdims)
 
-    def max(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        return reduced("amax", self, axis, keepdims)
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        return reduced("amin", self, axis, keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        return reduced("mean", self, axis, keepdims)
-
-    def var(self, axis: Any = None, keepdims: bool = False) -> GpuArray:
-        return reduced("var", self, axis, keepdims)
+    max = folding("amax")
+    min = folding("amin")
+    mean = folding("mean")
+    var = folding("var")
 
 
 def is_basic(part: Any) -> bool:
@@ -245,14 +277,9 @@ def is_basic(part: Any) -> bool:
 
 def whole_shape(size: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
     """`wanted` with its -1 worked out."""
-    rest = 1
-    for n in wanted:
-        rest *= n if n != -1 else 1
+    rest = prod(n for n in wanted if n != -1)
     full = tuple((size // rest if rest else 0) if n == -1 else n for n in wanted)
-    total = 1
-    for n in full:
-        total *= n
-    if total != size:
+    if prod(full) != size:
         raise ValueError(f"{size} numbers do not have the shape {wanted}")
     return full
 
@@ -288,7 +315,7 @@ def add_at(ufunc: Any, target: GpuArray, index: Any, values: Any) -> None:
     rows = row_numbers(index, target) if ufunc is np.add and target.layout.dense else None
     if rows is not None:
         shape = (*rows.shape, *target.shape[1:])
-        indexing.add_rows(target.layout, rows, as_gpu(values).broadcast(shape).dense().layout)
+        kernels.add_rows(target.layout, rows, as_gpu(values).broadcast(shape).dense().layout)
         return
     host = target.__array__()
     ufunc.at(host, to_host(index), to_host(values))
@@ -337,12 +364,12 @@ def matmul(a: GpuArray, b: GpuArray) -> GpuArray:
     if k != right.shape[-2]:
         raise ValueError(f"shapes {a.shape} and {b.shape} do not match")
     batch = () if left.ndim == right.ndim == 2 else np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    count = folds.size_of(batch)
+    count = prod(batch)
     shape = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
     if not (count and m and n and k):
         return as_gpu(np.zeros(shape, np.float32))
     x, y = (each if each.ndim == 2 else as_batch(each, batch, count) for each in (left, right))
-    return GpuArray(products.product(x.layout, y.layout, shape, count, m, n, k))
+    return GpuArray(folds.product(x.layout, y.layout, shape, count, m, n, k))
 
 
 def as_batch(x: GpuArray, batch: tuple[int, ...], count: int) -> GpuArray:

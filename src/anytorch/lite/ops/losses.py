@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,30 +35,29 @@ def same_shape(name: str, prediction: Base, target: Base) -> None:
         )
 
 
-def mse_loss(prediction: T, target: T, reduction: str = "mean") -> T:
-    """(p − t)²"""
-    same_shape("mse_loss", prediction, target)
-    difference = prediction.data - target.data
-    loss, share = reduced(difference * difference, reduction, difference.size)
+def of_difference(
+    name: str, p: T, t: T, reduction: str, loss: Callable[[Array], Array], slope: Callable[[Array, Array], Array]
+) -> T:
+    """A loss of p − t; `slope(difference, g)` is its gradient."""
+    same_shape(name, p, t)
+    difference = p.data - t.data
+    result, share = reduced(loss(difference), reduction, difference.size)
 
     def backward(g: Array) -> tuple[Array, Array]:
-        grad = difference * (2 * share * g)
+        grad = slope(difference, share * g)
         return grad, -grad
 
-    return record("mse_loss", loss, (prediction, target), backward)
+    return record(name, result, (p, t), backward)
+
+
+def mse_loss(prediction: T, target: T, reduction: str = "mean") -> T:
+    """(p − t)²"""
+    return of_difference("mse_loss", prediction, target, reduction, lambda d: d * d, lambda d, g: d * (2 * g))
 
 
 def l1_loss(prediction: T, target: T, reduction: str = "mean") -> T:
     """|p − t|"""
-    same_shape("l1_loss", prediction, target)
-    difference = prediction.data - target.data
-    loss, share = reduced(np.abs(difference), reduction, difference.size)
-
-    def backward(g: Array) -> tuple[Array, Array]:
-        grad = np.sign(difference) * (share * g)
-        return grad, -grad
-
-    return record("l1_loss", loss, (prediction, target), backward)
+    return of_difference("l1_loss", prediction, target, reduction, np.abs, lambda d, g: np.sign(d) * g)
 
 
 def bce_with_logits(logits: T, target: T, reduction: str = "mean") -> T:

@@ -18,19 +18,39 @@ from anytorch.lite.ops.elementwise import logistic
 T = TypeVar("T", bound=Base)
 
 
+def steps(name: str, forward: Any, backward: Any, x: T, states: tuple[T, ...], weights: tuple[T, ...]) -> T:
+    """The node of all steps. `forward` gives the result and what `backward` needs, h before each step as the last of it;
+    `backward` the gradients of the gates (L, B, gates·H), by way of x and by way of h, and those of the first states.
+    """
+    w_ih, w_hh = weights[:2]
+    parents = (x, *states, *weights)
+    result, kept = forward(*(p.data for p in parents))
+
+    def of_parents(grad: Array) -> list[Array | None]:
+        by_x, by_h, of_states = backward(grad, kept, w_hh.data)
+        length, batch, wide = by_x.shape
+        rows, hidden = length * batch, w_hh.data.shape[1]
+        flat_x = by_x.reshape(rows, wide)
+        flat_h = flat_x if by_h is by_x else by_h.reshape(rows, wide)
+        of_bias = flat_x.sum(axis=0)
+        return [
+            flat_x.dot(w_ih.data).reshape(x.data.shape) if x.requires_grad else None,
+            *of_states,
+            flat_x.T.dot(x.data.reshape(rows, x.data.shape[2])),
+            flat_h.T.dot(kept[-1][:length].reshape(rows, hidden)),
+            of_bias,
+            of_bias if flat_h is flat_x else flat_h.sum(axis=0),
+        ]
+
+    return record(name, result, parents, of_parents, (x, w_ih, w_hh))
+
+
 def lstm_steps(x: T, h0: T, c0: T, w_ih: T, w_hh: T, b_ih: T, b_hh: T) -> T:
     """x (L, B, I), h0 and c0 (B, H), weights (4H, I) and (4H, H) → (L + 1, B, H): the outputs, then the last cell.
 
     Each step: gates i, f, o = σ(…), candidate g = tanh(…); c = f·c + i·g; h = o·tanh(c).
     """
-    parents = (x, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    result, kept = lstm_forward(*(p.data for p in parents))
-
-    def backward(grad: Array) -> list[Array | None]:
-        gradients: list[Array | None] = lstm_backward(grad, kept, x.data, w_ih.data, w_hh.data, x.requires_grad)
-        return gradients
-
-    return record("lstm", result, parents, backward, (x, w_ih, w_hh))
+    return steps("lstm", lstm_forward, lstm_backward, x, (h0, c0), (w_ih, w_hh, b_ih, b_hh))
 
 
 @on_gpu
@@ -57,10 +77,9 @@ def lstm_forward(
 
 
 @on_gpu
-def lstm_backward(grad: Array, kept: Any, x: Array, w_ih: Array, w_hh: Array, wanted: bool) -> list[Array | None]:
-    """The gradients of x (if wanted), h0, c0, both weights and both biases."""
-    gates, cells, outs = kept
-    length, batch, hidden = grad.shape[0] - 1, grad.shape[1], grad.shape[2]
+def lstm_backward(grad: Array, kept: Any, w_hh: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+    gates, cells, _ = kept
+    length, hidden = grad.shape[0] - 1, grad.shape[2]
     h2, h3 = 2 * hidden, 3 * hidden
     dh, dc = np.zeros_like(cells[0]), grad[-1].copy()  # (B, H)
     da = np.empty_like(gates)  # (L, B, 4H): gradients of what went into σ and tanh
@@ -76,17 +95,7 @@ def lstm_backward(grad: Array, kept: Any, x: Array, w_ih: Array, w_hh: Array, wa
         d[:, h3:] = dh * tanh_c * o * (1 - o)
         dc = dc * f
         dh = d.dot(w_hh)
-    flat = da.reshape(length * batch, 4 * hidden)
-    of_bias = flat.sum(axis=0)
-    return [
-        flat.dot(w_ih).reshape(x.shape) if wanted else None,
-        dh,
-        dc,
-        flat.T.dot(x.reshape(length * batch, x.shape[2])),
-        flat.T.dot(outs[:-1].reshape(length * batch, hidden)),
-        of_bias,
-        of_bias,
-    ]
+    return da, da, (dh, dc)
 
 
 def gru_steps(x: T, h0: T, w_ih: T, w_hh: T, b_ih: T, b_hh: T) -> T:
@@ -94,14 +103,7 @@ def gru_steps(x: T, h0: T, w_ih: T, w_hh: T, b_ih: T, b_hh: T) -> T:
 
     Each step: r, z = σ(…); n = tanh(from x + r · from h); h = (1 − z)·n + z·h.
     """
-    parents = (x, h0, w_ih, w_hh, b_ih, b_hh)
-    result, kept = gru_forward(*(p.data for p in parents))
-
-    def backward(grad: Array) -> list[Array | None]:
-        gradients: list[Array | None] = gru_backward(grad, kept, x.data, w_ih.data, w_hh.data, x.requires_grad)
-        return gradients
-
-    return record("gru", result, parents, backward, (x, w_ih, w_hh))
+    return steps("gru", gru_forward, gru_backward, x, (h0,), (w_ih, w_hh, b_ih, b_hh))
 
 
 @on_gpu
@@ -125,10 +127,9 @@ def gru_forward(x: Array, h0: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh
 
 
 @on_gpu
-def gru_backward(grad: Array, kept: Any, x: Array, w_ih: Array, w_hh: Array, wanted: bool) -> list[Array | None]:
-    """The gradients of x (if wanted), h0, both weights and both biases."""
+def gru_backward(grad: Array, kept: Any, w_hh: Array) -> tuple[Array, Array, tuple[Array, ...]]:
     from_h, gates, outs = kept
-    length, batch, hidden = grad.shape
+    length, _, hidden = grad.shape
     h2 = 2 * hidden
     dh = np.zeros_like(outs[0])
     dx, dr = np.empty_like(gates), np.empty_like(gates)  # (L, B, 3H): of the input's part and of the recurrent part
@@ -143,12 +144,4 @@ def gru_backward(grad: Array, kept: Any, x: Array, w_ih: Array, w_hh: Array, wan
         dr[t][:, :h2] = d[:, :h2]
         dr[t][:, h2:] = dn * r
         dh = dh * z + dr[t].dot(w_hh)
-    flat_x, flat_h = (each.reshape(length * batch, 3 * hidden) for each in (dx, dr))
-    return [
-        flat_x.dot(w_ih).reshape(x.shape) if wanted else None,
-        dh,
-        flat_x.T.dot(x.reshape(length * batch, x.shape[2])),
-        flat_h.T.dot(outs[:-1].reshape(length * batch, hidden)),
-        flat_x.sum(axis=0),
-        flat_h.sum(axis=0),
-    ]
+    return dx, dr, (dh,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,23 +47,16 @@ def mean(x: T, dim: Dim = None, keepdim: bool = False) -> T:
     if not is_floating(x.data.dtype):
         raise UsageError(f"mean of a {x.data.dtype} tensor", hint="convert it first: x.float().mean()")
     over, shape = axes(x.data, dim), x.data.shape
-    n = count(shape, over)
+    n = prod(shape[i] for i in over)
     with np.errstate(all="ignore"):  # the mean of nothing is nan
         result = x.data.sum(axis=over, keepdims=keepdim) / x.data.dtype.type(n)
     return record("mean", result, (x,), lambda g: (spread(g / max(n, 1), shape, over),))
 
 
-def count(shape: tuple[int, ...], over: tuple[int, ...]) -> int:
-    n = 1
-    for i in over:
-        n *= shape[i]
-    return n
-
-
 def var(x: T, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> T:
     """Σ(x − mean)² / (n − correction)"""
     over, shape = axes(x.data, dim), x.data.shape
-    n = count(shape, over)
+    n = prod(shape[i] for i in over)
     centred = x.data - np.sum(x.data, axis=over, keepdims=True) / max(n, 1)
     with np.errstate(all="ignore"):
         divisor = x.data.dtype.type(max(n - correction, 0))
@@ -79,7 +73,7 @@ def var(x: T, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> T:
 def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
     """amax and amin: equal winners share the gradient."""
     over, shape = axes(x.data, dim), x.data.shape
-    if count(shape, over) == 0 and over:
+    if prod(shape[i] for i in over) == 0 and over:
         raise UsageError(f"{name} of an empty tensor of shape {shape}")
     result = array((np.max if name == "amax" else np.min)(x.data, axis=over, keepdims=keepdim))
 

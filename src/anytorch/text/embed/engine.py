@@ -228,6 +228,7 @@ class ArrowEngine(AbstractContextManager["ArrowEngine"]):
     ) -> Iterator[npt.NDArray[Any]]:
         """Like `encode`, but yields one vector at a time, with memory bounded for any number of texts."""
         check_iterable(texts)
+        texts = [texts] if isinstance(texts, str) else texts
         if hasattr(texts, "to_pylist"):
             scalars: Iterable[Any] = texts
             texts = (scalar.as_py() for scalar in scalars)
