@@ -7,6 +7,8 @@ from typing import Any
 
 from anytorch.devices.doctor.common import (
     SOFTWARE_ICDS,
+    Finding,
+    diagnosis,
     first_line,
     installed,
     listed,
@@ -17,7 +19,6 @@ from anytorch.devices.doctor.common import (
     wants_webgpu,
     webgpu_level,
 )
-from anytorch.devices.doctor.registry import Finding, diagnosis
 from anytorch.devices.types import Facts, Level
 from anytorch.devices.wheels import advise, cards_of
 from anytorch.probe.facts import Icd
@@ -55,7 +56,6 @@ def driver_package(facts: Facts) -> str:
 
 
 @diagnosis(
-    "wgpu-missing",
     Level.NOTE,
     "This GPU can be used through WebGPU, and wgpu is not installed",
     symptom="Only the CPU is usable, although there is a GPU.",
@@ -79,7 +79,6 @@ def wgpu_missing(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "vulkan-loader-missing",
     Level.ERROR,
     "The Vulkan loader is not installed",
     symptom="wgpu lists no adapter; `vulkaninfo` is not found or says `libvulkan.so.1: cannot open shared object "
@@ -102,7 +101,6 @@ def vulkan_loader_missing(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "vulkan-driver-missing",
     Level.ERROR,
     "No Vulkan driver for the GPU is installed",
     symptom="wgpu lists no adapter, or `vulkaninfo` says `Found no drivers!` (ERROR_INCOMPATIBLE_DRIVER).",
@@ -127,7 +125,6 @@ def vulkan_driver_missing(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "software-vulkan-only",
     Level.WARNING,
     "The only Vulkan adapter is a software renderer",
     needs="child",
@@ -155,7 +152,6 @@ def software_vulkan_only(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "headless-nvidia-vulkan",
     Level.ERROR,
     "Vulkan on an NVIDIA machine without a display needs another driver file",
     needs="child",
