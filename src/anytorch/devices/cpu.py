@@ -65,7 +65,7 @@ class CpuBackend(TorchBackend):
 
     def memory(self, index: int) -> MemoryUse:
         """Memory of this process and machine; `allocated` is the resident size (the allocator keeps no statistics)."""
-        from anytorch.probe.process import resident_bytes
+        from anytorch.probe.memory import resident_bytes
 
         memory = snapshot().memory
         resident, peak = resident_bytes()

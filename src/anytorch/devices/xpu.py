@@ -10,8 +10,8 @@ from anytorch.devices.base import TorchBackend
 from anytorch.devices.cuda import triton_installed
 from anytorch.devices.types import BackendReport, Candidate, Caps
 from anytorch.probe import snapshot
+from anytorch.probe.cards import read_level_zero
 from anytorch.probe.facts import Hardware
-from anytorch.probe.intel import read_level_zero
 
 
 class XpuBackend(TorchBackend):

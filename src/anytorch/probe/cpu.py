@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from anytorch.probe.facts import Cpu
-from anytorch.probe.tree import LARGE, SMALL, Tree, cpu_list, whole
+from anytorch.probe.tree import LARGE, SMALL, Tree, cpu_list, fields, whole
 
 # MIDR_EL1 implementer codes, as in Linux' arch/arm64/include/asm/cputype.h
 ARM_VENDORS = {
@@ -41,7 +41,8 @@ CPUS = "/sys/devices/system/cpu"
 
 def read_cpu(tree: Tree, *, quota: float | None = None) -> Cpu:
     """The CPU of a Linux machine. `quota` is the control group's limit in cores."""
-    first = _fields(tree.text("/proc/cpuinfo", SMALL) or "")
+    # Only the first processor counts, but ARM puts some lines last.
+    first = fields(tree.text("/proc/cpuinfo", SMALL))
     online = cpu_list(tree.text(f"{CPUS}/online"))
     siblings = _sibling_sets(tree, online)
     blocks: list[dict[str, str]] = []
@@ -70,18 +71,8 @@ def read_cpu(tree: Tree, *, quota: float | None = None) -> Cpu:
     )
 
 
-def _fields(text: str) -> dict[str, str]:
-    """The first value of each "key : value" line. Only the first processor counts, but ARM puts some lines last."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        key, colon, value = line.partition(":")
-        if colon and value.strip():
-            found.setdefault(key.strip(), value.strip())
-    return found
-
-
 def _blocks(text: str) -> list[dict[str, str]]:
-    found = [_fields(block) for block in text.split("\n\n")]
+    found = [fields(block) for block in text.split("\n\n")]
     return [block for block in found if "processor" in block]
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from anytorch.probe.facts import Gpu, Nvidia
-from anytorch.probe.libraries import find_library
 from anytorch.probe.pci import pci_address
-from anytorch.probe.tree import Tree, whole
+from anytorch.probe.tree import Tree, fields, find_library, whole
 
 PROC = "/proc/driver/nvidia"
 # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)
@@ -59,11 +58,7 @@ def _from_files(tree: Tree) -> list[Gpu]:
     """Cards the kernel module lists; they are there even in sandboxes that show no PCI bus."""
     gpus = []
     for entry in tree.names(f"{PROC}/gpus")[:256]:
-        found: dict[str, str] = {}
-        for line in (tree.text(f"{PROC}/gpus/{entry}/information") or "").splitlines():
-            key, colon, value = line.partition(":")
-            if colon:
-                found.setdefault(key.strip(), value.strip())
+        found = fields(tree.text(f"{PROC}/gpus/{entry}/information"))
         address = pci_address(found.get("Bus Location")) or pci_address(entry)
         if address is None:
             continue

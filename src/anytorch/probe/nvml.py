@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from anytorch.probe.facts import Gpu
@@ -60,28 +61,34 @@ def _ask(library: str) -> NvmlReport:
         return NvmlReport(code, _words(nvml, code))
     problems: list[str] = []
     try:
-        count = ctypes.c_uint(0)
-        returned = _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
-        if returned != SUCCESS:
-            problems.append(f"NVML cannot count the devices: {_words(nvml, returned)}")
-            count.value = 0
-        gpus = []
-        for index in range(min(count.value, MOST_DEVICES)):
-            handle = ctypes.c_void_p()
-            returned = _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-            if returned != SUCCESS:
-                problems.append(f"NVML cannot open device {index}: {_words(nvml, returned)}")
-                continue
-            gpus.append(_device(nvml, handle, index))
+        gpus = [_device(nvml, handle, index) for index, handle in handles(nvml, problems)]
         return NvmlReport(
             SUCCESS,
-            driver=_text(nvml, "nvmlSystemGetDriverVersion"),
+            driver=text(nvml, "nvmlSystemGetDriverVersion"),
             cuda=_cuda_version(nvml),
             gpus=tuple(gpus),
             problems=tuple(problems),
         )
     finally:
         _call(nvml, "nvmlShutdown")
+
+
+def handles(nvml: ctypes.CDLL, problems: list[str]) -> Iterator[tuple[int, ctypes.c_void_p]]:
+    """The index and the handle of every device that can be opened; the others are named in `problems`."""
+    import ctypes
+
+    count = ctypes.c_uint(0)
+    returned = _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    if returned != SUCCESS:
+        problems.append(f"NVML cannot count the devices: {_words(nvml, returned)}")
+        return
+    for index in range(min(count.value, MOST_DEVICES)):
+        handle = ctypes.c_void_p()
+        returned = _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        if returned == SUCCESS:
+            yield index, handle
+        else:
+            problems.append(f"NVML cannot open device {index}: {_words(nvml, returned)}")
 
 
 def _device(nvml: ctypes.CDLL, handle: ctypes.c_void_p, index: int) -> Gpu:
@@ -104,13 +111,13 @@ def _device(nvml: ctypes.CDLL, handle: ctypes.c_void_p, index: int) -> Gpu:
         _call(nvml, "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor)) == SUCCESS
     )
     has_number = _call(nvml, "nvmlDeviceGetMinorNumber", handle, ctypes.byref(number)) == SUCCESS
-    total, free, unified = _memory(nvml, handle)
+    total, free, unified = memory(nvml, handle)
     return Gpu(
         vendor="nvidia",
-        name=_text(nvml, "nvmlDeviceGetName", handle),
+        name=text(nvml, "nvmlDeviceGetName", handle),
         pci=pci_address(pci.bus_id.decode("utf-8", "replace")) if has_pci else None,
         device_id=pci.device_id >> 16 if has_pci and pci.device_id else None,
-        uuid=_text(nvml, "nvmlDeviceGetUUID", handle),
+        uuid=text(nvml, "nvmlDeviceGetUUID", handle),
         index=index,
         capability=(major.value, minor.value) if has_capability else None,
         minor=number.value if has_number else None,
@@ -121,7 +128,7 @@ def _device(nvml: ctypes.CDLL, handle: ctypes.c_void_p, index: int) -> Gpu:
     )
 
 
-def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[int | None, int | None, bool | None]:
+def memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[int | None, int | None, bool | None]:
     """(total, free, unified). Version 1 counts what the driver reserves as used, so version 2 is asked first."""
     import ctypes
 
@@ -166,7 +173,7 @@ def _call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> int | None:
     return None if function is None else int(function(*arguments))
 
 
-def _text(nvml: ctypes.CDLL, name: str, *arguments: Any) -> str | None:
+def text(nvml: ctypes.CDLL, name: str, *arguments: Any) -> str | None:
     import ctypes
 
     buffer = ctypes.create_string_buffer(256)
@@ -183,5 +190,5 @@ def _words(nvml: ctypes.CDLL, code: int | None) -> str:
     if describe is None or code is None:
         return f"code {code}"
     describe.restype = ctypes.c_char_p  # const char* nvmlErrorString(nvmlReturn_t)
-    text = describe(code)
-    return text.decode("utf-8", "replace") if text else f"code {code}"
+    words = describe(code)
+    return words.decode("utf-8", "replace") if words else f"code {code}"

@@ -14,7 +14,7 @@ from anytorch.devices import doctor
 from anytorch.devices.doctor import DIAGNOSES, DIAGNOSIS_FAILED, Finding, diagnose, explain
 from anytorch.devices.types import BackendReport, DeviceReport, Facts, Level, Reason, TorchReport
 from anytorch.errors import UsageError
-from anytorch.probe.environment import NAMES
+from anytorch.probe.collect import NAMES
 from anytorch.probe.facts import (
     Cpu,
     EntryPoint,
