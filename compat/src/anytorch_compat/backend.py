@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anytorch import logs
 from anytorch.devices.choose import activate, best_device
 from anytorch.devices.locate import locate
-from anytorch.devices.lookup import Found, find, usable_devices
+from anytorch.devices.choose import Found, find, usable_devices
 from anytorch.devices.memory import cleanup
-from anytorch.devices.protocol import Backend
+from anytorch.devices.types import Backend
 from anytorch.devices.types import Candidate, MemoryUse
 from anytorch.errors import AnytorchError, DeviceIndexError, DeviceUnavailable
 from anytorch.probe.facts import as_json

@@ -6,7 +6,7 @@ from enum import Enum
 
 from anytorch import settings
 from anytorch.devices.choose import resolve
-from anytorch.devices.lookup import usable_devices
+from anytorch.devices.choose import usable_devices
 from anytorch.devices.registry import registry
 from anytorch.errors import UnknownDevice
 

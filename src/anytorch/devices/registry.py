@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib import import_module
 
 from anytorch import logs, settings
-from anytorch.devices.protocol import Backend
+from anytorch.devices.types import Backend
 from anytorch.errors import UnknownDevice
 from anytorch.probe.facts import EntryPoint
 from anytorch.probe.packages import read_packages

@@ -123,17 +123,12 @@ def hardware_json(hardware: Hardware) -> Document:
 
 
 def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Document:
-    from anytorch.devices.candidates import candidates
-    from anytorch.devices.doctor import diagnose
-    from anytorch.devices.gather import gather
-    from anytorch.devices.ranking import rank
+    from anytorch.devices.gather import survey
     from anytorch.devices.registry import registry
     from anytorch.devices.types import Level, State
 
-    facts = gather("always" if probing else "never", refresh=refresh, hardware=hardware)
-    reasons = diagnose(facts)
-    known = registry()
-    devices = rank(candidates(facts, known.backends.values(), reasons))
+    surveyed = survey("always" if probing else "never", refresh=refresh, hardware=hardware)
+    facts, reasons, devices, known = surveyed.facts, surveyed.reasons, surveyed.devices, registry()
     backends = []
     for backend in known.backends.values():
         mine = [device for device in devices if device.backend == backend.name]

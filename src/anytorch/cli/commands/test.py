@@ -11,11 +11,9 @@ from anytorch.cli.child import check_cache
 from anytorch.cli.describe import reason_json, reason_shown
 from anytorch.cli.output import Output
 from anytorch.cli.requests import named_device
-from anytorch.devices.candidates import candidates
 from anytorch.devices.choose import why_not
-from anytorch.devices.doctor import diagnose
-from anytorch.devices.gather import gather
-from anytorch.devices.ranking import Request, parse, pick, rank, reasons_for
+from anytorch.devices.gather import gather, survey_of
+from anytorch.devices.ranking import Request, parse, pick, reasons_for
 from anytorch.devices.registry import Registry, registry
 from anytorch.devices.try_out import run_children, try_out
 from anytorch.devices.types import Candidate, Reason, State, TorchReport
@@ -53,9 +51,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         report = run_children(names, timeout_s=options.timeout)
     else:
         report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
-    facts = replace(gather("never", hardware=hardware), torch=report)
-    reasons = diagnose(facts)
-    devices = rank(candidates(facts, known.backends.values(), reasons))
+    found = survey_of(replace(gather("never", hardware=hardware), torch=report))
+    reasons, devices = found.reasons, found.devices
     if everything:
         asked = devices
     elif request.index is not None or request.uuid is not None or request.automatic:

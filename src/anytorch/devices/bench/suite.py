@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from anytorch import __version__, logs
 from anytorch.devices.bench.cases import list_cases
-from anytorch.devices.bench.limits import disturbed_share, rate, with_limits
 from anytorch.devices.bench.provenance import commit, machine_facts, today
-from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row
+from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row, disturbed_share, rate, with_limits
 from anytorch.devices.bench.timing import measure
 from anytorch.devices.bench.workloads import (
     Bench,

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from anytorch import __version__
-from anytorch.devices.bench import compute, timing
+from anytorch.devices.bench import cases, timing
 from anytorch.devices.bench.provenance import today
 from anytorch.devices.bench.suite import Progress, caps_of, import_torch, silent
 from anytorch.devices.bench.workloads import TOLERANCES, difference
@@ -143,12 +143,12 @@ class Work:
     def block(self, batch: int | None = None) -> Callable[[], torch.Tensor]:
         """The forward pass of one float32 transformer block on the device."""
         size, seq, hidden = self.shape
-        weights = {name: value.to(self.device) for name, value in compute.block_weights(hidden).items()}
+        weights = {name: value.to(self.device) for name, value in cases.block_weights(hidden).items()}
         if batch is None:
-            x = compute.block_input(size, seq, hidden).to(self.device)
+            x = cases.block_input(size, seq, hidden).to(self.device)
         else:
-            x = compute.block_input(1, seq, hidden).to(self.device).repeat(batch, 1, 1)
-        return partial(compute.block, x, weights)
+            x = cases.block_input(1, seq, hidden).to(self.device).repeat(batch, 1, 1)
+        return partial(cases.block, x, weights)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -167,12 +167,12 @@ class Work:
     def trials(self, setting: str, scopes: Mapping[str, Scope], budget_s: float, most_error: float) -> Sequence[Trial]:
         """The block under each value of a setting, checked against float64 and timed in turns."""
         batch, seq, hidden = self.shape
-        elements, run = compute.checked_elements(batch), self.block()
+        elements, run = cases.checked_elements(batch), self.block()
         found = measure(
             Question("setting", setting, self.id),
             [Candidate.of(value, run, scope) for value, scope in scopes.items()],
             near(
-                compute.block_reference(batch, seq, hidden),
+                cases.block_reference(batch, seq, hidden),
                 part=lambda answer: answer[elements],
                 distance=difference,
             ),

@@ -26,8 +26,7 @@ from anytorch import logs
 from anytorch.devices.locate import locate
 from anytorch.devices.memory import synchronize
 from anytorch.devices.precision import autocast, autocast_dtype, capabilities
-from anytorch.devices.repeat import prepare_to_repeat, repeatable
-from anytorch.devices.seeds import own_random_numbers
+from anytorch.devices.seeds import own_random_numbers, prepare_to_repeat, repeatable
 from anytorch.devices.types import Caps
 from anytorch.errors import AnytorchError, InputError
 from anytorch.forecast.training.interrupt import Interrupt

@@ -7,7 +7,7 @@ import time
 
 from fastapi import APIRouter, Request
 
-from anytorch.devices.lookup import device_info
+from anytorch.devices.choose import device_info
 from anytorch.serve import schemas
 from anytorch.serve.answers import problems
 from anytorch.serve.model_names import EMBEDDED
