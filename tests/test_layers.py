@@ -73,7 +73,6 @@ LATE = {
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.forecast.kernels.*": "Triton's kernels are for machines that have Triton",
     "anytorch.quant.kernels.triton": "Triton's kernels are for machines that have Triton",
-    "anytorch.serve.supervisor": "a worker is another process",
     "anytorch.text.encoders.encoder": "quantization is for those who ask for it, our kernels for devices with Triton",
     "anytorch.text.embed.encoder_device": "the torch encoder imports torch, our own loads a library: one of the two",
     "anytorch.text.embed.engine": "the queue is for those who use it",

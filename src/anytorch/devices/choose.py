@@ -14,7 +14,7 @@ from anytorch import logs, settings
 from anytorch.devices.gather import Survey as Survey
 from anytorch.devices.gather import Tried, survey
 from anytorch.devices.ranking import (
-    Request,
+    DeviceRequest,
     choice_words,
     gigabytes,
     parse,
@@ -116,7 +116,7 @@ def resolve(
     return Resolution(text, instead, True, reasons, warning)
 
 
-def _look(text: str, prefer: str | None = None) -> tuple[Request, Survey, list[Candidate], Candidate | None]:
+def _look(text: str, prefer: str | None = None) -> tuple[DeviceRequest, Survey, list[Candidate], Candidate | None]:
     """What a request means, the survey made for it, the devices listed, and the usable one it means, if any."""
     wanted = parse(text, registry())
     # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
@@ -178,7 +178,7 @@ def configured_request() -> tuple[str, str]:
     return (uuid or str(value.value)), value.source
 
 
-def why_not(request: Request, listed: Sequence[Candidate], reasons: Sequence[Reason]) -> str:
+def why_not(request: DeviceRequest, listed: Sequence[Candidate], reasons: Sequence[Reason]) -> str:
     if reasons:
         return "; ".join(reason.text.rstrip(".") for reason in reasons[:2])
     if request.uuid is not None:

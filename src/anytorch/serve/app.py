@@ -17,7 +17,6 @@ from anytorch.serve import page
 from anytorch.serve.keys import read_keys
 from anytorch.serve.limits import Guard
 from anytorch.serve.metrics import Metrics
-from anytorch.serve.openapi import document
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, problem_of, unexpected, validation_problem
 from anytorch.serve.routes import (
@@ -28,11 +27,10 @@ from anytorch.serve.routes import (
     embeddings,
     forecast,
     generate,
-    graphs,
     health,
     models,
 )
-from anytorch.serve.routes import metrics as metrics_route
+from anytorch.serve.routes.docs import document
 from anytorch.serve.state import State
 
 ROUTERS = (
@@ -43,8 +41,6 @@ ROUTERS = (
     forecast.router,
     generate.router,
     benchmark.router,
-    graphs.router,
-    metrics_route.router,
     docs.router,
 )
 

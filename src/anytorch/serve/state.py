@@ -17,10 +17,9 @@ from anytorch.serve.limits import Guard
 from anytorch.serve.loaders import EmbeddingModel, ForecastModel, Model, TextModel, Wanted
 from anytorch.serve.machine import SurveyCache
 from anytorch.serve.metrics import Look, Metrics
-from anytorch.serve.models import JOBS, Registry, Slot
+from anytorch.serve.models import JOBS, Lineup, Registry, Shared, Slot
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
-from anytorch.serve.shared import Lineup, Shared
 
 log = logs.logger(__name__)
 

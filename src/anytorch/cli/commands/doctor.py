@@ -33,8 +33,8 @@ def explain(code: str, output: Output) -> int:
 
 
 def examine(options: argparse.Namespace, output: Output) -> int:
-    from anytorch.cli.child import check_cache
     from anytorch.cli.describe import reason_json
+    from anytorch.cli.requests import check_cache
     from anytorch.devices.choose import survey
     from anytorch.devices.types import Level
     from anytorch.devices.wheels import advise

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     probing = options.probe or options.refresh
     if probing:
-        from anytorch.cli.child import check_cache
+        from anytorch.cli.requests import check_cache
 
         check_cache()
     problems: list[str] = []

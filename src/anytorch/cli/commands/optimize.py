@@ -25,8 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    from anytorch.cli.child import check_cache
-    from anytorch.cli.requests import usable_device
+    from anytorch.cli.requests import check_cache, usable_device
     from anytorch.devices.tune import apply, tune
     from anytorch.probe.facts import as_json
 

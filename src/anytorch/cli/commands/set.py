@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 
 from anytorch import settings
-from anytorch.cli.child import check_cache
 from anytorch.cli.output import Output
-from anytorch.cli.requests import named_device
+from anytorch.cli.requests import check_cache, named_device
 from anytorch.devices.choose import survey, why_not
-from anytorch.devices.ranking import Request, parse, pick, reasons_for
+from anytorch.devices.ranking import DeviceRequest, parse, pick, reasons_for
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate
 from anytorch.errors import UsageError
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
+def look_for(request: DeviceRequest, output: Output) -> tuple[str, str, bool]:
     """The back end and UUID to store for a request, and whether the device can be used now.
 
     Raises DeviceIndexError for an index beyond the usable devices, UsageError for a UUID nobody has.
@@ -70,7 +69,7 @@ def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
     return f"{word}:{request.index}", "", usable
 
 
-def means(request: Request, device: Candidate) -> bool:
+def means(request: DeviceRequest, device: Candidate) -> bool:
     if request.uuid is not None:
         return device.uuid is not None and device.uuid.lower().startswith(request.uuid.lower())
     return request.index is not None and (device.backend, device.index) == (request.backend, request.index)

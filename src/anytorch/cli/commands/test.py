@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from anytorch.cli.child import check_cache
 from anytorch.cli.describe import reason_json, reason_shown
 from anytorch.cli.output import Output
-from anytorch.cli.requests import named_device
+from anytorch.cli.requests import check_cache, named_device
 from anytorch.devices.choose import why_not
 from anytorch.devices.gather import gather, survey_of
-from anytorch.devices.ranking import Request, parse, pick, reasons_for
+from anytorch.devices.ranking import DeviceRequest, parse, pick, reasons_for
 from anytorch.devices.registry import Registry, registry
 from anytorch.devices.try_out import run_children, try_out
 from anytorch.devices.types import Candidate, Reason, State, TorchReport
@@ -41,7 +40,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--timeout {options.timeout:g}: use a number of seconds above 0 and below a day")
     known = registry()
     everything = named_device(options.device, "DEVICE").strip().lower() == "all"
-    request = Request(options.device) if everything else parse(options.device, known)  # unknown names end here
+    request = DeviceRequest(options.device) if everything else parse(options.device, known)  # unknown names end here
     check_cache()
     hardware = snapshot()
     if hardware.torch is None:
@@ -98,7 +97,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0 if passed else 1
 
 
-def concerned(request: Request, known: Registry) -> list[str]:
+def concerned(request: DeviceRequest, known: Registry) -> list[str]:
     """The back ends to try: "cuda" may mean ROCm's device, which bears that name in torch. Empty: all of them."""
     if request.backend is None:
         return []
@@ -140,7 +139,7 @@ def absent(
     found = []
     for backend in known.backends.values():
         if backend.name in looked_for and backend.name not in listed:
-            request = Request(backend.name, backend.name)
+            request = DeviceRequest(backend.name, backend.name)
             why = why_not(request, devices, reasons_for(request, devices, reasons))
             told = report.backends.get(backend.name)
             found.append({"name": backend.name, "reason": why, "error": told.error if told else ""})

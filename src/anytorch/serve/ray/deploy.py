@@ -24,7 +24,7 @@ from anytorch.serve.keys import read_keys
 from anytorch.serve.options import ServeOptions, from_json, to_json
 from anytorch.serve.ray.cluster import Share, cluster, share_of
 from anytorch.serve.routes.health import status_of
-from anytorch.serve.start import Told, first_answer
+from anytorch.serve.running import Told, first_answer
 
 log = logs.logger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from anytorch.serve import benchmarks, schemas
-from anytorch.serve.answers import EVENT_STREAM, event, event_stream, problems
-from anytorch.serve.reading import JsonRoute
+from anytorch.serve.limits import JsonRoute
+from anytorch.serve.problems import EVENT_STREAM, event, event_stream, problems
 from anytorch.serve.state import State
 
 router = APIRouter(tags=["benchmark"], route_class=JsonRoute)

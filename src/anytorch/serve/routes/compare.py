@@ -9,10 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from anytorch.serve import schemas
-from anytorch.serve.answers import json_answer, problems
+from anytorch.serve.limits import JsonRoute
 from anytorch.serve.loaders import EmbeddingModel
-from anytorch.serve.problems import Problem
-from anytorch.serve.reading import JsonRoute
+from anytorch.serve.problems import Problem, json_answer, problems
 from anytorch.serve.state import State
 from anytorch.text.embed.compare import nearest, prepared, scores
 from anytorch.text.embed.projection import project_to_plane

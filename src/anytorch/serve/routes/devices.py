@@ -1,4 +1,4 @@
-"""GET /v1/devices, /v1/devices/live, /v1/doctor: this machine's devices, their load, and the doctor's findings."""
+"""GET /v1/devices, /v1/devices/live, /v1/doctor, /v1/graphs: this machine's devices, and what was found out about them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from fastapi import APIRouter, Request, Response
 
 from anytorch.devices.doctor import explain
 from anytorch.errors import UsageError
+from anytorch.measured.store import verdicts
+from anytorch.measured.verdict import Verdict
 from anytorch.serve import machine, schemas
-from anytorch.serve.answers import problems
-from anytorch.serve.problems import Problem
+from anytorch.serve.problems import Problem, problems
 from anytorch.serve.state import State
 
 router = APIRouter(tags=["devices"])
@@ -51,3 +52,38 @@ async def page(code: str) -> Response:
         return Response(explain(code), media_type="text/markdown; charset=utf-8")
     except UsageError as exc:
         raise Problem(404, "no-such-diagnosis", "Unknown diagnosis", exc.message, hint=exc.hint) from exc
+
+
+# --- choices made by measurement --------------------------------------------------------------------------------------
+
+
+@router.get("/v1/graphs", responses=problems(401))
+async def graphs() -> schemas.Graphs:
+    """Kernels and layouts that were measured against each other, with what was chosen. An empty list is a normal answer."""
+    return schemas.Graphs(graphs=await asyncio.to_thread(tuned))
+
+
+def tuned() -> list[schemas.Graph]:
+    """Every remembered choice, the newest first."""
+    return [graph_of(found) for found in verdicts()]
+
+
+def graph_of(found: Verdict) -> schemas.Graph:
+    question = found.question
+    return schemas.Graph(
+        id=question.key,
+        title=question.title,
+        device=question.device,
+        kind=question.kind,
+        candidates=[
+            schemas.Candidate(
+                name=one.name,
+                seconds=one.seconds,
+                correct=not one.wrong,
+                chosen=one.name == found.chosen,
+            )
+            for one in found.trials
+        ],
+        speedup=round(found.speedup, 2) if found.speedup else None,
+        when=found.when,
+    )

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from anytorch.serve.limits import SECURITY, Call, ClientGone, Guard
+from anytorch.serve.limits import SECURITY, Call, ClientGone, Guard, parse_json
 from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
-from anytorch.serve.reading import parse_json
 from anytorch.text.embed.tokens import Tokens, pack_ids
 
 PATH = "/v1/embeddings"

@@ -1,7 +1,8 @@
-"""GET /v1/readyz and /v1/healthz: whether the service is ready for requests, and whether it still works."""
+"""GET /v1/readyz, /v1/healthz and /metrics: is the service ready for requests, does it still work, what has it done."""
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import sys
 import time
@@ -11,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from anytorch._version import __version__
 from anytorch.serve import schemas
+from anytorch.serve.metrics import CONTENT_TYPE
 from anytorch.serve.models import JOBS, Slot, failure
 from anytorch.serve.state import State
 
@@ -104,3 +106,12 @@ def torch_version() -> str | None:
         return version("torch")
     except PackageNotFoundError:
         return None
+
+
+@router.get(
+    "/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}, response_class=Response
+)
+async def metrics(request: Request) -> Response:
+    """Requests, latencies, queues, batches, tokens and memory."""
+    service: State = request.app.state.service
+    return Response(await asyncio.to_thread(service.metrics.text), media_type=CONTENT_TYPE)

@@ -9,10 +9,9 @@ from fastapi import APIRouter, Request
 
 from anytorch.devices.choose import device_info
 from anytorch.serve import schemas
-from anytorch.serve.answers import problems
+from anytorch.serve.limits import JsonRoute
 from anytorch.serve.model_names import EMBEDDED
-from anytorch.serve.problems import Problem
-from anytorch.serve.reading import JsonRoute
+from anytorch.serve.problems import Problem, problems
 from anytorch.serve.state import State
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
