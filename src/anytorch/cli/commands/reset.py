@@ -13,12 +13,7 @@ from anytorch.cli.output import Output
 from anytorch.errors import CacheError, ConfigError
 from anytorch.measured import store as measured
 
-STORES = (  # every Store of this package; a test compares the list with the source
-    "devices",
-    "batches",
-    "tiers",
-    "bandwidth",
-)
+STORES = ("devices", "tiers", "bandwidth")  # every Store of this package; a test compares the list with the source
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

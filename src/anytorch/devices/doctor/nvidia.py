@@ -26,14 +26,14 @@ CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803
 CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE = 804
 CUDA_ERROR_UNKNOWN = 999
 CUDA_ERRORS = {
-    1: "CUDA_ERROR_INVALID_VALUE",
-    2: "CUDA_ERROR_OUT_OF_MEMORY",
-    3: "CUDA_ERROR_NOT_INITIALIZED",
-    46: "CUDA_ERROR_DEVICE_UNAVAILABLE",
-    CUDA_ERROR_NO_DEVICE: "CUDA_ERROR_NO_DEVICE",
-    101: "CUDA_ERROR_INVALID_DEVICE",
-    304: "CUDA_ERROR_OPERATING_SYSTEM",
-    800: "CUDA_ERROR_NOT_PERMITTED",
+    1: "INVALID_VALUE",
+    2: "OUT_OF_MEMORY",
+    3: "NOT_INITIALIZED",
+    46: "DEVICE_UNAVAILABLE",
+    CUDA_ERROR_NO_DEVICE: "NO_DEVICE",
+    101: "INVALID_DEVICE",
+    304: "OPERATING_SYSTEM",
+    800: "NOT_PERMITTED",
 }
 EXPLAINED = (
     0,
@@ -256,8 +256,9 @@ def cuda_init_failed(facts: Facts) -> Iterator[Finding]:
     if code == CUDA_ERROR_NO_DEVICE and (masked or hardware.nvidia.nvml_code != NVML_SUCCESS):
         return  # a mask or a missing driver explains it
     report = report_of(facts, "cuda")
+    name = f"CUDA_ERROR_{CUDA_ERRORS[code]}" if code in CUDA_ERRORS else "see cuda.h"
     yield Finding(
-        f"cuInit returned {code} ({CUDA_ERRORS.get(code, 'see cuda.h')}) on {named(cards_of(hardware, 'nvidia')[0])}",
+        f"cuInit returned {code} ({name}) on {named(cards_of(hardware, 'nvidia')[0])}",
         "sudo dmesg | grep -iE 'nvrm|xid'",
         f"cuInit returned {code}{'; ' + report.error if report and report.error else ''}",
         ("cuda",),

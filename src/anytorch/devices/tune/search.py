@@ -155,13 +155,12 @@ class Work:
         """Whatever is tried in here, threads and precision are afterwards as they were."""
         import torch
 
-        threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        threads = with_torch("num_threads", torch.get_num_threads())
+        precision = with_torch("float32_matmul_precision", torch.get_float32_matmul_precision())
         try:
-            with torch.inference_mode():
+            with threads, precision, torch.inference_mode():
                 yield
         finally:
-            torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
             cleanup(self.id)
 
     def trials(self, setting: str, scopes: Mapping[str, Scope], budget_s: float, most_error: float) -> Sequence[Trial]:
@@ -194,7 +193,7 @@ class Work:
         if len(values) == 1:
             self.notes.append("threads: one is all this process may use")
             return None
-        scopes = {str(value): partial(with_threads, value) for value in values}
+        scopes = {str(value): partial(with_torch, "num_threads", value) for value in values}
         item = decide("threads", self.words, default, self.trials("threads", scopes, budget_s, TOLERANCES["float32"]))
         torch.set_num_threads(int(item.chosen))
         return item
@@ -206,14 +205,14 @@ class Work:
         run = self.block()
         answers = {}
         for value in ("highest", "high", "medium"):
-            with with_precision(value):
+            with with_torch("float32_matmul_precision", value):
                 answers[value] = run().cpu()
         different = [v for v in answers if v != default and not torch.equal(answers[v], answers[default])]
         if not different:
             self.notes.append("matmul_precision: every setting gives the same bits here")
             return None
         values = [v for v in answers if v == default or v in different]
-        scopes = {value: partial(with_precision, value) for value in values}
+        scopes = {value: partial(with_torch, "float32_matmul_precision", value) for value in values}
         options = self.trials("matmul_precision", scopes, budget_s, PRECISION_ERROR)
         item = decide("matmul_precision", self.words + ", float32", default, options, most_error=PRECISION_ERROR)
         torch.set_float32_matmul_precision(str(item.chosen))
@@ -280,24 +279,13 @@ def thread_candidates(cpu: Cpu, current: int) -> list[int]:
 
 
 @contextmanager
-def with_threads(count: int) -> Iterator[None]:
+def with_torch(setting: str, value: Any) -> Iterator[None]:
+    """`torch.set_<setting>(value)` for a block."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    before = getattr(torch, f"get_{setting}")()
+    getattr(torch, f"set_{setting}")(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def with_precision(value: str) -> Iterator[None]:
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(value)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        getattr(torch, f"set_{setting}")(before)
