@@ -60,6 +60,13 @@ class Output:
         if not self.json:
             answer(sys.stdout, line)
 
+    def answer(self, document: Any, *lines: str) -> None:
+        """The whole of a short answer: the document for programs, the lines for people."""
+        if self.json:
+            self.data(document)
+        for line in lines:
+            self.text(line)
+
     def piece(self, text: str) -> None:
         """Print a piece of a streamed text at once, without a line end."""
         if not self.json:

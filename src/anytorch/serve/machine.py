@@ -6,7 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from anytorch import logs
 from anytorch.devices.choose import Survey, fallbacks_to, resolve, survey
@@ -64,31 +65,17 @@ class SurveyCache:
 
 async def in_background(work: Callable[[], T]) -> T:
     """Like asyncio.to_thread, but in a daemon thread, so that stopping the service does not wait for it."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def finish(value: T | None, exc: BaseException | None) -> None:
-        if answer.done():
-            return
-        if exc is not None:
-            answer.set_exception(exc)
-        else:
-            answer.set_result(cast("T", value))
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()  # from here on nobody can cancel it: the thread is the one who ends it
 
     def run() -> None:
-        value: T | None = None
-        failed: BaseException | None = None
         try:
-            value = work()
+            answer.set_result(work())
         except Exception as exc:  # noqa: BLE001  (raised again where it is awaited)
-            failed = exc
-        try:
-            loop.call_soon_threadsafe(finish, value, failed)
-        except RuntimeError:  # the loop has ended: nobody waits any more
-            return
+            answer.set_exception(exc)
 
     threading.Thread(target=run, name="anytorch-survey", daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)
 
 
 def devices_of(found: Survey, activity: Activity, tried: bool = True) -> schemas.Devices:

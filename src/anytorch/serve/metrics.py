@@ -122,10 +122,9 @@ class Metrics:
                 self._ended.labels(model, cause).inc(count - before if count >= before else count)
 
     def text(self) -> bytes:
-        if self._folder is None:
-            self.refresh()
-            return generate_latest(self.registry)
         self.refresh()
+        if self._folder is None:
+            return generate_latest(self.registry)
         together = CollectorRegistry()
         collect: Any = MultiProcessCollector  # has no annotations
         collect(together, path=str(self._folder))

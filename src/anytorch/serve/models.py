@@ -152,13 +152,8 @@ class Registry:
     def lineup(self, job: str) -> Lineup:
         return Lineup(job, tuple(slot.load for slot in self._slots[job].values()), self._default.get(job, ""))
 
-    def infos(self, job: str | None = None) -> list[ModelInfo]:
-        return [
-            slot.info(self._default.get(name) == key)
-            for name in JOBS
-            if job in (None, name)
-            for key, slot in self._slots[name].items()
-        ]
+    def infos(self) -> list[ModelInfo]:
+        return [slot.info(self._default.get(job) == key) for job in JOBS for key, slot in self._slots[job].items()]
 
     def loaded(self, job: str) -> list[Model]:
         return [slot.model for slot in self._slots[job].values() if slot.model is not None]

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -109,18 +109,8 @@ class Server(uvicorn.Server):
             self._beat()
         return await super().on_tick(counter)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handled = [signal.SIGINT, signal.SIGTERM]
-        before = {number: signal.signal(number, self.handle_exit) for number in handled}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # uvicorn's is a generator
+        return signals_to(self.handle_exit)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         state = self._app.state.service
@@ -135,6 +125,20 @@ class Server(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+
+
+@contextmanager
+def signals_to(stop: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """A block in which SIGTERM and Ctrl-C call `stop`. Only the main thread can have them; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def set_up_logs(access: bool) -> None:

@@ -30,7 +30,7 @@ from anytorch.serve.app import create_app
 from anytorch.serve.keys import read_keys
 from anytorch.serve.model_names import first_models
 from anytorch.serve.options import ServeOptions, from_json, to_json
-from anytorch.serve.running import BACKLOG, Told, first_answer, run_app
+from anytorch.serve.running import BACKLOG, Told, first_answer, run_app, signals_to
 
 
 def serve(options: ServeOptions, told: Told) -> int:
@@ -202,7 +202,6 @@ def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> in
             supervisor.kill()
         supervisor.stopping = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     failed: list[ModelError] = []
 
     def tell() -> None:
@@ -213,12 +212,11 @@ def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> in
             failed.append(started)
             supervisor.stopping = True
 
-    threading.Thread(target=tell, name="anytorch-first-answer", daemon=True).start()
     try:
-        supervisor.run()
+        with signals_to(stop):
+            threading.Thread(target=tell, name="anytorch-first-answer", daemon=True).start()
+            supervisor.run()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
     if failed:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.requests import Request
+from fastapi import Depends, Request
 
 from anytorch import logs
 from anytorch.devices.memory import memory
@@ -22,6 +22,11 @@ from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 
 log = logs.logger(__name__)
+
+
+def service_of(request: Request) -> State:
+    state: State = request.app.state.service
+    return state
 
 
 def allowed_s(request: Request, options: ServeOptions) -> float:
@@ -143,3 +148,6 @@ class State:
         for task in list(self._tasks):
             task.cancel()
         await self.models.close()
+
+
+Service = Annotated[State, Depends(service_of)]  # an end point's parameter of this type is the service's state

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from anytorch import settings
 from anytorch._version import __version__
-from anytorch.cli.describe import device_json, devices_shown, gpu_words, reason_json, would_use
+from anytorch.cli.describe import device_json, devices_shown, gpu_words, would_use
 from anytorch.cli.output import Output, gigabytes
 from anytorch.cli.settings import tolerated
 from anytorch.counts import counted
@@ -165,7 +165,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
         "devices": [device_json(device) for device in devices],
         "backends": backends,
         "plugin_errors": dict(known.errors),
-        "reasons": [reason_json(reason) for reason in reasons],
+        "reasons": as_json(reasons),
         "expected": expected,
         "expected_why": expected_why,
     }

@@ -55,12 +55,8 @@ def show_measured(output: Output) -> int:
     from anytorch.measured.store import verdicts
 
     found = list(verdicts())
-    if output.json:
-        output.data({"measured": [one.as_json() for one in found]})
-    for one in [] if output.json else found:
-        output.text(one.explain())
-    if not found and not output.json:
-        output.text("nothing has been measured on this machine yet")
+    lines = [one.explain() for one in found] or ["nothing has been measured on this machine yet"]
+    output.answer({"measured": [one.as_json() for one in found]}, *lines)
     return 0
 
 

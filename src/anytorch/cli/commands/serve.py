@@ -11,17 +11,9 @@ from typing import Any
 from anytorch.cli.output import Output
 from anytorch.cli.parser import add_options
 
-PACKAGES = (
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "httptools",
-    "orjson",
-    "prometheus_client",
-    "pydantic",
-    "numpy",
-    "tokenizers",
-)
+PACKAGES = {
+    *("fastapi", "starlette", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic", "numpy", "tokenizers"),
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,10 +80,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
     if options.new_key is not None:
         key = add_key(options.new_key)
-        if output.json:
-            output.data({"key": key, "file": str(options.new_key)})
-        else:
-            output.text(key)
+        output.answer({"key": key, "file": str(options.new_key)}, key)
+        if not output.json:
             output.note(f"appended to {options.new_key}; start with --api-key-file {options.new_key}")
         return 0
     try:

@@ -32,10 +32,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     source = settings.lookup("backend").source
     if source not in ("file", "code"):
         output.warn(f"the environment variable {source} is set and overrides the settings file")
-    if output.json:
-        output.data({"backend": backend, "device_uuid": uuid or None, "usable": usable, "settings_file": str(path)})
-    else:
-        output.text(f"backend = {backend}" + (f" (card {uuid})" if uuid else "") + f", stored in {path}")
+    document = {"backend": backend, "device_uuid": uuid or None, "usable": usable, "settings_file": str(path)}
+    output.answer(document, f"backend = {backend}" + (f" (card {uuid})" if uuid else "") + f", stored in {path}")
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from anytorch.cli.describe import reason_json, reason_shown
+from anytorch.cli.describe import reason_shown
 from anytorch.cli.output import Output
 from anytorch.cli.requests import check_cache, named_device
 from anytorch.devices.choose import why_not
@@ -19,6 +19,7 @@ from anytorch.devices.types import Candidate, Reason, State, TorchReport
 from anytorch.devices.wheels import advise
 from anytorch.errors import TorchMissing, UsageError
 from anytorch.probe import snapshot
+from anytorch.probe.facts import as_json
 
 FAILURES = frozenset({"failed", "crashed", "timed-out"})  # it was there, was tried, and did not work
 PASSED, FAILED, ABSENT = "passed", "failed", "not here"
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
                 "import_error": report.import_error,
                 "devices": documents,
                 "absent": missing,
-                "reasons": [reason_json(reason) for reason in why],
+                "reasons": as_json(why),
             }
         )
     else:
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
             if missing and reason.fix:
                 output.text(f"    fix: {reason.fix} [{reason.code}]")  # its text has just been said
             elif not missing and reason.text not in told:
-                reason_shown(output, reason_json(reason), options.device)
+                reason_shown(output, as_json(reason), options.device)
     if not passed:
         what = "no device passed" if everything and not documents else f"{options.device} did not pass"
         output.note(f"{what}; `anytorch doctor` says more")
@@ -123,7 +124,7 @@ def result(device: Candidate, report: TorchReport) -> dict[str, Any]:
         "checks": list(device.facts.get("checks", ())),
         "error": "" if outcome == PASSED else error,
         "traceback": "" if outcome == PASSED else traceback,
-        "reasons": [reason_json(reason) for reason in device.reasons],
+        "reasons": as_json(device.reasons),
     }
 
 

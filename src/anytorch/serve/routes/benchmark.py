@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from anytorch.serve import benchmarks, schemas
 from anytorch.serve.limits import JsonRoute
 from anytorch.serve.problems import EVENT_STREAM, event, event_stream, problems
-from anytorch.serve.state import State
+from anytorch.serve.state import Service
 
 router = APIRouter(tags=["benchmark"], route_class=JsonRoute)
 EVENTS: dict[int | str, dict[str, Any]] = {
@@ -20,13 +20,12 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/benchmark", response_class=Response, responses={**EVENTS, **problems(401, 409, 422)})
-async def benchmark(asked: schemas.BenchmarkRequest, request: Request) -> Response:
+async def benchmark(asked: schemas.BenchmarkRequest, service: Service) -> Response:
     """Measure devices, and stream it as server-sent events.
 
     `progress` {device, test, fraction, message}, `result` {device, test, rate, unit, limit, share}, `problem`
     {device, test, message}, at the end `done` {run_id, rows} or `failed` {message}. Closing the connection ends it.
     """
-    service: State = request.app.state.service
     await asyncio.to_thread(benchmarks.check, asked)
     service.benchmarks.reserve()
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from anytorch.serve import schemas
 from anytorch.serve.limits import JsonRoute
 from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.problems import Problem, json_answer, problems
-from anytorch.serve.state import State
+from anytorch.serve.state import Service, State
 from anytorch.text.embed.compare import nearest, prepared, scores
 from anytorch.text.embed.projection import project_to_plane
 from anytorch.text.embed.tokens import Tokens
@@ -26,15 +28,14 @@ HITS = 100_000  # of all queries of a search together
     "/v1/similarity",
     responses={200: {"model": schemas.SimilarityAnswer}, **problems(401, 404, 413, 422, 429, 503, 504)},
 )
-async def similarity(asked: schemas.SimilarityRequest, request: Request) -> Response:
+async def similarity(asked: schemas.SimilarityRequest, service: Service) -> Response:
     """Similarity of each of `a` with each of `b` (`a` itself when left out), by the model's own measure."""
-    service: State = request.app.state.service
     began = time.perf_counter()
     if len(asked.a) * len(asked.b or asked.a) > CELLS:
         raise too_many(
             f"the matrix would have {len(asked.a)} × {len(asked.b or asked.a)} numbers; the limit is {CELLS}"
         )
-    async with Encoding(service, asked.model) as encoding:
+    async with encoding_with(service, asked.model) as encoding:
         left = await encoding.vectors(asked.a)
         right = None if asked.b is None else await encoding.vectors(asked.b)
         kind = encoding.model.engine.recipe.similarity
@@ -54,9 +55,8 @@ async def similarity(asked: schemas.SimilarityRequest, request: Request) -> Resp
 @router.post(
     "/v1/search", responses={200: {"model": schemas.SearchAnswer}, **problems(401, 404, 413, 422, 429, 503, 504)}
 )
-async def search(asked: schemas.SearchRequest, request: Request) -> Response:
+async def search(asked: schemas.SearchRequest, service: Service) -> Response:
     """The `k` texts of the corpus that are nearest in meaning to each query, best first."""
-    service: State = request.app.state.service
     began = time.perf_counter()
     hits = min(asked.k, len(asked.corpus))
     if len(asked.queries) * hits > HITS:
@@ -68,7 +68,7 @@ async def search(asked: schemas.SearchRequest, request: Request) -> Response:
             f"the answer could hold {len(asked.queries)} × {longest} characters of text; the limit is "
             f"{service.options.max_body_nbytes}; ask for fewer with k"
         )
-    async with Encoding(service, asked.model) as encoding:
+    async with encoding_with(service, asked.model) as encoding:
         queries = await encoding.vectors(asked.queries, "query")
         corpus = await encoding.vectors(asked.corpus, "passage")
         kind = encoding.model.engine.recipe.similarity
@@ -81,28 +81,22 @@ async def search(asked: schemas.SearchRequest, request: Request) -> Response:
         return json_answer({"results": results, **encoding.facts(), "seconds": round(time.perf_counter() - began, 4)})
 
 
-class Encoding:
-    """The embedding model a request means, held while it is used, and the tokens it has cost so far."""
-
-    def __init__(self, service: State, name: str | None) -> None:
-        self._service = service
-        self._slot = service.models.slot("embeddings", name)
-        self.model: EmbeddingModel
-        self.tokens = 0
-
-    async def __aenter__(self) -> Encoding:
-        self._slot.users += 1
-        try:
-            model = await self._service.models.ready(self._slot)
-        except BaseException:
-            self._service.models.release(self._slot)
-            raise
+@asynccontextmanager
+async def encoding_with(service: State, name: str | None) -> AsyncIterator[Encoding]:
+    """The embedding model a request means, held while it is used."""
+    slot = service.models.slot("embeddings", name)
+    with service.models.use(slot):
+        model = await service.models.ready(slot)
         assert isinstance(model, EmbeddingModel)
-        self.model = model
-        return self
+        yield Encoding(service, model)
 
-    async def __aexit__(self, *_: object) -> None:
-        self._service.models.release(self._slot)
+
+class Encoding:
+    """A model at work for one request, and the tokens it has cost so far."""
+
+    def __init__(self, service: State, model: EmbeddingModel) -> None:
+        self._service, self.model = service, model
+        self.tokens = 0
 
     async def vectors(self, texts: list[str], prompt: str | None = None) -> Any:
         options = self._service.options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from anytorch.devices.doctor import explain
 from anytorch.errors import UsageError
@@ -12,31 +12,28 @@ from anytorch.measured.store import verdicts
 from anytorch.measured.verdict import Verdict
 from anytorch.serve import machine, schemas
 from anytorch.serve.problems import Problem, problems
-from anytorch.serve.state import State
+from anytorch.serve.state import Service
 
 router = APIRouter(tags=["devices"])
 
 
 @router.get("/v1/devices", responses=problems(401))
-async def devices(request: Request, refresh: bool = False) -> schemas.Devices:
+async def devices(service: Service, refresh: bool = False) -> schemas.Devices:
     """Every device, tried in a child process; for each missing or broken one, why and how to fix it."""
-    service: State = request.app.state.service
     found, tried = await service.surveys.survey(refresh=refresh)
     return await asyncio.to_thread(machine.devices_of, found, service.activity, tried)
 
 
 @router.get("/v1/devices/live", responses=problems(401))
-async def live(request: Request) -> schemas.LiveDevices:
+async def live(service: Service) -> schemas.LiveDevices:
     """Memory and utilisation, cheap enough to ask every second."""
-    service: State = request.app.state.service
     found, _ = await service.surveys.survey(fresh_s=3600)
     return await asyncio.to_thread(machine.live, found, service.activity)
 
 
 @router.get("/v1/doctor", responses=problems(401))
-async def doctor(request: Request, refresh: bool = False) -> schemas.Findings:
+async def doctor(service: Service, refresh: bool = False) -> schemas.Findings:
     """What is wrong on this machine, worst first, each with its fix."""
-    service: State = request.app.state.service
     found, tried = await service.surveys.survey(refresh=refresh)
     return schemas.Findings(findings=[machine.reason_of(reason) for reason in found.reasons], tried=tried)
 

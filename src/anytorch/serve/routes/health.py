@@ -14,7 +14,7 @@ from anytorch._version import __version__
 from anytorch.serve import schemas
 from anytorch.serve.metrics import CONTENT_TYPE
 from anytorch.serve.models import JOBS, Slot, failure
-from anytorch.serve.state import State
+from anytorch.serve.state import Service, State
 
 router = APIRouter(tags=["health"])
 UNREADY: dict[int | str, dict[str, Any]] = {
@@ -111,7 +111,6 @@ def torch_version() -> str | None:
 @router.get(
     "/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}, response_class=Response
 )
-async def metrics(request: Request) -> Response:
+async def metrics(service: Service) -> Response:
     """Requests, latencies, queues, batches, tokens and memory."""
-    service: State = request.app.state.service
     return Response(await asyncio.to_thread(service.metrics.text), media_type=CONTENT_TYPE)

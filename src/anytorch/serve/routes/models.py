@@ -12,15 +12,14 @@ from anytorch.serve import schemas
 from anytorch.serve.limits import JsonRoute
 from anytorch.serve.model_names import EMBEDDED
 from anytorch.serve.problems import Problem, problems
-from anytorch.serve.state import State
+from anytorch.serve.state import Service
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
 
 
 @router.get("/v1/models", responses=problems(401))
-async def listed(request: Request) -> schemas.OpenAIModels:
+async def listed(service: Service) -> schemas.OpenAIModels:
     """The loaded models, in OpenAI's format."""
-    service: State = request.app.state.service
     return schemas.OpenAIModels(
         data=[schemas.OpenAIModel(id=info.id, created=service.created) for info in service.models.infos()]
     )
@@ -40,9 +39,8 @@ async def one(name: str, request: Request) -> schemas.OpenAIModel:
 
 
 @router.get("/api/models", responses=problems(401))
-async def known(request: Request) -> schemas.Models:
+async def known(service: Service) -> schemas.Models:
     """The loaded models, and those that `POST /api/load-model` would load."""
-    service: State = request.app.state.service
     infos = service.models.infos()
     have: set[tuple[str, str]] = {(info.job, info.id) for info in infos}
     for found in (await asyncio.to_thread(service.models.loadable)).values():
@@ -56,12 +54,11 @@ async def known(request: Request) -> schemas.Models:
 
 
 @router.post("/api/load-model", responses=problems(400, 401, 404, 422, 429, 503))
-async def load(asked: schemas.LoadModelRequest, request: Request) -> schemas.LoadModelAnswer:
+async def load(asked: schemas.LoadModelRequest, service: Service) -> schemas.LoadModelAnswer:
     """Load a model of the configured folders, or load one again on another device; it becomes its job's default.
 
     Requests under way finish on the engine they began with, and new ones use it until the new engine is ready.
     """
-    service: State = request.app.state.service
     began = time.perf_counter()
     slot = await service.models.load(asked.model, asked.job, asked.device, asked.quantization, done=service.tell_others)
     info = slot.info(default=True)
