@@ -65,7 +65,6 @@ LATE = {
     "anytorch.memory": "the package can be called, and importing it imports nothing",
     "anytorch.probe": "importing the package costs nothing until somebody looks at the machine",
     "anytorch.probe.collect": "the readers of another operating system are not loaded on this one",
-    "anytorch.probe.nvidia": "ctypes, for machines that have the driver's library",
     "anytorch.devices.base": "the trial computation runs in the child alone",
     "anytorch.devices.gather": "json, hashing and processes: `anytorch info` answers from files alone, in 80 ms",
     "anytorch.devices.cpu": "the process's own memory is read only when it is asked for",

@@ -13,7 +13,7 @@ from anytorch.counts import counted
 from anytorch.devices.bench.suite import Progress
 from anytorch.devices.choose import survey
 from anytorch.devices.ranking import gigabytes
-from anytorch.devices.tune.plan import TunePlan
+from anytorch.devices.tune.store import TunePlan
 from anytorch.devices.tune.search import tune
 from anytorch.devices.tune.store import apply
 from anytorch.devices.types import Level

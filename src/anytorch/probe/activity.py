@@ -9,8 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from anytorch.probe.nvidia import NVML_VARIABLE
-from anytorch.probe.nvml import SUCCESS, handles, memory, text
+from anytorch.probe.nvidia import NVML_VARIABLE, SUCCESS, handles, memory, text
 from anytorch.probe.pci import DEVICES, pci_address
 from anytorch.probe.tree import Tree, find_library, whole
 

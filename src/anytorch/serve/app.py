@@ -21,7 +21,6 @@ from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, problem_of, unexpected, validation_problem
 from anytorch.serve.routes import (
     benchmark,
-    compare,
     devices,
     docs,
     embeddings,
@@ -37,7 +36,7 @@ ROUTERS = (
     health.router,
     models.router,
     devices.router,
-    compare.router,
+    embeddings.router,
     forecast.router,
     generate.router,
     benchmark.router,

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 from anytorch import logs
 from anytorch.errors import AnytorchError
 from anytorch.files import replace_file
-from anytorch.serve.loaders import Model, Wanted
-from anytorch.serve.model_names import Found, first_models, list_models, wanted_by
+from anytorch.serve.loaders import Found, Model, Wanted, first_models, list_models, wanted_by
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, retry_after
 from anytorch.serve.schemas import ModelInfo

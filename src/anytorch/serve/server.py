@@ -28,7 +28,7 @@ from anytorch.child_process import python_command
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.app import create_app
 from anytorch.serve.keys import read_keys
-from anytorch.serve.model_names import first_models
+from anytorch.serve.loaders import first_models
 from anytorch.serve.options import ServeOptions, from_json, to_json
 from anytorch.serve.running import BACKLOG, Told, first_answer, run_app, signals_to
 

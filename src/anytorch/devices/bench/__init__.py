@@ -1,7 +1,7 @@
 """Measuring devices: matrix products, memory, launches, copies and a transformer block, answers checked first.
 
-The way data flows: `workloads` and `cases` say what is run, `timing` how it is timed, `suite` runs all of it on every
-device, `results` are the values that come out, `picture` draws them. Importing this package imports neither torch nor
+The way data flows: `workloads` say what is run, `timing` how it is timed, `suite` runs all of it on every device,
+`results` are the values that come out, `picture` draws them. Importing this package imports neither torch nor
 matplotlib.
 """
 

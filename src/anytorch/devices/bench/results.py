@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anytorch.devices.bench.workloads import Prepared
 from anytorch.devices.types import Caps
 from anytorch.errors import UsageError
 from anytorch.files import replace_file
@@ -165,7 +164,7 @@ def relative_to_cpu(report: BenchmarkReport) -> dict[str, dict[str, float]]:
     return result
 
 
-# --- from times to rates, and each rate beside its limit; pure --------------------------------------------------------
+# --- each rate beside its limit; pure --------------------------------------------------------
 
 
 def disturbed_share(rows: Sequence[Row]) -> float:
@@ -173,13 +172,6 @@ def disturbed_share(rows: Sequence[Row]) -> float:
     timings = [row.timing for row in rows if row.timing is not None]
     busy = [t for t in timings if t.disturbed >= t.repeats]
     return len(busy) / len(timings) if timings else 0.0
-
-
-def rate(timing: Timing, prepared: Prepared, unit: str) -> float:
-    if unit == "µs":
-        return timing.median_s * 1e6
-    amount = prepared.flop / 1e12 if unit == "TFLOP/s" else prepared.nbytes / 1e9
-    return amount / timing.median_s
 
 
 def with_limits(rows: Sequence[Row], caps: Caps) -> tuple[Row, ...]:

@@ -10,16 +10,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from anytorch import __version__
-from anytorch.devices.bench import cases, timing
-from anytorch.devices.bench.provenance import today
-from anytorch.devices.bench.suite import Progress, caps_of, import_torch, silent
+from anytorch.devices.bench import timing, workloads
+from anytorch.devices.bench.suite import Progress, caps_of, import_torch, silent, today
 from anytorch.devices.bench.workloads import TOLERANCES, difference
 from anytorch.devices.choose import activate, resolve
 from anytorch.devices.memory import cleanup
 from anytorch.devices.oom import fit_batch
 from anytorch.devices.registry import registry
 from anytorch.devices.stopwatch import stopwatch_of
-from anytorch.devices.tune.plan import Item, TunePlan, decide, decide_batch
+from anytorch.devices.tune.store import Item, TunePlan, decide, decide_batch
 from anytorch.devices.types import Candidate as Device
 from anytorch.devices.types import Caps
 from anytorch.errors import OutOfMemory, UsageError
@@ -143,12 +142,12 @@ class Work:
     def block(self, batch: int | None = None) -> Callable[[], torch.Tensor]:
         """The forward pass of one float32 transformer block on the device."""
         size, seq, hidden = self.shape
-        weights = {name: value.to(self.device) for name, value in cases.block_weights(hidden).items()}
+        weights = {name: value.to(self.device) for name, value in workloads.block_weights(hidden).items()}
         if batch is None:
-            x = cases.block_input(size, seq, hidden).to(self.device)
+            x = workloads.block_input(size, seq, hidden).to(self.device)
         else:
-            x = cases.block_input(1, seq, hidden).to(self.device).repeat(batch, 1, 1)
-        return partial(cases.block, x, weights)
+            x = workloads.block_input(1, seq, hidden).to(self.device).repeat(batch, 1, 1)
+        return partial(workloads.block, x, weights)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -166,12 +165,12 @@ class Work:
     def trials(self, setting: str, scopes: Mapping[str, Scope], budget_s: float, most_error: float) -> Sequence[Trial]:
         """The block under each value of a setting, checked against float64 and timed in turns."""
         batch, seq, hidden = self.shape
-        elements, run = cases.checked_elements(batch), self.block()
+        elements, run = workloads.checked_elements(batch), self.block()
         found = measure(
             Question("setting", setting, self.id),
             [Candidate.of(value, run, scope) for value, scope in scopes.items()],
             near(
-                cases.block_reference(batch, seq, hidden),
+                workloads.block_reference(batch, seq, hidden),
                 part=lambda answer: answer[elements],
                 distance=difference,
             ),

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from anytorch.devices.choose import device_info
 from anytorch.serve import schemas
 from anytorch.serve.limits import JsonRoute
-from anytorch.serve.model_names import EMBEDDED
+from anytorch.serve.loaders import EMBEDDED
 from anytorch.serve.problems import Problem, problems
 from anytorch.serve.state import Service
 
