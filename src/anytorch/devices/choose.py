@@ -20,6 +20,7 @@ from anytorch.devices.ranking import (
     parse,
     pick,
     rank,
+    reasons_absent,
     reasons_for,
     why_before,
 )
@@ -250,12 +251,7 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
     present = {candidate.backend for candidate in listed}
     for backend in registry().backends.values():
         if backend.name not in present:
-            # What keeps the CPU from working too (no torch) is not why this hardware is absent.
-            about = [
-                r
-                for r in found.reasons
-                if backend.name in r.backends and "cpu" not in r.backends and r.level is Level.ERROR
-            ]
+            about = [r for r in reasons_absent(backend.name, found.reasons) if r.level is Level.ERROR]
             lines.append(f"no {backend.name}: " + (about[0].text if about else f"no {backend.title} was found here"))
     lines += [f"no {name}: its plug-in could not be loaded: {error}" for name, error in registry().errors.items()]
     return "\n".join(lines)

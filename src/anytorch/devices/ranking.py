@@ -151,3 +151,8 @@ def reasons_for(request: DeviceRequest, candidates: Sequence[Candidate], all_rea
     merged = list(dict.fromkeys([*named, *listed]))
     order = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
     return sorted((r for r in merged if r.level is not Level.NOTE), key=lambda r: order[r.level])
+
+
+def reasons_absent(backend: str, reasons: Sequence[Reason]) -> list[Reason]:
+    """Why a back end has no device here. What keeps even the CPU from working (no torch) does not explain that."""
+    return [r for r in reasons if backend in r.backends and "cpu" not in r.backends and r.level is not Level.NOTE]

@@ -13,7 +13,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -28,6 +28,7 @@ from anytorch.serve.problems import Problem, problem_of, retry_after, unexpected
 
 log = logs.logger(__name__)
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -262,7 +263,6 @@ class Guard:
     async def _with_body(self, call: Call, scope: Scope, sending: Send) -> None:
         """Run an end point of `inner` with its body read, within its time limit, until the client disconnects."""
         body = await self.read(call)
-        gone = asyncio.Event()
         given = False
 
         async def receive() -> Message:
@@ -270,30 +270,10 @@ class Guard:
             if not given:
                 given = True
                 return {"type": "http.request", "body": body, "more_body": False}
-            await gone.wait()
-            return {"type": "http.disconnect"}
+            return await asyncio.Future()  # for ever: a client that disconnects ends the end point
 
-        async def watch() -> None:
-            while (await call.receive())["type"] != "http.disconnect":
-                pass
-            gone.set()
-
-        task = asyncio.ensure_future(self._inner(scope, receive, sending))
-        watcher = asyncio.ensure_future(watch())
         limit = None if call.path in UNTIMED else call.timeout_s
-        try:
-            done, _ = await asyncio.wait({task, watcher}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if task not in done:
-                task.cancel()
-                await asyncio.wait({task})
-                if watcher in done:
-                    raise ClientGone
-                raise TimeoutError(f"not answered within {call.timeout_s:g} s")
-            await task
-        finally:
-            watcher.cancel()
-            if not task.done():
-                task.cancel()
+        await within(self._inner(scope, receive, sending), call, limit, "answered")
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -339,6 +319,26 @@ class Guard:
             log.warning("%s %s ended early: %s", call.method, call.path, exc)
             raise exc
         await self.send_problem(call, problem or unexpected(exc, f"{call.method} {call.path}"))
+
+
+async def within(work: Awaitable[T], call: Call, limit_s: float | None, done_to_it: str) -> T:
+    """Await work; cancel it when the time is up (TimeoutError) or the client has gone (ClientGone)."""
+
+    async def watch() -> None:
+        while (await call.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    try:
+        done, _ = await asyncio.wait({task, watcher}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if task not in done:
+            task.cancel()
+            await asyncio.wait({task})
+            raise ClientGone if watcher in done else TimeoutError(f"not {done_to_it} within {call.timeout_s:g} s")
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
 
 
 def stopped() -> Problem:

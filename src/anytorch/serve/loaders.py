@@ -82,6 +82,10 @@ def count_parameters(folder: Path) -> int:
         return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
 
+def info_of(wanted: Wanted, **facts: Any) -> ModelInfo:
+    return ModelInfo(id=wanted.id, job=wanted.job, loaded=True, **facts)  # type: ignore[arg-type]  # one of JobName
+
+
 class EmbeddingModel:
     """An ArrowEngine behind its queue."""
 
@@ -100,9 +104,8 @@ class EmbeddingModel:
         self.engine.encode(["warm"])  # the first real request finds everything ready
         spec = self.engine.recipe.spec
         self.vocabulary = spec.vocabulary
-        self.info = ModelInfo(
-            id=wanted.id,
-            job="embeddings",
+        self.info = info_of(
+            wanted,
             device=self.engine.device,
             device_warning=warning or None,
             dtype=str(self.engine.describe()["encoder"].get("dtype", "float32")),
@@ -111,7 +114,6 @@ class EmbeddingModel:
             parameters=count_parameters(self.engine.recipe.encoder),
             dim=self.engine.dim,
             max_length=self.engine.max_length,
-            loaded=True,
         )
 
     def alive(self) -> str:
@@ -139,9 +141,8 @@ class ForecastModel:
         )
         # What waits longer than a request may take would be computed for nobody.
         self.queue = ForecastQueue(self.predictor, most_waiting_s=options.timeout_s)
-        self.info = ModelInfo(
-            id=wanted.id,
-            job="forecast",
+        self.info = info_of(
+            wanted,
             device=self.predictor.resolution.chosen.id,
             device_warning=self.predictor.device_warning or None,
             dtype=str(next(self.predictor.model.parameters()).dtype).removeprefix("torch."),
@@ -149,7 +150,6 @@ class ForecastModel:
             path=str(source) if isinstance(source, Path) else None,
             parameters=sum(int(p.numel()) for p in self.predictor.model.parameters()),
             max_length=self.predictor.max_context,
-            loaded=True,
         )
 
     def alive(self) -> str:
@@ -181,9 +181,8 @@ class TextModel:
             raise ModelError("there is no built-in text model", hint="name a folder with --text-model")
         self.generator, _ = told(lambda: TextGenerator(source, device=wanted.asked, quantization=wanted.quantization))
         self.generator.warmup()
-        self.info = ModelInfo(
-            id=wanted.id,
-            job="text",
+        self.info = info_of(
+            wanted,
             device=self.generator.device,
             device_warning=self.generator.device_warning,
             dtype=self.generator.dtype,
@@ -191,7 +190,6 @@ class TextModel:
             path=str(self.generator.folder),
             parameters=self.generator.parameters,
             max_length=self.generator.max_length,
-            loaded=True,
         )
 
     def alive(self) -> str:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from anytorch import logs
 from anytorch.devices.choose import Survey, fallbacks_to, resolve, survey
 from anytorch.devices.doctor import DIAGNOSES
-from anytorch.devices.ranking import choice_words, parse
+from anytorch.devices.ranking import choice_words, parse, reasons_absent
 from anytorch.devices.registry import registry
-from anytorch.devices.types import Candidate, Level, MemoryUse, Reason, State
+from anytorch.devices.types import Candidate, MemoryUse, Reason, State
 from anytorch.errors import AnytorchError
 from anytorch.probe.activity import Activity, CardActivity
 from anytorch.serve import schemas
@@ -122,9 +122,8 @@ def device_of(one: Candidate, best: bool, cards: Mapping[str, CardActivity], act
 
 
 def absent(name: str, title: str, reasons: Sequence[Reason]) -> schemas.Device:
-    """A back end without a device here, and the reason; what also stops the CPU is not that reason."""
-    about = [r for r in reasons if name in r.backends and "cpu" not in r.backends and r.level is not Level.NOTE]
-    told = [reason_of(reason) for reason in about] or [
+    """A back end without a device here, and the reason."""
+    told = [reason_of(reason) for reason in reasons_absent(name, reasons)] or [
         schemas.Reason(code="not-seen", severity="note", title=f"no {title} was found here")
     ]
     return schemas.Device(id=name, backend=name, title=title, state="absent", reasons=told)

@@ -124,6 +124,7 @@ def hardware_json(hardware: Hardware) -> Document:
 
 def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Document:
     from anytorch.devices.gather import survey
+    from anytorch.devices.ranking import reasons_absent
     from anytorch.devices.registry import registry
     from anytorch.devices.types import Level, State
 
@@ -132,10 +133,8 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
     backends = []
     for backend in known.backends.values():
         mine = [device for device in devices if device.backend == backend.name]
-        about = [r for r in reasons if backend.name in r.backends and r.level is not Level.NOTE]
-        if not mine:
-            # What keeps even the CPU from working is about torch: it does not explain hardware that is not there.
-            about = [r for r in about if "cpu" not in r.backends]
+        named = [r for r in reasons if backend.name in r.backends and r.level is not Level.NOTE]
+        about = named if mine else reasons_absent(backend.name, reasons)
         missing = "" if mine else f"no {backend.title} was found here"
         backends.append(
             {

@@ -32,7 +32,7 @@ SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
     evidence="A card of the back end's maker, a torch wheel built for it, a child process that counted no device, "
     "and no other error that names the back end.",
     fix="`anytorch --json doctor > doctor.json` and open an issue with it: a diagnosis is missing.",
-    background=("https://github.com/pytorch/pytorch/issues/85332",),
+    background="https://github.com/pytorch/pytorch/issues/85332",
 )
 def unexplained(facts: Facts) -> Iterator[Finding]:
     for vendor, backend in VENDOR_BACKEND.items():
@@ -135,7 +135,7 @@ def command(known: Diagnosis) -> str:
 def page(known: Diagnosis) -> str:
     """The diagnosis' page in docs/doctor/, in Markdown."""
     needs = "files alone" if known.needs == "files" else "a child process that tries torch"
-    links = "\n".join(f"* <{link}>" for link in known.background)
+    links = "\n".join(f"* <{link}>" for link in known.background.split())
     return (
         f"# {known.title}\n\n"
         f"`{known.code}` · {known.level.value} · found by {needs}\n\n"

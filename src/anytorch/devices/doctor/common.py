@@ -41,7 +41,7 @@ class Diagnosis:
     evidence: str  # what we look at
     fix: str  # the command, in general terms
     needs: Literal["files", "child"] = "files"  # can the probe alone tell, or must torch have been tried?
-    background: tuple[str, ...] = ()  # links
+    background: str = ""  # links, with spaces between
 
 
 _registered: dict[str, Diagnosis] = {}

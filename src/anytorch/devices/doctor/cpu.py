@@ -40,10 +40,7 @@ def planned_threads(facts: Facts) -> tuple[int | None, str]:
     "threads torch uses. Neither `os.cpu_count()` nor the affinity shows the quota. Where nothing says how many threads "
     "there will be (torch was not tried), it is a note.",
     fix="`export OMP_NUM_THREADS=<quota rounded down>`.",
-    background=(
-        "https://github.com/python/cpython/issues/80235",
-        "https://github.com/OpenMathLib/OpenBLAS/issues/6059",
-    ),
+    background="https://github.com/python/cpython/issues/80235 https://github.com/OpenMathLib/OpenBLAS/issues/6059",
 )
 def cpu_quota(facts: Facts) -> Iterator[Finding]:
     cpu = facts.hardware.cpu
@@ -72,7 +69,7 @@ def cpu_quota(facts: Facts) -> Iterator[Finding]:
     evidence="The cgroup memory limit (`memory.max`, `memory.limit_in_bytes`) against MemTotal. A limit is usually "
     "meant, so this is a note; it is a warning where the limit is below the 2 GiB that the CPU is documented with.",
     fix="Nothing, if the limit is meant: anytorch plans with it. To raise it: `docker run --memory 32g …`.",
-    background=("https://github.com/giampaolo/psutil/issues/2100", "https://github.com/Comfy-Org/ComfyUI/pull/15272"),
+    background="https://github.com/giampaolo/psutil/issues/2100 https://github.com/Comfy-Org/ComfyUI/pull/15272",
 )
 def memory_limit(facts: Facts) -> Iterator[Finding]:
     memory = facts.hardware.memory
@@ -95,10 +92,7 @@ def memory_limit(facts: Facts) -> Iterator[Finding]:
     "cores.",
     fix="`export OMP_NUM_THREADS=<performance cores>` and bind: `taskset -c 0-7 python …`; `anytorch optimize` "
     "measures it.",
-    background=(
-        "https://github.com/ggml-org/llama.cpp/issues/842",
-        "https://github.com/ttlequals0/MinusPod/issues/333",
-    ),
+    background="https://github.com/ggml-org/llama.cpp/issues/842 https://github.com/ttlequals0/MinusPod/issues/333",
 )
 def hybrid_cpu(facts: Facts) -> Iterator[Finding]:
     cpu, machine = facts.hardware.cpu, facts.hardware.machine
@@ -127,7 +121,7 @@ def hybrid_cpu(facts: Facts) -> Iterator[Finding]:
     evidence="The setting `cpu_dtype`, and `torch.ops.mkldnn._is_mkldnn_bf16_supported()` in the child or the CPU's "
     "feature flags (avx512_bf16, amx_bf16; avx512_fp16 for float16). Measured on an AVX2 CPU: 48 to 84 times slower.",
     fix="`export ANYTORCH_CPU_DTYPE=float32`; `anytorch optimize --apply` measures it and remembers the answer.",
-    background=("https://docs.pytorch.org/docs/stable/amp.html#cpu-training-example",),
+    background="https://docs.pytorch.org/docs/stable/amp.html#cpu-training-example",
 )
 def slow_half_on_cpu(facts: Facts) -> Iterator[Finding]:
     dtype, features = facts.settings.get("cpu_dtype"), facts.hardware.cpu.features
@@ -153,7 +147,7 @@ def slow_half_on_cpu(facts: Facts) -> Iterator[Finding]:
     evidence="`/dev/shm` holds less than 1 GiB (a container gets 64 MiB by default) and more than one CPU is there "
     "for workers.",
     fix="`docker run --shm-size=8g …` or `--ipc=host`; outside a container `sudo mount -o remount,size=8G /dev/shm`.",
-    background=("https://github.com/pytorch/pytorch#docker-image",),
+    background="https://github.com/pytorch/pytorch#docker-image",
 )
 def small_shm(facts: Facts) -> Iterator[Finding]:
     shm = facts.hardware.memory.shm

@@ -61,7 +61,7 @@ def driver_package(facts: Facts) -> str:
     symptom="Only the CPU is usable, although there is a GPU.",
     evidence="A GPU that no published torch wheel drives, or the setting `backend` is webgpu, and no package wgpu.",
     fix="`pip install 'anytorch[webgpu]'`.",
-    background=("https://github.com/pygfx/wgpu-py",),
+    background="https://github.com/pygfx/wgpu-py",
 )
 def wgpu_missing(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -86,7 +86,7 @@ def wgpu_missing(facts: Facts) -> Iterator[Finding]:
     evidence="The package wgpu is installed and `libvulkan.so.1` is nowhere on the loader's path. An error where "
     "WebGPU is the way to the GPU, a note where a vendor's device works.",
     fix="`sudo apt install libvulkan1`.",
-    background=("https://github.com/KhronosGroup/Vulkan-Loader",),
+    background="https://github.com/KhronosGroup/Vulkan-Loader",
 )
 def vulkan_loader_missing(facts: Facts) -> Iterator[Finding]:
     if uses_vulkan(facts) and facts.hardware.graphics.vulkan_loader is None:
@@ -108,7 +108,7 @@ def vulkan_loader_missing(facts: Facts) -> Iterator[Finding]:
     "`VK_ICD_FILENAMES` names a library of a real GPU that can be found.",
     fix="`sudo apt install mesa-vulkan-drivers` for AMD and Intel, `sudo apt install libnvidia-gl-<driver>` for "
     "NVIDIA.",
-    background=("https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",),
+    background="https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",
 )
 def vulkan_driver_missing(facts: Facts) -> Iterator[Finding]:
     graphics, gpus = facts.hardware.graphics, real_gpus(facts.hardware)
@@ -132,7 +132,7 @@ def vulkan_driver_missing(facts: Facts) -> Iterator[Finding]:
     evidence="Every adapter wgpu lists is of type CPU. It ranks below the CPU device and is used only when asked for "
     "by name.",
     fix="Install the GPU's Vulkan driver (`sudo apt install mesa-vulkan-drivers`), or use the CPU device.",
-    background=("https://github.com/xCollateral/VulkanMod/issues/56", "https://github.com/rerun-io/rerun/issues/3089"),
+    background="https://github.com/xCollateral/VulkanMod/issues/56 https://github.com/rerun-io/rerun/issues/3089",
 )
 def software_vulkan_only(facts: Facts) -> Iterator[Finding]:
     found = adapters(facts)
@@ -161,7 +161,7 @@ def software_vulkan_only(facts: Facts) -> Iterator[Finding]:
     "names `libEGL_nvidia.so.0`, and no NVIDIA adapter among those wgpu listed.",
     fix=f"`echo '{EGL_ICD}' > ~/nvidia_egl_icd.json; export VK_ICD_FILENAMES=~/nvidia_egl_icd.json "
     "VK_DRIVER_FILES=~/nvidia_egl_icd.json`, with libegl1, libx11-6 and libxext6 installed and `XDG_RUNTIME_DIR` set.",
-    background=("https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",),
+    background="https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",
 )
 def headless_nvidia_vulkan(facts: Facts) -> Iterator[Finding]:
     cards, report = cards_of(facts.hardware, "nvidia"), report_of(facts, "webgpu")

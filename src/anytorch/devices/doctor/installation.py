@@ -45,7 +45,7 @@ from anytorch.probe.facts import Gpu
     evidence="No `torch/version.py` on this Python's path.",
     fix="The doctor prints the command for this machine, such as "
     "`pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu`.",
-    background=("https://pytorch.org/get-started/locally/",),
+    background="https://pytorch.org/get-started/locally/",
 )
 def torch_missing(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -68,7 +68,7 @@ def torch_missing(facts: Facts) -> Iterator[Finding]:
     evidence="What `import torch` raised in a child process with `TORCH_DEVICE_BACKEND_AUTOLOAD=0`.",
     fix="Depends on the message: a missing library is installed, a mixed or damaged installation is replaced whole "
     "(`pip uninstall -y torch && pip install torch==…`); on Windows `winget install Microsoft.VCRedist.2015+.x64`.",
-    background=("https://pytorch.org/get-started/locally/",),
+    background="https://pytorch.org/get-started/locally/",
 )
 def torch_import_failed(facts: Facts) -> Iterator[Finding]:
     if facts.torch is None or not facts.torch.import_error or facts.hardware.torch is None:
@@ -102,10 +102,7 @@ def reinstall_torch(facts: Facts) -> str:
     "missing from `pynvml` after one of the two was updated.",
     evidence="Both distributions are installed; they write the same module, `pynvml.py`.",
     fix="`pip uninstall -y pynvml nvidia-ml-py && pip install nvidia-ml-py`.",
-    background=(
-        "https://github.com/lincc-frameworks/hyrax/issues/778",
-        "https://github.com/ai-dynamo/dynamo/issues/391",
-    ),
+    background="https://github.com/lincc-frameworks/hyrax/issues/778 https://github.com/ai-dynamo/dynamo/issues/391",
 )
 def pynvml_twice(facts: Facts) -> Iterator[Finding]:
     old, new = installed(facts.hardware, "pynvml"), installed(facts.hardware, "nvidia-ml-py")
@@ -124,7 +121,7 @@ def pynvml_twice(facts: Facts) -> Iterator[Finding]:
     evidence="A second `torch/version.py` later on sys.path: conda beside pip, or `~/.local` beside a virtual "
     "environment.",
     fix="`pip uninstall torch` in the environment that should not have it, or `export PYTHONNOUSERSITE=1`.",
-    background=("https://docs.python.org/3/using/cmdline.html#envvar-PYTHONNOUSERSITE",),
+    background="https://docs.python.org/3/using/cmdline.html#envvar-PYTHONNOUSERSITE",
 )
 def two_torches(facts: Facts) -> Iterator[Finding]:
     wheel = facts.hardware.torch
@@ -146,7 +143,7 @@ def two_torches(facts: Facts) -> Iterator[Finding]:
     evidence="The build tags (`+cu130`, `+cpu`) of torch and of torchvision or torchaudio differ, or torchvision's "
     "version is not the one made for this torch (0.28 for 2.13).",
     fix="`pip install 'torchvision==0.28.*' --index-url https://download.pytorch.org/whl/<tag>`.",
-    background=("https://github.com/pytorch/vision#installation",),
+    background="https://github.com/pytorch/vision#installation",
 )
 def torchvision_mismatch(facts: Facts) -> Iterator[Finding]:
     wheel = facts.hardware.torch
@@ -203,7 +200,7 @@ def plugin_broken(facts: Facts) -> Iterator[Finding]:
     symptom="Python dies without a message (`Segmentation fault`, `0xC0000005`) as soon as the device is used.",
     evidence="The child process that tried the back end died on a signal while it did.",
     fix="Update the driver and torch; until then `export ANYTORCH_BACKEND=cpu`.",
-    background=("https://github.com/pytorch/pytorch/issues/157775",),
+    background="https://github.com/pytorch/pytorch/issues/157775",
 )
 def backend_crashed(facts: Facts) -> Iterator[Finding]:
     for report in reports(facts):
@@ -290,7 +287,7 @@ KIND_OF = {"cuda": "NVIDIA", "rocm": "AMD", "xpu": "Intel"}
     "in `torch/version.py`.",
     fix="`pip install torch==X+cuNNN --index-url https://download.pytorch.org/whl/cuNNN`; the doctor prints the "
     "index that suits this driver and card. With uv: `uv pip install torch --torch-backend=auto`.",
-    background=(INSTALL_PAGE, "https://github.com/pytorch/pytorch/issues/85332"),
+    background=f"{INSTALL_PAGE} https://github.com/pytorch/pytorch/issues/85332",
 )
 def cpu_only_wheel(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -318,7 +315,7 @@ def cpu_only_wheel(facts: Facts) -> Iterator[Finding]:
     "wheel that `torch/version.py` names.",
     fix="`pip install torch==X+rocmN --index-url https://download.pytorch.org/whl/rocmN` for AMD, "
     "`pip install torch==X+xpu --index-url https://download.pytorch.org/whl/xpu` for Intel.",
-    background=(INSTALL_PAGE, "https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html"),
+    background=f"{INSTALL_PAGE} https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html",
 )
 def wrong_wheel(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -350,10 +347,7 @@ def wrong_wheel(facts: Facts) -> Iterator[Finding]:
     "this.",
     fix="Update the driver, or install the wheel of an older CUDA: "
     "`pip install torch==X+cu126 --index-url https://download.pytorch.org/whl/cu126`.",
-    background=(
-        "https://docs.nvidia.com/deploy/cuda-compatibility/",
-        "https://github.com/pytorch/pytorch/issues/31243",
-    ),
+    background="https://docs.nvidia.com/deploy/cuda-compatibility/ https://github.com/pytorch/pytorch/issues/31243",
 )
 def driver_too_old(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -403,7 +397,7 @@ _ARCH = re.compile(r"(sm|compute)_(\d+)[a-z]?")
     fix="Install the wheel that covers it: `pip install torch==X+cuNNN --index-url "
     "https://download.pytorch.org/whl/cuNNN` (V100, P100 and GTX 10xx need cu126; sm_100 and sm_120 need cu128 or "
     "newer).",
-    background=("https://github.com/pytorch/pytorch/issues/150733", "https://github.com/pytorch/pytorch/issues/172352"),
+    background="https://github.com/pytorch/pytorch/issues/150733 https://github.com/pytorch/pytorch/issues/172352",
 )
 def card_not_covered(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -433,7 +427,7 @@ def card_not_covered(facts: Facts) -> Iterator[Finding]:
     fix="Another ROCm wheel: `pip install torch==X+rocmN --index-url https://download.pytorch.org/whl/rocmN`. "
     "Telling HSA that the card is a near relative (`HSA_OVERRIDE_GFX_VERSION=10.3.0`) is an experiment: it can "
     "compute wrongly or hang.",
-    background=("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html",),
+    background="https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html",
 )
 def gfx_not_in_wheel(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -471,7 +465,7 @@ def _gfx_listed(name: str, codes: tuple[str, ...]) -> bool:
     "nodes under `/dev`.",
     fix="`docker run --gpus all …` for NVIDIA, `docker run --device /dev/kfd --device /dev/dri …` for AMD, "
     f"`--device /dev/dri` for Intel, `{ASCEND_NODES}` for Ascend.",
-    background=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",),
+    background="https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
 )
 def container_without_gpu(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware

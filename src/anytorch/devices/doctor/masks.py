@@ -23,10 +23,8 @@ HARMLESS = frozenset({"mig", "many-masks"})  # these have diagnoses of their own
     "`ASCEND_RT_VISIBLE_DEVICES` (Huawei) is empty, -1, names a device twice, or names one that does not exist. CUDA "
     "reads the list up to the first bad entry, and a repeat empties it.",
     fix="`unset CUDA_VISIBLE_DEVICES`, or name existing devices once each: `export CUDA_VISIBLE_DEVICES=0`.",
-    background=(
-        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",
-        "https://github.com/pytorch/pytorch/issues/23544",
-    ),
+    background="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars "
+    "https://github.com/pytorch/pytorch/issues/23544",
 )
 def mask_hides_devices(facts: Facts) -> Iterator[Finding]:
     env = facts.hardware.env
@@ -72,10 +70,7 @@ def _numbered(cards: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     evidence="More than one of `HIP_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES`, `CUDA_VISIBLE_DEVICES` and "
     "`GPU_DEVICE_ORDINAL` is set: ROCR is applied first and HIP numbers what is left of it.",
     fix="Keep one: `unset ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL`.",
-    background=(
-        "https://github.com/mcmonkeyprojects/SwarmUI/issues/565",
-        "https://github.com/ray-project/ray/issues/53737",
-    ),
+    background="https://github.com/mcmonkeyprojects/SwarmUI/issues/565 https://github.com/ray-project/ray/issues/53737",
 )
 def two_amd_masks(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -98,7 +93,7 @@ def two_amd_masks(facts: Facts) -> Iterator[Finding]:
     evidence="At least two NVIDIA cards of different names, and `CUDA_DEVICE_ORDER` is not `PCI_BUS_ID`: CUDA then "
     "puts the fastest card first.",
     fix="`export CUDA_DEVICE_ORDER=PCI_BUS_ID` before Python starts, or name cards by UUID.",
-    background=("https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",),
+    background="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",
 )
 def different_cards_order(facts: Facts) -> Iterator[Finding]:
     names = {gpu.name for gpu in cards_of(facts.hardware, "nvidia") if gpu.name}
@@ -118,7 +113,7 @@ def different_cards_order(facts: Facts) -> Iterator[Finding]:
     symptom="The program sets `CUDA_VISIBLE_DEVICES` and still uses the old devices.",
     evidence="The variable's value when torch was imported differs from now, and CUDA was initialised by then.",
     fix="Set it before Python starts: `CUDA_VISIBLE_DEVICES=1 python program.py`.",
-    background=("https://github.com/pytorch/pytorch/issues/80876",),
+    background="https://github.com/pytorch/pytorch/issues/80876",
 )
 def mask_changed(facts: Facts) -> Iterator[Finding]:
     if facts.torch is None or not child_fact(facts, "cuda_initialized_before", bool):
@@ -140,7 +135,7 @@ def mask_changed(facts: Facts) -> Iterator[Finding]:
     evidence="`CUDA_VISIBLE_DEVICES` begins with `MIG-`: NVML cannot count slices, so torch asks the driver and "
     "initialises it.",
     fix="Start workers with spawn: `torch.multiprocessing.set_start_method('spawn')`.",
-    background=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/",),
+    background="https://docs.nvidia.com/datacenter/tesla/mig-user-guide/",
 )
 def mig_mask(facts: Facts) -> Iterator[Finding]:
     mask = facts.hardware.env.get("CUDA_VISIBLE_DEVICES", "")
@@ -161,7 +156,7 @@ def mig_mask(facts: Facts) -> Iterator[Finding]:
     "must use the 'spawn' start method`.",
     evidence="The multiprocessing start method is fork, and this process has already initialised the driver.",
     fix="`torch.multiprocessing.set_start_method('spawn')` at the top of the program.",
-    background=("https://docs.pytorch.org/docs/stable/notes/multiprocessing.html",),
+    background="https://docs.pytorch.org/docs/stable/notes/multiprocessing.html",
 )
 def fork_after_init(facts: Facts) -> Iterator[Finding]:
     if child_fact(facts, "cuda_initialized_before", bool) and child_fact(facts, "start_method", str) == "fork":
@@ -182,7 +177,7 @@ def fork_after_init(facts: Facts) -> Iterator[Finding]:
     "`torch_npu.contrib.transfer_to_npu` and the like replace `torch.cuda`.",
     fix="Remove `from torch_npu.contrib import transfer_to_npu`, and ask for the device by its own name: "
     "`anytorch.resolve('npu')`.",
-    background=("https://github.com/huggingface/accelerate/issues/3020",),
+    background="https://github.com/huggingface/accelerate/issues/3020",
 )
 def cuda_spoofed(facts: Facts) -> Iterator[Finding]:
     if child_fact(facts, "cuda_spoofed", bool):

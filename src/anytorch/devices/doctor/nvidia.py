@@ -55,7 +55,7 @@ NVML_SUCCESS, NVML_DRIVER_NOT_LOADED, NVML_LIB_RM_VERSION_MISMATCH = 0, 9, 18
     "nouveau holds it.",
     fix="`sudo modprobe nvidia`; after a kernel update `sudo dkms autoinstall && sudo modprobe nvidia`; with Secure "
     "Boot (`mokutil --sb-state`) enrol the module's key. If nouveau holds the card, blacklist it and reboot.",
-    background=("https://github.com/pytorch/pytorch/issues/16936",),
+    background="https://github.com/pytorch/pytorch/issues/16936",
 )
 def nvidia_module_not_loaded(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -91,7 +91,7 @@ def nvidia_module_not_loaded(facts: Facts) -> Iterator[Finding]:
     "module is still loaded.",
     fix="`sudo reboot`, or, with no program using the card, "
     "`sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia`.",
-    background=("https://github.com/rapidsai/dask-cuda/issues/949", "https://github.com/vladmandic/sdnext/issues/1581"),
+    background="https://github.com/rapidsai/dask-cuda/issues/949 https://github.com/vladmandic/sdnext/issues/1581",
 )
 def nvml_mismatch(facts: Facts) -> Iterator[Finding]:
     nvidia = facts.hardware.nvidia
@@ -114,7 +114,7 @@ def nvml_mismatch(facts: Facts) -> Iterator[Finding]:
     "(NVML_ERROR_DRIVER_NOT_LOADED).",
     fix="`docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …`; outside a container install the "
     "driver's library package, such as `libnvidia-compute-580`.",
-    background=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",),
+    background="https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
 )
 def driver_library_missing(facts: Facts) -> Iterator[Finding]:
     hardware, nvidia = facts.hardware, facts.hardware.nvidia
@@ -147,7 +147,7 @@ def driver_library_missing(facts: Facts) -> Iterator[Finding]:
     "it and `nvidia-smi` works.",
     evidence="`cuInit` returned 999 (CUDA_ERROR_UNKNOWN), and whether `/dev/nvidia-uvm` exists.",
     fix="`sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm`.",
-    background=("https://github.com/pytorch/pytorch/issues/88639", "https://github.com/pytorch/pytorch/issues/49081"),
+    background="https://github.com/pytorch/pytorch/issues/88639 https://github.com/pytorch/pytorch/issues/49081",
 )
 def uvm_broken(facts: Facts) -> Iterator[Finding]:
     if child_fact(facts, "cuinit_code", int) != CUDA_ERROR_UNKNOWN:
@@ -170,7 +170,7 @@ def uvm_broken(facts: Facts) -> Iterator[Finding]:
     "cudaGetDeviceCount()` with `Error 802: system not yet initialized`.",
     evidence="`cuInit` returned 802 (CUDA_ERROR_SYSTEM_NOT_READY), and whether `nv-fabricmanager` runs.",
     fix="`sudo systemctl enable --now nvidia-fabricmanager`; its version must be the driver's.",
-    background=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",),
+    background="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
 )
 def fabric_manager(facts: Facts) -> Iterator[Finding]:
     if child_fact(facts, "cuinit_code", int) != CUDA_ERROR_SYSTEM_NOT_READY:
@@ -195,7 +195,7 @@ def fabric_manager(facts: Facts) -> Iterator[Finding]:
     evidence="`cuInit` returned 803 or 804, and the path of the libcuda the loader takes.",
     fix="Remove the `cuda-compat` folder from `LD_LIBRARY_PATH` (`sudo apt purge 'cuda-compat-*'`), or reboot after "
     "a driver update.",
-    background=("https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html",),
+    background="https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html",
 )
 def driver_library_conflict(facts: Facts) -> Iterator[Finding]:
     code = child_fact(facts, "cuinit_code", int)
@@ -219,7 +219,7 @@ def driver_library_conflict(facts: Facts) -> Iterator[Finding]:
     evidence="The libcuda the loader takes lies in a folder named `stubs`, or `cuInit` returned 34 "
     "(CUDA_ERROR_STUB_LIBRARY).",
     fix="Take `…/stubs` out of `LD_LIBRARY_PATH`: stubs are for linking only.",
-    background=("https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",),
+    background="https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",
 )
 def cuda_stub_library(facts: Facts) -> Iterator[Finding]:
     libcuda = facts.hardware.nvidia.libcuda or ""
@@ -245,7 +245,7 @@ def cuda_stub_library(facts: Facts) -> Iterator[Finding]:
     "only when a card and its kernel module are there and no mask is set).",
     fix="`sudo dmesg | grep -iE 'nvrm|xid'` tells the driver's side of it; a reboot resets a card that fell off the "
     "bus.",
-    background=("https://docs.nvidia.com/deploy/xid-errors/index.html",),
+    background="https://docs.nvidia.com/deploy/xid-errors/index.html",
 )
 def cuda_init_failed(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -273,7 +273,7 @@ def cuda_init_failed(facts: Facts) -> Iterator[Finding]:
     "driver package is installed beside the Windows driver.",
     fix="Use the Windows driver only: `sudo apt purge 'nvidia-driver-*' 'libnvidia-compute-*'` and "
     "`export LD_LIBRARY_PATH=/usr/lib/wsl/lib:$LD_LIBRARY_PATH`.",
-    background=("https://docs.nvidia.com/cuda/wsl-user-guide/index.html",),
+    background="https://docs.nvidia.com/cuda/wsl-user-guide/index.html",
 )
 def wsl_driver(facts: Facts) -> Iterator[Finding]:
     machine, nvidia = facts.hardware.machine, facts.hardware.nvidia
@@ -300,10 +300,8 @@ UNIFIED_CAPABILITIES = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 
     symptom="NVML reports no memory for the card, or reports all of the system's RAM as the card's.",
     evidence="NVML answers NotSupported for the memory of a Jetson or GB10, or a total of at least 90 % of the RAM.",
     fix="Nothing is broken. Read the free memory from the system (`anytorch info` does), not from NVML.",
-    background=(
-        "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/1073",
-        "https://github.com/XuehaiPan/nvitop/pull/208",
-    ),
+    background="https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/1073 "
+    "https://github.com/XuehaiPan/nvitop/pull/208",
 )
 def unified_memory(facts: Facts) -> Iterator[Finding]:
     ram, available = facts.hardware.memory.total, facts.hardware.memory.usable_available
@@ -330,7 +328,7 @@ def _looks_unified(gpu: Gpu, ram: int | None) -> bool:
     symptom="`torch.cuda.is_bf16_supported()` says True on a T4 or V100, and the model is slow.",
     evidence="The setting `dtype` is bfloat16 and the card's compute capability is below 8.0.",
     fix="Use float16 there: `torch.autocast('cuda', dtype=torch.float16)`, or let `anytorch.autocast()` choose.",
-    background=("https://github.com/huggingface/diffusers/pull/14129",),
+    background="https://github.com/huggingface/diffusers/pull/14129",
 )
 def bf16_emulated(facts: Facts) -> Iterator[Finding]:
     if facts.settings.get("dtype") not in ("bfloat16", "bf16"):
@@ -351,7 +349,7 @@ def bf16_emulated(facts: Facts) -> Iterator[Finding]:
     "Triton only supports devices of CUDA Capability >= 7.0`.",
     evidence="A compute capability below 7.0 and a CUDA wheel.",
     fix="Run eagerly on this card (`TORCH_COMPILE_DISABLE=1`), or compile with `backend='aot_eager'`.",
-    background=("https://github.com/triton-lang/triton#compatibility",),
+    background="https://github.com/triton-lang/triton#compatibility",
 )
 def compile_needs_volta(facts: Facts) -> Iterator[Finding]:
     wheel = facts.hardware.torch

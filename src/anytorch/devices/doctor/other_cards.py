@@ -33,7 +33,7 @@ from anytorch.probe.facts import Node
     "owning group.",
     fix="`sudo usermod -aG render $USER`, with the group that owns the node, then log in again; in a container "
     "`docker run --group-add <gid>` with the *number* of that group on this host.",
-    background=("https://github.com/ROCm/rocminfo/issues/34", "https://github.com/ROCm/vllm/pull/893"),
+    background="https://github.com/ROCm/rocminfo/issues/34 https://github.com/ROCm/vllm/pull/893",
 )
 def no_permission(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -69,7 +69,7 @@ def _permission(node: Node, container: bool, backends: tuple[str, ...]) -> Findi
     symptom="`No HIP GPUs are available` with a ROCm wheel and an AMD card on the desk.",
     evidence="An AMD card, a ROCm wheel and no `/dev/kfd`, outside a container; which kernel driver holds the card.",
     fix="`sudo modprobe amdgpu`; on kernels without KFD install AMD's `amdgpu-dkms`.",
-    background=("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",),
+    background="https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",
 )
 def kfd_missing(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -93,10 +93,7 @@ def kfd_missing(facts: Facts) -> Iterator[Finding]:
     "system's RAM as its own.",
     evidence="An integrated and a discrete AMD GPU, and neither `HIP_VISIBLE_DEVICES` nor `ROCR_VISIBLE_DEVICES`.",
     fix="`export HIP_VISIBLE_DEVICES=<index of the card>`. Never rank the two by free memory.",
-    background=(
-        "https://github.com/oobabooga/textgen/issues/7319",
-        "https://github.com/unslothai/unsloth/pull/7670",
-    ),
+    background="https://github.com/oobabooga/textgen/issues/7319 https://github.com/unslothai/unsloth/pull/7670",
 )
 def amd_two_gpus(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -124,7 +121,7 @@ def amd_two_gpus(facts: Facts) -> Iterator[Finding]:
     symptom="`torch.xpu.is_available()` is False, or `XPU device count is zero!`, with the XPU wheel and an Arc card.",
     evidence="A supported Intel GPU, an XPU wheel, and no `libze_loader.so.1` or no `libze_intel_gpu.so.1`.",
     fix="`sudo apt install libze1 libze-intel-gpu1` (Ubuntu 24.04: from Intel's graphics repository).",
-    background=("https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html", "https://dgpu-docs.intel.com/"),
+    background="https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html https://dgpu-docs.intel.com/",
 )
 def level_zero_missing(facts: Facts) -> Iterator[Finding]:
     hardware, graphics = facts.hardware, facts.hardware.graphics
@@ -152,7 +149,7 @@ def level_zero_missing(facts: Facts) -> Iterator[Finding]:
     evidence="`zeInit` or `zesInit` returned something other than 0 with loader and driver in place.",
     fix="Check the permissions of `/dev/dri/renderD*` (see no-permission), then update the driver: "
     "`sudo apt install --only-upgrade libze1 libze-intel-gpu1`.",
-    background=("https://github.com/pytorch/pytorch/issues/148477",),
+    background="https://github.com/pytorch/pytorch/issues/148477",
 )
 def level_zero_failed(facts: Facts) -> Iterator[Finding]:
     hardware, graphics = facts.hardware, facts.hardware.graphics
@@ -178,7 +175,7 @@ def level_zero_failed(facts: Facts) -> Iterator[Finding]:
     evidence="The distribution intel-extension-for-pytorch is installed. Its repository is archived since 2026-03-30 "
     "with `known security issues`; its last release is 2.8.0.",
     fix="`pip uninstall -y intel-extension-for-pytorch`, and use `torch.xpu`, which torch has built in.",
-    background=("https://github.com/intel/intel-extension-for-pytorch",),
+    background="https://github.com/intel/intel-extension-for-pytorch",
 )
 def ipex_installed(facts: Facts) -> Iterator[Finding]:
     version = installed(facts.hardware, "intel-extension-for-pytorch")
@@ -211,10 +208,8 @@ def set_env(facts: Facts) -> str:
     "not loaded).",
     fix="For torch_npu: `source /usr/local/Ascend/ascend-toolkit/set_env.sh`. To go without the plug-in: "
     "`export TORCH_DEVICE_BACKEND_AUTOLOAD=0`.",
-    background=(
-        "https://github.com/vllm-project/vllm-ascend/issues/152",
-        "https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html",
-    ),
+    background="https://github.com/vllm-project/vllm-ascend/issues/152 "
+    "https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html",
 )
 def autoload_failed(facts: Facts) -> Iterator[Finding]:
     if facts.torch is None or not facts.torch.autoload_error:
@@ -239,7 +234,7 @@ def autoload_failed(facts: Facts) -> Iterator[Finding]:
     evidence="An Ascend NPU and torch_npu, and neither `ASCEND_HOME_PATH` nor `ASCEND_TOOLKIT_HOME`, which "
     "set_env.sh exports.",
     fix="`source /usr/local/Ascend/ascend-toolkit/set_env.sh`, in every shell or in `~/.bashrc`.",
-    background=("https://github.com/vllm-project/vllm-ascend/issues/262",),
+    background="https://github.com/vllm-project/vllm-ascend/issues/262",
 )
 def cann_not_loaded(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -264,7 +259,7 @@ def cann_not_loaded(facts: Facts) -> Iterator[Finding]:
     evidence="torch_npu is installed beside a CUDA, ROCm or XPU wheel, or its minor version is not torch's.",
     fix="Install the CPU wheel of the same version: `pip install torch==X+cpu --index-url "
     "https://download.pytorch.org/whl/cpu && pip install 'torch-npu==X.*'`.",
-    background=("https://github.com/Ascend/pytorch", "https://github.com/Ascend/pytorch/issues/99"),
+    background="https://github.com/Ascend/pytorch https://github.com/Ascend/pytorch/issues/99",
 )
 def npu_wheel_conflict(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -290,7 +285,7 @@ def npu_wheel_conflict(facts: Facts) -> Iterator[Finding]:
     evidence="`sysctl.proc_translated` is 1: an x86_64 Python on arm64 hardware.",
     fix="Install an arm64 Python: `arch -arm64 /bin/zsh`, then Python from python.org, Homebrew under /opt/homebrew, "
     "or `CONDA_SUBDIR=osx-arm64 conda create -n torch python=3.12`.",
-    background=("https://developer.apple.com/documentation/apple-silicon/about-the-rosetta-translation-environment",),
+    background="https://developer.apple.com/documentation/apple-silicon/about-the-rosetta-translation-environment",
 )
 def rosetta(facts: Facts) -> Iterator[Finding]:
     machine = facts.hardware.machine
@@ -313,10 +308,7 @@ def rosetta(facts: Facts) -> Iterator[Finding]:
     "version.",
     fix="macOS 14 or newer is needed: `softwareupdate --install --recommended`. In a virtual machine there is no "
     "remedy: use the CPU.",
-    background=(
-        "https://github.com/pytorch/pytorch/issues/177819",
-        "https://github.com/actions/runner-images/issues/9918",
-    ),
+    background="https://github.com/pytorch/pytorch/issues/177819 https://github.com/actions/runner-images/issues/9918",
 )
 def mps_unavailable(facts: Facts) -> Iterator[Finding]:
     machine, report = facts.hardware.machine, report_of(facts, "mps")
@@ -350,10 +342,7 @@ def mps_unavailable(facts: Facts) -> Iterator[Finding]:
     evidence="MPS is available and `PYTORCH_ENABLE_MPS_FALLBACK` is not 1. It only counts when set before torch is "
     "loaded.",
     fix="`export PYTORCH_ENABLE_MPS_FALLBACK=1` before Python starts.",
-    background=(
-        "https://github.com/pytorch/pytorch/issues/77764",
-        "https://github.com/invoke-ai/InvokeAI/pull/2508",
-    ),
+    background="https://github.com/pytorch/pytorch/issues/77764 https://github.com/invoke-ai/InvokeAI/pull/2508",
 )
 def mps_fallback_unset(facts: Facts) -> Iterator[Finding]:
     value = facts.hardware.env.get("PYTORCH_ENABLE_MPS_FALLBACK")

@@ -14,13 +14,13 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from fastapi import APIRouter, Response
 
 from anytorch.serve import schemas
-from anytorch.serve.limits import SECURITY, Call, ClientGone, Guard, JsonRoute, parse_json
+from anytorch.serve.limits import SECURITY, Call, ClientGone, Guard, JsonRoute, parse_json, within
 from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.models import Registry
@@ -31,6 +31,7 @@ from anytorch.text.embed.compare import nearest, prepared, scores
 from anytorch.text.embed.projection import project_to_plane
 from anytorch.text.embed.tokens import Tokens, pack_ids
 
+T = TypeVar("T")
 PATH = "/v1/embeddings"
 ON_LOOP_CHARACTERS = 4_000  # more than that is tokenized in a thread: others must not wait for it
 WATCH_AFTER_S = 0.02  # an answer that comes sooner needs nobody to watch whether the client has gone
@@ -130,7 +131,7 @@ class Embeddings:
         asked = parse(await self.guard.read(call), self._options)
         slot = self._models.slot("embeddings", asked.model)
         with self._models.use(slot):
-            model = slot.model or await within(self._models.ready(slot), call)
+            model = slot.model or await before_queueing(self._models.ready(slot), call)
             assert isinstance(model, EmbeddingModel)
             tokens = await self.tokens(model, asked, call)
             count = int(tokens.starts[-1])
@@ -162,7 +163,7 @@ class Embeddings:
         if sum(map(len, texts)) <= ON_LOOP_CHARACTERS:
             made: Tokens = model.engine.tokenize(texts, prompt=asked.prompt)
         else:
-            made = await within(asyncio.to_thread(model.engine.tokenize, texts, prompt=asked.prompt), call)
+            made = await before_queueing(asyncio.to_thread(model.engine.tokenize, texts, prompt=asked.prompt), call)
         self._metrics.tokenized(time.perf_counter() - began)
         return made
 
@@ -171,23 +172,10 @@ def late(call: Call) -> TimeoutError:
     return TimeoutError(f"not computed within {call.timeout_s:g} s")
 
 
-async def within(work: Coroutine[Any, Any, Any], call: Call) -> Any:
-    """Await slow work before queueing; stop waiting when the time is up or the client has gone."""
-
-    async def watch() -> None:
-        while (await call.receive())["type"] != "http.disconnect":
-            pass
-
-    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+async def before_queueing(work: Coroutine[Any, Any, T], call: Call) -> T:
+    """Await slow work for as long as the request's time lasts."""
     left = call.timeout_s - (time.perf_counter() - call.started)
-    try:
-        done, _ = await asyncio.wait({task, watcher}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
-            return task.result()
-        raise ClientGone if watcher in done else late(call)
-    finally:
-        task.cancel()
-        watcher.cancel()
+    return await within(work, call, max(0.0, left), "computed")
 
 
 async def awaited(future: Future[Any], call: Call, timeout_s: float) -> Any:
