@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from anytorch.errors import ConfigError
+from anytorch.errors import ConfigError, did_you_mean
 from anytorch.files import replace_file
 from anytorch.values import dataclass
 
@@ -229,12 +229,9 @@ def parse_setting(name: str, value: Any) -> Any:
 
 
 def unknown_setting(name: str, where: str = "") -> ConfigError:
-    import difflib  # only for bad input
-
-    near = difflib.get_close_matches(name, SETTINGS, n=1)
     return ConfigError(
         f"{where}unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
-        hint=f"did you mean {near[0]!r}?" if near else "run `anytorch config show` to see them all",
+        hint=did_you_mean(name, SETTINGS, "run `anytorch config show` to see them all"),
     )
 
 

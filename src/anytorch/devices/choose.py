@@ -229,7 +229,7 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
     if tried == "never":
         listed = [as_usable(c) if c.state is State.SEEN else c for c in listed]
     chosen = pick(wanted, listed, prefer="npu" if prefer_npu else None) if found.facts.hardware.torch else None
-    lines = [f"asked for: {text}"]
+    lines = [f"you asked for: {text}"]
     if chosen is None:
         about = reasons_for(wanted, listed, found.reasons)
         lines.append(f"chosen: nothing matches, because {why_not(wanted, listed, about)}")

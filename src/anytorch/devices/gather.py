@@ -58,7 +58,7 @@ def gather(
     """Collect all facts about this machine.
 
     `tried` says whether devices are really used, in a child process: "never" (files only, "seen, not tried"), "needed"
-    (only if something other than the CPU could come of it; `wanted` is the back end that was asked for), or "always".
+    (only if something other than the CPU could come of it; `wanted` is the back end the user asks for), or "always".
     """
     hardware = snapshot() if hardware is None else hardware
     loaded = registry()

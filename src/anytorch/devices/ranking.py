@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from anytorch.devices.registry import Registry
-from anytorch.devices.types import Candidate, Level, Reason, State
+from anytorch.devices.types import SEVERITY, Candidate, Level, Reason, State
 from anytorch.errors import DeviceIndexError, UnknownDevice
 from anytorch.values import dataclass
 
@@ -149,8 +149,7 @@ def reasons_for(request: DeviceRequest, candidates: Sequence[Candidate], all_rea
     named = [r for r in all_reasons if request.backend in r.backends]
     listed = [r for c in candidates if c.backend == request.backend and c.state is not State.USABLE for r in c.reasons]
     merged = list(dict.fromkeys([*named, *listed]))
-    order = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
-    return sorted((r for r in merged if r.level is not Level.NOTE), key=lambda r: order[r.level])
+    return sorted((r for r in merged if r.level is not Level.NOTE), key=lambda r: SEVERITY[r.level])
 
 
 def reasons_absent(backend: str, reasons: Sequence[Reason]) -> list[Reason]:

@@ -20,9 +20,14 @@ class State(str, Enum):
 
 
 class Level(str, Enum):
+    """How bad it is, worst first."""
+
     ERROR = "error"  # a device cannot be used, or torch cannot
     WARNING = "warning"  # it works, but slowly, wrongly or by luck
     NOTE = "note"
+
+
+SEVERITY = {level: place for place, level in enumerate(Level)}  # for sorting
 
 
 @dataclass(frozen=True)

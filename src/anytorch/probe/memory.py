@@ -191,9 +191,6 @@ def _memory(tree: Tree, folder: str, controller: str) -> tuple[int, int | None] 
     return limit, used
 
 
-# --- this process -----------------------------------------------------------------------------------------------------
-
-
 def resident_bytes() -> tuple[int | None, int | None]:
     """Resident size now and at its highest, in bytes; None where the system does not tell."""
     now = peak = None

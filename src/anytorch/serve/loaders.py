@@ -5,7 +5,6 @@ Those of the command line, and those of the configured folders by their id: a cl
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from anytorch import logs
 from anytorch.devices.choose import fallbacks_to
-from anytorch.errors import ModelError, UsageError
+from anytorch.errors import ModelError, UsageError, did_you_mean
 from anytorch.forecast.queue import ForecastQueue
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
@@ -256,12 +255,12 @@ def wanted_by(name: str, job: str | None, first: Sequence[Wanted], known: Mappin
             return wanted
     found = known.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, known, n=1)
         raise Problem(
             404, "model-not-found", "Unknown model",
             f"{name[:200]!r} is not in the model folders",
-            hint=f"did you mean {near[0]!r}?" if near else "GET /api/models lists what can be loaded; "
-            "folders are named with --model-folder",
+            hint=did_you_mean(
+                name, known, "GET /api/models lists what can be loaded; folders are named with --model-folder"
+            ),
             param="model",
         )  # fmt: skip
     if job not in (None, found.job):

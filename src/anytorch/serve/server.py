@@ -224,9 +224,6 @@ def supervise(options: ServeOptions, listening: socket.socket, told: Told) -> in
     return 0
 
 
-# --- one worker -------------------------------------------------------------------------------------------------------
-
-
 def main(arguments: list[str]) -> int:
     """`[options, socket, beats]`: the listening socket and a pipe for heartbeats are inherited. Standard input is a pipe
     that ends when the parent does, and then so does the worker: none is left behind on the port."""

@@ -42,13 +42,14 @@ def examine(options: argparse.Namespace, output: Output) -> int:
     found = survey("never" if options.no_probe else "always", refresh=options.refresh)
     wrong = [reason for reason in found.reasons if reason.level is not Level.NOTE]
     hardware, report = found.facts.hardware, found.facts.torch
+    usable = [device.id for device in found.devices if device.state.value == "usable"]
     if output.json:
         output.data(
             {
                 "wrong": bool(wrong),
                 "tried": not options.no_probe,
                 "findings": as_json(found.reasons),
-                "usable": [device.id for device in found.devices if device.state.value == "usable"],
+                "usable": usable,
                 "torch": {
                     "installed": hardware.torch.version if hardware.torch else None,
                     "import_error": report.import_error if report else "",
@@ -65,7 +66,6 @@ def examine(options: argparse.Namespace, output: Output) -> int:
         output.heading(f"{reason.level.value}: {reason.text}")
         evidence = reason.evidence if output.verbose else shortened(reason.evidence)
         output.pairs([("fix", reason.fix), ("evidence", evidence), ("more", f"anytorch doctor {reason.code}")])
-    usable = [device.id for device in found.devices if device.state.value == "usable"]
     if found.reasons:
         output.text()
     if wrong:

@@ -90,16 +90,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
     forecasts = forecast(predictor, jobs, ahead, options, levels, output)
     problems = write(series, jobs, forecasts, options, output)
     document = {
-        "model": options.model,
+        **{name: getattr(options, name) for name in ("model", "samples", "seed", "temperature", "top_k", "top_p")},
+        **{name: getattr(options, name) for name in ("rolling", "quantization")},
         "device": str(predictor.device),
-        "samples": options.samples,
-        "seed": options.seed,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "rolling": options.rolling,
         "dtype": options.dtype or "float32",
-        "quantization": options.quantization,
         "warnings": warnings + told,
         **({"errors": problems} if problems else {}),
         "series": [described(one, *parts) for one, *parts in zip(series, jobs, forecasts, strict=True)],
@@ -164,7 +158,7 @@ def forecast(
 
 def read(options: argparse.Namespace, output: Output) -> list[Any]:
     """Read the series to forecast; guesses about the data go to standard error."""
-    from anytorch.errors import UsageError
+    from anytorch.errors import UsageError, did_you_mean
     from anytorch.forecast.candles.generate import sample_candles
     from anytorch.forecast.candles.read import newest_parts, read_many
     from anytorch.forecast.candles.tables import parse_given
@@ -179,12 +173,9 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
     if options.symbol:
         names = [one.name for one in found]
         if options.symbol not in names:
-            import difflib
-
-            near = difflib.get_close_matches(options.symbol, names, n=1)
             raise UsageError(
                 f"--symbol {options.symbol}: the file has {', '.join(names[:10])}" + ("…" if len(names) > 10 else ""),
-                hint=f"did you mean {near[0]!r}?" if near else "",
+                hint=did_you_mean(options.symbol, names),
             )
         found = [one for one in found if one.name == options.symbol]
     found = newest_parts(found)

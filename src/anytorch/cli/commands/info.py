@@ -17,6 +17,8 @@ from anytorch.errors import AnytorchError
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware, as_json
 
+SUPPORT = {"chips": (), "precisions": (), "quantizations": (), "least_gb": None, "advised_gb": None}  # unless stated
+
 T = TypeVar("T")
 Document = dict[str, Any]
 
@@ -148,13 +150,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
                 "reason": about[0].text if about else missing,
                 "code": about[0].code if about else "",
                 "fix": about[0].fix if about else "",
-                "support": {
-                    "chips": as_json(getattr(backend, "chips", ())),
-                    "precisions": as_json(getattr(backend, "precisions", ())),
-                    "quantizations": as_json(getattr(backend, "quantizations", ())),
-                    "least_gb": getattr(backend, "least_gb", None),
-                    "advised_gb": getattr(backend, "advised_gb", None),
-                },
+                "support": {name: as_json(getattr(backend, name, default)) for name, default in SUPPORT.items()},
             }
         )
     # What `resolve()` should choose if everything that was seen works.

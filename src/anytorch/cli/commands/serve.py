@@ -116,31 +116,23 @@ def serve_options(options: argparse.Namespace) -> Any:
         nbytes = settings.parse_nbytes(options.max_body)
     except ValueError as exc:
         raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MiB") from exc
+    named = settings.get("api_key_file")
+    same = ("host", "port", "text_model", "quantization", "threads", "workers", "rate_limit", "max_texts", "access_log")
     return ServeOptions(
-        host=options.host,
-        port=options.port,
+        **{name: getattr(options, name) for name in (*same, "max_waiting_tokens")},
         models=tuple(options.model),
-        text_model=options.text_model,
         model_folders=tuple(options.model_folder),
         device=named_device(options.device, "--device"),
-        quantization=options.quantization,
-        threads=options.threads,
         forecast=not options.no_forecast,
-        workers=options.workers,
         drain_s=options.drain,
         drain_delay_s=options.drain_delay,
-        api_key_file=options.api_key_file
-        or (Path(named).expanduser() if (named := settings.get("api_key_file")) else None),
+        api_key_file=options.api_key_file or (Path(named).expanduser() if named else None),
         allow_origins=tuple(options.allow_origin),
         allow_hosts=tuple(options.allow_host),
-        rate_limit=options.rate_limit,
         max_body_nbytes=nbytes,
-        max_texts=options.max_texts,
         max_request_tokens=options.max_tokens,
-        max_waiting_tokens=options.max_waiting_tokens,
         max_waiting_s=options.max_waiting,
         timeout_s=options.timeout,
-        access_log=options.access_log,
     )
 
 

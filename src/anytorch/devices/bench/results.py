@@ -164,9 +164,6 @@ def relative_to_cpu(report: BenchmarkReport) -> dict[str, dict[str, float]]:
     return result
 
 
-# --- each rate beside its limit; pure --------------------------------------------------------
-
-
 def disturbed_share(rows: Sequence[Row]) -> float:
     """The share of rows with mostly interrupted samples: near 1, the machine was too busy with other work to tell."""
     timings = [row.timing for row in rows if row.timing is not None]

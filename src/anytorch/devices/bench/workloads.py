@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytorch.devices.bench.timing import quickest
 from anytorch.devices.types import Caps
-from anytorch.errors import UsageError, WrongAnswer
+from anytorch.errors import UsageError, WrongAnswer, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -108,10 +107,8 @@ def workload_names(names: Sequence[str] | None) -> tuple[str, ...]:
         return WORKLOADS
     for name in names:
         if name not in WORKLOADS:
-            near = difflib.get_close_matches(name, WORKLOADS, n=1)
             raise UsageError(
-                f"unknown workload {name!r}; there are {', '.join(WORKLOADS)}",
-                hint=f"did you mean {near[0]!r}?" if near else "",
+                f"unknown workload {name!r}; there are {', '.join(WORKLOADS)}", hint=did_you_mean(name, WORKLOADS)
             )
     return tuple(names)
 
@@ -124,10 +121,9 @@ def dtype_names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
         word = str(name).strip().lower().removeprefix("torch.")
         word = ALIASES.get(word, word)
         if word not in DTYPES:
-            near = difflib.get_close_matches(word, [*DTYPES, *ALIASES], n=1)
             raise UsageError(
                 f"unknown dtype {name!r}; the benchmark knows {', '.join(DTYPES)}",
-                hint=f"did you mean {near[0]!r}?" if near else "",
+                hint=did_you_mean(word, [*DTYPES, *ALIASES]),
             )
         found.append(word)
     return tuple(dict.fromkeys(found))

@@ -14,14 +14,13 @@ from anytorch.devices.doctor import cpu, graphics, installation, masks, nvidia, 
 from anytorch.devices.doctor.common import VENDOR_BACKEND, diagnosis, first_line, named, one_line, registered, report_of
 from anytorch.devices.doctor.common import Diagnosis as Diagnosis
 from anytorch.devices.doctor.common import Finding as Finding
-from anytorch.devices.types import Facts, Level, Reason
+from anytorch.devices.types import SEVERITY, Facts, Level, Reason
 from anytorch.devices.wheels import cards_of, drivable
-from anytorch.errors import UsageError
+from anytorch.errors import UsageError, did_you_mean
 
 # Each registers its diagnoses when imported; this is the order of the list and of the documentation's index.
 GROUPS = (installation, nvidia, masks, other_cards, graphics, cpu)
 log = logs.logger(__name__)
-SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
 @diagnosis(
@@ -154,10 +153,5 @@ def explain(code: str) -> str:
 
 
 def _unknown(code: str) -> UsageError:
-    import difflib  # only for bad input
-
-    near = difflib.get_close_matches(code, codes(), n=1)
-    return UsageError(
-        f"there is no diagnosis {code!r}",
-        hint=f"did you mean {near[0]!r}?" if near else "`anytorch doctor` prints the codes of what it finds",
-    )
+    hint = did_you_mean(code, codes(), "`anytorch doctor` prints the codes of what it finds")
+    return UsageError(f"there is no diagnosis {code!r}", hint=hint)

@@ -167,7 +167,7 @@ def real_gpus(hardware: Hardware) -> tuple[Gpu, ...]:
 
 
 def webgpu_level(facts: Facts) -> Level:
-    """How bad a broken Vulkan is: an error where WebGPU is the way to the GPU or was asked for, a note otherwise."""
+    """How bad a broken Vulkan is: an error where WebGPU is the way to the GPU or the user asks for it, a note otherwise."""
     if wants_webgpu(facts) or (real_gpus(facts.hardware) and not vendor_path(facts)):
         return Level.ERROR
     return Level.NOTE

@@ -70,7 +70,7 @@ def wgpu_missing(facts: Facts) -> Iterator[Finding]:
     alone = bool(gpus) and not vendor_path(facts) and advise(hardware).kind in ("cpu", "none")
     if installed(hardware, "wgpu") or not (alone or wants_webgpu(facts)):
         return
-    what = f"no published torch wheel drives {named(gpus[0])}" if alone else "the webgpu device was asked for"
+    what = f"no published torch wheel drives {named(gpus[0])}" if alone else "you asked for webgpu"
     yield Finding(
         f"{what}, and the package wgpu, which reaches any GPU through Vulkan, Metal or D3D12, is not installed",
         "pip install 'anytorch[webgpu]'",

@@ -287,9 +287,6 @@ def wsl_driver(facts: Facts) -> Iterator[Finding]:
         )
 
 
-# --- cards that work, with something worth knowing --------------------------------------------------------------------
-
-
 # Jetson (Tegra X1, X2, Xavier, Orin, Thor) and GB10.
 UNIFIED_CAPABILITIES = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)})
 

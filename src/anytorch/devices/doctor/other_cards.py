@@ -18,7 +18,7 @@ from anytorch.devices.doctor.common import (
     true_cause,
 )
 from anytorch.devices.types import Facts, Level
-from anytorch.devices.wheels import advise_ascend, cards_of, is_xpu, parse_version
+from anytorch.devices.wheels import advise_ascend, cards_of, drivable, parse_version
 from anytorch.probe.facts import Node
 
 # --- AMD: device nodes (those of Intel cards work alike), the compute driver, integrated beside discrete ---------------
@@ -38,7 +38,7 @@ from anytorch.probe.facts import Node
 def no_permission(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
     amd = bool(cards_of(hardware, "amd"))
-    intel = any(is_xpu(gpu) for gpu in cards_of(hardware, "intel"))
+    intel = bool(drivable(hardware, "xpu"))
     kfd = hardware.node("/dev/kfd")
     if amd and kfd is not None and not _open(kfd):
         yield _permission(kfd, in_container(hardware), ("rocm",))
@@ -125,7 +125,7 @@ def amd_two_gpus(facts: Facts) -> Iterator[Finding]:
 )
 def level_zero_missing(facts: Facts) -> Iterator[Finding]:
     hardware, graphics = facts.hardware, facts.hardware.graphics
-    cards = [gpu for gpu in cards_of(hardware, "intel") if is_xpu(gpu)]
+    cards = drivable(hardware, "xpu")
     if hardware.torch is None or hardware.torch.kind != "xpu" or not cards or hardware.machine.system != "Linux":
         return
     missing = []
@@ -153,7 +153,7 @@ def level_zero_missing(facts: Facts) -> Iterator[Finding]:
 )
 def level_zero_failed(facts: Facts) -> Iterator[Finding]:
     hardware, graphics = facts.hardware, facts.hardware.graphics
-    cards = [gpu for gpu in cards_of(hardware, "intel") if is_xpu(gpu)]
+    cards = drivable(hardware, "xpu")
     code = graphics.level_zero_code
     if hardware.torch is None or hardware.torch.kind != "xpu" or not cards or code in (None, 0):
         return

@@ -51,9 +51,6 @@ async def page(code: str) -> Response:
         raise Problem(404, "no-such-diagnosis", "Unknown diagnosis", exc.message, hint=exc.hint) from exc
 
 
-# --- choices made by measurement --------------------------------------------------------------------------------------
-
-
 @router.get("/v1/graphs", responses=problems(401))
 async def graphs() -> schemas.Graphs:
     """Kernels and layouts that were measured against each other, with what was chosen. An empty list is a normal answer."""
