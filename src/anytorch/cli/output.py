@@ -165,26 +165,18 @@ class Output:
 
     @contextmanager
     def fallbacks_told(self) -> Iterator[list[str]]:
-        """A DeviceFallbackWarning becomes a line on standard error; the list collects the texts for the document."""
-        import warnings
-
-        from anytorch.errors import DeviceFallbackWarning
+        """Inside, a device that is not the requested one is a line on standard error; the list collects the texts."""
+        from anytorch.devices.choose import fallbacks_to
 
         told: list[str] = []
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", DeviceFallbackWarning)
-            try:
-                yield told
-            finally:
-                others = []
-                for warning in caught:
-                    if not issubclass(warning.category, DeviceFallbackWarning):
-                        others.append(warning)
-                    elif str(warning.message) not in told:
-                        told.append(str(warning.message))
-                        self.warn(str(warning.message))
-        for warning in others:  # not ours: handed on to whoever listens
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+        def tell(words: str) -> None:
+            if words not in told:
+                told.append(words)
+                self.warn(words)
+
+        with fallbacks_to(tell):
+            yield told
 
 
 def finite(value: Any) -> Any:

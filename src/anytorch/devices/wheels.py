@@ -201,16 +201,9 @@ def advise(hardware: Hardware) -> WheelAdvice:
     machine = hardware.machine
     if machine.system == "Darwin":
         return _advise_mac(hardware)
-    if cards_of(hardware, "nvidia"):
-        advice = _advise_nvidia(hardware)
-        if advice is not None:
+    for vendor, advise_vendor in (("nvidia", _advise_nvidia), ("amd", _advise_amd), ("huawei", advise_ascend)):
+        if cards_of(hardware, vendor) and (advice := advise_vendor(hardware)) is not None:
             return advice
-    if cards_of(hardware, "amd"):
-        advice = _advise_amd(hardware)
-        if advice is not None:
-            return advice
-    if cards_of(hardware, "huawei"):
-        return advise_ascend(hardware)
     xpus = drivable(hardware, "xpu")
     if xpus and machine.arch in ("x86_64", "AMD64", "amd64"):
         version = _kept_version(hardware)

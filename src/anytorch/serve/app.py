@@ -19,28 +19,13 @@ from anytorch.serve.limits import Guard
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, problem_of, unexpected, validation_problem
-from anytorch.serve.routes import (
-    benchmark,
-    devices,
-    docs,
-    embeddings,
-    forecast,
-    generate,
-    health,
-    models,
-)
+from anytorch.serve.routes import devices, docs, embeddings, forecast, generate, health
 from anytorch.serve.routes.docs import document
 from anytorch.serve.state import State
 
 ROUTERS = (
-    health.router,
-    models.router,
-    devices.router,
-    embeddings.router,
-    forecast.router,
-    generate.router,
-    benchmark.router,
-    docs.router,
+    *(health.router, health.models, devices.router, embeddings.router, forecast.router, generate.router),
+    *(devices.measuring, docs.router),
 )
 
 

@@ -16,6 +16,7 @@ from anytorch.cli.output import Output
 from anytorch.cli.requests import check_cache, named_device
 from anytorch.counts import counted
 from anytorch.devices.choose import Survey, activate, as_usable, resolve, survey
+from anytorch.devices.exercise import difference
 from anytorch.devices.memory import synchronize
 from anytorch.devices.tune import use_tuned
 from anytorch.devices.types import Candidate, State
@@ -226,14 +227,13 @@ def agreement(device: str, want: dict[str, torch.Tensor]) -> float:
     got = gradients(build(), device)
     worst = 0.0
     for name, exact in want.items():
-        scale = float(exact.abs().max()) or 1.0
-        difference = float((got[name].double() - exact).abs().max()) / scale
-        if not difference <= TOLERANCE:  # also catches NaN
+        off = difference(got[name].double(), exact)
+        if not off <= TOLERANCE:  # also catches NaN
             raise WrongAnswer(
-                f"{device}: {name} of the first step is off by {difference:.1e}; the CPU in fp64 is the reference",
+                f"{device}: {name} of the first step is off by {off:.1e}; the CPU in fp64 is the reference",
                 hint="do not trust this device; run `anytorch test` and `anytorch doctor`",
             )
-        worst = max(worst, difference)
+        worst = max(worst, off)
     return worst
 
 
@@ -241,7 +241,7 @@ def train(device: str, iterations: int, want: dict[str, torch.Tensor], synchroni
     """Check the answer, then train for `iterations` timed steps."""
     import torch
 
-    difference = agreement(device, want)
+    off = agreement(device, want)
     model = build().to(device)
     optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     losses: list[float] = []
@@ -261,4 +261,4 @@ def train(device: str, iterations: int, want: dict[str, torch.Tensor], synchroni
     with torch.no_grad():
         x, y = lists(-1)
         accuracy = float((model(x.to(device)).argmax(-1).cpu() == y).float().mean())
-    return Trained(difference, losses[0], losses[-1], accuracy, median(seconds) * 1e3, min(seconds) * 1e3, iterations)
+    return Trained(off, losses[0], losses[-1], accuracy, median(seconds) * 1e3, min(seconds) * 1e3, iterations)

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from anytorch.devices.bench.timing import quickest
+from anytorch.devices.exercise import difference
 from anytorch.devices.types import Caps
 from anytorch.errors import UsageError, WrongAnswer, did_you_mean
 
@@ -84,11 +85,6 @@ def check(prepared: Prepared, dtype: str) -> tuple[float, float]:
             hint="do not trust this device; run `anytorch test`",
         )
     return error, tolerance
-
-
-def difference(got: torch.Tensor, want: torch.Tensor) -> float:
-    """The largest difference, relative to the largest wanted value."""
-    return float((got - want).abs().max()) / (float(want.abs().max()) or 1.0)
 
 
 def tolerance_of(dtype: str) -> float:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from anytorch import __version__
 from anytorch.devices.bench import timing, workloads
 from anytorch.devices.bench.suite import Progress, caps_of, import_torch, silent, today
-from anytorch.devices.bench.workloads import TOLERANCES, difference
+from anytorch.devices.bench.workloads import TOLERANCES
 from anytorch.devices.choose import activate, resolve
+from anytorch.devices.exercise import difference
 from anytorch.devices.memory import cleanup
 from anytorch.devices.oom import fit_batch
 from anytorch.devices.registry import registry

@@ -1,8 +1,10 @@
-"""GET /v1/devices, /v1/devices/live, /v1/doctor, /v1/graphs: this machine's devices, and what was found out about them."""
+"""/v1/devices, /v1/doctor, /v1/graphs and /v1/benchmark: this machine's devices, and what is found out about them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -10,11 +12,13 @@ from anytorch.devices.doctor import explain
 from anytorch.errors import UsageError
 from anytorch.measured.store import verdicts
 from anytorch.measured.verdict import Verdict
-from anytorch.serve import machine, schemas
-from anytorch.serve.problems import Problem, problems
+from anytorch.serve import benchmarks, machine, schemas
+from anytorch.serve.limits import JsonRoute
+from anytorch.serve.problems import EVENT_STREAM, Problem, event, event_stream, problems
 from anytorch.serve.state import Service
 
 router = APIRouter(tags=["devices"])
+measuring = APIRouter(tags=["benchmark"], route_class=JsonRoute)
 
 
 @router.get("/v1/devices", responses=problems(401))
@@ -81,3 +85,33 @@ def graph_of(found: Verdict) -> schemas.Graph:
         speedup=round(found.speedup, 2) if found.speedup else None,
         when=found.when,
     )
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}, "description": "events: progress, result, done"}
+}
+
+
+@measuring.post("/v1/benchmark", response_class=Response, responses={**EVENTS, **problems(401, 409, 422)})
+async def benchmark(asked: schemas.BenchmarkRequest, service: Service) -> Response:
+    """Measure devices, and stream it as server-sent events.
+
+    `progress` {device, test, fraction, message}, `result` {device, test, rate, unit, limit, share}, `problem`
+    {device, test, message}, at the end `done` {run_id, rows} or `failed` {message}. Closing the connection ends it.
+    """
+    await asyncio.to_thread(benchmarks.check, asked)
+    service.benchmarks.reserve()
+
+    async def events() -> AsyncIterator[bytes]:
+        async for name, data in service.benchmarks.run(asked):
+            yield event(data, name)
+
+    return event_stream(events())
+
+
+@measuring.get("/v1/benchmark/runs", responses=problems(401))
+async def runs() -> schemas.BenchmarkRuns:
+    """Earlier runs, newest first."""
+    return schemas.BenchmarkRuns(runs=await asyncio.to_thread(benchmarks.earlier))
