@@ -143,10 +143,5 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendReport:
 
 
 def device_from_json(data: Mapping[str, Any]) -> DeviceReport:
-    caps = data.get("caps")
-    return DeviceReport(**{**data, "caps": caps_from_json(caps) if caps else None})
-
-
-def caps_from_json(data: Mapping[str, Any]) -> Caps:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Caps(**values)
+    caps = {key: tuple(it) if isinstance(it, list) else it for key, it in (data.get("caps") or {}).items()}
+    return DeviceReport(**{**data, "caps": Caps(**caps) if caps else None})

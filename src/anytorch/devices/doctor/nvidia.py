@@ -18,31 +18,13 @@ from anytorch.devices.types import Facts, Level
 from anytorch.devices.wheels import cards_of
 from anytorch.probe.facts import Gpu
 
-# CUresult values, from cuda.h.
-CUDA_ERROR_STUB_LIBRARY = 34
-CUDA_ERROR_NO_DEVICE = 100
-CUDA_ERROR_SYSTEM_NOT_READY = 802
-CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803
-CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE = 804
-CUDA_ERROR_UNKNOWN = 999
+# CUresult values, from cuda.h; EXPLAINED are those with a diagnosis of their own.
+STUB_LIBRARY, NO_DEVICE, SYSTEM_NOT_READY, DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED, UNKNOWN = 34, 100, 802, 803, 804, 999
+EXPLAINED = (0, STUB_LIBRARY, SYSTEM_NOT_READY, DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED, UNKNOWN)
 CUDA_ERRORS = {
-    1: "INVALID_VALUE",
-    2: "OUT_OF_MEMORY",
-    3: "NOT_INITIALIZED",
-    46: "DEVICE_UNAVAILABLE",
-    CUDA_ERROR_NO_DEVICE: "NO_DEVICE",
-    101: "INVALID_DEVICE",
-    304: "OPERATING_SYSTEM",
-    800: "NOT_PERMITTED",
-}
-EXPLAINED = (
-    0,
-    CUDA_ERROR_STUB_LIBRARY,
-    CUDA_ERROR_SYSTEM_NOT_READY,
-    CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
-    CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
-    CUDA_ERROR_UNKNOWN,
-)
+    1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 3: "NOT_INITIALIZED", 46: "DEVICE_UNAVAILABLE", NO_DEVICE: "NO_DEVICE",
+    101: "INVALID_DEVICE", 304: "OPERATING_SYSTEM", 800: "NOT_PERMITTED",
+}  # fmt: skip
 NVML_SUCCESS, NVML_DRIVER_NOT_LOADED, NVML_LIB_RM_VERSION_MISMATCH = 0, 9, 18
 
 
@@ -150,7 +132,7 @@ def driver_library_missing(facts: Facts) -> Iterator[Finding]:
     background="https://github.com/pytorch/pytorch/issues/88639 https://github.com/pytorch/pytorch/issues/49081",
 )
 def uvm_broken(facts: Facts) -> Iterator[Finding]:
-    if child_fact(facts, "cuinit_code", int) != CUDA_ERROR_UNKNOWN:
+    if child_fact(facts, "cuinit_code", int) != UNKNOWN:
         return
     uvm = facts.hardware.node("/dev/nvidia-uvm")
     state = "is in a bad state, as after a suspend" if uvm else "is not loaded: /dev/nvidia-uvm does not exist"
@@ -173,7 +155,7 @@ def uvm_broken(facts: Facts) -> Iterator[Finding]:
     background="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
 )
 def fabric_manager(facts: Facts) -> Iterator[Finding]:
-    if child_fact(facts, "cuinit_code", int) != CUDA_ERROR_SYSTEM_NOT_READY:
+    if child_fact(facts, "cuinit_code", int) != SYSTEM_NOT_READY:
         return
     running = facts.hardware.nvidia.fabric_manager
     state = {True: "runs but has not finished", False: "is not running", None: "is not known to run"}[running]
@@ -200,10 +182,10 @@ def fabric_manager(facts: Facts) -> Iterator[Finding]:
 def driver_library_conflict(facts: Facts) -> Iterator[Finding]:
     code = child_fact(facts, "cuinit_code", int)
     libcuda = facts.hardware.nvidia.libcuda or "libcuda.so.1"
-    if code == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+    if code == DRIVER_MISMATCH:
         text = f"cuInit returned 803: {libcuda} is of another version than the loaded kernel module"
         fix = "sudo reboot"
-    elif code == CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
+    elif code == COMPAT_NOT_SUPPORTED:
         text = f"cuInit returned 804: {libcuda} is a forward-compatibility library, which this card does not support"
         fix = "sudo apt purge 'cuda-compat-*'  # or take its folder out of LD_LIBRARY_PATH"
     else:
@@ -224,7 +206,7 @@ def driver_library_conflict(facts: Facts) -> Iterator[Finding]:
 def cuda_stub_library(facts: Facts) -> Iterator[Finding]:
     libcuda = facts.hardware.nvidia.libcuda or ""
     code = child_fact(facts, "cuinit_code", int)
-    if code != CUDA_ERROR_STUB_LIBRARY and "/stubs/" not in libcuda:
+    if code != STUB_LIBRARY and "/stubs/" not in libcuda:
         return
     where = libcuda if "/stubs/" in libcuda else libcuda or "libcuda.so.1"
     yield Finding(
@@ -253,7 +235,7 @@ def cuda_init_failed(facts: Facts) -> Iterator[Finding]:
     if code is None or code in EXPLAINED or not cards_of(hardware, "nvidia"):
         return
     masked = "CUDA_VISIBLE_DEVICES" in hardware.env
-    if code == CUDA_ERROR_NO_DEVICE and (masked or hardware.nvidia.nvml_code != NVML_SUCCESS):
+    if code == NO_DEVICE and (masked or hardware.nvidia.nvml_code != NVML_SUCCESS):
         return  # a mask or a missing driver explains it
     report = report_of(facts, "cuda")
     name = f"CUDA_ERROR_{CUDA_ERRORS[code]}" if code in CUDA_ERRORS else "see cuda.h"
