@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anytorch import logs, settings
 from anytorch.devices.gather import Survey as Survey
-from anytorch.devices.gather import Tried, survey
+from anytorch.devices.gather import Tried
+from anytorch.devices.gather import survey as survey
 from anytorch.devices.ranking import (
     DeviceRequest,
     choice_words,

@@ -53,6 +53,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
     found = survey_of(replace(gather("never", hardware=hardware), torch=report))
     reasons, devices = found.reasons, found.devices
+    asked: Sequence[Candidate]
     if everything:
         asked = devices
     elif request.index is not None or request.uuid is not None or request.automatic:

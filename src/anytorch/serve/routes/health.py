@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from anytorch._version import __version__
 from anytorch.devices.choose import device_info
@@ -29,18 +29,18 @@ UNREADY: dict[int | str, dict[str, Any]] = {
 
 @router.head("/v1/readyz", include_in_schema=False)  # what some load balancers send
 @router.get("/v1/readyz", responses=UNREADY)
-async def readyz(request: Request, response: Response) -> schemas.Health:
+async def readyz(service: Service, response: Response) -> schemas.Health:
     """200 if the service is ready for requests; 503 while it starts or drains."""
-    health = health_of(request.app.state.service)
+    health = health_of(service)
     response.status_code = 200 if health.status == "ready" else 503
     return health
 
 
 @router.head("/v1/healthz", include_in_schema=False)
 @router.get("/v1/healthz", responses=UNREADY)
-async def healthz(request: Request, response: Response) -> schemas.Health:
+async def healthz(service: Service, response: Response) -> schemas.Health:
     """200 if the service works; 503 if an engine stopped answering or the service has not started."""
-    health = health_of(request.app.state.service)
+    health = health_of(service)
     response.status_code = 200 if health.status in ("ready", "draining") else 503
     return health
 
@@ -133,9 +133,9 @@ async def listed(service: Service) -> schemas.OpenAIModels:
 
 
 @models.get("/v1/models/{name:path}", responses=problems(401, 404))
-async def one(name: str, request: Request) -> schemas.OpenAIModel:
+async def one(name: str, service: Service) -> schemas.OpenAIModel:
     """One of the loaded models, in OpenAI's format."""
-    there = (await listed(request)).data
+    there = (await listed(service)).data
     for model in there:
         if model.id == name:
             return model
