@@ -142,7 +142,6 @@ def show(document: dict[str, Any], levels: list[float], output: Output) -> None:
 
 # --- the table, with as many columns as fit the terminal --------------------------------------------------------------
 
-
 SHOWN = 12  # rows; of more, the first and the last
 OFFSET = re.compile(r"[+-]\d\d:\d\d$")
 

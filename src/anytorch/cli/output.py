@@ -326,7 +326,6 @@ def gigabytes(nbytes: int | None) -> str:
 
 # --- progress lines where no bar can be shown: an estimate after the first steps, then a line now and then ------------
 
-
 MEASURED_S = 3.0  # of the first steps, before the rest is guessed from them
 LONG_S = 60.0  # work with less than this before it is not worth a guess
 EVERY_S = 30.0

@@ -154,7 +154,6 @@ class Candidate:
 
 # --- the interface of a back end --------------------------------------------------------------------------------------
 
-
 # Ours and third-party ones load through the entry-point group `anytorch.backends`. A plug-in names a class (or a function)
 # that takes no arguments and returns an object with these attributes and methods. Deriving from
 # `anytorch.devices.base.TorchBackend` gives working defaults for all of them but the names; `examples/plugin-backend/` is a

@@ -77,7 +77,6 @@ def _address(values: dict[str, int]) -> str | None:
 
 # --- Intel: which are built in, and what Level Zero's system management says when it is asked -------------------------
 
-
 LEVEL_ZERO_VARIABLE = "ANYTORCH_LEVEL_ZERO_LIBRARY"
 SUCCESS = 0  # ZE_RESULT_SUCCESS
 
@@ -129,7 +128,6 @@ def _devices(loader: ctypes.CDLL) -> int | None:
 
 
 # --- Huawei: device nodes, and the versions of driver and CANN toolkit ------------------------------------------------
-
 
 HOME = "/usr/local/Ascend"
 # "version=8.3.RC2" in ascend_toolkit_install.info; the driver's version.info writes "Version="

@@ -189,7 +189,6 @@ def _graphics(tree: Tree, env: Mapping[str, str], *, system: str, arch: str) -> 
 
 # --- the environment variables that hide, reorder or steer devices; those that are set are kept -----------------------
 
-
 NAMES = (
     # NVIDIA
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_HOME"),
@@ -227,7 +226,6 @@ def read_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 # --- containers, their kind, and WSL ----------------------------------------------------------------------------------
-
 
 WSL_LIBRARIES = "/usr/lib/wsl/lib"
 

@@ -77,7 +77,6 @@ def read_windows_memory() -> Memory:
 
 # --- control groups, version 1 and 2 ----------------------------------------------------------------------------------
 
-
 # The limit that counts is the smallest on the way from our own group up to the top one we can see: a group without a limit
 # of its own is still held by its parent's.
 

@@ -92,7 +92,6 @@ def _fabric_manager(tree: Tree, container: bool) -> bool | None:
 
 # --- NVIDIA's management library by ctypes: it counts and names cards without starting CUDA, so forking stays safe ----
 
-
 # nvmlReturn_t
 SUCCESS, NOT_SUPPORTED = 0, 3
 MOST_DEVICES = 256

@@ -75,7 +75,6 @@ def _entry_points(text: str, distribution: str) -> Iterator[EntryPoint]:
 
 # --- the torch wheel that would be imported, read as text: importing torch takes two seconds, or fails ----------------
 
-
 NAMES = ("__version__", "cuda", "hip", "xpu")
 
 

@@ -141,7 +141,6 @@ def _name_in(database: bytes, vendor: int, device: int) -> str | None:
 
 # --- the device nodes compute needs, whether we may use them, and which group owns them -------------------------------
 
-
 WHOLE = {
     *("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-nvswitchctl", "kfd", "dxg"),
     *("davinci_manager", "hisi_hdc", "devmm_svm"),

@@ -180,7 +180,6 @@ class Tree:
 
 # --- where the dynamic loader would find a library, without loading it ------------------------------------------------
 
-
 # `ctypes.util.find_library` starts ldconfig and gcc; this reads the same cache the loader reads.
 
 LINUX_FOLDERS = ("/lib/{triplet}", "/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/lib", "/usr/lib")

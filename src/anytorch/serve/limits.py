@@ -383,7 +383,6 @@ def host_name(header: bytes) -> str:
 
 # --- how often: a token bucket per client; bounded: idle clients are dropped ------------------------------------------
 
-
 MOST = 10_000  # clients remembered
 
 
@@ -409,7 +408,6 @@ class Rates:
 
 
 # --- JSON bodies ------------------------------------------------------------------------------------------------------
-
 
 # A body of a few megabytes can hold millions of empty lists. Making them, and the garbage collector that walks them again
 # and again while more are made, would hold up every other client for seconds. So they are counted before anything is made

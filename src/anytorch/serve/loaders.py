@@ -25,6 +25,8 @@ from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.queue import EngineQueue
 from anytorch.text.embed.queue_worker import BatchReport
 
+log = logs.logger(__name__)
+
 T = TypeVar("T")
 CPU_THREAD_TOKENS = 1024  # of a batch, for each thread
 
@@ -200,7 +202,6 @@ class TextModel:
 
 # --- names as models to load: those of the command line, and the one a client's id means ------------------------------
 
-
 EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
 
 
@@ -273,9 +274,6 @@ def wanted_by(name: str, job: str | None, first: Sequence[Wanted], known: Mappin
 
 
 # --- the models of the configured folders, by their id ----------------------------------------------------------------
-
-
-log = logs.logger(__name__)
 
 DEEPEST = 3  # folders below a model folder that are looked into
 MOST = 1000  # models listed

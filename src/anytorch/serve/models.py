@@ -358,7 +358,6 @@ def failure(exc: Exception) -> str:
 
 # --- the file that tells all workers of a service which models clients have loaded ------------------------------------
 
-
 # A worker that loads a model changes the file under a lock, by the same rule by which it changed its own models; every
 # worker then brings its own in line with the file. So all end with the same models, whoever loaded what at the same time.
 

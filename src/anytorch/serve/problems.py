@@ -145,7 +145,6 @@ def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
 
 # --- responses that end points write with orjson: large ones, and streams of events -----------------------------------
 
-
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 EVENT_STREAM = "text/event-stream"
 

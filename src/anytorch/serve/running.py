@@ -157,7 +157,6 @@ def set_up_logs(access: bool) -> None:
 
 # --- the measured start: from the beginning of the process to the first request that was answered over the port -------
 
-
 PAUSE_S = 0.01
 BACKLOG = 2048  # connections the kernel keeps until a process takes them
 GENERAL_HINT = "`anytorch doctor` says what is wrong with a device; -v shows more"
@@ -259,7 +258,6 @@ def _ask(host: str, port: int, method: str, path: str, headers: dict[str, str], 
 
 
 # --- time limits ------------------------------------------------------------------------------------------------------
-
 
 # uvicorn waits for ever for the headers of a new connection and for a body: a client that sends byte by byte (slow loris)
 # stays. Here both have a time and the headers a size. A timer per connection costs about a microsecond per request. It waits

@@ -32,6 +32,8 @@ from anytorch.serve.loaders import first_models
 from anytorch.serve.options import ServeOptions, from_json, to_json
 from anytorch.serve.running import BACKLOG, Told, first_answer, run_app, signals_to
 
+log = logs.logger(__name__)
+
 
 def serve(options: ServeOptions, told: Told) -> int:
     """Serve until a signal arrives; return the exit status. `told` is called once, after the first answer.
@@ -68,9 +70,6 @@ def bind(options: ServeOptions) -> socket.socket:
 
 
 # --- the parent of several processes ----------------------------------------------------------------------------------
-
-
-log = logs.logger(__name__)
 
 LOOK_S = 0.1
 SILENT_S = 30.0  # without a heartbeat, a worker that has once beaten is taken for dead
@@ -259,7 +258,6 @@ def _end_with_parent(alone: threading.Event) -> None:
 
 
 # --- the folder that the workers of one service share, and the removal of folders of killed services ------------------
-
 
 # A service holds a lock on its folder. Its workers inherit the lock, so the system lets go of it when the last of them has
 # ended, however they ended; no process that has got one of their numbers since can be mistaken for them. A folder that

@@ -147,7 +147,6 @@ def show(results: Sequence[dict[str, Any]], output: Output, iterations: int) -> 
 
 # --- the model and its task: a two-layer transformer encoder learns to sort short lists of digits ---------------------
 
-
 DIGITS, LENGTH, BATCH, WIDTH, HEADS, LAYERS = 10, 12, 32, 64, 4, 2
 LEARNING_RATE = 3e-3
 # The same room as the device test's: reduced-precision matmuls that a user may have switched on.

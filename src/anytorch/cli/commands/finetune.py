@@ -276,7 +276,6 @@ def tell(done: Any, options: argparse.Namespace, output: Output) -> None:
 
 # --- `--config`: the YAML file of Kronos's `finetune_csv`, the same settings in our words -----------------------------
 
-
 # Two things are not as they were there, and cannot be had from the file: windows are normalised with their past alone, and
 # validation is causal.
 

@@ -287,7 +287,6 @@ def cache_nbytes(device: Candidate, caps: Caps) -> int | None:
 
 # --- where a number comes from: machine, torch, driver, date, version and commit --------------------------------------
 
-
 # What kernels choose their code by: a number means little without them.
 FEATURES = {
     *("sse4_2", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),

@@ -136,7 +136,6 @@ def sizes(name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 # --- the cases: products sized for the device, a transformer block, and moving data -----------------------------------
 
-
 ENOUGH_S = 2e-3  # a product that takes this long is large enough to show the device's rate
 SMALLEST, SMALLEST_FAST, LARGEST_HURRIED, LARGEST = 128, 512, 2048, 8192
 CHECKED = 64  # rows and columns of a product that are compared with fp64, spread over all of it
@@ -277,7 +276,6 @@ def block_reference(batch: int, seq: int, hidden: int) -> Any:
 
 
 # --- memory on the device, copies between it and the host, and the cost of asking at all ------------------------------
-
 
 MIB = 2**20
 LEAST_NBYTES, MOST_NBYTES = 64 * MIB, 1024 * MIB  # of one buffer

@@ -225,7 +225,6 @@ def _tell(words: str) -> None:
 
 # --- what tuning decides, and the rules it decides by: pure; measured options in, a choice with its reason out --------
 
-
 NOISE = 0.03  # a gain below this share is no gain
 KNEE = 0.05  # the smallest batch within this share of the best throughput is large enough
 SETTINGS = ("threads", "cpu_dtype", "matmul_precision")  # items that are settings of their own in the settings file

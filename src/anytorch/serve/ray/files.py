@@ -257,7 +257,6 @@ def _assemble(journal: ScatteredJournal, vector: str) -> None:
 
 # --- which parts are finished when they come in any order -------------------------------------------------------------
 
-
 # The folder is that of `text.embed.files_journal`.
 #
 #     .<target>.partial/

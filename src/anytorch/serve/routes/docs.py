@@ -114,7 +114,6 @@ def kind_of(schema: dict[str, Any]) -> str:
 
 # --- the OpenAPI document: FastAPI's, and what it cannot know: the hot end points, problems, keys ---------------------
 
-
 DESCRIPTION = "Embeddings, forecasts and text on whatever hardware is there. Errors are application/problem+json."
 WRITTEN = (schemas.EmbeddingsRequest, schemas.EmbeddingsAnswer, schemas.ForecastRequest, schemas.Problem)
 

@@ -227,7 +227,6 @@ async def awaited(future: Future[Any], call: Call, timeout_s: float) -> Any:
 
 # --- texts compared with texts, by the loaded embedding model ---------------------------------------------------------
 
-
 router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
 CELLS = 4_000_000  # of a similarity matrix: 32 MB of JSON
 HITS = 100_000  # of all queries of a search together

@@ -163,7 +163,6 @@ async def read_form(request: Request) -> dict[str, Any]:
 
 # --- a client's input (JSON columns, CSV text, an upload, or a sample) as a history to forecast -----------------------
 
-
 COLUMNS = ("open", "high", "low", "close", "volume", "amount")
 LARGEST = 1e18  # its square is still a float32
 SAMPLE_ROWS = 600
