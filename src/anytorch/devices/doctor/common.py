@@ -68,7 +68,6 @@ def registered() -> tuple[Diagnosis, ...]:
 
 TORCH_BACKENDS = ("cuda", "rocm", "npu", "xpu", "mps", "webgpu", "cpu")
 VENDOR_BACKEND = {"nvidia": "cuda", "amd": "rocm", "huawei": "npu", "intel": "xpu", "apple": "mps"}
-SOFTWARE_ICDS = ("lvp_icd", "lavapipe", "swiftshader")
 GIB = 1024**3
 
 

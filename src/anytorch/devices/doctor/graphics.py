@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anytorch.devices.doctor.common import (
-    SOFTWARE_ICDS,
     Finding,
     diagnosis,
     first_line,
@@ -22,6 +21,7 @@ from anytorch.devices.doctor.common import (
 from anytorch.devices.types import Facts, Level
 from anytorch.devices.wheels import advise, cards_of
 from anytorch.probe.facts import Icd
+from anytorch.probe.graphics import is_software_icd
 
 EGL_ICD = '{"file_format_version":"1.0.1","ICD":{"library_path":"libEGL_nvidia.so.0","api_version":"1.4.312"}}'
 
@@ -33,11 +33,8 @@ def uses_vulkan(facts: Facts) -> bool:
 
 def hardware_icds(facts: Facts) -> list[Icd]:
     """The Vulkan drivers of real GPUs whose library is not known to be missing."""
-    return [
-        icd
-        for icd in facts.hardware.graphics.vulkan_icds
-        if icd.found is not False and not any(word in icd.path for word in SOFTWARE_ICDS)
-    ]
+    icds = facts.hardware.graphics.vulkan_icds
+    return [icd for icd in icds if icd.found is not False and not is_software_icd(icd)]
 
 
 def adapters(facts: Facts) -> list[Mapping[str, Any]] | None:

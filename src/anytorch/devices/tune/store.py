@@ -284,13 +284,7 @@ class TunePlan:
 
 
 def decide(
-    setting: str,
-    workload: str,
-    default: str | int,
-    options: Sequence[Trial],
-    *,
-    most_error: float = float("inf"),
-    noise: float = NOISE,
+    setting: str, workload: str, default: str | int, options: Sequence[Trial], *, most_error: float = float("inf")
 ) -> Item:
     """The fastest accurate option; but the default unless the gain is beyond noise and spread on a quiet machine."""
     by_name = {option.name: option for option in options}
@@ -299,7 +293,7 @@ def decide(
     if not good or (base is not None and base.seconds is not None and not any(o is not base for o in good)):
         return Item(setting, workload, default, default, 1.0, "nothing else can be used here", tuple(options))
     # Of those that are equally fast, the first: candidates are listed from the most careful to the boldest.
-    best = by_name[fastest(good, noise=noise)[0]]
+    best = by_name[fastest(good, noise=NOISE)[0]]
     assert best.seconds is not None
     chosen = type(default)(best.name)
     if base is None or base.seconds is None:
@@ -311,8 +305,8 @@ def decide(
     elif base.busy or best.busy:
         # Fewer threads win while somebody else holds a core; stored, that would slow every later run down.
         why = f"{best.name} seemed faster, but the machine was too busy with other work to tell"
-    elif saved < noise * base.seconds:
-        why = f"{best.name} gains {saved / base.seconds:.1%}, which is within the noise ({noise:.0%})"
+    elif saved < NOISE * base.seconds:
+        why = f"{best.name} gains {saved / base.seconds:.1%}, which is within the noise ({NOISE:.0%})"
     elif saved <= max(base.spread_s, best.spread_s):
         why = f"{best.name} gains {saved / base.seconds:.1%}, which is within the spread of the measurement"
     else:
@@ -321,12 +315,12 @@ def decide(
     return Item(setting, workload, default, default, 1.0, why, tuple(options))
 
 
-def decide_batch(workload: str, default: int, options: Sequence[Trial], *, knee: float = KNEE) -> Item:
-    """The smallest batch within `knee` of the best time per sample: a larger one only costs memory and delay."""
-    name, _ = fastest(options, noise=knee)
+def decide_batch(workload: str, default: int, options: Sequence[Trial]) -> Item:
+    """The smallest batch within KNEE of the best time per sample: a larger one only costs memory and delay."""
+    name, _ = fastest(options, noise=KNEE)
     if not name:
         return Item("batch_size", workload, default, default, 1.0, "no batch could be run", tuple(options))
     seconds = {option.name: option.seconds for option in options}
     base, best = seconds.get(str(default)), seconds[name]
-    why = f"the smallest batch within {knee:.0%} of the best time per sample"
+    why = f"the smallest batch within {KNEE:.0%} of the best time per sample"
     return Item("batch_size", workload, default, int(name), base / best if base and best else 1.0, why, tuple(options))
