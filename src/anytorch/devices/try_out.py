@@ -143,5 +143,6 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendReport:
 
 
 def device_from_json(data: Mapping[str, Any]) -> DeviceReport:
-    caps = {key: tuple(it) if isinstance(it, list) else it for key, it in (data.get("caps") or {}).items()}
+    told = data.get("caps") or {}
+    caps: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
     return DeviceReport(**{**data, "caps": Caps(**caps) if caps else None})
