@@ -66,7 +66,7 @@ def serve_on_ray(options: ServeOptions, told: Told, *, address: str | None = Non
     """Deploy the app, wait for a signal, then take it down; return the exit status."""
     options.require_safe()
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
-    options = replace(options, port=options.port or free_port(options), workers=1)
+    options = replace(options, port=options.port or free_port(options.host), workers=1)
     stopped = threading.Event()
     with cluster(address) as ray, signals_to(lambda number, frame: stopped.set()):
         share = share_of(ray, options.device, whole_nodes=True)
@@ -166,7 +166,7 @@ def replicas_running() -> int:
     return int(state.replica_states.get("RUNNING", 0))
 
 
-def free_port(options: ServeOptions) -> int:
+def free_port(host: str) -> int:
     """Ray's proxy wants a number: one that is free now."""
-    with bind(replace(options, port=0)) as listening:
+    with bind(ServeOptions(host, 0)) as listening:
         return int(listening.getsockname()[1])
