@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
     """The CPU, its features, the SIMD level of our C++, usable cores, GPUs, drivers, load, and the switches that are set."""
     # Not at the top: some benches put src/ on the path first.
     from anytorch import native
-    from anytorch.devices.bench.provenance import machine_facts
+    from anytorch.devices.bench.suite import machine_facts
     from anytorch.measured.machine import drivers
     from anytorch.probe import snapshot
 
@@ -50,6 +50,6 @@ def machine() -> dict[str, Any]:
 
 def provenance() -> dict[str, Any]:
     """Date, commit and machine, to begin a result with."""
-    from anytorch.devices.bench.provenance import commit, today
+    from anytorch.devices.bench.suite import commit, today
 
     return {"date": today(), "commit": commit(), "machine": machine()}

@@ -29,7 +29,7 @@ DeviceFallbackWarning        an explicit request could not be met and something 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 EXTRAS = {  # what needs an extra, and the packages that the extra brings
     "embed": ("embeddings", frozenset({"numpy", "tokenizers", "safetensors", "huggingface_hub", "pyarrow"})),
@@ -38,6 +38,14 @@ EXTRAS = {  # what needs an extra, and the packages that the extra brings
         frozenset({"torch", "numpy", "pandas", "safetensors", "huggingface_hub", "pyarrow", "matplotlib"}),
     ),
 }
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The hint for a word nobody knows: the nearest known one, or `otherwise`."""
+    import difflib  # only for bad input
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 class AnytorchError(Exception):
@@ -58,40 +66,31 @@ class UsageError(AnytorchError):
     exit_code = 2
 
 
-class UnknownDevice(UsageError):
-    pass
+class UnknownDevice(UsageError): ...
 
 
-class DeviceIndexError(UsageError):
-    pass
+class DeviceIndexError(UsageError): ...
 
 
-class ConfigError(UsageError):
-    pass
+class ConfigError(UsageError): ...
 
 
-class CacheError(UsageError):
-    pass
+class CacheError(UsageError): ...
 
 
-class GraphError(UsageError, ValueError):
-    pass
+class GraphError(UsageError, ValueError): ...
 
 
-class InputError(UsageError, ValueError):
-    pass
+class InputError(UsageError, ValueError): ...
 
 
-class ModelError(UsageError):
-    pass
+class ModelError(UsageError): ...
 
 
-class QueueClosed(UsageError):
-    pass
+class QueueClosed(UsageError): ...
 
 
-class TorchMissing(AnytorchError):
-    pass
+class TorchMissing(AnytorchError): ...
 
 
 class PackageMissing(AnytorchError):
@@ -111,12 +110,10 @@ class PackageMissing(AnytorchError):
         )
 
 
-class NativeUnavailable(AnytorchError):
-    pass
+class NativeUnavailable(AnytorchError): ...
 
 
-class CompilerMissing(NativeUnavailable):
-    pass
+class CompilerMissing(NativeUnavailable): ...
 
 
 class CompilerFailed(NativeUnavailable):
@@ -127,12 +124,10 @@ class CompilerFailed(NativeUnavailable):
         self.output = output
 
 
-class QueueFull(AnytorchError):
-    pass
+class QueueFull(AnytorchError): ...
 
 
-class DeviceError(AnytorchError):
-    pass
+class DeviceError(AnytorchError): ...
 
 
 class DeviceUnavailable(DeviceError):
@@ -143,24 +138,19 @@ class DeviceUnavailable(DeviceError):
         self.reasons = tuple(reasons)
 
 
-class DeviceLost(DeviceError):
-    pass
+class DeviceLost(DeviceError): ...
 
 
-class OutOfMemory(DeviceError):
-    pass
+class OutOfMemory(DeviceError): ...
 
 
-class BudgetTooSmall(OutOfMemory):
-    pass
+class BudgetTooSmall(OutOfMemory): ...
 
 
-class OutputError(AnytorchError):
-    pass
+class OutputError(AnytorchError): ...
 
 
-class WrongAnswer(AnytorchError):
-    pass
+class WrongAnswer(AnytorchError): ...
 
 
 class DeviceFallbackWarning(UserWarning):

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from anytorch.errors import ConfigError
+from anytorch.errors import ConfigError, did_you_mean
 from anytorch.files import replace_file
 from anytorch.values import dataclass
 
@@ -107,155 +107,51 @@ class Setting:
     in_file: bool = True  # False: only from the environment or a `with` block
 
 
-SETTINGS: dict[str, Setting] = {
-    s.name: s
-    for s in (
-        Setting(
-            "backend",
-            "auto",
-            _device,
-            ("ANYTORCH_BACKEND", "YIRAGE_BACKEND", "KRONOS_DEVICE"),
-            "the device used when none is named: auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, …",
-        ),
-        Setting(
-            "device_uuid",
-            "",
-            _text,
-            (),
-            "the card that `anytorch set cuda:N` chose; an index can change, a UUID cannot",
-        ),
-        Setting("strict", False, _boolean, ("ANYTORCH_STRICT",), "raise instead of falling back to another device"),
-        Setting(
-            "log_level",
-            "WARNING",
-            _one_of(*LOG_LEVELS),
-            ("ANYTORCH_LOG_LEVEL", "YIRAGE_LOG_LEVEL"),
-            "DEBUG, INFO, WARNING or ERROR, on standard error",
-        ),
-        Setting(
-            "plugins",
-            None,
-            _names,
-            ("ANYTORCH_PLUGINS",),
-            "names of the third-party back ends that may load, separated by commas; all of them when unset, none when empty",
-        ),
-        Setting(
-            "probe_timeout_s",
-            120.0,
-            _seconds,
-            ("ANYTORCH_PROBE_TIMEOUT",),
-            "how long the child process may take to try the devices, in seconds",
-        ),
-        Setting("threads", None, _positive_int, ("ANYTORCH_THREADS",), "CPU threads torch uses"),
-        Setting(
-            "cpu_dtype",
-            None,
-            _one_of("float32", "bfloat16", "float16"),
-            ("ANYTORCH_CPU_DTYPE",),
-            "the dtype autocast uses on the CPU; float32 turns autocast off there",
-        ),
-        Setting(
-            "matmul_precision",
-            None,
-            _one_of("highest", "high", "medium"),
-            ("ANYTORCH_MATMUL_PRECISION",),
-            "torch.set_float32_matmul_precision",
-        ),
-        Setting(
-            "webgpu_adapter",
-            "",
-            _text,
-            ("ANYTORCH_WEBGPU_ADAPTER",),
-            "which GPU the webgpu device uses: a number, a part of its name, or an API; the best when unset",
-        ),
-        Setting(
-            "webgpu_memory",
-            None,
-            parse_nbytes,
-            ("ANYTORCH_WEBGPU_MEMORY",),
-            "the most memory the webgpu device may use, such as 6GiB; no limit when unset",
-        ),
-        Setting(
-            "webgpu_fallback",
-            "warn",
-            _one_of("warn", "silent", "error"),
-            ("ANYTORCH_WEBGPU_FALLBACK",),
-            "an op without a kernel on the webgpu device: run it on the CPU and warn once, run it there silently, or raise",
-        ),
-        Setting(
-            "webgpu_check",
-            False,
-            _boolean,
-            ("ANYTORCH_WEBGPU_CHECK",),
-            "check every index tensor on the webgpu device and raise IndexError; slow, for debugging",
-        ),
-        Setting(
-            "mode",
-            "balanced",
-            _one_of("speed", "balanced", "memory", "full"),
-            ("ANYTORCH_MODE", "VB_MODE"),
-            "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full",
-        ),
-        Setting(
-            "virtual_blackwell",
-            False,
-            _boolean,
-            ("ENABLE_VIRTUAL_BLACKWELL",),
-            "turn the mode on when apt_model.optimization.vb_global is imported",
-        ),
-        Setting(
-            "compiler",
-            "",
-            _text,
-            ("ANYTORCH_CXX", "CXX"),
-            "the C++ compiler that builds our native code on first use; the first of g++, clang++ and c++ when unset",
-        ),
-        Setting(
-            "simd",
-            None,
-            _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni"),
-            ("ANYTORCH_SIMD",),
-            "the instructions our native code uses; the best this processor has when unset",
-        ),
-        Setting(
-            "measure_kernels",
-            True,
-            _boolean,
-            ("ANYTORCH_MEASURE_KERNELS",),
-            "on: time the forecast kernels on the GPU once and use the fastest; off: use the built-in choice",
-        ),
-        Setting(
-            "measure_s",
-            3.0,
-            _seconds,
-            ("ANYTORCH_MEASURE_S",),
-            "seconds that finding out what is fastest may take, for each thing that is chosen by measuring",
-        ),
-        Setting(
-            "api_key_file",
-            "",
-            _text,
-            ("ANYTORCH_API_KEY_FILE",),
-            "the file with the API keys `anytorch serve` accepts; no key is required when unset",
-        ),
-        Setting(
-            "config_file",
-            None,
-            _text,
-            ("ANYTORCH_CONFIG",),
-            "the settings file; the user's configuration folder when unset",
-            in_file=False,
-        ),
-        Setting(
-            "cache_dir",
-            None,
-            _text,
-            ("ANYTORCH_CACHE_DIR",),
-            "where probe results and tuning measurements are kept; the user's cache folder when unset",
-            in_file=False,
-        ),
-    )
-}
+_TABLE = (
+    Setting("backend", "auto", _device, ("ANYTORCH_BACKEND", "YIRAGE_BACKEND", "KRONOS_DEVICE"),
+        "the device used when none is named: auto, cpu, cuda, cuda:1, rocm, npu, xpu, mps, webgpu, …"),
+    Setting("device_uuid", "", _text, (),
+        "the card that `anytorch set cuda:N` chose; an index can change, a UUID cannot"),
+    Setting("strict", False, _boolean, ("ANYTORCH_STRICT",), "raise instead of falling back to another device"),
+    Setting("log_level", "WARNING", _one_of(*LOG_LEVELS), ("ANYTORCH_LOG_LEVEL", "YIRAGE_LOG_LEVEL"),
+        "DEBUG, INFO, WARNING or ERROR, on standard error"),
+    Setting("plugins", None, _names, ("ANYTORCH_PLUGINS",),
+        "names of the third-party back ends that may load, separated by commas; all of them when unset, none when empty"),
+    Setting("probe_timeout_s", 120.0, _seconds, ("ANYTORCH_PROBE_TIMEOUT",),
+        "how long the child process may take to try the devices, in seconds"),
+    Setting("threads", None, _positive_int, ("ANYTORCH_THREADS",), "CPU threads torch uses"),
+    Setting("cpu_dtype", None, _one_of("float32", "bfloat16", "float16"), ("ANYTORCH_CPU_DTYPE",),
+        "the dtype autocast uses on the CPU; float32 turns autocast off there"),
+    Setting("matmul_precision", None, _one_of("highest", "high", "medium"), ("ANYTORCH_MATMUL_PRECISION",),
+        "torch.set_float32_matmul_precision"),
+    Setting("webgpu_adapter", "", _text, ("ANYTORCH_WEBGPU_ADAPTER",),
+        "which GPU the webgpu device uses: a number, a part of its name, or an API; the best when unset"),
+    Setting("webgpu_memory", None, parse_nbytes, ("ANYTORCH_WEBGPU_MEMORY",),
+        "the most memory the webgpu device may use, such as 6GiB; no limit when unset"),
+    Setting("webgpu_fallback", "warn", _one_of("warn", "silent", "error"), ("ANYTORCH_WEBGPU_FALLBACK",),
+        "an op without a kernel on the webgpu device: run it on the CPU and warn once, run it there silently, or raise"),
+    Setting("webgpu_check", False, _boolean, ("ANYTORCH_WEBGPU_CHECK",),
+        "check every index tensor on the webgpu device and raise IndexError; slow, for debugging"),
+    Setting("mode", "balanced", _one_of("speed", "balanced", "memory", "full"), ("ANYTORCH_MODE", "VB_MODE"),
+        "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full"),
+    Setting("virtual_blackwell", False, _boolean, ("ENABLE_VIRTUAL_BLACKWELL",),
+        "turn the mode on when apt_model.optimization.vb_global is imported"),
+    Setting("compiler", "", _text, ("ANYTORCH_CXX", "CXX"),
+        "the C++ compiler that builds our native code on first use; the first of g++, clang++ and c++ when unset"),
+    Setting("simd", None, _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni"), ("ANYTORCH_SIMD",),
+        "the instructions our native code uses; the best this processor has when unset"),
+    Setting("measure_kernels", True, _boolean, ("ANYTORCH_MEASURE_KERNELS",),
+        "on: time the forecast kernels on the GPU once and use the fastest; off: use the built-in choice"),
+    Setting("measure_s", 3.0, _seconds, ("ANYTORCH_MEASURE_S",),
+        "seconds that finding out what is fastest may take, for each thing that is chosen by measuring"),
+    Setting("api_key_file", "", _text, ("ANYTORCH_API_KEY_FILE",),
+        "the file with the API keys `anytorch serve` accepts; no key is required when unset"),
+    Setting("config_file", None, _text, ("ANYTORCH_CONFIG",),
+        "the settings file; the user's configuration folder when unset", in_file=False),
+    Setting("cache_dir", None, _text, ("ANYTORCH_CACHE_DIR",),
+        "where probe results and tuning measurements are kept; the user's cache folder when unset", in_file=False),
+)  # fmt: skip
+SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("anytorch_overrides", default={})  # noqa: B039  (never mutated)
 _for_process: dict[str, Any] = {}  # what `override` set: seen by every thread, weaker than a `with use(...)` block
@@ -333,12 +229,9 @@ def parse_setting(name: str, value: Any) -> Any:
 
 
 def unknown_setting(name: str, where: str = "") -> ConfigError:
-    import difflib  # only for bad input
-
-    near = difflib.get_close_matches(name, SETTINGS, n=1)
     return ConfigError(
         f"{where}unknown setting {name!r}; settings: {', '.join(SETTINGS)}",
-        hint=f"did you mean {near[0]!r}?" if near else "run `anytorch config show` to see them all",
+        hint=did_you_mean(name, SETTINGS, "run `anytorch config show` to see them all"),
     )
 
 

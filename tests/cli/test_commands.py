@@ -13,7 +13,6 @@ import pytest
 
 from anytorch import settings
 from anytorch.cache import Store
-from anytorch.cli import demo_model
 from anytorch.cli.commands import demo, reset
 from anytorch.errors import WrongAnswer
 
@@ -347,21 +346,21 @@ def test_demo_is_the_same_every_time_and_leaves_the_generator_alone() -> None:
 
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
-    first, second = demo_model.reference(), demo_model.reference()
+    first, second = demo.reference(), demo.reference()
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_demo_does_not_time_a_wrong_answer(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    right = demo_model.reference
+    right = demo.reference
 
     def off() -> dict[str, Any]:
         found = right()
         return {**found, "head.bias": found["head.bias"] * 1.5}
 
-    monkeypatch.setattr(demo_model, "reference", off)
+    monkeypatch.setattr(demo, "reference", off)
     with pytest.raises(WrongAnswer, match=r"head\.bias"):
-        demo_model.agreement("cpu", off())
+        demo.agreement("cpu", off())
     answer = cli("--json", "demo", "--backend", "cpu", "--iterations", "1")
     assert answer.status == 1
     assert "median_ms" not in answer.document["results"][0]
@@ -372,7 +371,7 @@ def test_demo_keeps_going_when_one_device_fails(cli: Callable[..., Any], monkeyp
     found = demo.to_run("cpu", demo.survey("needed"))
     monkeypatch.setattr(demo, "to_run", lambda request, survey: [*found, *found])
     calls: list[str] = []
-    train = demo_model.train
+    train = demo.train
 
     def sometimes(device: str, *rest: Any) -> Any:
         calls.append(device)
@@ -381,7 +380,7 @@ def test_demo_keeps_going_when_one_device_fails(cli: Callable[..., Any], monkeyp
             raise AssertionError("Torch not compiled with CUDA enabled")
         return train(device, *rest)
 
-    monkeypatch.setattr(demo_model, "train", sometimes)
+    monkeypatch.setattr(demo, "train", sometimes)
     answer = cli("--json", "demo", "--iterations", "1")
     assert answer.status == 1
     assert [bool(result["error"]) for result in answer.document["results"]] == [True, False]

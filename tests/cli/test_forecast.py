@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from anytorch.cli.forecast_table import forecast_table, short, shorter
+from anytorch.cli.forecast_answer import forecast_table, short, shorter
 from anytorch.cli.main import main
 from anytorch.forecast.candles.generate import sample_candles, sample_market
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from anytorch.cli.main import main
-from anytorch.cli.pace import Pace, duration
+from anytorch.cli.output import Pace, duration
 from anytorch.forecast.candles.generate import sample_candles, sample_market
 from anytorch.forecast.predictor import KronosPredictor
 
@@ -246,8 +246,8 @@ def test_duration(seconds: float, said: str) -> None:
 
 def test_long_work_without_a_terminal_says_how_far_it_is(csv: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
     ticks = iter(range(0, 100_000, 40))
-    monkeypatch.setattr("anytorch.cli.pace.time.monotonic", lambda: float(next(ticks)))
-    monkeypatch.setattr("anytorch.cli.pace.Pace.__init__.__defaults__", (lambda: float(next(ticks)),))
+    monkeypatch.setattr("anytorch.cli.output.time.monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("anytorch.cli.output.Pace.__init__.__defaults__", (lambda: float(next(ticks)),))
     told = cli("forecast", str(csv), "--horizon", "6", "--samples", "1", "--device", "cpu")
     assert told.status == 0
     lines = [line for line in told.err.splitlines() if line.startswith("forecasting: ")]

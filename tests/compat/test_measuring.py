@@ -11,7 +11,7 @@ from anytorch_compat.measuring import benchmark_backends, headlines
 from tests.devices.bench.rows import FAST, ROWS, device, report
 
 from anytorch.devices import bench
-from anytorch.devices.bench import BenchmarkReport, moving
+from anytorch.devices.bench import BenchmarkReport, workloads
 from anytorch.errors import UnknownDevice
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small buffers and one thread: what is measured is checked, not how fast it is."""
-    monkeypatch.setattr(moving, "LEAST_NBYTES", 2**20)
+    monkeypatch.setattr(workloads, "LEAST_NBYTES", 2**20)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

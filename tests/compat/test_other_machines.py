@@ -23,7 +23,7 @@ from anytorch_compat.system import (
     resolve_device,
 )
 
-from anytorch.devices import choose, lookup
+from anytorch.devices import choose
 from anytorch.devices.ranking import rank
 from anytorch.devices.types import SOFTWARE_PRIORITY, Candidate, State
 from anytorch.errors import TorchMissing
@@ -42,8 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         cpu = next(replace(c, state=State.USABLE) for c in real.devices if c.backend == "cpu")
         facts = real.facts if torch else replace(real.facts, hardware=replace(real.facts.hardware, torch=None))
         found = choose.Survey(facts, (), tuple(rank([*devices, cpu])))
-        for module in (choose, lookup):
-            monkeypatch.setattr(module, "survey", lambda *_, **__: found)
+        monkeypatch.setattr(choose, "survey", lambda *_, **__: found)
 
     return put
 

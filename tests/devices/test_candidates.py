@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.devices.machines import GIB, hardware
 
-from anytorch.devices.candidates import candidates
 from anytorch.devices.cpu import CpuBackend
 from anytorch.devices.cuda import CudaBackend
+from anytorch.devices.gather import candidates
 from anytorch.devices.rocm import RocmBackend
 from anytorch.devices.types import BackendReport, DeviceReport, Facts, Level, Reason, State, TorchReport
 from anytorch.devices.webgpu import WebgpuBackend

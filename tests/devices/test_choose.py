@@ -13,6 +13,7 @@ from tests.devices.machines import GIB, hardware
 import anytorch
 from anytorch import settings
 from anytorch.devices import choose
+from anytorch.devices import gather as gather_module
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import locate
 from anytorch.devices.registry import registry
@@ -40,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def gather(tried: str = "needed", **more: object) -> Facts:
             return Facts(found, None if tried == "never" or found.torch is None else report)
 
-        monkeypatch.setattr(choose, "gather", gather)
+        monkeypatch.setattr(gather_module, "gather", gather)
 
     return pretend
 

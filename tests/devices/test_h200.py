@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from anytorch.devices.candidates import candidates
 from anytorch.devices.cuda import CudaBackend, matrix_tflops, memory_gb_per_s
 from anytorch.devices.doctor import diagnose
+from anytorch.devices.gather import candidates
 from anytorch.devices.ranking import rank
 from anytorch.devices.registry import registry
 from anytorch.devices.try_out import report_from_json

@@ -7,6 +7,7 @@ import torch
 
 from anytorch.devices.oom import _fitting, fit_batch, is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
+from anytorch.measured import store
 
 # Verbatim messages, each with the place it was taken from.
 RECORDED = [
@@ -112,7 +113,8 @@ def test_what_fitted_is_where_the_next_call_starts_also_in_another_process() -> 
     assert fit_batch(allocate(limit=20), 100, key="model on device").batch == 12  # type: ignore[arg-type]
     again = allocate(limit=20)
     assert fit_batch(again, 100, key="model on device").too_large == ()  # type: ignore[arg-type,var-annotated]
-    _fitting.clear()  # as in a new process: only the cache is left
+    _fitting.clear()  # as in a new process: only the files are left
+    store.forget()
     assert fit_batch(allocate(limit=20), 100, key="model on device").too_large == ()  # type: ignore[arg-type]
     _fitting.clear()
 

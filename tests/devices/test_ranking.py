@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.devices.machines import GIB, candidate
 
-from anytorch.devices.ranking import Request, choice_words, gigabytes, parse, pick, rank, why_before
+from anytorch.devices.ranking import DeviceRequest, choice_words, gigabytes, parse, pick, rank, why_before
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Level, Reason, State
 from anytorch.errors import DeviceIndexError, UnknownDevice
@@ -18,18 +18,18 @@ WARNING = Reason("uncovered", Level.WARNING, "the wheel has no kernels for it", 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("auto", Request("auto")),
-        ("", Request("")),
-        ("CUDA", Request("CUDA", "cuda")),
-        (" cuda:1 ", Request(" cuda:1 ", "cuda", 1)),
-        ("vulkan", Request("vulkan", "webgpu", alias="vulkan")),
-        ("Vulkan:0", Request("Vulkan:0", "webgpu", 0, alias="vulkan")),
-        ("hip", Request("hip", "rocm", alias="hip")),
-        ("ascend:3", Request("ascend:3", "npu", 3, alias="ascend")),
-        ("GPU-1a2b", Request("GPU-1a2b", uuid="GPU-1a2b")),
+        ("auto", DeviceRequest("auto")),
+        ("", DeviceRequest("")),
+        ("CUDA", DeviceRequest("CUDA", "cuda")),
+        (" cuda:1 ", DeviceRequest(" cuda:1 ", "cuda", 1)),
+        ("vulkan", DeviceRequest("vulkan", "webgpu", alias="vulkan")),
+        ("Vulkan:0", DeviceRequest("Vulkan:0", "webgpu", 0, alias="vulkan")),
+        ("hip", DeviceRequest("hip", "rocm", alias="hip")),
+        ("ascend:3", DeviceRequest("ascend:3", "npu", 3, alias="ascend")),
+        ("GPU-1a2b", DeviceRequest("GPU-1a2b", uuid="GPU-1a2b")),
     ],
 )
-def test_requests_are_understood(text: str, expected: Request) -> None:
+def test_requests_are_understood(text: str, expected: DeviceRequest) -> None:
     assert parse(text, registry()) == expected
 
 
@@ -101,17 +101,17 @@ def test_memory_has_one_unit() -> None:
 
 def test_the_log_says_why() -> None:
     best, worse, cpu = candidate("cuda:0", free=40 * GIB), candidate("cuda:1", free=10 * GIB), candidate("cpu")
-    told = choice_words(Request("auto"), best, [best, worse, cpu])
+    told = choice_words(DeviceRequest("auto"), best, [best, worse, cpu])
     assert told.startswith(
         "cuda:0 (cuda:0); not cuda:1: it has less free memory (10.0 GiB against 40.0 GiB); not cpu: "
     )
-    assert "cpu" not in choice_words(Request("cuda", "cuda"), best, [best, worse, cpu])
-    assert choice_words(Request("cuda:0", "cuda", 0), best, [best, worse, cpu]) == "cuda:0 (cuda:0)"
+    assert "cpu" not in choice_words(DeviceRequest("cuda", "cuda"), best, [best, worse, cpu])
+    assert choice_words(DeviceRequest("cuda:0", "cuda", 0), best, [best, worse, cpu]) == "cuda:0 (cuda:0)"
 
 
 def test_auto_never_takes_a_software_adapter() -> None:
     software = candidate("webgpu:0", software=True, priority=50)
-    assert pick(Request("auto"), [software]) is None
+    assert pick(DeviceRequest("auto"), [software]) is None
     assert pick(parse("vulkan", registry()), [software]) is software
     assert rank([software, candidate("cpu")])[0].backend == "cpu"
 

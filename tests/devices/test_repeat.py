@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import deterministic
 
-from anytorch.devices.repeat import prepare_to_repeat, repeatable
+from anytorch.devices.seeds import prepare_to_repeat, repeatable
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 

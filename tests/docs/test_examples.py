@@ -47,7 +47,7 @@ def test_choose_device_that_is_missing() -> None:
 
 def test_explain() -> None:
     done = run("explain.py")
-    assert done.stdout.startswith("asked for: auto\nchosen: ")
+    assert done.stdout.startswith("you asked for: auto\nchosen: ")
     assert "seen, not tried" in done.stdout
 
 

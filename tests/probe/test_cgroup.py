@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from anytorch.probe import snapshot
-from anytorch.probe.cgroup import Limits, read_cgroup
+from anytorch.probe.memory import Limits, read_cgroup
 from anytorch.probe.tree import Tree
 
 GIB = 1024**3

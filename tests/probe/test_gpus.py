@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from anytorch.probe import snapshot
-from anytorch.probe.amd import gfx_name
+from anytorch.probe.cards import gfx_name
 from anytorch.probe.facts import Gpu
-from anytorch.probe.nvml import read_nvml
+from anytorch.probe.nvidia import read_nvml
 from anytorch.probe.pci import merge, pci_address
 from anytorch.probe.windows import read_adapters
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import pytest
 
 from anytorch.probe import snapshot
-from anytorch.probe.intel import read_level_zero
-from anytorch.probe.nvml import read_nvml
+from anytorch.probe.cards import read_level_zero
+from anytorch.probe.nvidia import read_nvml
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,8 @@ import pytest
 from anytorch.probe import snapshot
 from anytorch.probe.facts import EntryPoint, Icd
 from anytorch.probe.graphics import is_software_icd, vulkan_folders
-from anytorch.probe.libraries import find_library
-from anytorch.probe.nodes import read_nodes
-from anytorch.probe.tree import Tree
+from anytorch.probe.pci import read_nodes
+from anytorch.probe.tree import Tree, find_library
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from tests.waiting import until
 
 from anytorch.serve.app import Service, create_app
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.protocol import protocol_class
-from anytorch.serve.running import Server
+from anytorch.serve.running import Server, protocol_class
 from anytorch.serve.server import bind
 
 # Compiled code outlives the test run: only the first one on a machine pays for it.

@@ -11,9 +11,9 @@ import pytest
 
 from anytorch.errors import InputError
 from anytorch.forecast.candles.generate import sample_candles
-from anytorch.serve import candle_input
+from anytorch.serve.limits import opened, parse_json, refuse_crowds
 from anytorch.serve.problems import Problem
-from anytorch.serve.reading import opened, parse_json, refuse_crowds
+from anytorch.serve.routes import forecast as candle_input
 
 pytest.importorskip("torch")
 

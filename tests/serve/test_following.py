@@ -11,9 +11,8 @@ from typing import Any
 from anytorch.errors import ModelError
 from anytorch.serve.app import create_app
 from anytorch.serve.loaders import Wanted
-from anytorch.serve.models import Slot
+from anytorch.serve.models import Lineup, Load, Shared, Slot
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.shared import Lineup, Load, Shared
 
 
 class Engine:

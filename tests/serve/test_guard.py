@@ -17,8 +17,8 @@ from tests.waiting import until
 
 from anytorch.errors import UsageError
 from anytorch.serve.keys import add_key, read_keys
+from anytorch.serve.limits import Rates
 from anytorch.serve.options import ServeOptions, from_json, to_json
-from anytorch.serve.rates import Rates
 
 KEY = "sesame-" + "x" * 20
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from anytorch.errors import ModelError, UsageError
-from anytorch.serve.folders import list_models, require
-from anytorch.serve.model_names import first_models
+from anytorch.serve.loaders import first_models, list_models, require
 from anytorch.serve.options import ServeOptions
 from anytorch.text.checkpoints.locate import packaged_model
 

@@ -18,8 +18,8 @@ import pytest
 from tests.waiting import until
 
 from anytorch.cli.main import main
-from anytorch.serve.shared import Lineup, Load, Shared
-from anytorch.serve.start import process_age_s
+from anytorch.serve.models import Lineup, Load, Shared
+from anytorch.serve.running import process_age_s
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and inherited sockets of POSIX")
 

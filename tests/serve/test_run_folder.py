@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from anytorch.serve import run_folder
-from anytorch.serve.run_folder import make_run_folder, sweep_run_folders
+from anytorch.serve import server as run_folder
+from anytorch.serve.server import make_run_folder, sweep_run_folders
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="--workers needs POSIX")
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tests.waiting import until
 
-from anytorch.serve import protocol
+from anytorch.serve import running as protocol
 
 
 def ask(service: Any, text: str = "x", **options: Any) -> httpx.Response:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anytorch import __version__
-from anytorch.devices.bench.provenance import today
-from anytorch.devices.bench.suite import caps_of
+from anytorch.devices.bench.suite import caps_of, today
 from anytorch.devices.choose import Resolution, resolve
 from anytorch.devices.tune.store import Tuned, trusted_setting, tuned_for
 from anytorch.devices.types import Candidate, Caps

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anytorch import logs
-from anytorch.devices.choose import activate, best_device
+from anytorch.devices.choose import Found, activate, best_device, find, usable_devices
 from anytorch.devices.locate import locate
-from anytorch.devices.lookup import Found, find, usable_devices
 from anytorch.devices.memory import cleanup
-from anytorch.devices.protocol import Backend
-from anytorch.devices.types import Candidate, MemoryUse
+from anytorch.devices.types import Backend, Candidate, MemoryUse
 from anytorch.errors import AnytorchError, DeviceIndexError, DeviceUnavailable
 from anytorch.probe.facts import as_json
 from anytorch_compat.lookup import backend_of, find_quietly, gigabytes_of, usable_of

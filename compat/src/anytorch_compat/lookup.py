@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytorch.devices.lookup import Found, find, usable_devices
-from anytorch.devices.protocol import Backend
+from anytorch.devices.choose import Found, find, usable_devices
 from anytorch.devices.registry import registry
-from anytorch.devices.types import Candidate, MemoryUse
+from anytorch.devices.types import Backend, Candidate, MemoryUse
 from anytorch.errors import DeviceIndexError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from anytorch.counts import counted
 from anytorch.devices.bench.suite import Progress
 from anytorch.devices.choose import survey
 from anytorch.devices.ranking import gigabytes
-from anytorch.devices.tune.plan import TunePlan
 from anytorch.devices.tune.search import tune
-from anytorch.devices.tune.store import apply
+from anytorch.devices.tune.store import TunePlan, apply
 from anytorch.devices.types import Level
 from anytorch.errors import ConfigError
 from anytorch.files import replace_file

@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from anytorch import settings
-from anytorch.devices.choose import resolve
-from anytorch.devices.lookup import usable_devices
+from anytorch.devices.choose import resolve, usable_devices
 from anytorch.devices.registry import registry
 from anytorch.errors import UnknownDevice
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytorch.devices.choose import activate, resolve
-from anytorch.devices.lookup import device_info as get_device_info
-from anytorch.devices.lookup import find, usable_devices
+from anytorch.devices.choose import activate, find, resolve, usable_devices
+from anytorch.devices.choose import device_info as get_device_info
 from anytorch.devices.memory import cleanup
 from anytorch.devices.ranking import parse
 from anytorch.devices.registry import registry

@@ -13,38 +13,27 @@ from anytorch.devices.types import Candidate, Level, Reason, State
 from anytorch.errors import DeviceIndexError
 from anytorch.probe.facts import as_json
 
-
-def reason_json(reason: Reason) -> dict[str, Any]:
-    return {
-        "code": reason.code,
-        "level": reason.level.value,
-        "text": reason.text,
-        "fix": reason.fix,
-        "evidence": reason.evidence,
-        "backends": list(reason.backends),
-    }
+SAME_NAMES = (
+    *(
+        "backend",
+        "index",
+        "name",
+        "uuid",
+        "pci",
+        "physical_index",
+        "total",
+        "free",
+        "integrated",
+        "software",
+        "display",
+    ),
+    *("caps", "facts", "reasons"),
+)
 
 
 def device_json(device: Candidate) -> dict[str, Any]:
-    return {
-        "id": device.id,
-        "backend": device.backend,
-        "torch": device.torch_name,
-        "index": device.index,
-        "name": device.name,
-        "state": device.state.value,
-        "uuid": device.uuid,
-        "pci": device.pci,
-        "physical_index": device.physical_index,
-        "total": device.total,
-        "free": device.free,
-        "integrated": device.integrated,
-        "software": device.software,
-        "display": device.display,
-        "caps": as_json(device.caps),
-        "facts": as_json(device.facts),
-        "reasons": [reason_json(reason) for reason in device.reasons],
-    }
+    own = {"id": device.id, "torch": device.torch_name, "state": device.state.value}
+    return {**own, **{name: as_json(getattr(device, name)) for name in SAME_NAMES}}
 
 
 def devices_shown(output: Output, devices: Sequence[Mapping[str, Any]]) -> None:

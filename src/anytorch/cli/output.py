@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from anytorch.counts import counted
 
 if TYPE_CHECKING:
     from anytorch.devices.bench import Progress
@@ -59,6 +62,13 @@ class Output:
         """Print a line of the answer for people. Does nothing in JSON mode, where the document is the whole answer."""
         if not self.json:
             answer(sys.stdout, line)
+
+    def answer(self, document: Any, *lines: str) -> None:
+        """The whole of a short answer: the document for programs, the lines for people."""
+        if self.json:
+            self.data(document)
+        for line in lines:
+            self.text(line)
 
     def piece(self, text: str) -> None:
         """Print a piece of a streamed text at once, without a line end."""
@@ -137,8 +147,6 @@ class Output:
         """A bar on standard error while something long runs. Off a terminal, a line every half minute, and none about
         what is done sooner."""
         if not decorated(sys.stderr):
-            from anytorch.cli.pace import Pace
-
             pace = Pace(title)
 
             def tell(done: int, total: int, what: str) -> None:
@@ -157,26 +165,18 @@ class Output:
 
     @contextmanager
     def fallbacks_told(self) -> Iterator[list[str]]:
-        """A DeviceFallbackWarning becomes a line on standard error; the list collects the texts for the document."""
-        import warnings
-
-        from anytorch.errors import DeviceFallbackWarning
+        """Inside, a device that is not the requested one is a line on standard error; the list collects the texts."""
+        from anytorch.devices.choose import fallbacks_to
 
         told: list[str] = []
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", DeviceFallbackWarning)
-            try:
-                yield told
-            finally:
-                others = []
-                for warning in caught:
-                    if not issubclass(warning.category, DeviceFallbackWarning):
-                        others.append(warning)
-                    elif str(warning.message) not in told:
-                        told.append(str(warning.message))
-                        self.warn(str(warning.message))
-        for warning in others:  # not ours: handed on to whoever listens
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+        def tell(words: str) -> None:
+            if words not in told:
+                told.append(words)
+                self.warn(words)
+
+        with fallbacks_to(tell):
+            yield told
 
 
 def finite(value: Any) -> Any:
@@ -322,3 +322,48 @@ def write(stream: TextIO, line: str, end: str = "\n") -> None:
 
 def gigabytes(nbytes: int | None) -> str:
     return "" if nbytes is None else f"{nbytes / 2**30:.1f} GiB"
+
+
+# --- progress lines where no bar can be shown: an estimate after the first steps, then a line now and then ------------
+
+MEASURED_S = 3.0  # of the first steps, before the rest is guessed from them
+LONG_S = 60.0  # work with less than this before it is not worth a guess
+EVERY_S = 30.0
+
+
+class Pace:
+    """Tracks long work: `at` takes the progress and returns a line to print, or "".
+
+    The first call is where the measuring starts: what lies before it (loading, compiling) is not done again. Later guesses
+    go by the steps since the last line alone, because steps may become dearer on the way.
+    """
+
+    def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.title, self.clock = title, clock
+        self.mark: tuple[int, float] | None = None  # steps and time, from which the next guess is made
+        self.guessed = False
+
+    def at(self, done: int, total: int, what: str = "") -> str:
+        now = self.clock()
+        if self.mark is None or done < self.mark[0]:  # or other work under the same title
+            self.mark = (done, now)
+            return ""
+        before, since = self.mark
+        passed = now - since
+        if passed < (EVERY_S if self.guessed else MEASURED_S) or not before < done < total:
+            return ""
+        left = passed / (done - before) * (total - done)
+        if not self.guessed:
+            self.guessed = True  # and the mark stays: the next line comes half a minute after the first step
+            return f"{self.title}: this takes about {duration(left)}" if left >= LONG_S else ""
+        self.mark = (done, now)
+        detail = f", {what}" if what else ""
+        return f"{self.title}: {done:,} of {total:,}{detail}; about {duration(left)} left"
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit a person would use: "40 seconds", "3 minutes", "5 hours", "12 days"."""
+    for unit, size, next_size in (("second", 1, 60), ("minute", 60, 3600), ("hour", 3600, 86400)):
+        if seconds < 1.5 * next_size:
+            return counted(max(1, round(seconds / size)), unit)
+    return counted(round(seconds / 86400), "day")

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 from anytorch._version import __version__
 from anytorch.cli.output import Output, answer
@@ -231,6 +231,28 @@ def check_command(name: str) -> None:
         f"unknown command {name!r}; commands: {', '.join(COMMANDS)}",
         hint=f"did you mean `anytorch {near[0]}`?" if near else "run `anytorch --help`",
     )
+
+
+def add_options(parser: argparse.ArgumentParser, *rows: str | tuple[Any, ...]) -> None:
+    """Add a table of options to a command.
+
+    A row is ("--flag", help) for a switch, ("--name METAVAR", help) for a text, and has between the two the default or,
+    where that is None, the type, or a dictionary of argparse's own words. A text alone begins a group of that title.
+    """
+    group: argparse._ActionsContainer = parser
+    for row in rows:
+        if isinstance(row, str):
+            group = parser.add_argument_group(row)
+            continue
+        words, *between, told = row
+        flag, _, metavar = words.partition(" ")
+        more: dict[str, Any] = {} if metavar else {"action": "store_true"}
+        for given in between:
+            if isinstance(given, dict):
+                more = given
+            else:
+                more = {"type": given} if isinstance(given, type) else {"type": type(given), "default": given}
+        group.add_argument(flag, help=told, **({"metavar": metavar} if metavar else {}), **more)
 
 
 def _global_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Check the devices and files a command line names, before anything is measured or written."""
+"""Check the devices and files a command line names, and the cache, before anything is measured or written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from anytorch.cache import Store
 from anytorch.devices.choose import resolve
 from anytorch.errors import UsageError
 
@@ -85,3 +86,11 @@ def try_writing(folder: Path, name: str, words: str) -> None:
         raise UsageError(f"{words}: {exc.strerror}", hint="name another place") from exc
     os.close(handle)
     Path(made).unlink()
+
+
+def check_cache() -> None:
+    """Raise CacheError if what was found before cannot be read.
+
+    Said before minutes are spent, since what is found now could not be stored either; the file is left as it was.
+    """
+    Store("devices").entries()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anytorch import settings
-from anytorch.errors import ConfigError, UnknownDevice
+from anytorch.errors import ConfigError, UnknownDevice, did_you_mean
 
 
 def check_settings() -> None:
@@ -24,14 +24,10 @@ def check_settings_file(data: Mapping[str, Any], path: Path) -> None:
     """
     for table in data:
         if table not in settings.TABLES:
-            import difflib  # only for bad input
-
-            near = difflib.get_close_matches(table, settings.TABLES, n=1) or [
-                f"settings.{name}" for name in settings.SETTINGS if name == table
-            ]
+            meant = f"did you mean 'settings.{table}'?" if table in settings.SETTINGS else "remove it"
             raise ConfigError(
                 f"{path}: unknown table {table!r}; a settings file has the tables {' and '.join(settings.TABLES)}",
-                hint=f"did you mean {near[0]!r}?" if near else "remove it",
+                hint=did_you_mean(table, settings.TABLES, meant),
             )
     for name in data.get("settings", {}):
         if name not in settings.SETTINGS:

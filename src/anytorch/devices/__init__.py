@@ -1,6 +1,6 @@
 """The device layer: one small file per back end, and the code that finds, explains, chooses and measures devices.
 
-Importing this package imports nothing else. The way data flows: `gather` → `doctor` → `candidates` → `choose`.
+Importing this package imports nothing else. The way data flows: `gather` (with `doctor`) → `ranking` → `choose`.
 `anytorch.devices()` lists every device: the package is the layer's name *and* its first question, so it can be called.
 """
 

@@ -15,6 +15,7 @@ from typing import Any
 from anytorch.devices.types import BackendReport, Candidate, Caps, DeviceReport, MemoryUse, State
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Gpu, Hardware
+from anytorch.probe.masks import Mask
 
 
 class TorchBackend:
@@ -60,6 +61,12 @@ class TorchBackend:
             display=bool(gpu.display),
             **more,
         )
+
+    def visible(self, cards: Sequence[Gpu], mask: Mask, fact: str = "") -> list[Candidate]:
+        """Candidates for the cards that a mask leaves, with one fact of theirs. All are masked: all, the doctor says why."""
+        shown = [cards[i] for i in mask.visible] if mask.visible else cards
+        known = [(gpu, getattr(gpu, fact) if fact else None) for gpu in shown]
+        return [self.candidate(index, gpu, facts={fact: it} if it else {}) for index, (gpu, it) in enumerate(known)]
 
     # --- in the child ----------------------------------------------------------------------------------------------
 
@@ -120,6 +127,11 @@ class TorchBackend:
 
         return getattr(torch, self.torch_type, None)
 
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the vendor's function of that name returns; None where this torch has no such function."""
+        function = getattr(self.module(), name, None)
+        return function(*arguments) if callable(function) else None
+
     def live(self) -> BackendReport | None:
         """The devices this process has loaded, else None; only a PrivateUse1 device can be hidden from the child process."""
         torch = sys.modules.get("torch")
@@ -148,8 +160,8 @@ class TorchBackend:
         return int(module.current_device()) if several else None
 
     def device_name(self, index: int) -> str:
-        named = getattr(self.module(), "get_device_name", None)
-        return str(named(index)) if callable(named) else f"{self.title} {index}"
+        named = self.call("get_device_name", index)
+        return f"{self.title} {index}" if named is None else str(named)
 
     def properties(self, index: int) -> dict[str, Any]:
         """JSON-able facts of one device; `uuid`, `pci` and `integrated` become fields of its report."""
@@ -177,19 +189,14 @@ class TorchBackend:
         return MemoryUse(0, 0, 0, device.free, device.total, "probe (driver not initialised)")
 
     def empty_cache(self) -> None:
-        function = getattr(self.module(), "empty_cache", None)
-        if callable(function) and self.initialized():
-            function()
+        if self.initialized():
+            self.call("empty_cache")
 
     def synchronize(self, index: int) -> None:
-        function = getattr(self.module(), "synchronize", None)
-        if callable(function):
-            function(index)
+        self.call("synchronize", index)
 
     def seed(self, value: int) -> None:
-        function = getattr(self.module(), "manual_seed_all", None)
-        if callable(function):
-            function(value)
+        self.call("manual_seed_all", value)
 
     def random_states(self) -> list[Any] | None:
         """The state of every device's random generator; None where the driver is not initialised yet."""
@@ -218,45 +225,36 @@ def torch_memory(torch_type: str, module: Any, index: int) -> MemoryUse:
     `torch.accelerator` is asked second: it names one type per process, raises an internal assert for a PrivateUse1
     device without a DeviceAllocator, and raises on Intel integrated GPUs (pytorch#164429).
     """
-    figures: dict[str, int | None] = {}
-    for figure, function_name in (
-        ("allocated", "memory_allocated"),
-        ("reserved", "memory_reserved"),
-        ("peak", "max_memory_allocated"),
-    ):
-        function = getattr(module, function_name, None)
-        figures[figure] = int(function(index)) if callable(function) else None
-    free: int | None = None
-    total: int | None = None
+
+    def ask(name: str) -> Any:
+        function = getattr(module, name, None)
+        return function(index) if callable(function) else None
+
+    told = [ask(name) for name in ("memory_allocated", "memory_reserved", "max_memory_allocated")]
+    allocated, reserved, peak = (None if nbytes is None else int(nbytes) for nbytes in told)
     source = f"torch.{torch_type}"
-    for owner, function_name in (("vendor", "mem_get_info"), ("accelerator", "get_memory_info")):
+    for name, answer_of in (
+        (f"{source}.mem_get_info", lambda: ask("mem_get_info")),
+        ("torch.accelerator.get_memory_info", lambda: _accelerator_memory_info(torch_type, index)),
+    ):
         try:
-            if owner == "vendor":
-                function = getattr(module, function_name, None)
-                answer = function(index) if callable(function) else None
-            else:
-                answer = _accelerator_memory_info(torch_type, index)
+            answer = answer_of()
         except (RuntimeError, NotImplementedError, AssertionError) as exc:
             source = f"torch.{torch_type} ({type(exc).__name__}: {str(exc).splitlines()[0][:120]})"
             continue
         if answer is not None:
-            free, total = int(answer[0]), int(answer[1])
-            source = (
-                f"torch.{torch_type}.{function_name}" if owner == "vendor" else f"torch.accelerator.{function_name}"
-            )
-            break
-    return MemoryUse(figures["allocated"], figures["reserved"], figures["peak"], free, total, source)
+            return MemoryUse(allocated, reserved, peak, int(answer[0]), int(answer[1]), name)
+    return MemoryUse(allocated, reserved, peak, None, None, source)
 
 
 def _accelerator_memory_info(torch_type: str, index: int) -> tuple[int, int] | None:
     import torch
 
-    accelerator = getattr(torch, "accelerator", None)
-    function = getattr(accelerator, "get_memory_info", None)
-    if accelerator is None or not callable(function):
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if not callable(getattr(accelerator, "get_memory_info", None)):
         return None
     current = accelerator.current_accelerator(check_available=False)  # compile-time answer: initialises nothing
-    if current is None or current.type != torch_type:
-        return None
-    free, total = function(index)
-    return int(free), int(total)
+    found: tuple[int, int] | None = None
+    if current is not None and current.type == torch_type:
+        found = accelerator.get_memory_info(index)
+    return found

@@ -19,7 +19,7 @@ from anytorch.probe.facts import as_json
 def main(arguments: list[str]) -> int:
     path, *names = arguments
     with open(path, "a", encoding="utf-8") as out:  # noqa: PTH123  (line-buffered by hand below)
-        tell(out, "start", facts=before_torch())
+        tell(out, "start", facts={"cuinit_code": cuinit_code()})
         try:
             import torch
         except Exception as exc:  # noqa: BLE001  (a plug-in may raise anything from `import torch`)
@@ -55,10 +55,6 @@ def chain(exc: BaseException) -> str:
         words.append(f"{type(link).__name__}: {link}")
         link, seen = link.__cause__ or link.__context__, seen + 1
     return " ← ".join(words)
-
-
-def before_torch() -> dict[str, Any]:
-    return {"cuinit_code": cuinit_code()}
 
 
 def cuinit_code() -> int | None:

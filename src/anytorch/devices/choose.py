@@ -11,21 +11,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytorch import logs, settings
-from anytorch.devices.candidates import candidates
-from anytorch.devices.doctor import diagnose
-from anytorch.devices.gather import Tried, gather
+from anytorch.devices.gather import Survey as Survey
+from anytorch.devices.gather import Tried
+from anytorch.devices.gather import survey as survey
 from anytorch.devices.ranking import (
-    Request,
+    DeviceRequest,
     choice_words,
     gigabytes,
     parse,
     pick,
     rank,
+    reasons_absent,
     reasons_for,
     why_before,
 )
 from anytorch.devices.registry import by_torch_type, current_index, registry
-from anytorch.devices.types import Candidate, Facts, Level, Reason, State
+from anytorch.devices.types import Backend, Candidate, Level, Reason, State
 from anytorch.devices.wheels import advise
 from anytorch.errors import DeviceFallbackWarning, DeviceUnavailable, TorchMissing, UsageError
 
@@ -56,21 +57,6 @@ class Resolution:
     def name(self) -> str:
         """The device's name for torch ("cuda:0"), without importing torch."""
         return self.chosen.torch_name
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The result of one survey of the machine: facts, diagnoses and devices."""
-
-    facts: Facts
-    reasons: tuple[Reason, ...]
-    devices: tuple[Candidate, ...]
-
-
-def survey(tried: Tried = "needed", *, wanted: str | None = None, refresh: bool = False) -> Survey:
-    facts = gather(tried, wanted=wanted, refresh=refresh)
-    reasons = diagnose(facts)
-    return Survey(facts, reasons, tuple(rank(candidates(facts, registry().backends.values(), reasons))))
 
 
 def devices(*, tried: Tried = "always", refresh: bool = False) -> list[Candidate]:
@@ -107,16 +93,10 @@ def resolve(
         raise UsageError(f"fallback={fallback!r}: use 'cpu' or 'best'")
     text, from_settings = (words_of(request), "") if request is not None else configured_request()
     strict = bool(settings.get("strict")) if strict is None else strict
-    wanted = parse(text, registry())
-    # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
-    found = survey("never" if wanted.backend == "cpu" else "needed", wanted=wanted.backend)
+    wanted, found, listed, chosen = _look(text, prefer="npu" if prefer_npu else None)
     if found.facts.hardware.torch is None:
         advice = advise(found.facts.hardware)
         raise TorchMissing(f"torch is not installed in {found.facts.hardware.machine.executable}", hint=advice.command)
-    listed = found.devices
-    if wanted.backend == "cpu":
-        listed = tuple(as_usable(c) if c.backend == "cpu" else c for c in listed)
-    chosen = pick(wanted, listed, prefer="npu" if prefer_npu else None)
     if chosen is not None:
         log.debug("asked for %r, chose %s", text, choice_words(wanted, chosen, listed))
         return Resolution(text, chosen)
@@ -136,6 +116,17 @@ def resolve(
     log.info("%s", warning)
     warn_fallback(warning, [r.code for r in reasons])
     return Resolution(text, instead, True, reasons, warning)
+
+
+def _look(text: str, prefer: str | None = None) -> tuple[DeviceRequest, Survey, list[Candidate], Candidate | None]:
+    """What a request means, the survey made for it, the devices listed, and the usable one it means, if any."""
+    wanted = parse(text, registry())
+    # The CPU needs no trying: `resolve("cpu")` must answer at once on any machine.
+    asks_for_cpu = wanted.backend == "cpu"
+    found = survey("never" if asks_for_cpu else "needed", wanted=wanted.backend)
+    listed = [as_usable(c) if asks_for_cpu and c.backend == "cpu" else c for c in found.devices]
+    chosen = pick(wanted, listed, prefer=prefer) if found.facts.hardware.torch is not None else None
+    return wanted, found, listed, chosen
 
 
 def words_of(request: str | torch.device) -> str:
@@ -189,7 +180,7 @@ def configured_request() -> tuple[str, str]:
     return (uuid or str(value.value)), value.source
 
 
-def why_not(request: Request, listed: Sequence[Candidate], reasons: Sequence[Reason]) -> str:
+def why_not(request: DeviceRequest, listed: Sequence[Candidate], reasons: Sequence[Reason]) -> str:
     if reasons:
         return "; ".join(reason.text.rstrip(".") for reason in reasons[:2])
     if request.uuid is not None:
@@ -209,7 +200,11 @@ def as_usable(candidate: Candidate) -> Candidate:
 
 def activate(candidate: Candidate) -> None:
     """Make torch know a device type that lives in a module of its own; a no-op for torch's built-in types."""
-    function: Any = getattr(registry().get(candidate.backend), "activate", None)
+    _activate(registry().get(candidate.backend))
+
+
+def _activate(backend: Backend) -> None:
+    function: Any = getattr(backend, "activate", None)
     if callable(function):
         function()
 
@@ -220,9 +215,7 @@ def enable(name: str) -> torch.device:
     It is not tried; `resolve` does that. Raises UnknownDevice, or what the module raises.
     """
     backend = registry().get(name)
-    function: Any = getattr(backend, "activate", None)
-    if callable(function):
-        function()
+    _activate(backend)
     import torch
 
     return torch.device(backend.torch_type)
@@ -237,7 +230,7 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
     if tried == "never":
         listed = [as_usable(c) if c.state is State.SEEN else c for c in listed]
     chosen = pick(wanted, listed, prefer="npu" if prefer_npu else None) if found.facts.hardware.torch else None
-    lines = [f"asked for: {text}"]
+    lines = [f"you asked for: {text}"]
     if chosen is None:
         about = reasons_for(wanted, listed, found.reasons)
         lines.append(f"chosen: nothing matches, because {why_not(wanted, listed, about)}")
@@ -255,16 +248,75 @@ def explain(request: str | None = None, *, prefer_npu: bool = False, tried: Trie
         elif chosen is not None and wanted.automatic:
             lines.append(f"not {candidate.id}, {candidate.name}: {why_before(chosen, candidate)}")
         else:
-            lines.append(f"not {candidate.id}, {candidate.name}: it was not requested")
+            lines.append(f"not {candidate.id}, {candidate.name}: you did not ask for it")
     present = {candidate.backend for candidate in listed}
     for backend in registry().backends.values():
         if backend.name not in present:
-            # What keeps the CPU from working too (no torch) is not why this hardware is absent.
-            about = [
-                r
-                for r in found.reasons
-                if backend.name in r.backends and "cpu" not in r.backends and r.level is Level.ERROR
-            ]
+            about = [r for r in reasons_absent(backend.name, found.reasons) if r.level is Level.ERROR]
             lines.append(f"no {backend.name}: " + (about[0].text if about else f"no {backend.title} was found here"))
     lines += [f"no {name}: its plug-in could not be loaded: {error}" for name, error in registry().errors.items()]
     return "\n".join(lines)
+
+
+# --- looking a name up: nothing below warns about a device that is missing, and nothing wakes a driver ----------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of looking up a name. `device` is None if no usable one has it; `why` and `reasons` then say why."""
+
+    text: str
+    device: Candidate | None
+    why: str = ""
+    reasons: tuple[Reason, ...] = ()
+
+
+def find(device: str | torch.device | None = None) -> Found:
+    """The usable device a name means; None is the configured device. Raises UnknownDevice and DeviceIndexError."""
+    text = configured_request()[0] if device is None else str(device)
+    wanted, found, listed, chosen = _look(text)
+    if found.facts.hardware.torch is None:
+        return Found(text, None, "torch is not installed")
+    if chosen is not None:
+        return Found(text, chosen)
+    reasons = tuple(reasons_for(wanted, listed, found.reasons))
+    return Found(text, None, why_not(wanted, listed, reasons), reasons)
+
+
+def usable_devices(wanted: str | None = None) -> list[Candidate]:
+    """Every usable device, best first. Empty where torch is missing or does not import.
+
+    A software adapter is tried, and listed for sure, only if its back end is the `wanted` one.
+    """
+    found = survey("needed", wanted=wanted)
+    if found.facts.hardware.torch is None:
+        return []
+    return [candidate for candidate in found.devices if candidate.state is State.USABLE]
+
+
+def device_info() -> dict[str, Any]:
+    """The device in use and the torch that drives it, as a dictionary for JSON: what `POST /api/load-model` answers with.
+
+    `device_*` describe the configured device, or the best one; `device_count` is the number of that type, so 1 on a machine
+    with only a CPU.
+    """
+    devices = usable_devices()
+    found = find()
+    chosen = found.device or next((device for device in devices if device.backend == "cpu"), None)
+    machine = survey("never").facts.hardware
+    wheel = machine.torch
+    return {
+        "cuda_available": any(device.torch_type == "cuda" for device in devices),
+        "npu_available": any(device.torch_type == "npu" for device in devices),
+        "device_count": sum(device.torch_type == chosen.torch_type for device in devices) if chosen else 0,
+        "device_name": chosen.name if chosen else "none",
+        "device_type": chosen.torch_type if chosen else "none",
+        "cuda_version": wheel.cuda if wheel else None,
+        "npu_version": machine.packages.versions.get("torch-npu"),
+        "backend": chosen.backend if chosen else None,
+        "hip_version": wheel.hip if wheel else None,
+        "xpu_version": wheel.xpu if wheel else None,
+        "torch_version": wheel.version if wheel else None,
+        "devices": [device.id for device in devices],
+        "reason": found.why,  # why the configured device is not the one in use; "" when it is
+    }

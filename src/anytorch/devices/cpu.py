@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from anytorch.devices.base import TorchBackend
-from anytorch.devices.types import BackendReport, Candidate, Caps, DeviceReport, MemoryUse, State
+from anytorch.devices.types import BackendReport, Candidate, Caps, DeviceReport, MemoryUse
 from anytorch.probe import snapshot
-from anytorch.probe.facts import Cpu, Hardware
+from anytorch.probe.facts import Cpu, Gpu, Hardware
 
 
 class CpuBackend(TorchBackend):
@@ -24,20 +24,10 @@ class CpuBackend(TorchBackend):
 
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:
         cpu, memory = hardware.cpu, hardware.memory
-        return [
-            Candidate(
-                backend=self.name,
-                torch_type=self.torch_type,
-                index=0,
-                name=cpu.model or f"{hardware.machine.arch} CPU",
-                state=State.SEEN,
-                priority=self.priority,
-                total=memory.usable_total,
-                free=memory.usable_available,
-                caps=cpu_caps(cpu),
-                facts={"cores": cpu.usable, "physical": cpu.physical, "quota": cpu.quota, "simd": simd_level(cpu)},
-            )
-        ]
+        name = cpu.model or f"{hardware.machine.arch} CPU"
+        facts = {"cores": cpu.usable, "physical": cpu.physical, "quota": cpu.quota, "simd": simd_level(cpu)}
+        itself = Gpu("", name, total=memory.usable_total, free=memory.usable_available)
+        return [self.candidate(0, itself, caps=cpu_caps(cpu), facts=facts)]
 
     def try_out(self) -> BackendReport:
         return self.try_each(1)
@@ -65,7 +55,7 @@ class CpuBackend(TorchBackend):
 
     def memory(self, index: int) -> MemoryUse:
         """Memory of this process and machine; `allocated` is the resident size (the allocator keeps no statistics)."""
-        from anytorch.probe.process import resident_bytes
+        from anytorch.probe.memory import resident_bytes
 
         memory = snapshot().memory
         resident, peak = resident_bytes()

@@ -43,13 +43,7 @@ class CudaBackend(TorchBackend):
         # which the doctor says when it matters (different-cards-order).
         cards.sort(key=lambda gpu: (gpu.index is None, gpu.index or 0, gpu.pci or ""))
         mask = visible(hardware.env.get("CUDA_VISIBLE_DEVICES"), len(cards), [gpu.uuid or "" for gpu in cards])
-        shown = (
-            [cards[i] for i in mask.visible] if mask.visible else cards
-        )  # all masked: list them, the doctor says why
-        return [
-            self.candidate(index, gpu, facts={"capability": gpu.capability} if gpu.capability else {})
-            for index, gpu in enumerate(shown)
-        ]
+        return self.visible(cards, mask, "capability")
 
     def try_out(self) -> BackendReport:
         import torch

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from anytorch.errors import WrongAnswer
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ TOLERANCE = 5e-3
 SIZE = 64
 
 
+def difference(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference, relative to the largest wanted value."""
+    return float((got - want).abs().max()) / (float(want.abs().max()) or 1.0)
+
+
 def exercise(device: str) -> list[Check]:
     """Allocate, copy, multiply and differentiate on `device`. Raises WrongAnswer, or whatever the device raises."""
     import torch
@@ -34,9 +43,7 @@ def exercise(device: str) -> list[Check]:
     checks: list[Check] = []
 
     def check(name: str, got: torch.Tensor, want: torch.Tensor, started: float) -> None:
-        got = got.detach().cpu()  # the copy back is part of every check
-        scale = float(want.abs().max())
-        error = float((got.double() - want.double()).abs().max()) / (scale or 1.0)
+        error = difference(got.detach().cpu().double(), want.double())  # the copy back is part of every check
         if not error <= TOLERANCE:  # also catches NaN
             raise WrongAnswer(
                 f"{device}: {name} is off by {error:.2e} of the largest value; the CPU's answer is the reference",

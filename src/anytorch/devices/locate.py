@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytorch.devices.choose import resolve
-from anytorch.devices.protocol import Backend
 from anytorch.devices.ranking import parse, rank
 from anytorch.devices.registry import by_torch_type, current_index, registry
+from anytorch.devices.types import Backend
 from anytorch.probe import snapshot
 
 if TYPE_CHECKING:

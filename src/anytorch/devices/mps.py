@@ -59,14 +59,11 @@ class MpsBackend(TorchBackend):
         return MemoryUse(allocated, reserved, None, max(0, limit - reserved), limit, "torch.mps (recommended maximum)")
 
     def synchronize(self, index: int) -> None:
-        module = self.module()
-        if module is not None:
-            module.synchronize()  # takes no index
+        self.call("synchronize")  # takes no index
 
     def seed(self, value: int) -> None:
-        module = self.module()
-        if module is not None and self.initialized():
-            module.manual_seed(value)
+        if self.initialized():
+            self.call("manual_seed", value)
 
     def caps(self, index: int) -> Caps:
         return Caps(

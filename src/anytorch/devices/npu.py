@@ -25,8 +25,7 @@ class NpuBackend(TorchBackend):
     def seen(self, hardware: Hardware) -> Sequence[Candidate]:
         cards = sorted(hardware.gpus_of("huawei"), key=lambda gpu: (gpu.index is None, gpu.index or 0))
         mask = visible(hardware.env.get("ASCEND_RT_VISIBLE_DEVICES"), len(cards), [gpu.uuid or "" for gpu in cards])
-        shown = [cards[i] for i in mask.visible] if mask.visible else cards
-        return [self.candidate(index, gpu) for index, gpu in enumerate(shown)]
+        return self.visible(cards, mask)
 
     def try_out(self) -> BackendReport:
         import torch
@@ -49,8 +48,7 @@ class NpuBackend(TorchBackend):
             import torch_npu  # noqa: F401
 
     def properties(self, index: int) -> dict[str, Any]:
-        asked = getattr(self.module(), "get_device_properties", None)
-        found = asked(index) if callable(asked) else None
+        found = self.call("get_device_properties", index)
         return {
             fact: getattr(found, fact)
             for fact in ("total_memory", "cube_core_num", "vector_core_num", "L2_cache_size")
@@ -58,15 +56,13 @@ class NpuBackend(TorchBackend):
         }
 
     def caps(self, index: int) -> Caps:
-        module = self.module()
-        asked = getattr(module, "is_bf16_supported", None)
-        bf16 = bool(asked()) if callable(asked) else False
+        bf16 = bool(self.call("is_bf16_supported"))
         return Caps(
             # No float64 and only partial int64 arithmetic (diffusers keeps the same list).
             dtypes=("float32", "float16", *(("bfloat16",) if bf16 else ()), "int8", "int32", "bool"),
             fast_dtypes=("float16", *(("bfloat16",) if bf16 else ())),
             autocast_dtype="bfloat16" if bf16 else "float16",
-            graphs=hasattr(module, "NPUGraph"),
+            graphs=hasattr(self.module(), "NPUGraph"),
             triton=False,
             flash_attention=True,
             quantizations=self.quantizations,

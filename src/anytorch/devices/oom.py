@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from anytorch import logs
-from anytorch.cache import Store
 from anytorch.devices.memory import cleanup
-from anytorch.errors import CacheError, OutOfMemory, UsageError
+from anytorch.errors import OutOfMemory, UsageError
+from anytorch.measured import store
+from anytorch.measured.verdict import NO_MEMORY, Question, Trial, Verdict
 
 T = TypeVar("T")
 log = logs.logger(__name__)
@@ -79,8 +80,8 @@ def fit_batch(
     """Call `function(batch)`, halving the batch on real out-of-memory errors, until it fits.
 
     With a `key` (say, model and device), the size that fitted is where the next call starts: in this process, and with
-    `remember=True` in later ones through the cache. Any other exception passes through untouched. Raises OutOfMemory
-    when even `minimum` does not fit.
+    `remember=True` in later ones through the store of what was measured. Any other exception passes through untouched.
+    Raises OutOfMemory when even `minimum` does not fit.
 
     >>> from anytorch import fit_batch
     >>> fit_batch(lambda batch: sum(range(batch)), 8).batch
@@ -99,7 +100,7 @@ def fit_batch(
             failure = exc
         else:
             if key is not None and too_large:
-                _keep(key, batch, remember)
+                _keep(key, batch, too_large, remember)
             return Fit(result, batch, tuple(too_large))
         too_large.append(batch)
         if batch <= minimum:
@@ -116,23 +117,18 @@ def fit_batch(
 
 
 def _recall(key: str | None, remember: bool) -> int | None:
-    if key is None:
-        return None
-    if key not in _fitting and remember:
-        try:
-            stored = Store("batches").get(key)
-        except CacheError as exc:
-            log.warning("%s", exc.message)
-            return None
-        if isinstance(stored, int) and stored > 0:
-            _fitting[key] = stored
-    return _fitting.get(key)
+    if key is None or key in _fitting or not remember:
+        return _fitting.get(key or "")
+    found = store.recall(_question(key))
+    return int(found.chosen) if found is not None and found.chosen.isdigit() else None
 
 
-def _keep(key: str, batch: int, remember: bool) -> None:
+def _keep(key: str, batch: int, too_large: Sequence[int], remember: bool) -> None:
     _fitting[key] = batch
     if remember:
-        try:
-            Store("batches").put(key, batch, keep=1000)
-        except CacheError as exc:
-            log.warning("%s", exc.message)
+        trials = (*(Trial(str(size), refused=NO_MEMORY) for size in too_large), Trial(str(batch)))
+        store.remember(Verdict(_question(key), trials, str(batch), "the largest tried that fitted in memory"))
+
+
+def _question(key: str) -> Question:
+    return Question.of("batch size", key, "this machine", key=key)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from anytorch.devices.registry import Registry
-from anytorch.devices.types import Candidate, Level, Reason, State
+from anytorch.devices.types import SEVERITY, Candidate, Level, Reason, State
 from anytorch.errors import DeviceIndexError, UnknownDevice
 from anytorch.values import dataclass
 
@@ -14,7 +14,7 @@ PREFERRED_PRIORITY = 1000  # what prefer_npu lifts a back end to
 
 
 @dataclass(frozen=True)
-class Request:
+class DeviceRequest:
     """A parsed request: a back end with or without an index, a card's UUID, or "auto" (neither)."""
 
     text: str
@@ -28,13 +28,13 @@ class Request:
         return self.backend is None and self.uuid is None
 
 
-def parse(text: str, known: Registry) -> Request:
+def parse(text: str, known: Registry) -> DeviceRequest:
     """Parse "auto", "cuda", "CUDA:1", "vulkan", "GPU-…". Raises UnknownDevice for anything else."""
     word = text.strip()
     if word.lower() in ("auto", "best", ""):
-        return Request(text)
+        return DeviceRequest(text)
     if re.match(r"(?i)^(GPU|MIG)-[0-9a-f]", word):
-        return Request(text, uuid=word)
+        return DeviceRequest(text, uuid=word)
     name, colon, number = word.partition(":")
     if colon and not re.fullmatch(r"[0-9]{1,4}", number):
         raise UnknownDevice(
@@ -43,7 +43,7 @@ def parse(text: str, known: Registry) -> Request:
         )
     backend = known.get(name)
     alias = None if name.lower() == backend.name else name.lower()
-    return Request(text, backend.name, int(number) if colon else None, alias=alias)
+    return DeviceRequest(text, backend.name, int(number) if colon else None, alias=alias)
 
 
 def rank(candidates: Sequence[Candidate], *, prefer: str | None = None) -> list[Candidate]:
@@ -101,7 +101,7 @@ def why_before(better: Candidate, worse: Candidate) -> str:
     return "its index is higher"
 
 
-def choice_words(request: Request, chosen: Candidate, among: Sequence[Candidate]) -> str:
+def choice_words(request: DeviceRequest, chosen: Candidate, among: Sequence[Candidate]) -> str:
     """For the log: "cuda:0 (NVIDIA H200); not cuda:1: it has less free memory (…)"."""
     words = [f"{chosen.id} ({chosen.name})"]
     for other in among:
@@ -114,7 +114,7 @@ def gigabytes(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else f"{nbytes / 2**30:.1f} GiB"
 
 
-def pick(request: Request, candidates: Sequence[Candidate], *, prefer: str | None = None) -> Candidate | None:
+def pick(request: DeviceRequest, candidates: Sequence[Candidate], *, prefer: str | None = None) -> Candidate | None:
     """The usable candidate a request means, or None if there is none (the caller falls back).
 
     Raises DeviceIndexError if the back end works and the index does not exist: that is a mistake, not a missing device.
@@ -144,10 +144,14 @@ def pick(request: Request, candidates: Sequence[Candidate], *, prefer: str | Non
     )
 
 
-def reasons_for(request: Request, candidates: Sequence[Candidate], all_reasons: Sequence[Reason]) -> list[Reason]:
+def reasons_for(request: DeviceRequest, candidates: Sequence[Candidate], all_reasons: Sequence[Reason]) -> list[Reason]:
     """Why a request could not be met: the diagnoses that name its back end, worst first."""
     named = [r for r in all_reasons if request.backend in r.backends]
     listed = [r for c in candidates if c.backend == request.backend and c.state is not State.USABLE for r in c.reasons]
     merged = list(dict.fromkeys([*named, *listed]))
-    order = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
-    return sorted((r for r in merged if r.level is not Level.NOTE), key=lambda r: order[r.level])
+    return sorted((r for r in merged if r.level is not Level.NOTE), key=lambda r: SEVERITY[r.level])
+
+
+def reasons_absent(backend: str, reasons: Sequence[Reason]) -> list[Reason]:
+    """Why a back end has no device here. What keeps even the CPU from working (no torch) does not explain that."""
+    return [r for r in reasons if backend in r.backends and "cpu" not in r.backends and r.level is not Level.NOTE]

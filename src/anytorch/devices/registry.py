@@ -13,8 +13,8 @@ from functools import lru_cache
 from importlib import import_module
 
 from anytorch import logs, settings
-from anytorch.devices.protocol import Backend
-from anytorch.errors import UnknownDevice
+from anytorch.devices.types import Backend
+from anytorch.errors import UnknownDevice, did_you_mean
 from anytorch.probe.facts import EntryPoint
 from anytorch.probe.packages import read_packages
 from anytorch.probe.tree import Tree
@@ -65,12 +65,9 @@ class Registry:
     def _hint(self, wanted: str) -> str:
         if wanted in WORDS_OF_TORCH:
             return WORDS_OF_TORCH[wanted]
-        import difflib  # only for bad input
-
         aliases = [alias for backend in self.backends.values() for alias in backend.aliases]
-        near = difflib.get_close_matches(wanted, [*self.backends, "auto"], n=1)
-        near = near or difflib.get_close_matches(wanted, aliases, n=1)  # our own names before others' words for them
-        return f"did you mean {near[0]!r}?" if near else "run `anytorch doctor` to see why a device is missing"
+        other = did_you_mean(wanted, aliases, "run `anytorch doctor` to see why a device is missing")
+        return did_you_mean(wanted, [*self.backends, "auto"], other)  # our own names before others' words for them
 
 
 def registry() -> Registry:

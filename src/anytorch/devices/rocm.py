@@ -31,11 +31,7 @@ class RocmBackend(CudaBackend):
             (gpu for gpu in hardware.gpus_of("amd") if gpu.index is not None), key=lambda gpu: gpu.index or 0
         ) or list(hardware.gpus_of("amd"))
         mask = rocm_visible(hardware.env, len(cards), [gpu.uuid or "" for gpu in cards])
-        if mask.visible:  # all masked: list them, the doctor says why
-            cards = [cards[i] for i in mask.visible]
-        return [
-            self.candidate(index, gpu, facts={"arch": gpu.arch} if gpu.arch else {}) for index, gpu in enumerate(cards)
-        ]
+        return self.visible(cards, mask, "arch")
 
     def try_out(self) -> BackendReport:
         import torch
@@ -56,7 +52,7 @@ class RocmBackend(CudaBackend):
             autocast_dtype="bfloat16" if has_bf16 else "float16",
             graphs=True,
             triton=triton_installed(),
-            flash_attention=arch in CDNA or arch.startswith(("gfx11", "gfx12")),
+            flash_attention=has_bf16,
             quantizations=self.quantizations,
             unified_memory=bool(facts.get("integrated")),
             peak_gb_per_s=memory_gb_per_s(facts),

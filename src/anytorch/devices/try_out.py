@@ -143,10 +143,6 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendReport:
 
 
 def device_from_json(data: Mapping[str, Any]) -> DeviceReport:
-    caps = data.get("caps")
-    return DeviceReport(**{**data, "caps": caps_from_json(caps) if caps else None})
-
-
-def caps_from_json(data: Mapping[str, Any]) -> Caps:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Caps(**values)
+    told = data.get("caps") or {}
+    caps: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+    return DeviceReport(**{**data, "caps": Caps(**caps) if caps else None})

@@ -1,11 +1,11 @@
-"""The values the device layer passes around: reasons, capabilities, candidates, reports of the child process."""
+"""The values the device layer passes around (reasons, capabilities, candidates, reports), and what a back end is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from anytorch.probe.facts import Hardware
 from anytorch.values import dataclass
@@ -20,9 +20,14 @@ class State(str, Enum):
 
 
 class Level(str, Enum):
+    """How bad it is, worst first."""
+
     ERROR = "error"  # a device cannot be used, or torch cannot
     WARNING = "warning"  # it works, but slowly, wrongly or by luck
     NOTE = "note"
+
+
+SEVERITY = {level: place for place, level in enumerate(Level)}  # for sorting
 
 
 @dataclass(frozen=True)
@@ -145,3 +150,45 @@ class Candidate:
     @property
     def torch_name(self) -> str:
         return self.torch_type if self.torch_type == "cpu" else f"{self.torch_type}:{self.index}"
+
+
+# --- the interface of a back end --------------------------------------------------------------------------------------
+
+# Ours and third-party ones load through the entry-point group `anytorch.backends`. A plug-in names a class (or a function)
+# that takes no arguments and returns an object with these attributes and methods. Deriving from
+# `anytorch.devices.base.TorchBackend` gives working defaults for all of them but the names; `examples/plugin-backend/` is a
+# complete one. A back end whose torch device lives in a module of its own may also have `activate()`, called in the user's
+# process when one of its devices has been chosen.
+
+
+@runtime_checkable
+class Backend(Protocol):
+    name: str  # what users ask for: "rocm"
+    torch_type: str  # what torch.device calls it: "cuda"
+    title: str  # "AMD GPU (ROCm)"
+    priority: int  # higher wins; ours: CUDA/ROCm 700, NPU 600, XPU 500, MPS 400, WebGPU 300, CPU 100
+    aliases: tuple[str, ...]  # other words for it: ("hip", "amd")
+
+    def seen(self, hardware: Hardware) -> Sequence[Candidate]:
+        """The devices that files list. Uses neither torch nor a driver."""
+
+    def try_out(self) -> BackendReport:
+        """Use every device for real: allocate, multiply, differentiate, copy. Runs in the child process only."""
+
+    def live(self) -> BackendReport | None:
+        """The devices if this very process has already loaded this back end, else None. Must not initialise anything."""
+
+    def caps(self, index: int) -> Caps:
+        """What the device can do. May initialise the driver."""
+
+    def memory(self, index: int) -> MemoryUse:
+        """Memory figures. Must not initialise a driver that is not initialised yet."""
+
+    def empty_cache(self) -> None:
+        """Return cached memory to the system; does nothing if the driver is not initialised."""
+
+    def synchronize(self, index: int) -> None:
+        """Wait until the device has finished its work."""
+
+    def seed(self, value: int) -> None:
+        """Seed every device of this back end."""

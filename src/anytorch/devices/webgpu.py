@@ -11,8 +11,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from anytorch.devices.base import TorchBackend
-from anytorch.devices.types import SOFTWARE_PRIORITY, BackendReport, Candidate, Caps, DeviceReport, State
-from anytorch.probe.facts import Hardware
+from anytorch.devices.types import SOFTWARE_PRIORITY, BackendReport, Candidate, Caps, DeviceReport
+from anytorch.probe.facts import Gpu, Hardware
 from anytorch.probe.graphics import is_software_icd
 
 DEVICE_MODULE = "anytorch.webgpu"
@@ -40,18 +40,8 @@ class WebgpuBackend(TorchBackend):
         software = next((icd for icd in hardware.graphics.vulkan_icds if is_software_icd(icd)), None)
         if software is None or not hardware.graphics.vulkan_loader:
             return []
-        return [
-            Candidate(
-                backend=self.name,
-                torch_type=self.torch_type,
-                index=0,
-                name="software Vulkan (llvmpipe)",
-                state=State.SEEN,
-                priority=SOFTWARE_PRIORITY,
-                software=True,
-                facts={"icd": software.path},
-            )
-        ]
+        found = self.candidate(0, Gpu("", "software Vulkan (llvmpipe)"), software=True, facts={"icd": software.path})
+        return [replace(found, priority=SOFTWARE_PRIORITY)]
 
     def try_out(self) -> BackendReport:
         if find_spec("wgpu") is None:

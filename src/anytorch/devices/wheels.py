@@ -61,13 +61,7 @@ RELEASES: dict[tuple[int, int], Release] = {
 
 # Code compiled for a compute capability runs on the same major version from that minor on, except on the Jetson chips
 # between (DEVICE_REQUIREMENT). These capabilities run only where they are named.
-JETSON: dict[int, frozenset[int]] = {
-    53: frozenset({53}),
-    62: frozenset({62}),
-    72: frozenset({72}),
-    87: frozenset({87}),
-    101: frozenset({101, 110}),
-}
+JETSON: dict[int, set[int]] = {53: {53}, 62: {62}, 72: {72}, 87: {87}, 101: {101, 110}}
 JETSON_EXCLUDED: dict[int, int] = {50: 53, 52: 53, 60: 62, 61: 62, 70: 72, 80: 87, 86: 87, 100: 101}
 
 COMPILED_FOR: dict[str, dict[str, frozenset[int]]] = {
@@ -201,16 +195,9 @@ def advise(hardware: Hardware) -> WheelAdvice:
     machine = hardware.machine
     if machine.system == "Darwin":
         return _advise_mac(hardware)
-    if cards_of(hardware, "nvidia"):
-        advice = _advise_nvidia(hardware)
-        if advice is not None:
+    for vendor, advise_vendor in (("nvidia", _advise_nvidia), ("amd", _advise_amd), ("huawei", advise_ascend)):
+        if cards_of(hardware, vendor) and (advice := advise_vendor(hardware)) is not None:
             return advice
-    if cards_of(hardware, "amd"):
-        advice = _advise_amd(hardware)
-        if advice is not None:
-            return advice
-    if cards_of(hardware, "huawei"):
-        return advise_ascend(hardware)
     xpus = drivable(hardware, "xpu")
     if xpus and machine.arch in ("x86_64", "AMD64", "amd64"):
         version = _kept_version(hardware)

@@ -10,8 +10,8 @@ from anytorch.devices.base import TorchBackend
 from anytorch.devices.cuda import triton_installed
 from anytorch.devices.types import BackendReport, Candidate, Caps
 from anytorch.probe import snapshot
+from anytorch.probe.cards import read_level_zero
 from anytorch.probe.facts import Hardware
-from anytorch.probe.intel import read_level_zero
 
 
 class XpuBackend(TorchBackend):
@@ -42,8 +42,7 @@ class XpuBackend(TorchBackend):
         return report if report.devices else replace(report, facts={**report.facts, **self.facts()})
 
     def properties(self, index: int) -> dict[str, Any]:
-        module = self.module()
-        found: Any = module.get_device_properties(index) if module is not None else None
+        found = self.call("get_device_properties", index)
         facts = {
             fact: getattr(found, fact)
             for fact in ("platform_name", "driver_version", "max_compute_units", "gpu_eu_count", "has_fp64")
@@ -59,16 +58,14 @@ class XpuBackend(TorchBackend):
         return facts
 
     def caps(self, index: int) -> Caps:
-        module = self.module()
         facts = self.properties(index)
-        asked = getattr(module, "is_bf16_supported", None)
-        bf16 = bool(asked()) if callable(asked) else False
+        bf16 = bool(self.call("is_bf16_supported"))
         fp64: tuple[str, ...] = ("float64",) if facts.get("has_fp64") else ()
         return Caps(
             dtypes=("float32", *fp64, "float16", "bfloat16", "int8", "int32", "int64", "bool"),
             fast_dtypes=("float32", "float16", *(("bfloat16",) if bf16 else ())),
             autocast_dtype="bfloat16" if bf16 else "float16",
-            graphs=hasattr(module, "XPUGraph"),
+            graphs=hasattr(self.module(), "XPUGraph"),
             triton=triton_installed(),
             flash_attention=False,
             quantizations=self.quantizations,

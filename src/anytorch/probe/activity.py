@@ -9,13 +9,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from anytorch.probe.libraries import find_library
-from anytorch.probe.nvidia import NVML_VARIABLE
+from anytorch.probe.nvidia import NVML_VARIABLE, SUCCESS, handles, memory, text
 from anytorch.probe.pci import DEVICES, pci_address
-from anytorch.probe.tree import Tree, whole
-
-SUCCESS = 0
-MOST_DEVICES = 256
+from anytorch.probe.tree import Tree, find_library, whole
 
 
 class CardActivity(NamedTuple):
@@ -79,28 +75,15 @@ class Activity:
         class Utilization(ctypes.Structure):  # nvmlUtilization_t
             _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
-        class Memory(ctypes.Structure):  # nvmlMemory_t
-            _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-        count = ctypes.c_uint(0)
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != SUCCESS:
-            return {}
         found = {}
-        for index in range(min(count.value, MOST_DEVICES)):
-            handle, rates, memory = ctypes.c_void_p(), Utilization(), Memory()
-            text = ctypes.create_string_buffer(96)
-            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != SUCCESS:
-                continue
-            if library.nvmlDeviceGetUUID(handle, text, ctypes.c_uint(len(text) - 1)) != SUCCESS:
+        for _, handle in handles(library, []):
+            uuid, rates = text(library, "nvmlDeviceGetUUID", handle), Utilization()
+            if uuid is None:
                 continue
             busy = library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == SUCCESS
-            knows = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == SUCCESS
-            found[text.value.decode("utf-8", "replace")] = CardActivity(
-                min(1.0, rates.gpu / 100) if busy else None,
-                int(memory.used) if knows else None,
-                int(memory.total) if knows else None,
-                "NVML",
-            )
+            total, free, _ = memory(library, handle)
+            used = total - free if total is not None and free is not None else None
+            found[uuid] = CardActivity(min(1.0, rates.gpu / 100) if busy else None, used, total, "NVML")
         return found
 
     def _library(self) -> Any:

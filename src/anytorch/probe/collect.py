@@ -11,22 +11,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from anytorch.probe import apple
-from anytorch.probe.amd import read_amd
-from anytorch.probe.ascend import add_ascend, read_ascend
-from anytorch.probe.cgroup import Limits, read_cgroup
-from anytorch.probe.container import read_container, read_wsl, wsl_libraries_first
+from anytorch.probe.cards import LEVEL_ZERO_VARIABLE, add_ascend, describe_intel, read_amd, read_ascend, read_level_zero
 from anytorch.probe.cpu import read_cpu
-from anytorch.probe.environment import read_environment
 from anytorch.probe.facts import Ascend, Cpu, Gpu, Graphics, Hardware, Machine, Memory, Nvidia, Packages
 from anytorch.probe.graphics import read_graphics
-from anytorch.probe.intel import LEVEL_ZERO_VARIABLE, describe_intel, read_level_zero
-from anytorch.probe.memory import read_memory, read_windows_memory
-from anytorch.probe.nodes import read_nodes
+from anytorch.probe.memory import Limits, read_cgroup, read_memory, read_windows_memory
 from anytorch.probe.nvidia import read_nvidia
-from anytorch.probe.packages import read_packages
-from anytorch.probe.pci import merge, read_pci, with_names
-from anytorch.probe.tree import Tree, clean
-from anytorch.probe.wheel import read_wheel
+from anytorch.probe.packages import read_packages, read_wheel
+from anytorch.probe.pci import merge, read_nodes, read_pci, with_names
+from anytorch.probe.tree import Tree, clean, find_library
 
 T = TypeVar("T")
 
@@ -192,3 +185,78 @@ def _graphics(tree: Tree, env: Mapping[str, str], *, system: str, arch: str) -> 
         return graphics
     code, devices = read_level_zero(named)
     return replace(graphics, level_zero_loader=named, level_zero_code=code, level_zero_devices=devices)
+
+
+# --- the environment variables that hide, reorder or steer devices; those that are set are kept -----------------------
+
+NAMES = (
+    # NVIDIA
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_HOME"),
+    *("CUDA_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+    # AMD: ROCR_ is applied below HIP_, which numbers what ROCR_ has left
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HSA_OVERRIDE_GFX_VERSION"),
+    *("HSA_ENABLE_SDMA", "ROCM_PATH", "ROCM_HOME"),
+    # Huawei
+    *("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"),
+    "ASCEND_OPP_PATH",
+    # Intel
+    *("ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY", "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ONEAPI_DEVICE_SELECTOR"),
+    "SYCL_DEVICE_FILTER",
+    # Apple
+    *("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"),
+    # threads
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "GOMP_CPU_AFFINITY"),
+    *("KMP_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES"),
+    # torch
+    *("TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_CUDA_ARCH_LIST", "PYTORCH_NVML_BASED_CUDA_CHECK"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+    # loaders
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "XDG_DATA_DIRS", "WGPU_BACKEND_TYPE"),
+    "WGPU_ADAPTER_NAME",
+)
+PREFIXES = ("VK_", "OCL_ICD_", "MESA_", "LIBGL_", "ANYTORCH_")
+LONGEST = 4096  # of one value; nobody reads further
+
+
+def read_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `NAMES` and `PREFIXES` that are set, in alphabetical order; an empty value is kept: it masks."""
+    return {
+        clean(name): clean(env[name])[:LONGEST] for name in sorted(env) if name in NAMES or name.startswith(PREFIXES)
+    }
+
+
+# --- containers, their kind, and WSL ----------------------------------------------------------------------------------
+
+WSL_LIBRARIES = "/usr/lib/wsl/lib"
+
+
+def read_container(tree: Tree, env: Mapping[str, str]) -> str | None:
+    """ "kubernetes", "docker", "podman", "lxc", "apptainer", …; None outside a container."""
+    if env.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    if env.get("APPTAINER_CONTAINER") or env.get("SINGULARITY_CONTAINER"):
+        return "apptainer"
+    if tree.exists("/run/.containerenv"):
+        return "podman"
+    if tree.exists("/.dockerenv"):
+        return "docker"
+    # systemd's convention (systemd.io/CONTAINER_INTERFACE): the manager says its name in $container.
+    named = env.get("container") or tree.word("/run/systemd/container")
+    if named:
+        return named[:40]
+    groups = tree.text("/proc/self/cgroup") or ""
+    for mark, kind in (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc")):
+        if mark in groups:
+            return kind
+    return None
+
+
+def read_wsl(tree: Tree) -> bool:
+    """Linux below Windows: the paravirtual GPU node, or Microsoft's kernel ("5.15.167.4-microsoft-standard-WSL2")."""
+    return tree.exists("/dev/dxg") or "microsoft" in (tree.word("/proc/sys/kernel/osrelease") or "").lower()
+
+
+def wsl_libraries_first(tree: Tree, env: Mapping[str, str], *, arch: str = "") -> bool | None:
+    """Would the loader take libcuda from Windows' driver? None: it would find none at all."""
+    found = find_library(tree, env, "libcuda.so.1", arch=arch)
+    return None if found is None else found.startswith(WSL_LIBRARIES + "/")

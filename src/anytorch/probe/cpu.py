@@ -6,42 +6,26 @@ import os
 from collections.abc import Iterable, Mapping
 
 from anytorch.probe.facts import Cpu
-from anytorch.probe.tree import LARGE, SMALL, Tree, cpu_list, whole
+from anytorch.probe.tree import LARGE, SMALL, Tree, cpu_list, fields, whole
 
 # MIDR_EL1 implementer codes, as in Linux' arch/arm64/include/asm/cputype.h
 ARM_VENDORS = {
-    0x41: "ARM",
-    0x42: "Broadcom",
-    0x43: "Cavium",
-    0x46: "Fujitsu",
-    0x48: "HiSilicon",
-    0x4E: "NVIDIA",
-    0x50: "APM",
-    0x51: "Qualcomm",
-    0x61: "Apple",
-    0x6D: "Microsoft",
-    0xC0: "Ampere",
-}
+    0x41: "ARM", 0x42: "Broadcom", 0x43: "Cavium", 0x46: "Fujitsu", 0x48: "HiSilicon", 0x4E: "NVIDIA",
+    0x50: "APM", 0x51: "Qualcomm", 0x61: "Apple", 0x6D: "Microsoft", 0xC0: "Ampere",
+}  # fmt: skip
 ARM_PARTS = {
-    (0x41, 0xD03): "Cortex-A53",
-    (0x41, 0xD07): "Cortex-A57",
-    (0x41, 0xD08): "Cortex-A72",
-    (0x41, 0xD0B): "Cortex-A76",
-    (0x41, 0xD0C): "Neoverse-N1",
-    (0x41, 0xD40): "Neoverse-V1",
-    (0x41, 0xD49): "Neoverse-N2",
-    (0x41, 0xD4F): "Neoverse-V2",
-    (0x41, 0xD84): "Neoverse-V3",
-    (0x41, 0xD8E): "Neoverse-N3",
-    (0x46, 0x001): "A64FX",
-    (0x48, 0xD01): "TSV110 (Kunpeng 920)",
-}
+    (0x41, 0xD03): "Cortex-A53", (0x41, 0xD07): "Cortex-A57", (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD0B): "Cortex-A76", (0x41, 0xD0C): "Neoverse-N1", (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD49): "Neoverse-N2", (0x41, 0xD4F): "Neoverse-V2", (0x41, 0xD84): "Neoverse-V3",
+    (0x41, 0xD8E): "Neoverse-N3", (0x46, 0x001): "A64FX", (0x48, 0xD01): "TSV110 (Kunpeng 920)",
+}  # fmt: skip
 CPUS = "/sys/devices/system/cpu"
 
 
 def read_cpu(tree: Tree, *, quota: float | None = None) -> Cpu:
     """The CPU of a Linux machine. `quota` is the control group's limit in cores."""
-    first = _fields(tree.text("/proc/cpuinfo", SMALL) or "")
+    # Only the first processor counts, but ARM puts some lines last.
+    first = fields(tree.text("/proc/cpuinfo", SMALL))
     online = cpu_list(tree.text(f"{CPUS}/online"))
     siblings = _sibling_sets(tree, online)
     blocks: list[dict[str, str]] = []
@@ -70,18 +54,8 @@ def read_cpu(tree: Tree, *, quota: float | None = None) -> Cpu:
     )
 
 
-def _fields(text: str) -> dict[str, str]:
-    """The first value of each "key : value" line. Only the first processor counts, but ARM puts some lines last."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        key, colon, value = line.partition(":")
-        if colon and value.strip():
-            found.setdefault(key.strip(), value.strip())
-    return found
-
-
 def _blocks(text: str) -> list[dict[str, str]]:
-    found = [_fields(block) for block in text.split("\n\n")]
+    found = [fields(block) for block in text.split("\n\n")]
     return [block for block in found if "processor" in block]
 
 

@@ -6,8 +6,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 
 from anytorch.probe.facts import Graphics, Icd
-from anytorch.probe.libraries import find_library
-from anytorch.probe.tree import Tree
+from anytorch.probe.tree import Tree, find_library
 
 # Names of the loaders and of Intel's Level Zero driver: (Linux, macOS, Windows).
 VULKAN = {

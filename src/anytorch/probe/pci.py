@@ -1,13 +1,14 @@
-"""Accelerators on the PCI bus, from /sys/bus/pci/devices; and one list out of what several readers saw."""
+"""Accelerators on the PCI bus and the nodes of /dev they are used by; and one list out of what several readers saw."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from anytorch.probe.facts import Gpu
+from anytorch.probe.facts import Gpu, Node
 from anytorch.probe.tree import LARGE, Tree, whole
 
 DEVICES = "/sys/bus/pci/devices"
@@ -136,3 +137,48 @@ def _name_in(database: bytes, vendor: int, device: int) -> str | None:
     stop = database.find(b"\n", line + 1)
     text = database[line + 8 : stop if stop >= 0 else len(database)]
     return text.decode("utf-8", "replace").strip()[:200] or None
+
+
+# --- the device nodes compute needs, whether we may use them, and which group owns them -------------------------------
+
+WHOLE = {
+    *("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-nvswitchctl", "kfd", "dxg"),
+    *("davinci_manager", "hisi_hdc", "devmm_svm"),
+}
+NUMBERED = ("nvidia", "davinci")
+MOST = 512
+
+
+def read_nodes(tree: Tree) -> tuple[Node, ...]:
+    paths = [f"/dev/{name}" for name in tree.names("/dev") if name in WHOLE or _numbered(name, NUMBERED)]
+    paths += [f"/dev/dri/{name}" for name in tree.names("/dev/dri") if _numbered(name, ("renderD",))]
+    paths.sort(key=_by_number)
+    groups = _groups(tree) if paths else {}
+    nodes = []
+    for path in paths[:MOST]:
+        status = tree.status(path)
+        if status is not None:
+            gid = status.st_gid
+            nodes.append(Node(path, tree.allows(path, os.R_OK), tree.allows(path, os.W_OK), groups.get(gid), gid))
+    return tuple(nodes)
+
+
+def _numbered(name: str, stems: tuple[str, ...]) -> bool:
+    return any(name.startswith(stem) and name[len(stem) :].isdecimal() for stem in stems)
+
+
+def _by_number(path: str) -> tuple[str, int]:
+    """nvidia2 before nvidia10."""
+    stem = path.rstrip("0123456789")
+    return stem, whole(path[len(stem) :]) or 0
+
+
+def _groups(tree: Tree) -> dict[int, str]:
+    """Names of groups, from the tree's own /etc/group (a container's differs from its host's)."""
+    found: dict[int, str] = {}
+    for line in (tree.text("/etc/group", 1024 * 1024) or "").splitlines():
+        fields = line.split(":")
+        gid = whole(fields[2]) if len(fields) > 2 else None
+        if gid is not None:
+            found.setdefault(gid, fields[0][:100])
+    return found

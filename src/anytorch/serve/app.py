@@ -17,35 +17,15 @@ from anytorch.serve import page
 from anytorch.serve.keys import read_keys
 from anytorch.serve.limits import Guard
 from anytorch.serve.metrics import Metrics
-from anytorch.serve.openapi import document
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, problem_of, unexpected, validation_problem
-from anytorch.serve.routes import (
-    benchmark,
-    compare,
-    devices,
-    docs,
-    embeddings,
-    forecast,
-    generate,
-    graphs,
-    health,
-    models,
-)
-from anytorch.serve.routes import metrics as metrics_route
+from anytorch.serve.routes import devices, docs, embeddings, forecast, generate, health
+from anytorch.serve.routes.docs import document
 from anytorch.serve.state import State
 
 ROUTERS = (
-    health.router,
-    models.router,
-    devices.router,
-    compare.router,
-    forecast.router,
-    generate.router,
-    benchmark.router,
-    graphs.router,
-    metrics_route.router,
-    docs.router,
+    *(health.router, health.models, devices.router, embeddings.router, forecast.router, generate.router),
+    *(devices.measuring, docs.router),
 )
 
 

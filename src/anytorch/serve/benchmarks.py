@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +94,18 @@ class BenchmarkRunner:
                 keep(rows, problems, asked.seconds, None, partial=True)
 
 
+def row_of(device: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A measured row as the page shows it."""
+    return {
+        "device": device,
+        "test": f"{row['workload']}, {row['case']}",
+        **{name: row[name] for name in ("rate", "unit", "limit", "share")},
+    }
+
+
 def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "device": device["id"],
-            "test": f"{row['workload']}, {row['case']}",
-            "rate": row["rate"],
-            "unit": row["unit"],
-            "limit": row["limit"],
-            "share": row["share"],
-        }
-        for device in report["devices"]
-        for row in device["rows"]
-        if row["status"] == "ok" and row["rate"] is not None
-    ]
+    measured = [(device["id"], row) for device in report["devices"] for row in device["rows"]]
+    return [row_of(device, row) for device, row in measured if row["status"] == "ok" and row["rate"] is not None]
 
 
 # --- earlier runs --------------------------------------------------------------------------------------------------------
@@ -179,10 +177,7 @@ def main(arguments: list[str]) -> int:
 
     def found(device: Candidate, row: Row) -> None:
         if row.ok and row.rate is not None:
-            tell(
-                "result", device=device.id, test=f"{row.workload}, {row.case}", rate=row.rate, unit=row.unit,
-                limit=row.limit, share=row.share,
-            )  # fmt: skip
+            tell("result", **row_of(device.id, vars(row)))
         elif row.status != "skipped":
             tell("problem", device=device.id, test=f"{row.workload}, {row.case}", message=row.reason or row.status)
 

@@ -21,13 +21,13 @@ class Keys:
     """
 
     def __init__(self, named: dict[str, str]) -> None:
-        self._hashes = [(name, _hash(key)) for name, key in named.items()]
+        self._hashes = [(name, _hash(key.encode())) for name, key in named.items()]
         self._first = next(iter(named.values()), "")
 
     def name_of(self, given: bytes) -> str | None:
         """The name of the key's owner; None if the key is unknown."""
         found = None
-        digest = _hash_bytes(given)
+        digest = _hash(given)
         for name, known in self._hashes:
             if hmac.compare_digest(known, digest):
                 found = name
@@ -79,9 +79,5 @@ def add_key(path: Path, name: str = "") -> str:
     return key
 
 
-def _hash(key: str) -> bytes:
-    return _hash_bytes(key.encode())
-
-
-def _hash_bytes(key: bytes) -> bytes:
+def _hash(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()

@@ -8,21 +8,27 @@ problem document; what fails inside becomes one as well, without a stack trace.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 
 from anytorch import logs
 from anytorch.serve.keys import Keys
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, problem_of, retry_after, unexpected
-from anytorch.serve.rates import Rates
-from anytorch.serve.reading import MOST_NESTED, refuse_crowds
 
 log = logs.logger(__name__)
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -257,7 +263,6 @@ class Guard:
     async def _with_body(self, call: Call, scope: Scope, sending: Send) -> None:
         """Run an end point of `inner` with its body read, within its time limit, until the client disconnects."""
         body = await self.read(call)
-        gone = asyncio.Event()
         given = False
 
         async def receive() -> Message:
@@ -265,30 +270,10 @@ class Guard:
             if not given:
                 given = True
                 return {"type": "http.request", "body": body, "more_body": False}
-            await gone.wait()
-            return {"type": "http.disconnect"}
+            return await asyncio.Future()  # for ever: a client that disconnects ends the end point
 
-        async def watch() -> None:
-            while (await call.receive())["type"] != "http.disconnect":
-                pass
-            gone.set()
-
-        task = asyncio.ensure_future(self._inner(scope, receive, sending))
-        watcher = asyncio.ensure_future(watch())
         limit = None if call.path in UNTIMED else call.timeout_s
-        try:
-            done, _ = await asyncio.wait({task, watcher}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if task not in done:
-                task.cancel()
-                await asyncio.wait({task})
-                if watcher in done:
-                    raise ClientGone
-                raise TimeoutError(f"not answered within {call.timeout_s:g} s")
-            await task
-        finally:
-            watcher.cancel()
-            if not task.done():
-                task.cancel()
+        await within(self._inner(scope, receive, sending), call, limit, "answered")
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -336,6 +321,26 @@ class Guard:
         await self.send_problem(call, problem or unexpected(exc, f"{call.method} {call.path}"))
 
 
+async def within(work: Awaitable[T], call: Call, limit_s: float | None, done_to_it: str) -> T:
+    """Await work; cancel it when the time is up (TimeoutError) or the client has gone (ClientGone)."""
+
+    async def watch() -> None:
+        while (await call.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    try:
+        done, _ = await asyncio.wait({task, watcher}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if task not in done:
+            task.cancel()
+            await asyncio.wait({task})
+            raise ClientGone if watcher in done else TimeoutError(f"not {done_to_it} within {call.timeout_s:g} s")
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
+
+
 def stopped() -> Problem:
     return Problem(
         503, "stopping", "The service is stopping", "it stopped before the answer was ready",
@@ -374,3 +379,94 @@ def host_name(header: bytes) -> str:
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0]
+
+
+# --- how often: a token bucket per client; bounded: idle clients are dropped ------------------------------------------
+
+MOST = 10_000  # clients remembered
+
+
+class Rates:
+    """`rate` requests a second for each client, with bursts of up to `burst`."""
+
+    def __init__(self, rate: float, burst: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._burst = max(1.0, rate if burst is None else burst)
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and when that was
+
+    def wait_s(self, client: str) -> float:
+        """0 if the client may send a request now (which is then counted), else the seconds until it may."""
+        now = self._clock()
+        left, since = self._buckets.pop(client, (self._burst, now))
+        left = min(self._burst, left + (now - since) * self._rate)
+        allowed = left >= 1
+        self._buckets[client] = (left - 1 if allowed else left, now)
+        while len(self._buckets) > MOST:
+            self._buckets.popitem(last=False)
+        return 0.0 if allowed else (1 - left) / self._rate
+
+
+# --- JSON bodies ------------------------------------------------------------------------------------------------------
+
+# A body of a few megabytes can hold millions of empty lists. Making them, and the garbage collector that walks them again
+# and again while more are made, would hold up every other client for seconds. So they are counted before anything is made
+# of them, and nothing of a parsed document is looked at for garbage meanwhile.
+
+LARGE_NBYTES = 64 * 1024
+MOST_NESTED = 65_536  # lists and objects in one body
+QUOTE = ord('"')
+UNIMPORTANT = bytes(set(range(256)) - set(b'[{"'))  # for the count of what a body opens
+
+
+def parse_json(body: bytes) -> Any:
+    """The value in a body. Raises orjson.JSONDecodeError."""
+    if len(body) < LARGE_NBYTES or not gc.isenabled():
+        return orjson.loads(body)
+    gc.disable()
+    try:
+        return orjson.loads(body)
+    finally:
+        gc.enable()
+
+
+def refuse_crowds(body: bytes, most: int = MOST_NESTED) -> None:
+    """Raise a 413 Problem for a JSON body with more lists and objects than `most`. A millisecond or two for most bodies."""
+    if len(body) < LARGE_NBYTES or body.count(b"[") + body.count(b"{") <= most:
+        return
+    count = opened(body)  # more exactly: texts may be full of brackets
+    if count > most:
+        raise Problem(
+            413, "too-much", "The request is too large", f"the body has {count} lists and objects; the limit is {most}",
+            hint="send it in several requests",
+        )  # fmt: skip
+
+
+def opened(body: bytes) -> int:
+    """The number of lists and objects a JSON text opens, not counting brackets in strings.
+
+    >>> opened(rb'{"a": ["[", "\\\\\\"[{", []]}')
+    3
+    """
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a string
+    marks = np.frombuffer(plain.translate(None, delete=UNIMPORTANT), np.uint8)
+    quotes = marks == QUOTE
+    within = np.logical_xor.accumulate(quotes)
+    return int(np.count_nonzero(~within & ~quotes))
+
+
+class JsonRequest(Request):
+    async def json(self) -> Any:
+        return parse_json(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """FastAPI's route, with `parse_json` for its bodies; what that raises is a kind of the json module's own error."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(JsonRequest(request.scope, request.receive))
+
+        return handle

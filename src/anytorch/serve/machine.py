@@ -6,14 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from anytorch import logs
 from anytorch.devices.choose import Survey, fallbacks_to, resolve, survey
 from anytorch.devices.doctor import DIAGNOSES
-from anytorch.devices.ranking import choice_words, parse
+from anytorch.devices.ranking import choice_words, parse, reasons_absent
 from anytorch.devices.registry import registry
-from anytorch.devices.types import Candidate, Level, MemoryUse, Reason, State
+from anytorch.devices.types import Candidate, MemoryUse, Reason, State
 from anytorch.errors import AnytorchError
 from anytorch.probe.activity import Activity, CardActivity
 from anytorch.serve import schemas
@@ -64,31 +65,17 @@ class SurveyCache:
 
 async def in_background(work: Callable[[], T]) -> T:
     """Like asyncio.to_thread, but in a daemon thread, so that stopping the service does not wait for it."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def finish(value: T | None, exc: BaseException | None) -> None:
-        if answer.done():
-            return
-        if exc is not None:
-            answer.set_exception(exc)
-        else:
-            answer.set_result(cast("T", value))
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()  # from here on nobody can cancel it: the thread is the one who ends it
 
     def run() -> None:
-        value: T | None = None
-        failed: BaseException | None = None
         try:
-            value = work()
+            answer.set_result(work())
         except Exception as exc:  # noqa: BLE001  (raised again where it is awaited)
-            failed = exc
-        try:
-            loop.call_soon_threadsafe(finish, value, failed)
-        except RuntimeError:  # the loop has ended: nobody waits any more
-            return
+            answer.set_exception(exc)
 
     threading.Thread(target=run, name="anytorch-survey", daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)
 
 
 def devices_of(found: Survey, activity: Activity, tried: bool = True) -> schemas.Devices:
@@ -135,9 +122,8 @@ def device_of(one: Candidate, best: bool, cards: Mapping[str, CardActivity], act
 
 
 def absent(name: str, title: str, reasons: Sequence[Reason]) -> schemas.Device:
-    """A back end without a device here, and the reason; what also stops the CPU is not that reason."""
-    about = [r for r in reasons if name in r.backends and "cpu" not in r.backends and r.level is not Level.NOTE]
-    told = [reason_of(reason) for reason in about] or [
+    """A back end without a device here, and the reason."""
+    told = [reason_of(reason) for reason in reasons_absent(name, reasons)] or [
         schemas.Reason(code="not-seen", severity="note", title=f"no {title} was found here")
     ]
     return schemas.Device(id=name, backend=name, title=title, state="absent", reasons=told)

@@ -9,7 +9,6 @@ from threading import Lock
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from anytorch.text.embed.queue import BatchReport
@@ -28,7 +27,6 @@ class Metrics:
         """`folder`: where several workers count together (prometheus_client's multiprocess mode)."""
         self._folder = folder
         self._look: Callable[[], Look] | None = None
-        self._gauges: dict[str, Gauge] = {}
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for when each series began: twice the text for nobody
         self.registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self.registry}
@@ -50,8 +48,12 @@ class Metrics:
         self._ended = Counter(
             "anytorch_queue_ended_total", "Requests that ended without an answer, by cause", ("model", "cause"), **make
         )
+        self._gauges = {
+            name: Gauge(name, words, names, multiprocess_mode="livesum", **make)
+            for name, (words, names) in GAUGES.items()
+        }
         self._seen: dict[tuple[str, str], int] = {}  # by model and cause: the queue's own count when last looked at
-        self._set: set[tuple[str, tuple[str, ...]]] = set()  # gauges that were not 0 when last looked at
+        self._set: set[tuple[str, tuple[str, ...]]] = set()  # gauges that were told when last looked at
         self._refreshing = Lock()
         self._children: dict[tuple[str, int], Any] = {}
         self._routes: dict[str, Any] = {}
@@ -88,11 +90,9 @@ class Metrics:
     def watch(self, look: Callable[[], Look]) -> None:
         """Read queues and memory with `look` whenever the metrics are asked for."""
         self._look = look
-        if self._folder is None:
-            self.registry.register(_Gauges(look))
 
     def refresh(self) -> None:
-        """Count finished requests of the queues; with several workers, store this one's gauges for the others to add up.
+        """Count finished requests of the queues and read the gauges; with several workers, for the others to add up.
 
         Called about every second in a worker, and when somebody asks.
         """
@@ -101,17 +101,17 @@ class Metrics:
         with self._refreshing:
             look = self._look()
             self._count_ended(look)
-            if self._folder is None:
-                return
             now = {(name, labels): value for name, labels, value in look.gauges()}
             # A model that was swapped out is no longer among them; what it had last would be told for ever.
-            for (name, labels), value in {**dict.fromkeys(self._set, 0.0), **now}.items():
-                if name not in self._gauges:
-                    words, names = GAUGES[name]
-                    self._gauges[name] = Gauge(name, words, names, registry=self.registry, multiprocess_mode="livesum")
+            for name, labels in self._set - now.keys():
+                if self._folder is None:
+                    self._gauges[name].remove(*labels)
+                else:  # what other workers add up cannot be removed
+                    self._gauges[name].labels(*labels).set(0)
+            for (name, labels), value in now.items():
                 gauge = self._gauges[name]
                 (gauge.labels(*labels) if labels else gauge).set(value)
-            self._set = {key for key, value in now.items() if value}
+            self._set = set(now)
 
     def _count_ended(self, look: Look) -> None:
         for model, stats in look.queues.items():
@@ -122,10 +122,9 @@ class Metrics:
                 self._ended.labels(model, cause).inc(count - before if count >= before else count)
 
     def text(self) -> bytes:
-        if self._folder is None:
-            self.refresh()
-            return generate_latest(self.registry)
         self.refresh()
+        if self._folder is None:
+            return generate_latest(self.registry)
         together = CollectorRegistry()
         collect: Any = MultiProcessCollector  # has no annotations
         collect(together, path=str(self._folder))
@@ -159,19 +158,3 @@ GAUGES = {
     "anytorch_model_loaded": ("Number of processes that have loaded this model", ("job", "model", "device")),
     "anytorch_requests_under_way": ("Requests being answered", ()),
 }
-
-
-class _Gauges:
-    """A collector: gauges that are read, not kept."""
-
-    def __init__(self, look: Callable[[], Look]) -> None:
-        self._look = look
-
-    def describe(self) -> list[Any]:
-        return []  # asking `collect` for the names would read everything at start
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        families = {name: GaugeMetricFamily(name, words, labels=names) for name, (words, names) in GAUGES.items()}
-        for name, labels, value in self._look().gauges():
-            families[name].add_metric(labels, value)
-        return list(families.values())

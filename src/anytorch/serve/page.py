@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -15,16 +15,12 @@ POLICY = (
     "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".json": "application/json",
-    ".webmanifest": "application/manifest+json",
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
+    ".png": "image/png", ".ico": "image/x-icon",
+    ".json": "application/json", ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
-}
+}  # fmt: skip
 router = APIRouter(include_in_schema=False)
 
 
@@ -37,19 +33,11 @@ class File(NamedTuple):
 def read_page() -> dict[str, File]:
     """Every file of the page by its path below web/; no other file is served."""
     found: dict[str, File] = {}
-
-    def walk(folder: object, prefix: str) -> None:
-        for entry in folder.iterdir():  # type: ignore[attr-defined]
-            suffix = "." + entry.name.rpartition(".")[2]
-            if entry.is_dir():
-                walk(entry, f"{prefix}{entry.name}/")
-            elif suffix in KINDS:
-                body = entry.read_bytes()
-                found[prefix + entry.name] = File(body, KINDS[suffix], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
-
-    root = files("anytorch.serve") / "web"
-    if root.is_dir():
-        walk(root, "")
+    root = Path(__file__).parent / "web"
+    for path in root.rglob("*"):
+        if path.suffix in KINDS:
+            body, name = path.read_bytes(), path.relative_to(root).as_posix()
+            found[name] = File(body, KINDS[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
     return found
 
 

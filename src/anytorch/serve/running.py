@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from anytorch.errors import ModelError
 from anytorch.serve.app import Service
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.protocol import protocol_class
+from anytorch.serve.problems import Problem
 from anytorch.serve.routes.health import status_of
-from anytorch.serve.start import BACKLOG, Told, first_answer
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell says it of a program that Ctrl-C has ended
 
@@ -105,18 +110,8 @@ class Server(uvicorn.Server):
             self._beat()
         return await super().on_tick(counter)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handled = [signal.SIGINT, signal.SIGTERM]
-        before = {number: signal.signal(number, self.handle_exit) for number in handled}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # uvicorn's is a generator
+        return signals_to(self.handle_exit)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         state = self._app.state.service
@@ -133,6 +128,20 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+@contextmanager
+def signals_to(stop: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """A block in which SIGTERM and Ctrl-C call `stop`. Only the main thread can have them; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def set_up_logs(access: bool) -> None:
     """Log uvicorn's failures to standard error, but not malformed requests."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -144,3 +153,261 @@ def set_up_logs(access: bool) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         quiet.addHandler(handler)
         quiet.setLevel(logging.INFO)
+
+
+# --- the measured start: from the beginning of the process to the first request that was answered over the port -------
+
+PAUSE_S = 0.01
+BACKLOG = 2048  # connections the kernel keeps until a process takes them
+GENERAL_HINT = "`anytorch doctor` says what is wrong with a device; -v shows more"
+BEGAN = time.monotonic()  # where the operating system does not tell when a process began
+
+
+@dataclass(frozen=True)
+class Started:
+    """What the start line reports once the service answers."""
+
+    url: str
+    device: str
+    models: dict[str, list[str]]
+    seconds: float  # from the start of the process to the first answered request
+    workers: int = 1
+    device_warning: str | None = None
+
+
+Told = Callable[[Started], None]
+
+
+def process_age_s() -> float:
+    """Seconds since this process started, or since this module was imported where that is unknown."""
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+            fields = file.read().rpartition(b")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - BEGAN
+
+
+def first_answer(
+    options: ServeOptions,
+    *,
+    key: str | None,
+    stopped: Callable[[], bool],
+    limit_s: float = math.inf,
+    worth_asking: Callable[[], bool] = lambda: True,
+) -> Started | ModelError:
+    """Send a request until the service answers; return why it cannot, with a hint, if it never does.
+
+    `worth_asking`: who runs in the same process sees when there is something to hear; the metrics count every question.
+    """
+    host = options.host.strip("[]")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    headers = {"Host": f"{'localhost' if options.loopback else (*options.allow_hosts, host)[0]}:{options.port}"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    last = time.monotonic() + limit_s
+    while not stopped():
+        if time.monotonic() > last:
+            return ModelError(f"nothing was ready on {options.url} within {limit_s:g} s", hint=GENERAL_HINT)
+        if not worth_asking():
+            time.sleep(PAUSE_S)
+            continue
+        try:
+            health = _ask(host, options.port, "GET", "/v1/readyz", headers)
+        except OSError:
+            time.sleep(PAUSE_S)
+            continue
+        status = health["status"]
+        if status == "failed":
+            words = health.get("detail") or "a model could not be loaded"
+            return ModelError(words, hint=health.get("hint") or GENERAL_HINT)
+        if status != "ready":
+            time.sleep(PAUSE_S)
+            continue
+        if health["models"]["embeddings"]:
+            try:
+                _ask(host, options.port, "POST", "/v1/embeddings", headers, b'{"input":"hello"}')
+            except OSError as exc:
+                return ModelError(f"the first request was not answered: {exc}", hint=GENERAL_HINT)
+        return Started(
+            options.url,
+            health["device"],
+            {job: [model["id"] for model in models] for job, models in health["models"].items()},
+            round(process_age_s(), 2),
+            options.workers,
+            health["device_warning"],
+        )
+    return ModelError("stopped before it was ready")
+
+
+def _ask(host: str, port: int, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> dict:  # type: ignore[type-arg]
+    connection = http.client.HTTPConnection(host, port, timeout=60)
+    try:
+        sent = {**headers, "Content-Type": "application/json"} if body is not None else headers
+        connection.request(method, path, body, sent)
+        answer = connection.getresponse()
+        document = json.loads(answer.read())
+    except (ValueError, http.client.HTTPException) as exc:
+        raise OSError(f"{type(exc).__name__}: {exc}") from exc
+    finally:
+        connection.close()
+    if body is not None and answer.status != 200:
+        raise OSError(f"{answer.status}: {document.get('detail', '')}")
+    assert isinstance(document, dict)
+    return document
+
+
+# --- time limits ------------------------------------------------------------------------------------------------------
+
+# uvicorn waits for ever for the headers of a new connection and for a body: a client that sends byte by byte (slow loris)
+# stays. Here both have a time and the headers a size. A timer per connection costs about a microsecond per request. It waits
+# for ever, too, for a client to read its answer, which lies in memory meanwhile: here who reads nothing is let go, and all
+# unread answers together are bounded.
+
+HEADER_NBYTES = 64 * 1024
+READ_NBYTES_PER_S = 1024  # who reads an answer more slowly than that is let go
+UNREAD_AT_ONCE = 32  # times the largest body: the answers that wait in memory to be read, over all connections
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """`options` is set by `protocol_class`."""
+
+    options: ServeOptions
+    unread: dict[PatientProtocol, None]  # connections with an answer that waits to be read, the oldest first
+    _reading: asyncio.TimerHandle | None = None
+    _unread_nbytes = 0
+    _timer: asyncio.TimerHandle | None = None
+    _in_headers = True
+    _header_nbytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait(self.options.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._is_read()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._header_nbytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_nbytes > HEADER_NBYTES:
+            self._refuse(Problem(431, "headers-too-large", "The headers are too large"))
+
+    def on_message_begin(self) -> None:
+        self._in_headers, self._header_nbytes = True, 0
+        self._wait(self.options.header_timeout_s)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._wait(self.options.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Called by the transport when more than 64 KiB wait to be sent; not for short answers."""
+        super().pause_writing()
+        self.unread[self] = None
+        self._watch_reader()
+        most = UNREAD_AT_ONCE * self.options.max_body_nbytes
+        sizes = {one: one.transport.get_write_buffer_size() for one in self.unread}
+        total = sum(sizes.values())
+        for one, nbytes in sizes.items():
+            if total <= most or one is self:
+                break
+            one.transport.abort()
+            total -= nbytes
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_read()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # to close would wait for the rest to be read
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
+    def _watch_reader(self) -> None:
+        self._unread_nbytes = self._left()
+        if self._reading is not None:
+            self._reading.cancel()
+        self._reading = self.loop.call_later(self.options.body_timeout_s, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        read = self._unread_nbytes - self._left()
+        if read < READ_NBYTES_PER_S * self.options.body_timeout_s:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    def _left(self) -> int:
+        """Bytes the client has not received yet: here and in the kernel, which buffers megabytes."""
+        return int(self.transport.get_write_buffer_size()) + kernel_nbytes(self.transport.get_extra_info("socket"))
+
+    def _is_read(self) -> None:
+        self.unread.pop(self, None)
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(Problem(400, "not-http", "The request is not HTTP", msg))
+
+    def _wait(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        first_under_way = self._in_headers and self.cycle is not None and not self.cycle.response_complete
+        if self.pipeline or first_under_way:
+            # A request sent behind one that is being answered: it is not read while that takes its time.
+            self._wait(self.options.header_timeout_s)
+            return
+        what = "headers" if self._in_headers else "body"
+        self._refuse(Problem(408, "too-slow", "The request came too slowly", f"the {what} did not arrive in time"))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer (unless an answer has begun) and close: what follows on this connection cannot be trusted."""
+        self._stop_waiting()
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = problem.body("")
+            head = [f"HTTP/1.1 {problem.status} {problem.title}\r\n".encode()]
+            head += [name + b": " + value + b"\r\n" for name, value in problem.raw_headers(len(body))]
+            self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", body]))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the end point learns of it as of a client that went away
+            self.cycle.message_event.set()
+        self.transport.close()
+
+
+def kernel_nbytes(connection: Any) -> int:
+    """Bytes of a socket that the other side has not acknowledged; 0 where the system does not tell."""
+    if sys.platform != "linux" or connection is None or connection.fileno() < 0:
+        return 0
+    import fcntl
+    import termios
+
+    try:
+        told = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+    except OSError:
+        return 0
+    return int.from_bytes(told, sys.byteorder)
+
+
+def protocol_class(options: ServeOptions) -> type[PatientProtocol]:
+    return type("PatientProtocol", (PatientProtocol,), {"options": options, "unread": {}})

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Job = Literal["embeddings", "forecast", "text"]
+JobName = Literal["embeddings", "forecast", "text"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=2_000_000)]
 # Where reading a list ends, whatever the options allow: millions of tiny items would hold up the event loop.
@@ -53,7 +53,7 @@ class Problem(Answer):
 
 class ModelInfo(Answer):
     id: str
-    job: Job
+    job: JobName
     device: str | None = None
     device_warning: str | None = None
     dtype: str | None = None
@@ -107,7 +107,7 @@ class Models(Answer):
 
 class LoadModelRequest(Body):
     model: str = Field(min_length=1, max_length=400, description="an id of /api/models")
-    job: Job | None = None
+    job: JobName | None = None
     device: str | None = Field(None, max_length=100)
     quantization: str | None = Field(None, max_length=40)
 

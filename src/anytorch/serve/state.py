@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.requests import Request
+from fastapi import Depends, Request
 
 from anytorch import logs
 from anytorch.devices.memory import memory
@@ -17,12 +17,16 @@ from anytorch.serve.limits import Guard
 from anytorch.serve.loaders import EmbeddingModel, ForecastModel, Model, TextModel, Wanted
 from anytorch.serve.machine import SurveyCache
 from anytorch.serve.metrics import Look, Metrics
-from anytorch.serve.models import JOBS, Registry, Slot
+from anytorch.serve.models import JOBS, Lineup, Registry, Shared, Slot
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
-from anytorch.serve.shared import Lineup, Shared
 
 log = logs.logger(__name__)
+
+
+def service_of(request: Request) -> State:
+    state: State = request.app.state.service
+    return state
 
 
 def allowed_s(request: Request, options: ServeOptions) -> float:
@@ -144,3 +148,6 @@ class State:
         for task in list(self._tasks):
             task.cancel()
         await self.models.close()
+
+
+Service = Annotated[State, Depends(service_of)]  # an end point's parameter of this type is the service's state

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from anytorch.devices.bench import moving
+from anytorch.devices.bench import workloads
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(moving, "LEAST_NBYTES", 2**20)
+    monkeypatch.setattr(workloads, "LEAST_NBYTES", 2**20)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

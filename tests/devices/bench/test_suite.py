@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from anytorch.devices import bench
-from anytorch.devices.bench import compute, suite
-from anytorch.devices.bench.limits import with_limits
-from anytorch.devices.bench.results import STATUSES, Row, Timing
+from anytorch.devices.bench import suite, workloads
+from anytorch.devices.bench.results import STATUSES, Row, Timing, with_limits
 from anytorch.devices.bench.suite import usable_devices
 from anytorch.devices.types import Caps
 from anytorch.errors import DeviceFallbackWarning, UnknownDevice, UsageError
@@ -90,8 +89,8 @@ def test_a_path_below_a_file_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_wrong_answer_is_marked_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = compute.matmul_reference
-    monkeypatch.setattr(compute, "matmul_reference", lambda n, kind: right(n, kind) + 1)
+    right = workloads.matmul_reference
+    monkeypatch.setattr(workloads, "matmul_reference", lambda n, kind: right(n, kind) + 1)
     rows = tiny(workloads=["matmul", "launch"], dtypes=["float32"]).devices[0].rows
     assert rows[0].status == "wrong" and rows[0].timing is None and rows[0].rate is None
     assert "off by" in rows[0].reason
@@ -115,7 +114,7 @@ def test_any_other_error_is_a_row_with_its_words(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("PyTorch is not linked with support for vulkan devices")
 
-    monkeypatch.setattr(compute, "block", refuse)
+    monkeypatch.setattr(workloads, "block", refuse)
     rows = tiny(workloads=["transformer", "launch"], dtypes=["float32"]).devices[0].rows
     assert [row.status for row in rows if row.workload == "transformer"] == ["failed", "failed"]
     assert "not linked with support" in rows[-1].reason

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from anytorch.devices.bench import compute, moving
-from anytorch.devices.bench.cases import list_cases
+from anytorch.devices.bench import workloads
 from anytorch.devices.bench.workloads import (
     WORKLOADS,
     Bench,
@@ -16,6 +15,7 @@ from anytorch.devices.bench.workloads import (
     Skip,
     check,
     dtype_names,
+    list_cases,
     sizes,
     workload_names,
 )
@@ -58,23 +58,23 @@ def test_copies_make_no_sense_where_memory_is_shared() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        compute.matmul("float32"),
-        compute.matmul("float16"),
-        compute.matmul("bfloat16"),
-        compute.matmul("float64"),
-        compute.transformer(3, 16, 64, "float32"),
-        compute.transformer(2, 8, 48, "bfloat16"),
-        moving.bandwidth("copy"),
-        moving.bandwidth("triad"),
-        moving.launch(wait=False),
-        moving.launch(wait=True),
-        moving.copy(to_device=True, pinned=False, unified=False),
-        moving.copy(to_device=False, pinned=False, unified=False),
+        workloads.matmul("float32"),
+        workloads.matmul("float16"),
+        workloads.matmul("bfloat16"),
+        workloads.matmul("float64"),
+        workloads.transformer(3, 16, 64, "float32"),
+        workloads.transformer(2, 8, 48, "bfloat16"),
+        workloads.bandwidth("copy"),
+        workloads.bandwidth("triad"),
+        workloads.launch(wait=False),
+        workloads.launch(wait=True),
+        workloads.copy(to_device=True, pinned=False, unified=False),
+        workloads.copy(to_device=False, pinned=False, unified=False),
     ],
     ids=lambda case: f"{case.workload} {case.case}",
 )
 def test_every_workload_is_right_and_its_check_can_fail(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(workloads, "ENOUGH_S", 0.0)
     prepared: Prepared = case.prepare(bench())
     prepared.run()
     error, tolerance = check(prepared, case.dtype)
@@ -85,7 +85,7 @@ def test_every_workload_is_right_and_its_check_can_fail(case: Any, monkeypatch: 
 
 
 def test_one_wrong_element_at_the_end_is_seen() -> None:
-    prepared = compute.matmul("float32").prepare(bench())
+    prepared = workloads.matmul("float32").prepare(bench())
 
     def spoilt() -> Any:
         answer = prepared.answer()
@@ -97,7 +97,7 @@ def test_one_wrong_element_at_the_end_is_seen() -> None:
 
 
 def test_not_a_number_and_a_wrong_shape_are_wrong() -> None:
-    prepared = moving.launch(wait=False).prepare(bench())
+    prepared = workloads.launch(wait=False).prepare(bench())
     with pytest.raises(WrongAnswer, match="nan"):
         check(dataclasses.replace(prepared, answer=lambda: prepared.answer() * float("nan")), "float32")
     with pytest.raises(WrongAnswer, match="shape"):
@@ -113,7 +113,7 @@ def test_pinned_memory_that_does_not_work_is_a_reason(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
     with pytest.raises(Skip, match=message):
-        moving.copy(to_device=True, pinned=True, unified=False).prepare(bench())
+        workloads.copy(to_device=True, pinned=True, unified=False).prepare(bench())
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_pinned_memory_that_does_not_work_is_a_reason(monkeypatch: pytest.Monkey
 def test_a_buffer_is_larger_than_the_cache_and_smaller_than_the_memory(
     free: int | None, cache: int | None, mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "LEAST_NBYTES", 64 * 2**20)
-    assert moving.buffer_nbytes(bench(free=free, cache_nbytes=cache)) == mib * 2**20
+    monkeypatch.setattr(workloads, "LEAST_NBYTES", 64 * 2**20)
+    assert workloads.buffer_nbytes(bench(free=free, cache_nbytes=cache)) == mib * 2**20
 
 
 def test_block_flop_counts_projections_and_attention() -> None:
-    assert compute.block_flop(2, 8, 64) == 2 * 2 * 8 * 12 * 64**2 + 4 * 2 * 8**2 * 64
+    assert workloads.block_flop(2, 8, 64) == 2 * 2 * 8 * 12 * 64**2 + 4 * 2 * 8**2 * 64
 
 
 def test_names_are_understood_or_refused() -> None:

@@ -738,7 +738,7 @@ MORE: tuple[tuple[str, Facts, str | None, Level | None], ...] = (
         None,
         None,
     ),  # the CUDA wheel is better advice
-    ("wgpu-missing", change(cpu_box(), settings={"backend": "webgpu"}), "was asked for", Level.NOTE),
+    ("wgpu-missing", change(cpu_box(), settings={"backend": "webgpu"}), "you asked for webgpu", Level.NOTE),
     # Graphics units that the wheel beside them cannot drive.
     ("wrong-wheel", change(cuda_box(), hardware={"torch": wheel("xpu"), "gpus": (H200, UHD630)}), "Intel GPUs", None),
     (

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anytorch.devices.doctor import DIAGNOSES, DIAGNOSIS_FAILED, Finding, diagnose, explain, run
+from anytorch.devices import doctor
+from anytorch.devices.doctor import DIAGNOSES, DIAGNOSIS_FAILED, Finding, diagnose, explain
 from anytorch.devices.types import BackendReport, DeviceReport, Facts, Level, Reason, TorchReport
 from anytorch.errors import UsageError
-from anytorch.probe.environment import NAMES
+from anytorch.probe.collect import NAMES
 from anytorch.probe.facts import (
     Cpu,
     EntryPoint,
@@ -235,7 +236,7 @@ def test_a_diagnosis_that_raises_is_contained(monkeypatch: pytest.MonkeyPatch) -
     facts = CASES["mask-hides-devices"].fires
     whole = diagnose(facts)
     broken = tuple(replace(known, check=explode) if known.code == "cpu-quota" else known for known in DIAGNOSES)
-    monkeypatch.setattr(run, "DIAGNOSES", broken)
+    monkeypatch.setattr(doctor, "DIAGNOSES", broken)
     reasons = diagnose(facts)
     (failed,) = [reason for reason in reasons if reason not in whole]
     assert failed.code == "diagnosis-failed" and failed.level is Level.WARNING

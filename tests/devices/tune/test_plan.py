@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anytorch.devices.tune.plan import decide, decide_batch
+from anytorch.devices.tune.store import decide, decide_batch
 from anytorch.measured.verdict import Trial
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from anytorch.devices.tune import search
-from anytorch.devices.tune.plan import Item
 from anytorch.devices.tune.search import SHAPES, Work, busy_notes, thread_candidates, tune
+from anytorch.devices.tune.store import Item
 from anytorch.errors import UsageError
 from anytorch.measured import store
 from anytorch.measured.machine import machine_key

@@ -12,8 +12,7 @@ import pytest
 
 from anytorch import settings
 from anytorch.devices.tune import store
-from anytorch.devices.tune.plan import Item, TunePlan
-from anytorch.devices.tune.store import apply, trusted_setting, tuned_for, use_tuned
+from anytorch.devices.tune.store import Item, TunePlan, apply, trusted_setting, tuned_for, use_tuned
 from anytorch.errors import ConfigError
 from anytorch.measured.machine import identity, key_of, machine_key, what_changed
 from anytorch.measured.verdict import Trial

@@ -12,8 +12,8 @@ from anytorch.errors import ModelError, UsageError
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.ray.cluster import Share, shares
 from anytorch.serve.ray.deploy import Scale, free_port, parse_scale
-from anytorch.serve.ray.journal import ScatteredJournal
-from anytorch.serve.start import first_answer
+from anytorch.serve.ray.files import ScatteredJournal
+from anytorch.serve.running import first_answer
 from anytorch.text.embed.files_journal import part_path
 
 IDENTITY = {"dim": 3, "chunk_rows": 10}

@@ -36,7 +36,7 @@ from anytorch.serve.options import ServeOptions
 from anytorch.serve.ray.cluster import cluster, share_of
 from anytorch.serve.ray.deploy import Scale, deployed, free_port, replicas_running
 from anytorch.serve.ray.files import encode_file_on_ray
-from anytorch.serve.start import first_answer
+from anytorch.serve.running import first_answer
 
 folder = Path(sys.argv[1])
 answer = {}

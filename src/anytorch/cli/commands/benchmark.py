@@ -26,8 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    from anytorch.cli.child import check_cache
-    from anytorch.cli.requests import new_file, usable_devices
+    from anytorch.cli.requests import check_cache, new_file, usable_devices
     from anytorch.devices.bench import benchmark, plot, save
     from anytorch.errors import UsageError
 

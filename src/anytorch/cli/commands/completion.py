@@ -15,10 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     with tolerated([]):  # a shell's start-up file must not fail over a damaged settings file
         script = script_for(options.shell)
-    if output.json:
-        output.data({"shell": options.shell, "script": script})
-    else:
-        output.text(script.rstrip("\n"))
+    output.answer({"shell": options.shell, "script": script}, script.rstrip("\n"))
     return 0
 
 

@@ -38,10 +38,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     else:
         path = load(Path(options.file))
         output.note(f"settings loaded from {options.file} into {path}")
-    if output.json:
-        output.data({"settings_file" if action != "save" else "file": str(path)})
-    elif action == "path":
-        output.text(str(path))
+    output.answer({"settings_file" if action != "save" else "file": str(path)}, *[str(path)] * (action == "path"))
     return 0
 
 

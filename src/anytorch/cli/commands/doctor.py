@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anytorch.cli.output import Output
+from anytorch.counts import counted
 
 LINE = 300  # characters of evidence that are shown without --verbose
 
@@ -25,16 +26,12 @@ def explain(code: str, output: Output) -> int:
     from anytorch.devices.doctor import explain as page_of
 
     page = page_of(code)
-    if output.json:
-        output.data({"code": code, "page": page})
-    else:
-        output.text(page.rstrip())
+    output.answer({"code": code, "page": page}, page.rstrip())
     return 0
 
 
 def examine(options: argparse.Namespace, output: Output) -> int:
-    from anytorch.cli.child import check_cache
-    from anytorch.cli.describe import reason_json
+    from anytorch.cli.requests import check_cache
     from anytorch.devices.choose import survey
     from anytorch.devices.types import Level
     from anytorch.devices.wheels import advise
@@ -45,13 +42,14 @@ def examine(options: argparse.Namespace, output: Output) -> int:
     found = survey("never" if options.no_probe else "always", refresh=options.refresh)
     wrong = [reason for reason in found.reasons if reason.level is not Level.NOTE]
     hardware, report = found.facts.hardware, found.facts.torch
+    usable = [device.id for device in found.devices if device.state.value == "usable"]
     if output.json:
         output.data(
             {
                 "wrong": bool(wrong),
                 "tried": not options.no_probe,
-                "findings": [reason_json(reason) for reason in found.reasons],
-                "usable": [device.id for device in found.devices if device.state.value == "usable"],
+                "findings": as_json(found.reasons),
+                "usable": usable,
                 "torch": {
                     "installed": hardware.torch.version if hardware.torch else None,
                     "import_error": report.import_error if report else "",
@@ -68,7 +66,6 @@ def examine(options: argparse.Namespace, output: Output) -> int:
         output.heading(f"{reason.level.value}: {reason.text}")
         evidence = reason.evidence if output.verbose else shortened(reason.evidence)
         output.pairs([("fix", reason.fix), ("evidence", evidence), ("more", f"anytorch doctor {reason.code}")])
-    usable = [device.id for device in found.devices if device.state.value == "usable"]
     if found.reasons:
         output.text()
     if wrong:
@@ -90,7 +87,3 @@ def shortened(evidence: str) -> str:
         return ""
     first = lines[0] if len(lines[0]) <= LINE else f"{lines[0][:LINE]}…"
     return f"{first} (--verbose shows all)" if first != evidence.strip() else first
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -82,18 +82,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     with ExitStack() as stack:
         source = Source(stdin_or_file(options, stack), options.column, format=options.format)
         stack.enter_context(output.fallbacks_told())
-        engine = stack.enter_context(
-            ArrowEngine(
-                options.model,
-                options.device,
-                options.quantization,
-                options.dtype,
-                options.batch_tokens or "auto",
-                options.max_length,
-                devices=options.devices,
-                threads=options.threads,
-            )
-        )
+        engine = stack.enter_context(ArrowEngine(**engine_options(options), devices=options.devices))
         began = time.perf_counter()
         if options.search is not None:
             answer = search(engine, source, options, output)
@@ -122,6 +111,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("device", "quantization", "dtype", "max_length", "threads")
+    given = {name: getattr(options, name) for name in names}
+    return {"model_path": options.model, "batch_tokens": options.batch_tokens or "auto", **given}
+
+
 def what_was_kept(target: Path, *, from_stdin: bool) -> str:
     """The message after an interruption: what was kept and how to resume."""
     from anytorch.text.embed.files_journal import finished_rows
@@ -146,15 +141,6 @@ def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> 
             "--ray needs a Parquet file as input and as output",
             hint="anytorch embed a.parquet --output b.parquet --ray",
         )
-    engine = {
-        "model_path": options.model,
-        "device": options.device,
-        "quantization": options.quantization,
-        "dtype": options.dtype,
-        "batch_tokens": options.batch_tokens or "auto",
-        "max_length": options.max_length,
-        "threads": options.threads,
-    }
     from anytorch.text.embed.bar import progress_bar
 
     with ExitStack() as stack:
@@ -163,7 +149,7 @@ def on_ray(options: argparse.Namespace, target: Path | None, output: Output) -> 
             options.file,
             target,
             column=options.column,
-            engine=engine,
+            engine=engine_options(options),
             address=options.ray,
             resume=not options.no_resume,
             overwrite=options.overwrite,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from anytorch.cli.output import Output
+from anytorch.cli.parser import add_options
 
 SAMPLE_ROWS = 600
 DTYPES = ("float32", "bfloat16", "float16")
@@ -16,48 +17,37 @@ FEW_ROWS = 64  # fewer are forecast from, but not without saying so
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("data")
-    data.add_argument("file", nargs="?", metavar="FILE", help="CSV, TSV, Parquet or Feather; - for standard input")
-    data.add_argument("--sample", action="store_true", help="forecast generated candles instead of a file")
-    data.add_argument("--symbol", metavar="NAME", help="forecast only this instrument of the file")
-    data.add_argument(
-        "--columns", metavar="FIELD=NAME,…", help="names of columns that are not recognised, as OURS=THEIRS"
+    add_options(
+        parser,
+        "data",
+        ("file FILE", {"nargs": "?"}, "CSV, TSV, Parquet or Feather; - for standard input"),
+        ("--sample", "forecast generated candles instead of a file"),
+        ("--symbol NAME", "forecast only this instrument of the file"),
+        ("--columns FIELD=NAME,…", "names of columns that are not recognised, as OURS=THEIRS"),
+        ("--timezone ZONE", "time zone of the timestamps, such as Europe/Berlin"),
+        ("--repair", "repair faulty data, and report each repair"),
+        ("--holdout", "hold back the last HORIZON rows and compare the forecast with them"),
+        "forecast",
+        ("--horizon N", 24, "bars to forecast, up to 10,000 (default: 24)"),
+        ("--samples N", 20, "paths to draw, up to 10,000 (default: 20)"),
+        ("--quantiles Q,…", "0.1,0.5,0.9", "quantiles of the paths (default: 0.1,0.5,0.9)"),
+        ("--lookback N", int, "rows of history the model sees (default: what fits)"),
+        ("--temperature T", 1.0, "above 1: more spread; below 1: less"),
+        ("--top-k N", 0, "draw from the N likeliest tokens; 0: all; 1: deterministic"),
+        ("--top-p P", 1.0, "below 1: leave out rare moves (default: 1.0)"),
+        ("--rolling", {"default": "exact", "choices": ROLLING}, f"{', '.join(ROLLING)}: {ROLLED}"),
+        ("--seed N", int, "seed; the same paths on every device (default: random, and shown)"),
+        "model",
+        ("--model NAME", "tiny", "tiny, kronos-mini, -small, -base, or a folder"),
+        ("--tokenizer NAME", "the tokenizer, for a model folder that names none"),
+        ("--context N", int, "rows of the model's window (default: its own)"),
+        ("--dtype", {"choices": DTYPES}, f"{', '.join(DTYPES)}: the model's number format"),
+        ("--quantization FORMAT", "compute with packed weights, such as int8"),
+        ("--device DEVICE", "auto", "where to run (default: the best one)"),
+        "answer",
+        ("--output FILE", "write the forecast to this .csv, .parquet or .json file"),
+        ("--plot FILE", "draw history, fan and volume to this .png or .svg file"),
     )
-    data.add_argument("--timezone", metavar="ZONE", help="time zone of the timestamps, such as Europe/Berlin")
-    data.add_argument("--repair", action="store_true", help="repair faulty data, and report each repair")
-    data.add_argument(
-        "--holdout", action="store_true", help="hold back the last HORIZON rows and compare the forecast with them"
-    )
-    what = parser.add_argument_group("forecast")
-    what.add_argument(
-        "--horizon", type=int, default=24, metavar="N", help="bars to forecast, up to 10,000 (default: 24)"
-    )
-    what.add_argument("--samples", type=int, default=20, metavar="N", help="paths to draw, up to 10,000 (default: 20)")
-    what.add_argument(
-        "--quantiles", default="0.1,0.5,0.9", metavar="Q,…", help="quantiles of the paths (default: 0.1,0.5,0.9)"
-    )
-    what.add_argument("--lookback", type=int, metavar="N", help="rows of history the model sees (default: what fits)")
-    what.add_argument("--temperature", type=float, default=1.0, metavar="T", help="above 1: more spread; below 1: less")
-    what.add_argument(
-        "--top-k", type=int, default=0, metavar="N", help="draw from the N likeliest tokens; 0: all; 1: deterministic"
-    )
-    what.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="below 1: leave out rare moves (default: 1.0)"
-    )
-    what.add_argument("--rolling", default="exact", choices=ROLLING, help=f"{', '.join(ROLLING)}: {ROLLED}")
-    what.add_argument(
-        "--seed", type=int, metavar="N", help="seed; the same paths on every device (default: random, and shown)"
-    )
-    model = parser.add_argument_group("model")
-    model.add_argument("--model", default="tiny", metavar="NAME", help="tiny, kronos-mini, -small, -base, or a folder")
-    model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer, for a model folder that names none")
-    model.add_argument("--context", type=int, metavar="N", help="rows of the model's window (default: its own)")
-    model.add_argument("--dtype", choices=DTYPES, help=f"{', '.join(DTYPES)}: the model's number format")
-    model.add_argument("--quantization", metavar="FORMAT", help="compute with packed weights, such as int8")
-    model.add_argument("--device", default="auto", metavar="DEVICE", help="where to run (default: the best one)")
-    where = parser.add_argument_group("answer")
-    where.add_argument("--output", metavar="FILE", help="write the forecast to this .csv, .parquet or .json file")
-    where.add_argument("--plot", metavar="FILE", help="draw history, fan and volume to this .png or .svg file")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -100,16 +90,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
     forecasts = forecast(predictor, jobs, ahead, options, levels, output)
     problems = write(series, jobs, forecasts, options, output)
     document = {
-        "model": options.model,
+        **{name: getattr(options, name) for name in ("model", "samples", "seed", "temperature", "top_k", "top_p")},
+        **{name: getattr(options, name) for name in ("rolling", "quantization")},
         "device": str(predictor.device),
-        "samples": options.samples,
-        "seed": options.seed,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "rolling": options.rolling,
         "dtype": options.dtype or "float32",
-        "quantization": options.quantization,
         "warnings": warnings + told,
         **({"errors": problems} if problems else {}),
         "series": [described(one, *parts) for one, *parts in zip(series, jobs, forecasts, strict=True)],
@@ -174,7 +158,7 @@ def forecast(
 
 def read(options: argparse.Namespace, output: Output) -> list[Any]:
     """Read the series to forecast; guesses about the data go to standard error."""
-    from anytorch.errors import UsageError
+    from anytorch.errors import UsageError, did_you_mean
     from anytorch.forecast.candles.generate import sample_candles
     from anytorch.forecast.candles.read import newest_parts, read_many
     from anytorch.forecast.candles.tables import parse_given
@@ -189,12 +173,9 @@ def read(options: argparse.Namespace, output: Output) -> list[Any]:
     if options.symbol:
         names = [one.name for one in found]
         if options.symbol not in names:
-            import difflib
-
-            near = difflib.get_close_matches(options.symbol, names, n=1)
             raise UsageError(
                 f"--symbol {options.symbol}: the file has {', '.join(names[:10])}" + ("…" if len(names) > 10 else ""),
-                hint=f"did you mean {near[0]!r}?" if near else "",
+                hint=did_you_mean(options.symbol, names),
             )
         found = [one for one in found if one.name == options.symbol]
     found = newest_parts(found)

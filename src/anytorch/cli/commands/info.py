@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 from anytorch import settings
 from anytorch._version import __version__
-from anytorch.cli.describe import device_json, devices_shown, gpu_words, reason_json, would_use
+from anytorch.cli.describe import device_json, devices_shown, gpu_words, would_use
 from anytorch.cli.output import Output, gigabytes
 from anytorch.cli.settings import tolerated
 from anytorch.counts import counted
 from anytorch.errors import AnytorchError
 from anytorch.probe import snapshot
 from anytorch.probe.facts import Hardware, as_json
+
+SUPPORT = {"chips": (), "precisions": (), "quantizations": (), "least_gb": None, "advised_gb": None}  # unless stated
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -36,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     probing = options.probe or options.refresh
     if probing:
-        from anytorch.cli.child import check_cache
+        from anytorch.cli.requests import check_cache
 
         check_cache()
     problems: list[str] = []
@@ -123,24 +125,18 @@ def hardware_json(hardware: Hardware) -> Document:
 
 
 def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Document:
-    from anytorch.devices.candidates import candidates
-    from anytorch.devices.doctor import diagnose
-    from anytorch.devices.gather import gather
-    from anytorch.devices.ranking import rank
+    from anytorch.devices.gather import survey
+    from anytorch.devices.ranking import reasons_absent
     from anytorch.devices.registry import registry
     from anytorch.devices.types import Level, State
 
-    facts = gather("always" if probing else "never", refresh=refresh, hardware=hardware)
-    reasons = diagnose(facts)
-    known = registry()
-    devices = rank(candidates(facts, known.backends.values(), reasons))
+    surveyed = survey("always" if probing else "never", refresh=refresh, hardware=hardware)
+    facts, reasons, devices, known = surveyed.facts, surveyed.reasons, surveyed.devices, registry()
     backends = []
     for backend in known.backends.values():
         mine = [device for device in devices if device.backend == backend.name]
-        about = [r for r in reasons if backend.name in r.backends and r.level is not Level.NOTE]
-        if not mine:
-            # What keeps even the CPU from working is about torch: it does not explain hardware that is not there.
-            about = [r for r in about if "cpu" not in r.backends]
+        named = [r for r in reasons if backend.name in r.backends and r.level is not Level.NOTE]
+        about = named if mine else reasons_absent(backend.name, reasons)
         missing = "" if mine else f"no {backend.title} was found here"
         backends.append(
             {
@@ -154,13 +150,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
                 "reason": about[0].text if about else missing,
                 "code": about[0].code if about else "",
                 "fix": about[0].fix if about else "",
-                "support": {
-                    "chips": as_json(getattr(backend, "chips", ())),
-                    "precisions": as_json(getattr(backend, "precisions", ())),
-                    "quantizations": as_json(getattr(backend, "quantizations", ())),
-                    "least_gb": getattr(backend, "least_gb", None),
-                    "advised_gb": getattr(backend, "advised_gb", None),
-                },
+                "support": {name: as_json(getattr(backend, name, default)) for name, default in SUPPORT.items()},
             }
         )
     # What `resolve()` should choose if everything that was seen works.
@@ -170,7 +160,7 @@ def devices_json(hardware: Hardware, *, probing: bool, refresh: bool) -> Documen
         "devices": [device_json(device) for device in devices],
         "backends": backends,
         "plugin_errors": dict(known.errors),
-        "reasons": [reason_json(reason) for reason in reasons],
+        "reasons": as_json(reasons),
         "expected": expected,
         "expected_why": expected_why,
     }

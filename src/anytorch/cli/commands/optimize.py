@@ -25,8 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    from anytorch.cli.child import check_cache
-    from anytorch.cli.requests import usable_device
+    from anytorch.cli.requests import check_cache, usable_device
     from anytorch.devices.tune import apply, tune
     from anytorch.probe.facts import as_json
 
@@ -56,12 +55,8 @@ def show_measured(output: Output) -> int:
     from anytorch.measured.store import verdicts
 
     found = list(verdicts())
-    if output.json:
-        output.data({"measured": [one.as_json() for one in found]})
-    for one in [] if output.json else found:
-        output.text(one.explain())
-    if not found and not output.json:
-        output.text("nothing has been measured on this machine yet")
+    lines = [one.explain() for one in found] or ["nothing has been measured on this machine yet"]
+    output.answer({"measured": [one.as_json() for one in found]}, *lines)
     return 0
 
 

@@ -13,12 +13,7 @@ from anytorch.cli.output import Output
 from anytorch.errors import CacheError, ConfigError
 from anytorch.measured import store as measured
 
-STORES = (  # every Store of this package; a test compares the list with the source
-    "devices",
-    "batches",
-    "tiers",
-    "bandwidth",
-)
+STORES = ("devices", "tiers", "bandwidth")  # every Store of this package; a test compares the list with the source
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,15 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     kept = put_aside(settings.settings_file()) if options.all or not options.cache else None
     removed = forget_all() if options.all or options.cache else []
-    if output.json:
-        output.data({"settings_kept_as": str(kept) if kept else None, "removed": [str(path) for path in removed]})
-        return 0
-    if kept:
-        output.text(f"settings removed; a copy is {kept}")
-    for path in removed:
-        output.text(f"removed {path}")
-    if not kept and not removed:
-        output.text("there was nothing to remove")
+    lines = [f"settings removed; a copy is {kept}"] if kept else []
+    lines += [f"removed {path}" for path in removed]
+    document = {"settings_kept_as": str(kept) if kept else None, "removed": [str(path) for path in removed]}
+    output.answer(document, *(lines or ["there was nothing to remove"]))
     return 0
 
 

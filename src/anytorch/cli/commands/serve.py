@@ -9,113 +9,67 @@ from pathlib import Path
 from typing import Any
 
 from anytorch.cli.output import Output
+from anytorch.cli.parser import add_options
 
-PACKAGES = (
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "httptools",
-    "orjson",
-    "prometheus_client",
-    "pydantic",
-    "numpy",
-    "tokenizers",
-)
+PACKAGES = {
+    *("fastapi", "starlette", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic", "numpy", "tokenizers"),
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_argument_group("where")
-    where.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, this machine only)",
-    )
-    where.add_argument("--port", type=int, default=8765, metavar="N", help="port; 0: any free one (default: 8765)")
-    where.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the port (default: 1)")
-    where.add_argument("--no-browser", action="store_true", help="do not open the page in a browser")
-    model = parser.add_argument_group("models")
-    model.add_argument(
-        "--model", action="append", default=[], metavar="NAME",
-        help="a folder or a name, for embeddings, forecasts or text; may be repeated (default: the built-in models)",
-    )  # fmt: skip
-    model.add_argument("--text-model", metavar="FOLDER", help="a causal language model for /v1/completions")
-    model.add_argument(
-        "--model-folder", action="append", default=[], metavar="FOLDER", type=Path,
-        help="a folder POST /api/load-model may load from; may be repeated (default: none)",
-    )  # fmt: skip
-    model.add_argument("--no-forecast", action="store_true", help="do not load the built-in forecasting model")
-    model.add_argument("--device", default="auto", metavar="DEVICE", help="where to run (default: the best one)")
-    model.add_argument(
-        "--quantization", metavar="FORMAT", help="format of the embedding model's weights: int8, int4, int2, fp4"
-    )
-    model.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads of each process (default: all cores, shared)"
-    )
-    who = parser.add_argument_group("access")
-    who.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="API keys, one per line (`name:key`); required unless the address is loopback",
-    )
-    who.add_argument("--new-key", type=Path, metavar="FILE", help="append a new key to this file, print it, and exit")
-    who.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="a web origin whose pages may send requests (CORS)",
-    )
-    who.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="another host name of this service"
-    )
-    who.add_argument("--rate-limit", type=float, metavar="N", help="requests per second and key (default: no limit)")
-    much = parser.add_argument_group("limits")
-    much.add_argument("--max-body", default="16MB", metavar="SIZE", help="largest request body (default: 16MiB)")
-    much.add_argument(
-        "--max-texts", type=int, default=2048, metavar="N", help="most texts in a request (default: 2048)"
-    )
-    much.add_argument(
-        "--max-tokens", type=int, default=300_000, metavar="N", help="most tokens in a request (default: 300000)"
-    )
-    much.add_argument(
-        "--max-waiting-tokens",
-        type=int,
-        default=400_000,
-        metavar="N",
-        help="most tokens in the queue; then 429 (default: 400000)",
-    )
-    much.add_argument(
-        "--max-waiting",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="most seconds of work in the queue; then 429 (default: 10)",
-    )
-    much.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="time limit of a request (default: 60)"
-    )
-    much.add_argument(
-        "--drain",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time to finish running requests at shutdown (default: 30)",
-    )
-    much.add_argument(
-        "--drain-delay", type=float, default=0.0, metavar="SECONDS",
-        help="seconds to report `draining` before the port closes, for a load balancer (default: 0)",
-    )  # fmt: skip
-    out = parser.add_argument_group("scaling out")
-    out.add_argument(
-        "--ray", nargs="?", const="local", metavar="ADDRESS",
-        help="run on Ray Serve, on this cluster (auto, ray://host:10001) or on a new local one",
-    )  # fmt: skip
-    out.add_argument(
-        "--replicas",
-        metavar="N|MIN:MAX",
-        help="with --ray: number of replicas (default: 1:, up to the number of devices)",
+    add_options(
+        parser,
+        "where",
+        ("--host ADDRESS", "127.0.0.1", "address to listen on (default: 127.0.0.1, this machine only)"),
+        ("--port N", 8765, "port; 0: any free one (default: 8765)"),
+        ("--workers N", 1, "processes that share the port (default: 1)"),
+        ("--no-browser", "do not open the page in a browser"),
+        "models",
+        (
+            "--model NAME",
+            {"action": "append", "default": []},
+            "a folder or a name, for embeddings, forecasts or text; may be repeated (default: the built-in models)",
+        ),
+        ("--text-model FOLDER", "a causal language model for /v1/completions"),
+        (
+            "--model-folder FOLDER",
+            {"action": "append", "default": [], "type": Path},
+            "a folder POST /api/load-model may load from; may be repeated (default: none)",
+        ),
+        ("--no-forecast", "do not load the built-in forecasting model"),
+        ("--device DEVICE", "auto", "where to run (default: the best one)"),
+        ("--quantization FORMAT", "format of the embedding model's weights: int8, int4, int2, fp4"),
+        ("--threads N", int, "CPU threads of each process (default: all cores, shared)"),
+        "access",
+        ("--api-key-file FILE", Path, "API keys, one per line (`name:key`); required unless the address is loopback"),
+        ("--new-key FILE", Path, "append a new key to this file, print it, and exit"),
+        (
+            "--allow-origin URL",
+            {"action": "append", "default": []},
+            "a web origin whose pages may send requests (CORS)",
+        ),
+        ("--allow-host NAME", {"action": "append", "default": []}, "another host name of this service"),
+        ("--rate-limit N", float, "requests per second and key (default: no limit)"),
+        "limits",
+        ("--max-body SIZE", "16MB", "largest request body (default: 16MiB)"),
+        ("--max-texts N", 2048, "most texts in a request (default: 2048)"),
+        ("--max-tokens N", 300_000, "most tokens in a request (default: 300000)"),
+        ("--max-waiting-tokens N", 400_000, "most tokens in the queue; then 429 (default: 400000)"),
+        ("--max-waiting SECONDS", 10.0, "most seconds of work in the queue; then 429 (default: 10)"),
+        ("--timeout SECONDS", 60.0, "time limit of a request (default: 60)"),
+        ("--drain SECONDS", 30.0, "time to finish running requests at shutdown (default: 30)"),
+        (
+            "--drain-delay SECONDS",
+            0.0,
+            "seconds to report `draining` before the port closes, for a load balancer (default: 0)",
+        ),
+        "scaling out",
+        (
+            "--ray ADDRESS",
+            {"nargs": "?", "const": "local"},
+            "run on Ray Serve, on this cluster (auto, ray://host:10001) or on a new local one",
+        ),
+        ("--replicas N|MIN:MAX", "with --ray: number of replicas (default: 1:, up to the number of devices)"),
     )
     parser.add_argument("--access-log", action="store_true", help="log every request on standard error")
 
@@ -126,10 +80,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
     if options.new_key is not None:
         key = add_key(options.new_key)
-        if output.json:
-            output.data({"key": key, "file": str(options.new_key)})
-        else:
-            output.text(key)
+        output.answer({"key": key, "file": str(options.new_key)}, key)
+        if not output.json:
             output.note(f"appended to {options.new_key}; start with --api-key-file {options.new_key}")
         return 0
     try:
@@ -164,31 +116,23 @@ def serve_options(options: argparse.Namespace) -> Any:
         nbytes = settings.parse_nbytes(options.max_body)
     except ValueError as exc:
         raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MiB") from exc
+    named = settings.get("api_key_file")
+    same = ("host", "port", "text_model", "quantization", "threads", "workers", "rate_limit", "max_texts", "access_log")
     return ServeOptions(
-        host=options.host,
-        port=options.port,
+        **{name: getattr(options, name) for name in (*same, "max_waiting_tokens")},
         models=tuple(options.model),
-        text_model=options.text_model,
         model_folders=tuple(options.model_folder),
         device=named_device(options.device, "--device"),
-        quantization=options.quantization,
-        threads=options.threads,
         forecast=not options.no_forecast,
-        workers=options.workers,
         drain_s=options.drain,
         drain_delay_s=options.drain_delay,
-        api_key_file=options.api_key_file
-        or (Path(named).expanduser() if (named := settings.get("api_key_file")) else None),
+        api_key_file=options.api_key_file or (Path(named).expanduser() if named else None),
         allow_origins=tuple(options.allow_origin),
         allow_hosts=tuple(options.allow_host),
-        rate_limit=options.rate_limit,
         max_body_nbytes=nbytes,
-        max_texts=options.max_texts,
         max_request_tokens=options.max_tokens,
-        max_waiting_tokens=options.max_waiting_tokens,
         max_waiting_s=options.max_waiting,
         timeout_s=options.timeout,
-        access_log=options.access_log,
     )
 
 

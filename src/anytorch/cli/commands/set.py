@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 
 from anytorch import settings
-from anytorch.cli.child import check_cache
 from anytorch.cli.output import Output
-from anytorch.cli.requests import named_device
+from anytorch.cli.requests import check_cache, named_device
 from anytorch.devices.choose import survey, why_not
-from anytorch.devices.ranking import Request, parse, pick, reasons_for
+from anytorch.devices.ranking import DeviceRequest, parse, pick, reasons_for
 from anytorch.devices.registry import registry
 from anytorch.devices.types import Candidate
 from anytorch.errors import UsageError
@@ -33,14 +32,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
     source = settings.lookup("backend").source
     if source not in ("file", "code"):
         output.warn(f"the environment variable {source} is set and overrides the settings file")
-    if output.json:
-        output.data({"backend": backend, "device_uuid": uuid or None, "usable": usable, "settings_file": str(path)})
-    else:
-        output.text(f"backend = {backend}" + (f" (card {uuid})" if uuid else "") + f", stored in {path}")
+    document = {"backend": backend, "device_uuid": uuid or None, "usable": usable, "settings_file": str(path)}
+    output.answer(document, f"backend = {backend}" + (f" (card {uuid})" if uuid else "") + f", stored in {path}")
     return 0
 
 
-def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
+def look_for(request: DeviceRequest, output: Output) -> tuple[str, str, bool]:
     """The back end and UUID to store for a request, and whether the device can be used now.
 
     Raises DeviceIndexError for an index beyond the usable devices, UsageError for a UUID nobody has.
@@ -70,7 +67,7 @@ def look_for(request: Request, output: Output) -> tuple[str, str, bool]:
     return f"{word}:{request.index}", "", usable
 
 
-def means(request: Request, device: Candidate) -> bool:
+def means(request: DeviceRequest, device: Candidate) -> bool:
     if request.uuid is not None:
         return device.uuid is not None and device.uuid.lower().startswith(request.uuid.lower())
     return request.index is not None and (device.backend, device.index) == (request.backend, request.index)

@@ -7,21 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from anytorch.cli.child import check_cache
-from anytorch.cli.describe import reason_json, reason_shown
+from anytorch.cli.describe import reason_shown
 from anytorch.cli.output import Output
-from anytorch.cli.requests import named_device
-from anytorch.devices.candidates import candidates
+from anytorch.cli.requests import check_cache, named_device
 from anytorch.devices.choose import why_not
-from anytorch.devices.doctor import diagnose
-from anytorch.devices.gather import gather
-from anytorch.devices.ranking import Request, parse, pick, rank, reasons_for
+from anytorch.devices.gather import gather, survey_of
+from anytorch.devices.ranking import DeviceRequest, parse, pick, reasons_for
 from anytorch.devices.registry import Registry, registry
 from anytorch.devices.try_out import run_children, try_out
 from anytorch.devices.types import Candidate, Reason, State, TorchReport
 from anytorch.devices.wheels import advise
 from anytorch.errors import TorchMissing, UsageError
 from anytorch.probe import snapshot
+from anytorch.probe.facts import as_json
 
 FAILURES = frozenset({"failed", "crashed", "timed-out"})  # it was there, was tried, and did not work
 PASSED, FAILED, ABSENT = "passed", "failed", "not here"
@@ -43,7 +41,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--timeout {options.timeout:g}: use a number of seconds above 0 and below a day")
     known = registry()
     everything = named_device(options.device, "DEVICE").strip().lower() == "all"
-    request = Request(options.device) if everything else parse(options.device, known)  # unknown names end here
+    request = DeviceRequest(options.device) if everything else parse(options.device, known)  # unknown names end here
     check_cache()
     hardware = snapshot()
     if hardware.torch is None:
@@ -53,9 +51,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         report = run_children(names, timeout_s=options.timeout)
     else:
         report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
-    facts = replace(gather("never", hardware=hardware), torch=report)
-    reasons = diagnose(facts)
-    devices = rank(candidates(facts, known.backends.values(), reasons))
+    found = survey_of(replace(gather("never", hardware=hardware), torch=report))
+    reasons, devices = found.reasons, found.devices
+    asked: Sequence[Candidate]
     if everything:
         asked = devices
     elif request.index is not None or request.uuid is not None or request.automatic:
@@ -83,7 +81,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
                 "import_error": report.import_error,
                 "devices": documents,
                 "absent": missing,
-                "reasons": [reason_json(reason) for reason in why],
+                "reasons": as_json(why),
             }
         )
     else:
@@ -94,14 +92,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
             if missing and reason.fix:
                 output.text(f"    fix: {reason.fix} [{reason.code}]")  # its text has just been said
             elif not missing and reason.text not in told:
-                reason_shown(output, reason_json(reason), options.device)
+                reason_shown(output, as_json(reason), options.device)
     if not passed:
         what = "no device passed" if everything and not documents else f"{options.device} did not pass"
         output.note(f"{what}; `anytorch doctor` says more")
     return 0 if passed else 1
 
 
-def concerned(request: Request, known: Registry) -> list[str]:
+def concerned(request: DeviceRequest, known: Registry) -> list[str]:
     """The back ends to try: "cuda" may mean ROCm's device, which bears that name in torch. Empty: all of them."""
     if request.backend is None:
         return []
@@ -127,7 +125,7 @@ def result(device: Candidate, report: TorchReport) -> dict[str, Any]:
         "checks": list(device.facts.get("checks", ())),
         "error": "" if outcome == PASSED else error,
         "traceback": "" if outcome == PASSED else traceback,
-        "reasons": [reason_json(reason) for reason in device.reasons],
+        "reasons": as_json(device.reasons),
     }
 
 
@@ -143,7 +141,7 @@ def absent(
     found = []
     for backend in known.backends.values():
         if backend.name in looked_for and backend.name not in listed:
-            request = Request(backend.name, backend.name)
+            request = DeviceRequest(backend.name, backend.name)
             why = why_not(request, devices, reasons_for(request, devices, reasons))
             told = report.backends.get(backend.name)
             found.append({"name": backend.name, "reason": why, "error": told.error if told else ""})

@@ -13,8 +13,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    if output.json:
-        output.data({"anytorch": __version__})
-    else:
-        output.text(f"anytorch {__version__}")
+    output.answer({"anytorch": __version__}, f"anytorch {__version__}")
     return 0

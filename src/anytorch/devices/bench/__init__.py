@@ -7,31 +7,15 @@ matplotlib.
 
 from __future__ import annotations
 
-from anytorch.devices.bench.picture import plot
-from anytorch.devices.bench.results import (
-    BenchmarkReport,
-    DeviceResult,
-    Row,
-    Timing,
-    from_json,
-    load,
-    relative_to_cpu,
-    save,
-)
-from anytorch.devices.bench.suite import Progress, benchmark
-from anytorch.devices.bench.workloads import WORKLOADS
-
-__all__ = [
-    "WORKLOADS",
-    "BenchmarkReport",
-    "DeviceResult",
-    "Progress",
-    "Row",
-    "Timing",
-    "benchmark",
-    "from_json",
-    "load",
-    "plot",
-    "relative_to_cpu",
-    "save",
-]
+from anytorch.devices.bench.picture import plot as plot
+from anytorch.devices.bench.results import BenchmarkReport as BenchmarkReport
+from anytorch.devices.bench.results import DeviceResult as DeviceResult
+from anytorch.devices.bench.results import Row as Row
+from anytorch.devices.bench.results import Timing as Timing
+from anytorch.devices.bench.results import from_json as from_json
+from anytorch.devices.bench.results import load as load
+from anytorch.devices.bench.results import relative_to_cpu as relative_to_cpu
+from anytorch.devices.bench.results import save as save
+from anytorch.devices.bench.suite import Progress as Progress
+from anytorch.devices.bench.suite import benchmark as benchmark
+from anytorch.devices.bench.workloads import WORKLOADS as WORKLOADS

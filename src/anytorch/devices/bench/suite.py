@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anytorch import __version__, logs
-from anytorch.devices.bench.cases import list_cases
-from anytorch.devices.bench.limits import disturbed_share, rate, with_limits
-from anytorch.devices.bench.provenance import commit, machine_facts, today
-from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row
+from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row, Timing, disturbed_share, with_limits
 from anytorch.devices.bench.timing import measure
 from anytorch.devices.bench.workloads import (
     Bench,
     Case,
+    Prepared,
     Skip,
     check,
     dtype_names,
+    list_cases,
     sizes,
     workload_names,
 )
@@ -31,6 +31,7 @@ from anytorch.devices.types import Candidate, Caps, State
 from anytorch.errors import TorchMissing, UsageError, WrongAnswer
 from anytorch.measured.machine import drivers
 from anytorch.probe import snapshot
+from anytorch.probe.facts import Hardware
 
 if TYPE_CHECKING:
     import torch
@@ -264,6 +265,13 @@ class DeviceRun:
         )
 
 
+def rate(timing: Timing, prepared: Prepared, unit: str) -> float:
+    if unit == "µs":
+        return timing.median_s * 1e6
+    amount = prepared.flop / 1e12 if unit == "TFLOP/s" else prepared.nbytes / 1e9
+    return amount / timing.median_s
+
+
 def cache_nbytes(device: Candidate, caps: Caps) -> int | None:
     """The last-level cache: a device's own statement, or, where the host's memory is used, the host's."""
     stated = device.facts.get("L2_cache_size")
@@ -275,3 +283,55 @@ def cache_nbytes(device: Candidate, caps: Caps) -> int | None:
         return max(0, os.sysconf("SC_LEVEL3_CACHE_SIZE")) or None
     except (OSError, ValueError):
         return None
+
+
+# --- where a number comes from: machine, torch, driver, date, version and commit --------------------------------------
+
+# What kernels choose their code by: a number means little without them.
+FEATURES = {
+    *("sse4_2", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2"),
+}
+
+
+def machine_facts(hardware: Hardware) -> dict[str, Any]:
+    cpu = hardware.cpu
+    return {
+        "system": f"{hardware.machine.system} {hardware.machine.release}",
+        "arch": hardware.machine.arch,
+        "python": hardware.machine.python,
+        "container": hardware.machine.container,
+        "cpu": cpu.model,
+        "features": sorted(cpu.features & FEATURES),
+        "cores": {"logical": cpu.logical, "physical": cpu.physical, "usable": cpu.usable},
+        "memory_nbytes": hardware.memory.usable_total,
+        "gpus": [{"name": gpu.name, "uuid": gpu.uuid, "total_nbytes": gpu.total} for gpu in hardware.gpus],
+    }
+
+
+def today() -> str:
+    from datetime import datetime, timezone
+
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package runs from ("…-dirty" with changes), None when installed or no git."""
+    import os
+    import subprocess
+
+    tree = Path(__file__).resolve().parents[4]
+    if not (tree / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(tree), "describe", "--always", "--dirty", "--abbrev=40", "--match="],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # look, never write the index
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

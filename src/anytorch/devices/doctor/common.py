@@ -1,16 +1,73 @@
-"""Small functions on the facts that several diagnoses share."""
+"""What a diagnosis is, the list of all of them, and small functions on the facts that several share.
+
+A diagnosis is one small pure function over `Facts` that yields `Finding`s. `@diagnosis(...)` puts it on the list under the
+function's name, together with the text of its page (docs/doctor/<code>.md is written from it), so that code and page
+cannot drift apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from anytorch.devices.types import BackendReport, Facts, Level
 from anytorch.devices.wheels import cards_of, covers, driver_suffices, gfx_name, is_xpu
 from anytorch.probe.facts import Gpu, Hardware
+from anytorch.values import dataclass
+
+T = TypeVar("T")
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong. `level` is only given where it differs from the diagnosis' own."""
+
+    text: str  # one sentence with the facts in it
+    fix: str = ""  # what to type
+    evidence: str = ""
+    backends: tuple[str, ...] = ()
+    level: Level | None = None
+
+
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    code: str
+    level: Level
+    title: str
+    check: Check
+    symptom: str  # what the user sees, verbatim where a message is known
+    evidence: str  # what we look at
+    fix: str  # the command, in general terms
+    needs: Literal["files", "child"] = "files"  # can the probe alone tell, or must torch have been tried?
+    background: str = ""  # links, with spaces between
+
+
+_registered: dict[str, Diagnosis] = {}
+
+
+def diagnosis(level: Level, title: str, **page: Any) -> Callable[[Check], Check]:
+    """Put a check on the list. `def nvml_mismatch` has the code "nvml-mismatch"; registration gives the list's order."""
+
+    def register(check: Check) -> Check:
+        code = check.__name__.replace("_", "-")
+        if code in _registered:
+            raise ValueError(f"two diagnoses are called {code!r}")
+        _registered[code] = Diagnosis(code, level, title, check, **page)
+        return check
+
+    return register
+
+
+def registered() -> tuple[Diagnosis, ...]:
+    return tuple(_registered.values())
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
 
 TORCH_BACKENDS = ("cuda", "rocm", "npu", "xpu", "mps", "webgpu", "cpu")
 VENDOR_BACKEND = {"nvidia": "cuda", "amd": "rocm", "huawei": "npu", "intel": "xpu", "apple": "mps"}
-SOFTWARE_ICDS = ("lvp_icd", "lavapipe", "swiftshader")
 GIB = 1024**3
 
 
@@ -52,26 +109,15 @@ def reports(facts: Facts) -> tuple[BackendReport, ...]:
     return tuple(facts.torch.backends.values()) if facts.torch is not None else ()
 
 
-def child_int(facts: Facts, key: str) -> int | None:
-    """A whole number the child reported; None when it did not, or reported something else."""
+def child_fact(facts: Facts, key: str, kind: type[T]) -> T | None:
+    """What the child reported under this name; None when it did not, or reported something of another kind."""
     value = facts.torch.facts.get(key) if facts.torch is not None else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def child_flag(facts: Facts, key: str) -> bool | None:
-    value = facts.torch.facts.get(key) if facts.torch is not None else None
-    return value if isinstance(value, bool) else None
-
-
-def child_text(facts: Facts, key: str) -> str | None:
-    value = facts.torch.facts.get(key) if facts.torch is not None else None
-    return value if isinstance(value, str) else None
+    return value if type(value) is kind else None
 
 
 def arch_list(facts: Facts) -> tuple[str, ...]:
     """What torch.cuda.get_arch_list() said in the child; () when it was not asked."""
-    value = facts.torch.facts.get("arch_list") if facts.torch is not None else None
-    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, (list, tuple)) else ()
+    return tuple(item for item in child_fact(facts, "arch_list", list) or () if isinstance(item, str))
 
 
 def in_container(hardware: Hardware) -> bool:
@@ -120,7 +166,7 @@ def real_gpus(hardware: Hardware) -> tuple[Gpu, ...]:
 
 
 def webgpu_level(facts: Facts) -> Level:
-    """How bad a broken Vulkan is: an error where WebGPU is the way to the GPU or was asked for, a note otherwise."""
+    """How bad a broken Vulkan is: an error where WebGPU is the way to the GPU or the user asks for it, a note otherwise."""
     if wants_webgpu(facts) or (real_gpus(facts.hardware) and not vendor_path(facts)):
         return Level.ERROR
     return Level.NOTE

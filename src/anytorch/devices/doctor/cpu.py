@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anytorch.devices.doctor.common import GIB, child_flag, child_int, gib, in_container
-from anytorch.devices.doctor.registry import Finding, diagnosis
+from anytorch.devices.doctor.common import GIB, Finding, child_fact, diagnosis, gib, in_container
 from anytorch.devices.types import Facts, Level
 
 SMALL_SHM = GIB
@@ -24,7 +23,7 @@ def planned_threads(facts: Facts) -> tuple[int | None, str]:
     """How many threads torch will use and who says so; (None, "") when nobody does."""
     for value, source in (
         (facts.settings.get("threads"), "the setting threads"),
-        (child_int(facts, "threads"), "torch.get_num_threads()"),
+        (child_fact(facts, "threads", int), "torch.get_num_threads()"),
         (facts.hardware.env.get("OMP_NUM_THREADS"), "OMP_NUM_THREADS"),
     ):
         number = str(value).split(",")[0].strip() if value is not None else ""
@@ -34,19 +33,14 @@ def planned_threads(facts: Facts) -> tuple[int | None, str]:
 
 
 @diagnosis(
-    "cpu-quota",
     Level.WARNING,
     "The container may use fewer CPUs than torch will start threads for",
-    number=29,
     symptom="A CPU job in a container is many times slower than on the host, with all threads busy waiting.",
     evidence="The cgroup CPU quota (`cpu.max`, `cpu.cfs_quota_us`) against the CPUs this process may run on and the "
     "threads torch uses. Neither `os.cpu_count()` nor the affinity shows the quota. Where nothing says how many threads "
     "there will be (torch was not tried), it is a note.",
     fix="`export OMP_NUM_THREADS=<quota rounded down>`.",
-    background=(
-        "https://github.com/python/cpython/issues/80235",
-        "https://github.com/OpenMathLib/OpenBLAS/issues/6059",
-    ),
+    background="https://github.com/python/cpython/issues/80235 https://github.com/OpenMathLib/OpenBLAS/issues/6059",
 )
 def cpu_quota(facts: Facts) -> Iterator[Finding]:
     cpu = facts.hardware.cpu
@@ -69,15 +63,13 @@ def cpu_quota(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "memory-limit",
     Level.NOTE,
     "The container may use less memory than the machine shows",
-    number=30,
     symptom="The process is killed (exit status 137) while `free` still shows plenty.",
     evidence="The cgroup memory limit (`memory.max`, `memory.limit_in_bytes`) against MemTotal. A limit is usually "
     "meant, so this is a note; it is a warning where the limit is below the 2 GiB that the CPU is documented with.",
     fix="Nothing, if the limit is meant: anytorch plans with it. To raise it: `docker run --memory 32g …`.",
-    background=("https://github.com/giampaolo/psutil/issues/2100", "https://github.com/Comfy-Org/ComfyUI/pull/15272"),
+    background="https://github.com/giampaolo/psutil/issues/2100 https://github.com/Comfy-Org/ComfyUI/pull/15272",
 )
 def memory_limit(facts: Facts) -> Iterator[Finding]:
     memory = facts.hardware.memory
@@ -93,19 +85,14 @@ def memory_limit(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "hybrid-cpu",
     Level.WARNING,
     "torch uses the slow cores of a hybrid processor too",
-    number=31,
     symptom="Eight threads take longer than four: each step waits for the efficiency cores.",
     evidence="Efficiency cores (`/sys/devices/cpu_atom/cpus`, `hw.perflevel1`) and more threads than performance "
     "cores.",
     fix="`export OMP_NUM_THREADS=<performance cores>` and bind: `taskset -c 0-7 python …`; `anytorch optimize` "
     "measures it.",
-    background=(
-        "https://github.com/ggml-org/llama.cpp/issues/842",
-        "https://github.com/ttlequals0/MinusPod/issues/333",
-    ),
+    background="https://github.com/ggml-org/llama.cpp/issues/842 https://github.com/ttlequals0/MinusPod/issues/333",
 )
 def hybrid_cpu(facts: Facts) -> Iterator[Finding]:
     cpu, machine = facts.hardware.cpu, facts.hardware.machine
@@ -127,23 +114,21 @@ def hybrid_cpu(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "slow-half-on-cpu",
     Level.WARNING,
     "Half precision is chosen on a CPU that has no hardware for it",
-    number=32,
     symptom="A model in bfloat16 or float16, or under `torch.autocast('cpu')`, runs tens of times slower than in "
     "float32.",
     evidence="The setting `cpu_dtype`, and `torch.ops.mkldnn._is_mkldnn_bf16_supported()` in the child or the CPU's "
     "feature flags (avx512_bf16, amx_bf16; avx512_fp16 for float16). Measured on an AVX2 CPU: 48 to 84 times slower.",
     fix="`export ANYTORCH_CPU_DTYPE=float32`; `anytorch optimize --apply` measures it and remembers the answer.",
-    background=("https://docs.pytorch.org/docs/stable/amp.html#cpu-training-example",),
+    background="https://docs.pytorch.org/docs/stable/amp.html#cpu-training-example",
 )
 def slow_half_on_cpu(facts: Facts) -> Iterator[Finding]:
     dtype, features = facts.settings.get("cpu_dtype"), facts.hardware.cpu.features
     if dtype not in ("bfloat16", "float16"):
         return
     wanted = FAST_BF16 if dtype == "bfloat16" else FAST_FP16
-    measured = child_flag(facts, "mkldnn_bf16") if dtype == "bfloat16" else None
+    measured = child_fact(facts, "mkldnn_bf16", bool) if dtype == "bfloat16" else None
     fast = measured if measured is not None else (bool(wanted & features) if features else None)
     if fast is False:
         yield Finding(
@@ -155,7 +140,6 @@ def slow_half_on_cpu(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "small-shm",
     Level.WARNING,
     "/dev/shm is too small for DataLoader workers",
     symptom="`RuntimeError: DataLoader worker (pid …) is killed by signal: Bus error. It is possible that "
@@ -163,7 +147,7 @@ def slow_half_on_cpu(facts: Facts) -> Iterator[Finding]:
     evidence="`/dev/shm` holds less than 1 GiB (a container gets 64 MiB by default) and more than one CPU is there "
     "for workers.",
     fix="`docker run --shm-size=8g …` or `--ipc=host`; outside a container `sudo mount -o remount,size=8G /dev/shm`.",
-    background=("https://github.com/pytorch/pytorch#docker-image",),
+    background="https://github.com/pytorch/pytorch#docker-image",
 )
 def small_shm(facts: Facts) -> Iterator[Finding]:
     shm = facts.hardware.memory.shm
@@ -176,7 +160,6 @@ def small_shm(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "too-little-memory",
     Level.NOTE,
     "The device has less memory than its back end is documented with",
     symptom="Out of memory with all but the smallest models.",

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anytorch.devices.doctor.common import (
-    SOFTWARE_ICDS,
+    Finding,
+    diagnosis,
     first_line,
     installed,
     listed,
@@ -17,10 +18,10 @@ from anytorch.devices.doctor.common import (
     wants_webgpu,
     webgpu_level,
 )
-from anytorch.devices.doctor.registry import Finding, diagnosis
 from anytorch.devices.types import Facts, Level
 from anytorch.devices.wheels import advise, cards_of
 from anytorch.probe.facts import Icd
+from anytorch.probe.graphics import is_software_icd
 
 EGL_ICD = '{"file_format_version":"1.0.1","ICD":{"library_path":"libEGL_nvidia.so.0","api_version":"1.4.312"}}'
 
@@ -32,11 +33,8 @@ def uses_vulkan(facts: Facts) -> bool:
 
 def hardware_icds(facts: Facts) -> list[Icd]:
     """The Vulkan drivers of real GPUs whose library is not known to be missing."""
-    return [
-        icd
-        for icd in facts.hardware.graphics.vulkan_icds
-        if icd.found is not False and not any(word in icd.path for word in SOFTWARE_ICDS)
-    ]
+    icds = facts.hardware.graphics.vulkan_icds
+    return [icd for icd in icds if icd.found is not False and not is_software_icd(icd)]
 
 
 def adapters(facts: Facts) -> list[Mapping[str, Any]] | None:
@@ -55,13 +53,12 @@ def driver_package(facts: Facts) -> str:
 
 
 @diagnosis(
-    "wgpu-missing",
     Level.NOTE,
     "This GPU can be used through WebGPU, and wgpu is not installed",
     symptom="Only the CPU is usable, although there is a GPU.",
     evidence="A GPU that no published torch wheel drives, or the setting `backend` is webgpu, and no package wgpu.",
     fix="`pip install 'anytorch[webgpu]'`.",
-    background=("https://github.com/pygfx/wgpu-py",),
+    background="https://github.com/pygfx/wgpu-py",
 )
 def wgpu_missing(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -70,7 +67,7 @@ def wgpu_missing(facts: Facts) -> Iterator[Finding]:
     alone = bool(gpus) and not vendor_path(facts) and advise(hardware).kind in ("cpu", "none")
     if installed(hardware, "wgpu") or not (alone or wants_webgpu(facts)):
         return
-    what = f"no published torch wheel drives {named(gpus[0])}" if alone else "the webgpu device was asked for"
+    what = f"no published torch wheel drives {named(gpus[0])}" if alone else "you asked for webgpu"
     yield Finding(
         f"{what}, and the package wgpu, which reaches any GPU through Vulkan, Metal or D3D12, is not installed",
         "pip install 'anytorch[webgpu]'",
@@ -79,7 +76,6 @@ def wgpu_missing(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "vulkan-loader-missing",
     Level.ERROR,
     "The Vulkan loader is not installed",
     symptom="wgpu lists no adapter; `vulkaninfo` is not found or says `libvulkan.so.1: cannot open shared object "
@@ -87,7 +83,7 @@ def wgpu_missing(facts: Facts) -> Iterator[Finding]:
     evidence="The package wgpu is installed and `libvulkan.so.1` is nowhere on the loader's path. An error where "
     "WebGPU is the way to the GPU, a note where a vendor's device works.",
     fix="`sudo apt install libvulkan1`.",
-    background=("https://github.com/KhronosGroup/Vulkan-Loader",),
+    background="https://github.com/KhronosGroup/Vulkan-Loader",
 )
 def vulkan_loader_missing(facts: Facts) -> Iterator[Finding]:
     if uses_vulkan(facts) and facts.hardware.graphics.vulkan_loader is None:
@@ -102,7 +98,6 @@ def vulkan_loader_missing(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "vulkan-driver-missing",
     Level.ERROR,
     "No Vulkan driver for the GPU is installed",
     symptom="wgpu lists no adapter, or `vulkaninfo` says `Found no drivers!` (ERROR_INCOMPATIBLE_DRIVER).",
@@ -110,7 +105,7 @@ def vulkan_loader_missing(facts: Facts) -> Iterator[Finding]:
     "`VK_ICD_FILENAMES` names a library of a real GPU that can be found.",
     fix="`sudo apt install mesa-vulkan-drivers` for AMD and Intel, `sudo apt install libnvidia-gl-<driver>` for "
     "NVIDIA.",
-    background=("https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",),
+    background="https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",
 )
 def vulkan_driver_missing(facts: Facts) -> Iterator[Finding]:
     graphics, gpus = facts.hardware.graphics, real_gpus(facts.hardware)
@@ -127,7 +122,6 @@ def vulkan_driver_missing(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "software-vulkan-only",
     Level.WARNING,
     "The only Vulkan adapter is a software renderer",
     needs="child",
@@ -135,7 +129,7 @@ def vulkan_driver_missing(facts: Facts) -> Iterator[Finding]:
     evidence="Every adapter wgpu lists is of type CPU. It ranks below the CPU device and is used only when asked for "
     "by name.",
     fix="Install the GPU's Vulkan driver (`sudo apt install mesa-vulkan-drivers`), or use the CPU device.",
-    background=("https://github.com/xCollateral/VulkanMod/issues/56", "https://github.com/rerun-io/rerun/issues/3089"),
+    background="https://github.com/xCollateral/VulkanMod/issues/56 https://github.com/rerun-io/rerun/issues/3089",
 )
 def software_vulkan_only(facts: Facts) -> Iterator[Finding]:
     found = adapters(facts)
@@ -155,7 +149,6 @@ def software_vulkan_only(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "headless-nvidia-vulkan",
     Level.ERROR,
     "Vulkan on an NVIDIA machine without a display needs another driver file",
     needs="child",
@@ -165,7 +158,7 @@ def software_vulkan_only(facts: Facts) -> Iterator[Finding]:
     "names `libEGL_nvidia.so.0`, and no NVIDIA adapter among those wgpu listed.",
     fix=f"`echo '{EGL_ICD}' > ~/nvidia_egl_icd.json; export VK_ICD_FILENAMES=~/nvidia_egl_icd.json "
     "VK_DRIVER_FILES=~/nvidia_egl_icd.json`, with libegl1, libx11-6 and libxext6 installed and `XDG_RUNTIME_DIR` set.",
-    background=("https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",),
+    background="https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md",
 )
 def headless_nvidia_vulkan(facts: Facts) -> Iterator[Finding]:
     cards, report = cards_of(facts.hardware, "nvidia"), report_of(facts, "webgpu")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import quote
 
-from anytorch.devices.doctor.common import child_flag, child_text, listed, named
-from anytorch.devices.doctor.registry import Finding, diagnosis
+from anytorch.devices.doctor.common import Finding, child_fact, diagnosis, listed, named
 from anytorch.devices.types import Facts, Level
 from anytorch.devices.wheels import cards_of
 from anytorch.probe.facts import Gpu
@@ -17,19 +16,15 @@ HARMLESS = frozenset({"mig", "many-masks"})  # these have diagnoses of their own
 
 
 @diagnosis(
-    "mask-hides-devices",
     Level.ERROR,
     "A mask variable hides devices",
-    number=14,
     symptom="`torch.cuda.device_count()` is 0, or smaller than expected, and nothing says why.",
     evidence="`CUDA_VISIBLE_DEVICES` (NVIDIA), `HIP_VISIBLE_DEVICES` and `ROCR_VISIBLE_DEVICES` (AMD) or "
     "`ASCEND_RT_VISIBLE_DEVICES` (Huawei) is empty, -1, names a device twice, or names one that does not exist. CUDA "
     "reads the list up to the first bad entry, and a repeat empties it.",
     fix="`unset CUDA_VISIBLE_DEVICES`, or name existing devices once each: `export CUDA_VISIBLE_DEVICES=0`.",
-    background=(
-        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",
-        "https://github.com/pytorch/pytorch/issues/23544",
-    ),
+    background="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars "
+    "https://github.com/pytorch/pytorch/issues/23544",
 )
 def mask_hides_devices(facts: Facts) -> Iterator[Finding]:
     env = facts.hardware.env
@@ -69,18 +64,13 @@ def _numbered(cards: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 @diagnosis(
-    "two-amd-masks",
     Level.WARNING,
     "Several AMD mask variables are set at once",
-    number=15,
     symptom="`No HIP GPUs are available`, or the wrong card is used, on a machine with several AMD GPUs.",
     evidence="More than one of `HIP_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES`, `CUDA_VISIBLE_DEVICES` and "
     "`GPU_DEVICE_ORDINAL` is set: ROCR is applied first and HIP numbers what is left of it.",
     fix="Keep one: `unset ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL`.",
-    background=(
-        "https://github.com/mcmonkeyprojects/SwarmUI/issues/565",
-        "https://github.com/ray-project/ray/issues/53737",
-    ),
+    background="https://github.com/mcmonkeyprojects/SwarmUI/issues/565 https://github.com/ray-project/ray/issues/53737",
 )
 def two_amd_masks(facts: Facts) -> Iterator[Finding]:
     hardware = facts.hardware
@@ -97,15 +87,13 @@ def two_amd_masks(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "different-cards-order",
     Level.WARNING,
     "CUDA numbers the cards differently from nvidia-smi",
-    number=16,
     symptom="`cuda:0` is not the card that `nvidia-smi` calls 0.",
     evidence="At least two NVIDIA cards of different names, and `CUDA_DEVICE_ORDER` is not `PCI_BUS_ID`: CUDA then "
     "puts the fastest card first.",
     fix="`export CUDA_DEVICE_ORDER=PCI_BUS_ID` before Python starts, or name cards by UUID.",
-    background=("https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",),
+    background="https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",
 )
 def different_cards_order(facts: Facts) -> Iterator[Finding]:
     names = {gpu.name for gpu in cards_of(facts.hardware, "nvidia") if gpu.name}
@@ -119,20 +107,18 @@ def different_cards_order(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "mask-changed",
     Level.WARNING,
     "CUDA_VISIBLE_DEVICES was changed after CUDA had started",
-    number=17,
     needs="child",
     symptom="The program sets `CUDA_VISIBLE_DEVICES` and still uses the old devices.",
     evidence="The variable's value when torch was imported differs from now, and CUDA was initialised by then.",
     fix="Set it before Python starts: `CUDA_VISIBLE_DEVICES=1 python program.py`.",
-    background=("https://github.com/pytorch/pytorch/issues/80876",),
+    background="https://github.com/pytorch/pytorch/issues/80876",
 )
 def mask_changed(facts: Facts) -> Iterator[Finding]:
-    if facts.torch is None or not child_flag(facts, "cuda_initialized_before"):
+    if facts.torch is None or not child_fact(facts, "cuda_initialized_before", bool):
         return
-    before, now = child_text(facts, "mask_at_import"), child_text(facts, "mask_now")
+    before, now = child_fact(facts, "mask_at_import", str), child_fact(facts, "mask_now", str)
     if before != now:
         yield Finding(
             f"CUDA_VISIBLE_DEVICES was {before!r} when CUDA started and is {now!r} now, which has no effect",
@@ -142,16 +128,14 @@ def mask_changed(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "mig-mask",
     Level.WARNING,
     "The mask names a MIG slice",
-    number=18,
     symptom="`Cannot re-initialize CUDA in forked subprocess` in a DataLoader or server, although the parent only "
     "asked `torch.cuda.is_available()`.",
     evidence="`CUDA_VISIBLE_DEVICES` begins with `MIG-`: NVML cannot count slices, so torch asks the driver and "
     "initialises it.",
     fix="Start workers with spawn: `torch.multiprocessing.set_start_method('spawn')`.",
-    background=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/",),
+    background="https://docs.nvidia.com/datacenter/tesla/mig-user-guide/",
 )
 def mig_mask(facts: Facts) -> Iterator[Finding]:
     mask = facts.hardware.env.get("CUDA_VISIBLE_DEVICES", "")
@@ -165,7 +149,6 @@ def mig_mask(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "fork-after-init",
     Level.WARNING,
     "Workers would be forked from a process that has started CUDA",
     needs="child",
@@ -173,10 +156,10 @@ def mig_mask(facts: Facts) -> Iterator[Finding]:
     "must use the 'spawn' start method`.",
     evidence="The multiprocessing start method is fork, and this process has already initialised the driver.",
     fix="`torch.multiprocessing.set_start_method('spawn')` at the top of the program.",
-    background=("https://docs.pytorch.org/docs/stable/notes/multiprocessing.html",),
+    background="https://docs.pytorch.org/docs/stable/notes/multiprocessing.html",
 )
 def fork_after_init(facts: Facts) -> Iterator[Finding]:
-    if child_flag(facts, "cuda_initialized_before") and child_text(facts, "start_method") == "fork":
+    if child_fact(facts, "cuda_initialized_before", bool) and child_fact(facts, "start_method", str) == "fork":
         yield Finding(
             "CUDA is already initialised in this process and multiprocessing would fork: the workers cannot use CUDA",
             "torch.multiprocessing.set_start_method('spawn')",
@@ -185,7 +168,6 @@ def fork_after_init(facts: Facts) -> Iterator[Finding]:
 
 
 @diagnosis(
-    "cuda-spoofed",
     Level.WARNING,
     "Another device pretends to be CUDA",
     needs="child",
@@ -195,11 +177,11 @@ def fork_after_init(facts: Facts) -> Iterator[Finding]:
     "`torch_npu.contrib.transfer_to_npu` and the like replace `torch.cuda`.",
     fix="Remove `from torch_npu.contrib import transfer_to_npu`, and ask for the device by its own name: "
     "`anytorch.resolve('npu')`.",
-    background=("https://github.com/huggingface/accelerate/issues/3020",),
+    background="https://github.com/huggingface/accelerate/issues/3020",
 )
 def cuda_spoofed(facts: Facts) -> Iterator[Finding]:
-    if child_flag(facts, "cuda_spoofed"):
-        name = child_text(facts, "privateuse1") or "another device"
+    if child_fact(facts, "cuda_spoofed", bool):
+        name = child_fact(facts, "privateuse1", str) or "another device"
         yield Finding(
             f"torch.cuda.is_available() is True, but torch is built without CUDA: {name} pretends to be it",
             "remove `from torch_npu.contrib import transfer_to_npu` from the program",

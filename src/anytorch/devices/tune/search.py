@@ -10,16 +10,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from anytorch import __version__
-from anytorch.devices.bench import compute, timing
-from anytorch.devices.bench.provenance import today
-from anytorch.devices.bench.suite import Progress, caps_of, import_torch, silent
-from anytorch.devices.bench.workloads import TOLERANCES, difference
+from anytorch.devices.bench import timing, workloads
+from anytorch.devices.bench.suite import Progress, caps_of, import_torch, silent, today
+from anytorch.devices.bench.workloads import TOLERANCES
 from anytorch.devices.choose import activate, resolve
+from anytorch.devices.exercise import difference
 from anytorch.devices.memory import cleanup
 from anytorch.devices.oom import fit_batch
 from anytorch.devices.registry import registry
 from anytorch.devices.stopwatch import stopwatch_of
-from anytorch.devices.tune.plan import Item, TunePlan, decide, decide_batch
+from anytorch.devices.tune.store import Item, TunePlan, decide, decide_batch
 from anytorch.devices.types import Candidate as Device
 from anytorch.devices.types import Caps
 from anytorch.errors import OutOfMemory, UsageError
@@ -143,36 +143,35 @@ class Work:
     def block(self, batch: int | None = None) -> Callable[[], torch.Tensor]:
         """The forward pass of one float32 transformer block on the device."""
         size, seq, hidden = self.shape
-        weights = {name: value.to(self.device) for name, value in compute.block_weights(hidden).items()}
+        weights = {name: value.to(self.device) for name, value in workloads.block_weights(hidden).items()}
         if batch is None:
-            x = compute.block_input(size, seq, hidden).to(self.device)
+            x = workloads.block_input(size, seq, hidden).to(self.device)
         else:
-            x = compute.block_input(1, seq, hidden).to(self.device).repeat(batch, 1, 1)
-        return partial(compute.block, x, weights)
+            x = workloads.block_input(1, seq, hidden).to(self.device).repeat(batch, 1, 1)
+        return partial(workloads.block, x, weights)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Whatever is tried in here, threads and precision are afterwards as they were."""
         import torch
 
-        threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        threads = with_torch("num_threads", torch.get_num_threads())
+        precision = with_torch("float32_matmul_precision", torch.get_float32_matmul_precision())
         try:
-            with torch.inference_mode():
+            with threads, precision, torch.inference_mode():
                 yield
         finally:
-            torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
             cleanup(self.id)
 
     def trials(self, setting: str, scopes: Mapping[str, Scope], budget_s: float, most_error: float) -> Sequence[Trial]:
         """The block under each value of a setting, checked against float64 and timed in turns."""
         batch, seq, hidden = self.shape
-        elements, run = compute.checked_elements(batch), self.block()
+        elements, run = workloads.checked_elements(batch), self.block()
         found = measure(
             Question("setting", setting, self.id),
             [Candidate.of(value, run, scope) for value, scope in scopes.items()],
             near(
-                compute.block_reference(batch, seq, hidden),
+                workloads.block_reference(batch, seq, hidden),
                 part=lambda answer: answer[elements],
                 distance=difference,
             ),
@@ -194,7 +193,7 @@ class Work:
         if len(values) == 1:
             self.notes.append("threads: one is all this process may use")
             return None
-        scopes = {str(value): partial(with_threads, value) for value in values}
+        scopes = {str(value): partial(with_torch, "num_threads", value) for value in values}
         item = decide("threads", self.words, default, self.trials("threads", scopes, budget_s, TOLERANCES["float32"]))
         torch.set_num_threads(int(item.chosen))
         return item
@@ -206,14 +205,14 @@ class Work:
         run = self.block()
         answers = {}
         for value in ("highest", "high", "medium"):
-            with with_precision(value):
+            with with_torch("float32_matmul_precision", value):
                 answers[value] = run().cpu()
         different = [v for v in answers if v != default and not torch.equal(answers[v], answers[default])]
         if not different:
             self.notes.append("matmul_precision: every setting gives the same bits here")
             return None
         values = [v for v in answers if v == default or v in different]
-        scopes = {value: partial(with_precision, value) for value in values}
+        scopes = {value: partial(with_torch, "float32_matmul_precision", value) for value in values}
         options = self.trials("matmul_precision", scopes, budget_s, PRECISION_ERROR)
         item = decide("matmul_precision", self.words + ", float32", default, options, most_error=PRECISION_ERROR)
         torch.set_float32_matmul_precision(str(item.chosen))
@@ -280,24 +279,13 @@ def thread_candidates(cpu: Cpu, current: int) -> list[int]:
 
 
 @contextmanager
-def with_threads(count: int) -> Iterator[None]:
+def with_torch(setting: str, value: Any) -> Iterator[None]:
+    """`torch.set_<setting>(value)` for a block."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    before = getattr(torch, f"get_{setting}")()
+    getattr(torch, f"set_{setting}")(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def with_precision(value: str) -> Iterator[None]:
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(value)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        getattr(torch, f"set_{setting}")(before)

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from anytorch import logs
 from anytorch.devices.memory import synchronize
 from anytorch.devices.precision import autocast, autocast_dtype
-from anytorch.devices.repeat import prepare_to_repeat, repeatable
-from anytorch.devices.seeds import own_random_numbers
+from anytorch.devices.seeds import own_random_numbers, prepare_to_repeat, repeatable
 from anytorch.errors import AnytorchError, InputError
 from anytorch.forecast.predictor import capable
 from anytorch.forecast.training.plan import TrainingPlan

@@ -7,14 +7,10 @@ spreads the requests; keys, limits and problems are the app's own, as everywhere
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 from anytorch import logs
@@ -24,7 +20,8 @@ from anytorch.serve.keys import read_keys
 from anytorch.serve.options import ServeOptions, from_json, to_json
 from anytorch.serve.ray.cluster import Share, cluster, share_of
 from anytorch.serve.routes.health import status_of
-from anytorch.serve.start import Told, first_answer
+from anytorch.serve.running import Told, first_answer, signals_to
+from anytorch.serve.server import bind
 
 log = logs.logger(__name__)
 
@@ -70,7 +67,8 @@ def serve_on_ray(options: ServeOptions, told: Told, *, address: str | None = Non
     options.require_safe()
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
     options = replace(options, port=options.port or free_port(options.host), workers=1)
-    with cluster(address) as ray, stopped_by_signals() as stopped:
+    stopped = threading.Event()
+    with cluster(address) as ray, signals_to(lambda number, frame: stopped.set()):
         share = share_of(ray, options.device, whole_nodes=True)
         with deployed(options, share, scale or Scale()):
             started = first_answer(options, key=keys.one if keys else None, stopped=stopped.is_set, limit_s=START_S)
@@ -168,30 +166,7 @@ def replicas_running() -> int:
     return int(state.replica_states.get("RUNNING", 0))
 
 
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def free_port(host: str) -> int:
     """Ray's proxy wants a number: one that is free now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as one:
-        if os.name == "posix":
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind((host.strip("[]"), 0))
-        return int(one.getsockname()[1])
+    with bind(ServeOptions(host, 0)) as listening:
+        return int(listening.getsockname()[1])

@@ -8,6 +8,7 @@ and the target lie on storage that all of them see.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from typing import Any
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import AnytorchError, InputError, UsageError
+from anytorch.files import replace_file
 from anytorch.serve.ray.cluster import Share, cluster, share_of
-from anytorch.serve.ray.journal import ScatteredJournal
 from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files import CPU_ROWS, DEVICE_ROWS, VECTOR, FileReport
 from anytorch.text.embed.files_journal import (
     Identity,
+    RunFolder,
     differences,
     engine_identity,
     file_identity,
@@ -40,7 +42,7 @@ Progress = Callable[[int, "int | None"], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class RayJob:
     """The job as plain data, which is sent to the workers."""
 
     source: str
@@ -108,7 +110,7 @@ def encode_file_on_ray(
         }
         if (done := _complete(target, identity, resume=resume, overwrite=overwrite)) is not None:
             return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
-        job = Job(
+        job = RayJob(
             str(source),
             rows.column,
             str(partial_folder(target)),
@@ -167,7 +169,7 @@ def _complete(target: Path, identity: Identity, *, resume: bool, overwrite: bool
 
 
 def _encode_rest(
-    ray: Any, job: Job, share: Share, journal: ScatteredJournal, total: int, progress: Progress | None
+    ray: Any, job: RayJob, share: Share, journal: ScatteredJournal, total: int, progress: Progress | None
 ) -> int:
     """Have Ray Data go through the chunks that are not finished. Texts that were cut, of this run."""
     count = -(-total // job.chunk_rows)
@@ -185,7 +187,7 @@ def _encode_rest(
     return truncated
 
 
-def _results(ray: Any, job: Job, share: Share, numbers: list[int]) -> Iterator[dict[str, Any]]:
+def _results(ray: Any, job: RayJob, share: Share, numbers: list[int]) -> Iterator[dict[str, Any]]:
     context = ray.data.DataContext.get_current()
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # after the import, which sets it
     context.enable_progress_bars = False
@@ -206,7 +208,7 @@ def _results(ray: Any, job: Job, share: Share, numbers: list[int]) -> Iterator[d
 class ChunkWorker:
     """A worker process: one engine that encodes one chunk at a time."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RayJob) -> None:
         self._job = job
         self._engine = ArrowEngine(**job.engine)
         self._source = Source(Path(job.source), job.column, allow_missing=job.missing == "null")
@@ -251,3 +253,68 @@ def _assemble(journal: ScatteredJournal, vector: str) -> None:
         f"putting {journal.target} together", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
     ):
         assemble(parts, journal.target, vector, facts, None)
+
+
+# --- which parts are finished when they come in any order -------------------------------------------------------------
+
+# The folder is that of `text.embed.files_journal`.
+#
+#     .<target>.partial/
+#       journal.json              {"format": 2, "identity": …, "parts": {"17": {"rows", "missing", "nbytes"}}}
+#       part-000017.parquet …     written under another name, synced, then renamed by the worker that made them
+#       lock                      held by the driver
+#
+# A journal of format 1 (parts in order, of `encode_file`) is resumed; the other way round it is refused there.
+
+FORMAT, IN_ORDER = 2, 1
+
+
+class ScatteredJournal(RunFolder):
+    """`parts`: the finished ones by their number."""
+
+    def __init__(self, target: Path, identity: Identity, *, resume: bool) -> None:
+        super().__init__(target, identity, resume=resume)
+        self.parts: dict[int, dict[str, int]] = {}
+
+    @property
+    def rows(self) -> int:
+        return sum(part["rows"] for part in self.parts.values())
+
+    @property
+    def missing(self) -> int:
+        return sum(part["missing"] for part in self.parts.values())
+
+    def _open(self) -> None:
+        stored = self._stored() if self._resume else None
+        if stored is not None:
+            self._check_same(stored["identity"])
+            for number, part in stored["parts"].items():
+                if self._is_whole(number, part["nbytes"]):
+                    self.parts[number] = part
+                else:
+                    log.warning("%s is damaged; it is computed again", self.part(number))
+        self._keep_only(self.parts)
+        self._write()
+
+    def _stored(self) -> dict[str, Any] | None:
+        try:
+            stored: dict[str, Any] = json.loads(self.path.read_bytes())
+            parts = stored["parts"]
+            if stored["format"] == IN_ORDER:
+                parts = dict(enumerate(parts))
+            elif stored["format"] != FORMAT:
+                raise ValueError("of another format")
+            return {"identity": stored["identity"], "parts": {int(number): part for number, part in parts.items()}}
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise UsageError(f"{self.path}: is invalid: {exc}", hint="resume=False starts over") from exc
+
+    def add(self, number: int, rows: int, missing: int, nbytes: int) -> None:
+        self.parts[number] = {"rows": rows, "missing": missing, "nbytes": nbytes}
+        self._write()
+
+    def _write(self) -> None:
+        parts = {str(number): part for number, part in sorted(self.parts.items())}
+        body = {"format": FORMAT, "identity": self.identity, "parts": parts}
+        replace_file(self.path, json.dumps(body, indent=1).encode())

@@ -1,41 +1,43 @@
-"""GET /v1/devices, /v1/devices/live, /v1/doctor: this machine's devices, their load, and the doctor's findings."""
+"""/v1/devices, /v1/doctor, /v1/graphs and /v1/benchmark: this machine's devices, and what is found out about them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from anytorch.devices.doctor import explain
 from anytorch.errors import UsageError
-from anytorch.serve import machine, schemas
-from anytorch.serve.answers import problems
-from anytorch.serve.problems import Problem
-from anytorch.serve.state import State
+from anytorch.measured.store import verdicts
+from anytorch.measured.verdict import Verdict
+from anytorch.serve import benchmarks, machine, schemas
+from anytorch.serve.limits import JsonRoute
+from anytorch.serve.problems import EVENT_STREAM, Problem, event, event_stream, problems
+from anytorch.serve.state import Service
 
 router = APIRouter(tags=["devices"])
+measuring = APIRouter(tags=["benchmark"], route_class=JsonRoute)
 
 
 @router.get("/v1/devices", responses=problems(401))
-async def devices(request: Request, refresh: bool = False) -> schemas.Devices:
+async def devices(service: Service, refresh: bool = False) -> schemas.Devices:
     """Every device, tried in a child process; for each missing or broken one, why and how to fix it."""
-    service: State = request.app.state.service
     found, tried = await service.surveys.survey(refresh=refresh)
     return await asyncio.to_thread(machine.devices_of, found, service.activity, tried)
 
 
 @router.get("/v1/devices/live", responses=problems(401))
-async def live(request: Request) -> schemas.LiveDevices:
+async def live(service: Service) -> schemas.LiveDevices:
     """Memory and utilisation, cheap enough to ask every second."""
-    service: State = request.app.state.service
     found, _ = await service.surveys.survey(fresh_s=3600)
     return await asyncio.to_thread(machine.live, found, service.activity)
 
 
 @router.get("/v1/doctor", responses=problems(401))
-async def doctor(request: Request, refresh: bool = False) -> schemas.Findings:
+async def doctor(service: Service, refresh: bool = False) -> schemas.Findings:
     """What is wrong on this machine, worst first, each with its fix."""
-    service: State = request.app.state.service
     found, tried = await service.surveys.survey(refresh=refresh)
     return schemas.Findings(findings=[machine.reason_of(reason) for reason in found.reasons], tried=tried)
 
@@ -51,3 +53,65 @@ async def page(code: str) -> Response:
         return Response(explain(code), media_type="text/markdown; charset=utf-8")
     except UsageError as exc:
         raise Problem(404, "no-such-diagnosis", "Unknown diagnosis", exc.message, hint=exc.hint) from exc
+
+
+@router.get("/v1/graphs", responses=problems(401))
+async def graphs() -> schemas.Graphs:
+    """Kernels and layouts that were measured against each other, with what was chosen. An empty list is a normal answer."""
+    return schemas.Graphs(graphs=await asyncio.to_thread(tuned))
+
+
+def tuned() -> list[schemas.Graph]:
+    """Every remembered choice, the newest first."""
+    return [graph_of(found) for found in verdicts()]
+
+
+def graph_of(found: Verdict) -> schemas.Graph:
+    question = found.question
+    return schemas.Graph(
+        id=question.key,
+        title=question.title,
+        device=question.device,
+        kind=question.kind,
+        candidates=[
+            schemas.Candidate(
+                name=one.name,
+                seconds=one.seconds,
+                correct=not one.wrong,
+                chosen=one.name == found.chosen,
+            )
+            for one in found.trials
+        ],
+        speedup=round(found.speedup, 2) if found.speedup else None,
+        when=found.when,
+    )
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}, "description": "events: progress, result, done"}
+}
+
+
+@measuring.post("/v1/benchmark", response_class=Response, responses={**EVENTS, **problems(401, 409, 422)})
+async def benchmark(asked: schemas.BenchmarkRequest, service: Service) -> Response:
+    """Measure devices, and stream it as server-sent events.
+
+    `progress` {device, test, fraction, message}, `result` {device, test, rate, unit, limit, share}, `problem`
+    {device, test, message}, at the end `done` {run_id, rows} or `failed` {message}. Closing the connection ends it.
+    """
+    await asyncio.to_thread(benchmarks.check, asked)
+    service.benchmarks.reserve()
+
+    async def events() -> AsyncIterator[bytes]:
+        async for name, data in service.benchmarks.run(asked):
+            yield event(data, name)
+
+    return event_stream(events())
+
+
+@measuring.get("/v1/benchmark/runs", responses=problems(401))
+async def runs() -> schemas.BenchmarkRuns:
+    """Earlier runs, newest first."""
+    return schemas.BenchmarkRuns(runs=await asyncio.to_thread(benchmarks.earlier))

@@ -12,10 +12,19 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 
 from anytorch.serve import schemas
-from anytorch.serve.answers import EVENT_STREAM, event, event_stream, json_answer, problems
+from anytorch.serve.limits import JsonRoute
 from anytorch.serve.loaders import TextModel
-from anytorch.serve.problems import Problem, clean, internal, problem_of
-from anytorch.serve.reading import JsonRoute
+from anytorch.serve.problems import (
+    EVENT_STREAM,
+    Problem,
+    clean,
+    event,
+    event_stream,
+    internal,
+    json_answer,
+    problem_of,
+    problems,
+)
 from anytorch.serve.state import State, allowed_s
 
 router = APIRouter(tags=["text"], route_class=JsonRoute)
