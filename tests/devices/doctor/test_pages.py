@@ -51,7 +51,7 @@ def test_a_page_says_symptom_evidence_and_fix(known: Diagnosis) -> None:
     for part in (known.title, known.symptom, known.evidence, known.fix, known.level.value):
         assert part and part in text
     assert "`" in known.fix or known.code == "too-little-memory", "the fix names a command"
-    assert all(link.startswith("https://") for link in known.background)
+    assert all(link.startswith("https://") for link in known.background.split())
 
 
 def test_the_index_links_to_every_page() -> None:

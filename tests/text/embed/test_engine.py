@@ -122,6 +122,8 @@ def test_a_stream_is_bounded_and_the_same(engine: ArrowEngine) -> None:
     assert drawn < 20_000, "it reads far ahead of what it was asked for"
     assert np.array_equal(np.stack(first), engine.encode(TEXTS))
     stream.close()
+    (one,) = engine.encode_iter("one text, not eight letters and some")
+    assert np.array_equal(one, engine.encode("one text, not eight letters and some"))
 
 
 def test_progress(engine: ArrowEngine, capsys: pytest.CaptureFixture[str]) -> None:
