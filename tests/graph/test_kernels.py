@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from anytorch.graph.back import cpp as back
 from anytorch.graph.emit import cpp, triton
 from anytorch.graph.emit.cpp_schedules import Machine, schedules
 from anytorch.graph.emit.triton_schedules import schedules as triton_schedules
+from anytorch.graph.ir import Builder
 from anytorch.graph.lower import lowered
 from anytorch.graph.partition import Partition, partition
 from anytorch.graph.program import Program, Step
@@ -45,6 +47,20 @@ def test_compiled_kernels_are_right(name: str) -> None:
         program = Program(cut, steps)
         kinds = ("normal", "one-hot") if "lengths" not in name else ("normal",)
         assert verify.check(graph, known, partial(program, poison=True), CPU, kinds) <= verify.TIMES_EAGER
+
+
+def test_exponentials_hold_to_the_ends_of_their_range() -> None:
+    b = Builder()
+    graph = b.graph([b.add("exp", b.input((4, 256), "float32"))])
+    cut = partition(graph, {})
+    kernel = cut.kernel(cut.groups[0])
+    (first, *_) = back.candidates(kernel, {})
+    assert first.vectors
+    x = torch.cat([torch.linspace(-110, 90, 1019), torch.tensor([-math.inf, math.inf, math.nan, 0.0, 88.7])]).view(
+        4, 256
+    )
+    (found,) = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, first))])([x])
+    torch.testing.assert_close(found, x.exp(), rtol=1e-5, atol=2e-45, equal_nan=True)
 
 
 def test_the_kernels_of_the_known_fusions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -262,6 +263,23 @@ def test_a_store_answers_while_it_reads_from_disk(store: TensorStore, gate: Gate
     reading.join(SOON_S)
     assert float(found[0][0]) == 0 and store.level_of("low") == 0
     assert float(store.get("c")[0]) == 7 and float(store.get("lower")[0]) == 1  # type: ignore[index]
+
+
+def test_where_a_tensor_comes_to_lie_does_not_depend_on_a_copy_under_way(tmp_path: Path, gate: Gate) -> None:
+    memory, disk = StoreLevel(1000, torch.device("cpu")), StoreLevel(10**6, None, tmp_path / "store")
+    with contextlib.closing(TensorStore([memory, disk])) as store:
+        for number, key in enumerate("abc"):
+            store.put(key, torch.full((250,), float(number)), level=1)
+        gate.open.clear()
+        prefetching, _ = beside(lambda: store.promote(["b"]))
+        assert gate.waiting.acquire(timeout=SOON_S)
+        getting, found = beside(lambda: store.get("c"))
+        getting.join(0.3)
+        assert getting.is_alive()  # the only place above is taken by what is being read
+        gate.open.set()
+        for thread in (prefetching, getting):
+            thread.join(SOON_S)
+        assert float(found[0][0]) == 2.0 and store.level_of("c") == 0
 
 
 def test_what_a_store_reads_is_not_removed_or_replaced_before_it_is_read(store: TensorStore, gate: Gate) -> None:

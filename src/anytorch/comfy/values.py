@@ -13,6 +13,7 @@ A value may be used by several nodes: nothing here or in any node writes to what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,13 +42,15 @@ class Node:
     required: ClassVar[Inputs] = {}
     optional: ClassVar[Inputs] = {}
 
-    def __init_subclass__(cls, title: str, group: str = "") -> None:
-        cls.title = title
-        cls.CATEGORY = f"{CATEGORY}/{group}" if group else CATEGORY
+    def __init_subclass__(cls, title: str | None = None, group: str | None = None) -> None:
+        if title is not None:  # a node made from one of ours keeps what it does not say
+            cls.title = title
+            cls.CATEGORY = f"{CATEGORY}/{group}" if group else CATEGORY
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": cls.required, **({"optional": cls.optional} if cls.optional else {})}
+        # Copies: other packs edit what they are given, and some of these are shared between nodes.
+        return deepcopy({"required": cls.required, **({"optional": cls.optional} if cls.optional else {})})
 
 
 def inputs(**named: tuple[Any, dict[str, Any]]) -> Inputs:

@@ -116,11 +116,16 @@ def fit_batch(
         batch = max(minimum, batch // 2)
 
 
+KIND = "batch size"  # in the store of what was measured
+
+
 def _recall(key: str | None, remember: bool) -> int | None:
-    if key is None or key in _fitting or not remember:
-        return _fitting.get(key or "")
-    found = store.recall(_question(key))
-    return int(found.chosen) if found is not None and found.chosen.isdigit() else None
+    if key is None or not remember:
+        return _fitting.get(key or "") or None
+    if key not in _fitting:  # asked once: a training loop calls this for every step
+        found = store.recall(_question(key))
+        _fitting[key] = int(found.chosen) if found is not None and found.chosen.isdigit() else 0
+    return _fitting[key] or None
 
 
 def _keep(key: str, batch: int, too_large: Sequence[int], remember: bool) -> None:
@@ -131,4 +136,4 @@ def _keep(key: str, batch: int, too_large: Sequence[int], remember: bool) -> Non
 
 
 def _question(key: str) -> Question:
-    return Question.of("batch size", key, "this machine", key=key)
+    return Question.of(KIND, key, "this machine", key=key)

@@ -113,7 +113,8 @@ class Verdict:
         lines = [f"{head}{self.chosen or 'nothing'} ({self.why}; {source})"]
         width = max((len(one.name) for one in self.trials), default=0)
         for one in self.trials:
-            said = duration(one.seconds) if one.seconds is not None else f"not used: {one.refused or 'not timed'}"
+            reason = "not timed" if one.name == self.chosen else f"not used: {one.refused or 'not timed'}"
+            said = reason if one.seconds is None else duration(one.seconds)
             wrong = f", off by {one.error:.1e}" if one.error and one.seconds is not None else ""
             mark = "  ← chosen" if one.name == self.chosen else ""
             lines.append(f"  {one.name:<{width}}  {said}{wrong}{mark}")

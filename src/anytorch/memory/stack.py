@@ -164,7 +164,7 @@ class TensorStore:
         entry.period, entry.last_use = self._clock - entry.last_use, self._clock
         self.stats.hits[entry.level] += 1
         if entry.level > 0 and not entry.busy:
-            self._promote(key, entry, {key})
+            self._promote(key, entry, {key}, patient=True)
             entry = self._readable(key)  # somebody may have moved it on, or removed it, while the lock was free
         return None if entry is None else self._value(entry)
 
@@ -202,7 +202,7 @@ class TensorStore:
             with self._changed:
                 entry = self._at_rest(key)
                 if entry is not None and entry.level > 0:
-                    self._promote(key, entry, set(wanted))
+                    self._promote(key, entry, set(wanted), patient=False)
 
     def level_of(self, key: str) -> int | None:
         with self._changed:
@@ -235,14 +235,22 @@ class TensorStore:
         """Let go of the lock while an entry's bytes move between levels; within it, nobody may wait for another entry."""
         entry.busy = True
         self._at_work.update(levels)
-        self._changed.release()
+        held, stopped = True, None
         try:
+            self._changed.release()
+            held = False
             yield
         finally:
-            self._changed.acquire()
+            while not held:  # Ctrl-C may come while we wait for the lock, which the caller's `with` gives back
+                try:
+                    held = self._changed.acquire()
+                except KeyboardInterrupt as exc:
+                    stopped = exc
             entry.busy = False
             self._at_work.subtract(levels)
             self._changed.notify_all()
+            if stopped is not None:
+                raise stopped
 
     def _at_rest(self, key: str) -> Entry | None:
         """The entry of a key, when nobody is at work on it; None for an unknown key."""
@@ -261,9 +269,10 @@ class TensorStore:
         """When a tensor will be needed again if it comes round as it did; a tensor used once is needed last."""
         return entry.last_use + entry.period if entry.period is not None else math.inf
 
-    def _promote(self, key: str, entry: Entry, keep: set[str]) -> None:
+    def _promote(self, key: str, entry: Entry, keep: set[str], *, patient: bool) -> None:
+        """Bring an entry up. `patient`, for who uses it now: where it comes to lie must not depend on copies under way."""
         for target in range(entry.level):
-            if self._make_room(target, entry.nbytes, keep | {key}, patient=False):
+            if self._make_room(target, entry.nbytes, keep | {key}, patient=patient):
                 if self._is_still(key, entry) and entry.level > target:
                     self._move(key, entry, target)
                     self.stats.promotions += 1
@@ -350,7 +359,10 @@ class TensorStore:
         """Through a small buffer of our own, checked: a device's tensor never lies in host memory as a whole."""
         target = torch.empty(located.shape, dtype=torch_dtype(located), device=device)
         flat = target.view(-1).view(torch.uint8) if target.numel() else target.view(-1)
-        bounce = self._bounces.pop() if self._bounces else host_buffer(BOUNCE)
+        try:
+            bounce = self._bounces.pop()  # without the lock: another reader may take the last one first
+        except IndexError:
+            bounce = host_buffer(BOUNCE)
         piece = Piece(located.path, located.offset, located.nbytes, 0, located.checksums)
         for chunk, wanted in self._reader.through([piece], bounce):
             flat[chunk.image_offset : chunk.image_offset + chunk.nbytes].copy_(wanted)

@@ -24,7 +24,7 @@ from anytorch.serve.problems import Problem
 log = logs.logger(__name__)
 
 
-def service_of(request: Request) -> State:
+async def service_of(request: Request) -> State:  # a plain function would go through a thread for every request
     state: State = request.app.state.service
     return state
 

@@ -312,7 +312,14 @@ def test_shape_is_the_same_on_both_sides() -> None:
 )
 @pytest.mark.parametrize("level", sorted(set(native.LEVELS) - set(native.supported())))
 def test_levels_that_cannot_run_here_are_at_least_cpp(level: str) -> None:
-    command = [*find_compiler().command, "-fsyntax-only", "-w", "-std=c++17", f"-I{SHARED}", *native.LEVELS[level].flags]
+    command = [
+        *find_compiler().command,
+        "-fsyntax-only",
+        "-w",
+        "-std=c++17",
+        f"-I{SHARED}",
+        *native.LEVELS[level].flags,
+    ]
     found = subprocess.run([*command, *map(str, binding.SOURCES)], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
 

@@ -13,6 +13,7 @@ from anytorch.cli.output import Output
 from anytorch.errors import CacheError, ConfigError
 from anytorch.measured import store as measured
 
+RETIRED = ("batches",)  # that earlier versions wrote
 STORES = ("devices", "tiers", "bandwidth")  # every Store of this package; a test compares the list with the source
 
 
@@ -50,7 +51,7 @@ def forget_all() -> list[Path]:
     """Remove what was found out and measured; the files and the folder that are gone. Raises CacheError."""
     removed: list[Path] = []
     forgetting: list[tuple[Path, Callable[[], object]]] = [
-        *((store.path, store.clear) for store in map(Store, STORES)),
+        *((store.path, store.clear) for store in map(Store, (*STORES, *RETIRED))),
         (measured.folder(), measured.clear),
     ]
     for path, clear in forgetting:

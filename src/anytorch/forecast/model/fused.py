@@ -288,6 +288,7 @@ def through_blocks(blocks: Sequence[FusedBlock], x: Tensor, limit_rows: int) -> 
     for block in blocks:
         parts = [whole_layer(block, part, tables, at_once)[0] for part in x.split(max(1, limit_rows // x.shape[1]))]
         x = parts[0] if len(parts) == 1 else torch.cat(parts)
+        del parts  # they are all of x once more, and the next block makes new ones
     return x
 
 

@@ -142,7 +142,8 @@ def adam_step(
         x, y = grid(-(-size // multi.WORKGROUP))
         head = (size, x * multi.WORKGROUP)
         plan = plans[key] = Plan(ADAM, multi.render, (x, y), [4] * 4, ADAM.writable, head=head, numbers="5f")
-    plan([each.layout.address for each in (weight, g.dense(), m, v)], b1, b2, step, scale, eps)
+    bound = (weight, g.dense(), m, v)  # a dense copy must live until the launch is recorded
+    plan([each.layout.address for each in bound], b1, b2, step, scale, eps)
 
 
 def channels_normed(

@@ -155,10 +155,9 @@ INLINE vf g_pow(vf x, vf y) {
 INLINE float g_pow(float x, float y) { return std::pow(x, y); }
 
 INLINE vf choose(vi mask, vf a, vf b) { return as_float((mask & as_int(a)) | (~mask & as_int(b))); }
-INLINE vf g_exp(vf x) {  // vexp, with 0 below its range, infinity above and NaN kept
-  vf e = vexp(x);
-  e = choose(x < fill(-103.0f), fill(0.0f), e);
-  e = choose(x > fill(88.72283f), fill(INF), e);
+INLINE vf g_exp(vf x) {  // vexp where that holds, its square of one half beyond; NaN is kept
+  vf e = vexp(x), half = vexp(0.5f * x);
+  e = choose(vabs(x) > fill(87.0f), half * half, e);
   return choose(x != x, x, e);
 }
 INLINE float g_exp(float x) { return std::exp(x); }

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from anytorch.devices import oom
 from anytorch.devices.doctor import explain
 from anytorch.errors import UsageError
 from anytorch.measured.store import verdicts
@@ -62,8 +63,8 @@ async def graphs() -> schemas.Graphs:
 
 
 def tuned() -> list[schemas.Graph]:
-    """Every remembered choice, the newest first."""
-    return [graph_of(found) for found in verdicts()]
+    """Every remembered choice that was timed, the newest first; sizes of batches have titles that are the user's own."""
+    return [graph_of(found) for found in verdicts() if found.question.kind != oom.KIND]
 
 
 def graph_of(found: Verdict) -> schemas.Graph:

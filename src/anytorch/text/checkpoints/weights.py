@@ -142,16 +142,19 @@ def find_sources(checkpoint: Checkpoint, spec: EncoderSpec) -> tuple[str, dict[s
     for layer in range(spec.layers):
         places.append((f"layers.{layer}.", f"{prefix}{layout.layers}.{layer}.", layout.layer))
     found = {}
+    known = shapes(spec)
     for before, there, names in places:
         for ours, theirs in names.items():
             fused = ours.split()
             for index, name in enumerate(fused):
                 for part, old in KINDS[:1] if name in TABLES else KINDS:
-                    for stored in (f"{there}{theirs}.{part}", f"{there}{theirs}.{old}"):
-                        if stored in checkpoint:
-                            mine = name if name in TABLES else f"{name}.{part}"
-                            found[before + mine] = StoredPart(stored, index, len(fused))
-                            break
+                    mine = before + (name if name in TABLES else f"{name}.{part}")
+                    if name[1:] == "_norm" and mine not in known:
+                        continue  # a bias that no model of this family has: it is left over, and so refused
+                    endings = (part, old) if name.endswith("_norm") else (part,)
+                    stored = next((s for e in endings if (s := f"{there}{theirs}.{e}") in checkpoint), None)
+                    if stored is not None:
+                        found[mine] = StoredPart(stored, index, len(fused))
     return prefix, found
 
 

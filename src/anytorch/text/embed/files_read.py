@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from anytorch.errors import InputError, UsageError
 
@@ -153,6 +152,8 @@ class _Reader:
 class _Parquet(_Reader):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]  # 30 ms, which only Parquet pays
+
         try:
             self._file = pq.ParquetFile(source.path)
         except (pa.ArrowInvalid, OSError) as exc:

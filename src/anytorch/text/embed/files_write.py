@@ -19,7 +19,6 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from anytorch import files
 from anytorch.errors import OutputError, UsageError
@@ -69,6 +68,8 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
     `schema` is that of a file without rows, for when there are no parts. Parts of a JSON file may have inferred other
     types for a column: it gets the one that holds all of them, else it becomes text.
     """
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # 30 ms, which only Parquet pays
+
     temporary = (parts[0] if parts else target).parent / f".{target.name}.whole"
     need = sum(path.stat().st_size for path in parts)
     free = shutil.disk_usage(target.parent).free
@@ -119,6 +120,8 @@ def conform(table: Any, schema: Any) -> Any:
 
 def read_facts(path: Path) -> dict[str, Any] | None:
     """What a finished target says about its own making; None for any other file."""
+    import pyarrow.parquet as pq
+
     try:
         stored = (pq.read_schema(path).metadata or {}).get(METADATA_KEY)
         return None if stored is None else dict(json.loads(stored))
@@ -129,6 +132,8 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 @contextmanager
 def _writer(path: Path, temporary: Path, schema: Any, vector: str) -> Iterator[Any]:
     """A writer of Parquet whose file is wholly there, on the disk, or not at all under the name `path`."""
+    import pyarrow.parquet as pq
+
     names = leaves(schema, [name for name in schema.names if name != vector])
     try:
         with pq.ParquetWriter(
@@ -150,6 +155,8 @@ def _writer(path: Path, temporary: Path, schema: Any, vector: str) -> Iterator[A
 
 def leaves(schema: Any, names: Sequence[str]) -> list[str]:
     """Parquet's own names for the leaves of these columns."""
+    import pyarrow.parquet as pq
+
     if not names:
         return []
     sink = pa.BufferOutputStream()

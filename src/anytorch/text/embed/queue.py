@@ -206,6 +206,8 @@ class EngineQueue(AbstractContextManager["EngineQueue"]):
         self, texts: str | Iterable[str], prompt: str | None = None, timeout_s: float | None = None, **wanted: Any
     ) -> EmbedRequest:
         check_iterable(texts)
+        asked = (wanted.get("dim"), wanted.get("precision", "float32"), wanted.get("output", "numpy"))
+        self._engine.check_request(*asked)  # before a long iterable is read
         single = isinstance(texts, str)
         # The items of an Arrow array are scalars, which are no str.
         listed = [texts] if isinstance(texts, str) else getattr(texts, "to_pylist", partial(list, texts))()

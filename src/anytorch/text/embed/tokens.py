@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,9 +102,14 @@ class TextTokenizer:
         except (TypeError, ValueError) as exc:  # a UnicodeEncodeError is a ValueError
             check_texts(texts, first)
             raise InputError(f"the texts cannot be tokenized: {exc}") from exc
-        # A tokenizer without special tokens has no ids for an empty text.
-        rows = [encoding.ids or [self._pad_id] for encoding in encodings]
-        starts = starts_of([len(row) for row in rows])
+        lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
+        rows: Iterable[list[int]] = (
+            encoding.ids for encoding in encodings
+        )  # one at a time: a list of all would be large
+        if len(lengths) and lengths.min() == 0:  # a tokenizer without special tokens, and an empty text
+            lengths = np.maximum(lengths, 1)
+            rows = (encoding.ids or [self._pad_id] for encoding in encodings)
+        starts = starts_of(lengths)
         full = np.flatnonzero(np.diff(starts) >= self.max_length)
         truncated = sum(1 for i in full if encodings[i].overflowing)
         return Tokens(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)

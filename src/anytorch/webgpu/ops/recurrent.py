@@ -24,7 +24,7 @@ def _cell(
 
 
 def _biases(*given: Maybe) -> dict[str, Maybe]:
-    return dict(zip(("xb", "hb"), given, strict=True)) if None not in given else {}
+    return dict(zip(("xb", "hb"), given, strict=True)) if all(one is not None for one in given) else {}
 
 
 def _check(name: str, *tensors: torch.Tensor) -> None:
