@@ -13,7 +13,7 @@ The names are Mirage's. A graph that was not searched runs op by op through torc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -481,6 +481,3 @@ def new_kernel_graph(backend: Any = "auto") -> KernelGraph:
     A back end that this machine has not is told with a warning when the graph is first used, and the CPU is taken.
     """
     return KernelGraph(str(getattr(backend, "value", backend)))
-
-
-Build = Callable[[KernelGraph], None]

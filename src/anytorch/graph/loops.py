@@ -9,7 +9,7 @@ views cost nothing, and the parts of a group that compute the same thing are one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -478,6 +478,3 @@ def kernel_of(graph: Graph, outputs: Sequence[int], stored: Mapping[int, Shape])
     made = [Store(reader.buffer(number, written=True), place, value) for number, place, value in stores]
     used = tuple(axis for axis in axes if reader.extents[axis] != 1)
     return Kernel(used, dict(reader.extents), tuple(reader.buffers.values()), tuple(made))
-
-
-Emit = Callable[[Kernel], str]

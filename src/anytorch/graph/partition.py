@@ -1,4 +1,4 @@
-"""Which nodes of a graph are computed by one kernel: groups are merged while that moves fewer bytes.
+"""Which nodes of a graph are computed by one kernel: groups are merged as long as no work is done twice for it.
 
 Every group begins as one node. A group may be merged with one it feeds if what comes out can be stored by one walk over one
 set of axes, and if nothing costly is then computed again and again. Views belong to nobody: they are read through.
@@ -17,7 +17,6 @@ from anytorch.graph.ops import HALVES
 from anytorch.graph.sizes import Shape, at, row_major, shape_at
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-LAUNCH_BYTES = 1 << 18  # what a kernel of its own costs, in bytes that could have been moved meanwhile
 ONE_TILE = 256  # columns that one tile can cover: what is computed for a tile is computed once for all of these
 MOST_BUFFERS = 24
 MOST_NODES = 80

@@ -12,7 +12,6 @@ from anytorch.graph.sizes import at
 
 MOST_ROWS = 8  # of a product, in registers
 CACHED = 1 << 16  # bytes of sums in memory that stay near the processor
-MOST_ITEMS = 64  # per thread: more would be overhead
 LEAST_WORK = 1 << 14  # elementary steps worth an item of their own
 
 
