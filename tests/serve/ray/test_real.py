@@ -100,7 +100,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def run(tmp_path: Path, *command: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, *command: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         capture_output=True,
@@ -159,11 +159,11 @@ def test_a_job_that_was_killed_goes_on(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     journal = tmp_path / ".out.parquet.partial" / "journal.json"
-    until(lambda: journal.exists() and len(json.loads(journal.read_text())["parts"]) >= 2, "two parts", 180)
+    until(lambda: journal.exists() and len(json.loads(journal.read_text())["parts"]) >= 2, "two parts", 600)
     first.send_signal(signal.SIGKILL)
     first.wait()
     kept = sum(part["rows"] for part in json.loads(journal.read_text())["parts"].values())
-    second = run(tmp_path, *command[1:], timeout_s=300)
+    second = run(tmp_path, *command[1:], timeout_s=600)
     assert second.returncode == 0, second.stderr[-3000:]
     told = json.loads(second.stdout)
     assert told["resumed"] >= kept > 0
