@@ -177,6 +177,25 @@ def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: 
     assert checks == [("normal",)]
 
 
+def test_a_search_that_was_cut_short_is_no_last_word(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, known = CASES["gated mlp"]()
+    plain, tried = Search._try, []
+
+    def stopped(self: Search, *args: Any) -> None:
+        tried.append(args[1].name)
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        plain(self, *args)
+
+    monkeypatch.setattr(Search, "_try", stopped)
+    first = Search(graph, known, CPU, 60, quick=True).run()
+    assert len(tried) == 2 and first.program is not None and first.verdict is not None and first.verdict.cut_short
+    assert Search(graph, known, CPU, 60, quick=True).run().verdict.remembered  # type: ignore[union-attr]
+    assert len(tried) == 2
+    longer = Search(graph, known, CPU, 90, quick=True).run()
+    assert len(tried) == 4 and longer.verdict is not None and not longer.verdict.cut_short
+
+
 @pytest.mark.parametrize("kind", ["wrong", "unfinished", "raises"])
 def test_a_planted_wrong_kernel_is_refused_and_eager_stays(
     few: None, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from anytorch.graph.rewrite import rewritten, split_products, split_softmax
 from anytorch.graph.shrink import shrunk
 from anytorch.measured.engine import Candidate, Ready, measure
 from anytorch.measured.store import recall, remember
-from anytorch.measured.verdict import Question, Verdict, fastest
+from anytorch.measured.verdict import NO_TIME, Question, Verdict, fastest
 
 log = logs.logger(__name__)
 
@@ -129,7 +129,7 @@ class Search:
         if back is None:
             return Found(None, None, why=why)
         asked = question(self.graph, self.known, self.device, self.quick)
-        verdict = recall(asked, budget_s=0.0)
+        verdict = recall(asked, budget_s=self.time_limit_s)  # one that was cut short holds for who has no more time
         if verdict is not None:
             found = self._again(back, verdict)
             if found is not None:
@@ -141,7 +141,10 @@ class Search:
                 self._try(back, variant, programs, refused)
         except KeyboardInterrupt:
             log.warning("the search was stopped; what was found so far is used")
-        verdict = remember(self._race(asked, programs, refused))
+            for variant in self._variants(back):
+                if variant.name not in programs:
+                    refused.setdefault(variant.name, NO_TIME)
+        verdict = remember(replace(self._race(asked, programs, refused), budget_s=self.time_limit_s))
         return Found(programs.get(verdict.chosen), verdict, tuple(self.kernels))
 
     def _variants(self, back: Back) -> list[Variant]:
@@ -150,7 +153,7 @@ class Search:
 
     def _try(self, back: Back, variant: Variant, programs: dict[str, Program], refused: dict[str, str]) -> None:
         if programs and self.left_s <= 0:
-            refused[variant.name] = "no time was left to try it"
+            refused[variant.name] = NO_TIME
             return
         try:
             self._prove(variant)

@@ -59,14 +59,19 @@ def main_product(kernel: Kernel, known: Mapping[str, int]) -> Reduction | None:
     return max(dots, key=lambda one: volume(kernel, one.axes | set(one.over), known), default=None)
 
 
+def rows_and_columns(kernel: Kernel, dot: Reduction) -> tuple[list[str], list[str]]:
+    """The parallel axes that only the first argument of a product depends on, and those that only the second does."""
+    left, right = (body.axes for body in dot.bodies)
+    rows = [axis for axis in kernel.axes if axis in left and axis not in right]
+    return rows, [axis for axis in kernel.axes if axis in right and axis not in left]
+
+
 def _of_products(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> Iterator[Schedule]:
     dot = main_product(kernel, known)
     if dot is None:
         return
     (over,) = dot.over
-    sides = [body.axes for body in dot.bodies]
-    rows = [axis for axis in kernel.axes if axis in sides[0] and axis not in sides[1]]
-    columns = [axis for axis in kernel.axes if axis in sides[1] and axis not in sides[0]]
+    rows, columns = rows_and_columns(kernel, dot)
     last = kernel.axes[-1] if kernel.axes else ""
     along = {axis: _evenly(kernel, axis) for axis in (over, *kernel.axes)}
     # Several query heads, or rows of a batch, share what is read of the other side.

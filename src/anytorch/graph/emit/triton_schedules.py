@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from anytorch.graph.emit.cpp_schedules import main_product, size, volume
+from anytorch.graph.emit.cpp_schedules import main_product, rows_and_columns, size, volume
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 
@@ -43,9 +43,7 @@ def _of_products(kernel: Kernel, known: Mapping[str, int], units: int) -> Iterat
     if dot is None:
         return
     (over,) = dot.over
-    sides = [body.axes for body in dot.bodies]
-    rows = [axis for axis in kernel.axes if axis in sides[0] and axis not in sides[1]]
-    columns = [axis for axis in kernel.axes if axis in sides[1] and axis not in sides[0]]
+    rows, columns = rows_and_columns(kernel, dot)
     inner = {axis for one in kernel.reductions for axis in one.over} - {over}
     # What is reduced inside (the width of a head, the rank of an adapter) is held whole.
     whole = {axis: max(16, power(size(kernel, axis, known))) for axis in inner}
