@@ -46,7 +46,7 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One row: `plain` is what a user writes in torch, `build` the same as a kernel graph; `weights` of the inputs come last."""
+    """One row: `plain` is what a user writes in torch, `build` the same as a graph; the last `weights` are weights."""
 
     name: str
     plain: Callable[..., torch.Tensor]
@@ -209,7 +209,9 @@ def ours(case: Case, inputs: Tensors, limit_s: float) -> tuple[Any, float]:
     return graph, time.perf_counter() - begun
 
 
-def contenders(case: Case, inputs: Tensors, frozen: bool) -> dict[str, Callable[[Tensors], Any]]:
+def contenders(
+    case: Case, inputs: Tensors, frozen: bool, compiled_too: bool = True
+) -> dict[str, Callable[[Tensors], Any]]:
     """Each takes the inputs and computes; what cannot be compiled is left out, and said."""
     made: dict[str, Callable[[Tensors], Any]] = {"eager": lambda tensors: case.plain(*tensors)}
     on_cpu = inputs[0].device.type == "cpu"
@@ -220,13 +222,15 @@ def contenders(case: Case, inputs: Tensors, frozen: bool) -> dict[str, Callable[
         function(*inputs)
         return lambda tensors: function(*tensors)
 
-    modes = {"compile": None, "max-autotune": "max-autotune"} if on_cpu else {"max-autotune": "max-autotune-no-cudagraphs"}
-    for name, mode in modes.items():
+    modes = (
+        {"compile": None, "max-autotune": "max-autotune"} if on_cpu else {"max-autotune": "max-autotune-no-cudagraphs"}
+    )
+    for name, mode in modes.items() if compiled_too else ():
         try:
             made[name] = compiled(mode)
-        except Exception:
+        except Exception:  # noqa: BLE001  (a peer that fails is said, and the rest go on)
             print(f"    {name} cannot compile it:\n{traceback.format_exc(limit=1)}", file=sys.stderr)
-    if frozen and case.weights:
+    if frozen and case.weights and compiled_too:
         try:
             import torch._inductor.config as config
 
@@ -236,7 +240,7 @@ def contenders(case: Case, inputs: Tensors, frozen: bool) -> dict[str, Callable[
                 with torch.no_grad():
                     module(*inputs[:count])
             made["frozen"] = lambda tensors: module(*tensors[:count])
-        except Exception:
+        except Exception:  # noqa: BLE001
             print(f"    frozen cannot compile it:\n{traceback.format_exc(limit=1)}", file=sys.stderr)
     return made
 
@@ -258,13 +262,18 @@ def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     return count * (2 if device.type != "cpu" else 1) / moved, 2.0 * side**3 / best(lambda: a @ a)
 
 
-def measure(case: Case, device: torch.device, options: argparse.Namespace, rates: tuple[float, float]) -> dict[str, Any]:
+def measure(
+    case: Case, device: torch.device, options: argparse.Namespace, rates: tuple[float, float]
+) -> dict[str, Any]:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     inputs = example(case, device, dtype)
     truth = case.plain(*(tensor.double() for tensor in inputs)).cpu()
     graph, search_s = ours(case, inputs, options.time_limit)
     again, recall_s = ours(case, inputs, options.time_limit)
-    runs = {"ours": lambda tensors: again(*tensors), **contenders(case, inputs, device.type == "cpu")}
+    runs = {
+        "ours": lambda tensors: again(*tensors),
+        **contenders(case, inputs, device.type == "cpu", not options.eager),
+    }
     wrong = {name: errors(_first(run(inputs)), truth) for name, run in runs.items()}
     scale = float(truth.abs().max())
     clock = Clock(device)
@@ -274,7 +283,7 @@ def measure(case: Case, device: torch.device, options: argparse.Namespace, rates
         if wrong[name] <= 32 * max(wrong["eager"], torch.finfo(dtype).eps * scale):
             timed[name] = clock.timed([lambda run=run, one=one: run(one) for one in sets])
     seconds: dict[str, list[float]] = {name: [] for name in timed}
-    for name, run in timed.items():
+    for run in timed.values():
         clock.stopwatch.seconds(run, 2)
     for _ in range(ROUNDS):
         for name, run in timed.items():
@@ -312,7 +321,8 @@ def show(row: dict[str, Any]) -> str:
     times = "  ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
     return (
         f"{row['name']:<48} {times}  floor {row['floor_us']:.1f}  | {row['over_eager']:.2f}x eager, "
-        f"{row['over_compile'] or float('nan'):.2f}x compile, error {row['error']['ours']:.2g} (eager {row['error']['eager']:.2g}), "
+        f"{row['over_compile'] or float('nan'):.2f}x compile, "
+        f"error {row['error']['ours']:.2g} (eager {row['error']['eager']:.2g}), "
         f"search {row['search_s']:.1f} s, again {row['recall_s'] * 1e3:.0f} ms: {row['chosen']}"
     )
 
@@ -325,6 +335,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds of a search")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after this long")
     parser.add_argument("--small", action="store_true", help="an eighth of every side: shows that all of it runs")
+    parser.add_argument("--eager", action="store_true", help="beside eager torch alone, for work on our own kernels")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device, 0) if options.device != "cpu" else torch.device("cpu")
@@ -342,7 +353,7 @@ def main() -> None:
                 continue
             try:
                 row = measure(case, device, options, rates)
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001  (one row must not cost the others)
                 traceback.print_exc()
                 result["skipped"].append(f"{case.name}: {exc}")
                 continue

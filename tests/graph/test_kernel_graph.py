@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch.nn import functional as F
 
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
 from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
-from anytorch.graph.backs import Back
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 from anytorch.graph.search import EAGER, Search
@@ -174,7 +174,25 @@ def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: 
     monkeypatch.setattr(search.verify, "check", counted)
     again = Search(graph, known, CPU, 60, quick=True).run()
     assert again.verdict is not None and again.verdict.remembered and again.program is not None
-    assert checks == [("normal",)]
+    assert not checks  # the same bits as then
+    # A kernel that computes something else today, as from a damaged cache, is neither believed nor used.
+    honest = search.back_of(CPU)[0]
+    assert honest is not None
+
+    def prepare(kernel: Kernel, schedule: Schedule) -> Any:
+        launch = honest.prepare(kernel, schedule)
+
+        def broken(tensors: Sequence[torch.Tensor], known: dict[str, int]) -> None:
+            launch(tensors, known)
+            for tensor, buffer in zip(tensors, kernel.buffers, strict=True):
+                if buffer.written:
+                    tensor.view(-1)[0] += 1.0
+
+        return broken
+
+    monkeypatch.setattr(search, "back_of", lambda device: (replace(honest, prepare=prepare), ""))
+    damaged = Search(graph, known, CPU, 60, quick=True).run()
+    assert checks[0] == ("normal",) and damaged.program is None
 
 
 def test_a_search_that_was_cut_short_is_no_last_word(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +234,7 @@ def test_a_planted_wrong_kernel_is_refused_and_eager_stays(
 
         return broken
 
-    planted = Back(honest.name, honest.candidates, honest.render, prepare)
+    planted = replace(honest, prepare=prepare)
     monkeypatch.setattr(search, "back_of", lambda device: (planted, ""))
     graph, known = CASES["gated mlp"]()
     found = Search(graph, known, CPU, 60, quick=True).run()

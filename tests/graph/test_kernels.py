@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -73,6 +74,7 @@ def test_the_kernels_of_the_known_fusions() -> None:
 
 SCRIPT = """
 import torch
+from dataclasses import replace
 from functools import partial
 from anytorch.graph import verify
 from anytorch.graph.back import triton as back
@@ -82,16 +84,23 @@ from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten
 from tests.graph.cases import CASES
 
+CPU = torch.device("cpu")
 done = []
 for name in NAMES:
     graph, known = CASES[name]()
-    cut = partition(rewritten(lowered(graph)), known)
+    cut = partition(rewritten(lowered(graph)), known, repeats=REPEATS)
     steps = []
     for group in cut.groups:
         kernel = cut.kernel(group)
-        schedule = back.candidates(kernel, known)[0]
+        schedule = back.candidates(CPU, kernel, known)[0]
+        if PARTS > 1:  # short blocks along what is summed, so that there is something to share
+            over = {axis for one in kernel.reductions if one.axes <= set(kernel.axes) for axis in one.over}
+            blocks = {**schedule.blocks, **{axis: 16 for axis in over}}
+            schedule = replace(schedule, blocks=blocks, parts=PARTS)
         steps.append(Step(group, kernel, back.prepare(kernel, schedule), schedule.name))
-    verify.check(graph, known, partial(Program(cut, steps), poison=True), torch.device("cpu"), ("normal",))
+    program = partial(Program(cut, steps), poison=True)
+    for _ in range(2):  # a launch leaves its counters as the next one needs them
+        verify.check(graph, known, program, CPU, ("normal",))
     done.append(name)
 answer(done=done)
 """
@@ -99,15 +108,39 @@ INTERPRETED = [
     *("rms norm and product", "gated mlp", "lora", "linear with a transposed weight", "attention with order"),
     *("softmax", "layer norm", "rope", "functions", "views", "several outputs"),
 ]
+SHARED = [
+    *("rms norm and product", "gated mlp", "lora", "attention with order"),
+    *("softmax", "attention with lengths", "layer norm"),
+]
 
 
+@pytest.mark.parametrize("parts", [1, 3])
 def test_tritons_text_is_right_in_its_interpreter(
-    run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]
+    parts: int, run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]
 ) -> None:
     if find_spec("triton") is None:
         missing("triton", "it is not installed")
-    found = run_script(SCRIPT.replace("NAMES", repr(INTERPRETED)), {"TRITON_INTERPRET": "1"})
-    assert found["done"] == INTERPRETED
+    names = INTERPRETED if parts == 1 else SHARED
+    script = SCRIPT.replace("NAMES", repr(names)).replace("PARTS", str(parts)).replace("REPEATS", str(parts > 1))
+    assert run_script(script, {"TRITON_INTERPRET": "1"})["done"] == names
+
+
+def test_a_narrow_product_is_computed_beside_a_wider_one_where_that_is_wanted() -> None:
+    graph, known = CASES["lora"]()
+    low = rewritten(lowered(graph))
+    assert [len(partition(low, known, repeats=again).groups) for again in (False, True)] == [2, 1]
+
+
+def test_parts_of_a_tile_are_joined_by_the_last_program() -> None:
+    cut, known = _cut("rms norm and product")
+    kernel = cut.kernel(cut.groups[0])
+    plain = triton_schedules(kernel, known)[0]
+    text = triton.render(kernel, replace(plain, blocks={**plain.blocks, "r0": 16}, parts=4))
+    head, tail = text.split("    if ticket == 3:\n")
+    assert "tl.store(b" not in head and "tl.store(tickets + tile, 0)" in tail  # nobody else writes results
+    assert head.index("tl.debug_barrier()") < head.index("tl.atomic_add")
+    assert triton.grid(kernel, replace(plain, parts=4), known) == 4 * triton.grid(kernel, plain, known)
+    assert triton.slot(kernel, plain) == 0
 
 
 @pytest.mark.parametrize("name", CASES)

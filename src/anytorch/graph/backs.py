@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,12 +18,17 @@ Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
 @dataclass(frozen=True)
 class Back:
-    """`candidates` lists the schedules worth trying for a kernel, `render` gives a kernel's text, `prepare` compiles it."""
+    """`candidates` lists the schedules worth trying for a kernel, `render` gives a kernel's text, `prepare` compiles it;
+    `compile_ahead` compiles many schedules at once, for the tensors they will be called with. `splits`: its schedules divide
+    long loops among units, so that the graph need not be rewritten for that."""
 
     name: str
     candidates: Callable[[Kernel, Mapping[str, int]], list[Schedule]]
     render: Callable[[Kernel, Schedule], str]
     prepare: Callable[[Kernel, Schedule], Launch]
+    compile_ahead: Callable[[Kernel, Sequence[Schedule], Sequence[torch.Tensor], Mapping[str, int]], None]
+    splits: bool
+    repeats: bool  # computing a small product again in every tile costs less than another launch
 
 
 def back_of(device: torch.device) -> tuple[Back | None, str]:
@@ -31,15 +37,17 @@ def back_of(device: torch.device) -> tuple[Back | None, str]:
         return _cpp()
     backend, index = locate(device)
     if backend.caps(index).triton:
-        return _triton()
+        return _triton(device)
     return None, f"kernels are not generated for {device.type} yet"
 
 
-def _triton() -> tuple[Back | None, str]:
+def _triton(device: torch.device) -> tuple[Back | None, str]:
     from anytorch.graph.back import triton
     from anytorch.graph.emit import triton as emit
 
-    return Back("triton", triton.candidates, emit.render, triton.prepare), ""
+    return Back(
+        "triton", partial(triton.candidates, device), emit.render, triton.prepare, triton.compile_ahead, True, True
+    ), ""
 
 
 def _cpp() -> tuple[Back | None, str]:
@@ -50,4 +58,4 @@ def _cpp() -> tuple[Back | None, str]:
         cpp.ready()
     except NativeUnavailable as exc:
         return None, exc.message
-    return Back("cpp", cpp.candidates, emit.render, cpp.prepare), ""
+    return Back("cpp", cpp.candidates, emit.render, cpp.prepare, cpp.compile_ahead, True, False), ""

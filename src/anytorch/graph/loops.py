@@ -91,6 +91,13 @@ class Index:
 
 
 def _index(steps: Mapping[Atom, SizeLike], start: SizeLike) -> Index:
+    for atom, step in steps.items():
+        # x // n * (n * s) + x % n * s = x * s: what one reshape takes apart another one puts together.
+        if isinstance(atom, Part) and atom.how == "%":
+            front = Part("//", atom.index, atom.by)
+            if steps.get(front, 0) == step * atom.by and step != 0:
+                rest = {one: times for one, times in steps.items() if one not in (atom, front)}
+                return Index(_index(rest, 0).terms, start) + atom.index * step
     kept = [(atom, step) for atom, step in steps.items() if step != 0]
     return Index(tuple(sorted(kept, key=lambda term: str(term[0]))), start)
 

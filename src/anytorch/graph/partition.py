@@ -18,6 +18,7 @@ from anytorch.graph.sizes import Shape, at, row_major, shape_at
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ONE_TILE = 256  # columns that one tile can cover: what is computed for a tile is computed once for all of these
+NARROW = 64  # columns of a product that is computed again beside every tile of a wider one
 MOST_BUFFERS = 24
 MOST_NODES = 80
 
@@ -81,6 +82,7 @@ class _Merger:
     graph: Graph
     known: Mapping[str, int]
     library: frozenset[int]
+    repeats: bool
     outputs: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,7 +179,10 @@ class _Merger:
         most = max(costs.values(), default=0)
         inside = self._inside(kernel)
         dots = [one for one in kernel.reductions if one.how == "dot"]
+        small = {one for one in dots if self.repeats and inside.get(one) and self._along(one, dots, extents, inside)}
         for one, cost in costs.items():
+            if one in small:
+                continue
             missing = [
                 axis for axis in (*kernel.axes, *inside.get(one, ())) if axis not in one.axes and axis not in one.over
             ]
@@ -195,10 +200,23 @@ class _Merger:
         for one in dots:
             # A product in another one's argument is computed in its loop, which pays for attention alone: there a row of
             # scores is used at once and never stored.
+            if one in small:
+                continue
             if inside.get(one) and not any(r.how == "max" and set(r.over) & inside[one] for r in kernel.reductions):
                 return True
         # Two products whose columns are not the same cannot share tiles, unless one is the other's argument.
         return len({one.axes for one in dots if not inside.get(one)}) > 1
+
+    def _along(
+        self,
+        one: Reduction,
+        dots: Iterable[Reduction],
+        extents: Mapping[str, int],
+        inside: Mapping[Reduction, set[str]],
+    ) -> bool:
+        """Is it a narrow product that can be computed along with a wider one, in the same loop (an adapter of low rank)?"""
+        width = math.prod(extents[axis] for axis in one.axes & inside[one])
+        return width <= NARROW and any(other.over == one.over and not inside.get(other) for other in dots)
 
     def _inside(self, kernel: Kernel) -> dict[Reduction, set[str]]:
         """The reduced axes of the reductions that each one stands in and changes with."""
@@ -224,9 +242,10 @@ class _Merger:
         return done
 
 
-def partition(graph: Graph, known: Mapping[str, int], library: Iterable[int] = ()) -> Partition:
-    """Groups of a graph of primitive ops; the nodes in `library` are left to torch."""
-    merger = _Merger(graph, known, frozenset(library))
+def partition(graph: Graph, known: Mapping[str, int], library: Iterable[int] = (), repeats: bool = False) -> Partition:
+    """Groups of a graph of primitive ops; the nodes in `library` are left to torch. With `repeats` a small product that a
+    larger one needs is computed again in each of its tiles."""
+    merger = _Merger(graph, known, frozenset(library), repeats)
     return Partition(graph, tuple(merger.run()))
 
 

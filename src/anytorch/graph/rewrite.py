@@ -96,6 +96,86 @@ def _by_row(one: Rewriter, number: int, shape: Sequence[SizeLike]) -> bool:
     return len(own) == len(shape) and own[-1] == 1 and shape[-1] != 1
 
 
+def column_scales_after_matmul(one: Rewriter, node: Node, args: Sequence[int]) -> int | None:
+    """x @ (w * s) = (x @ w) * s for one s per column, and x @ (w * g) = (x * g) @ w for one g per row.
+
+    Normed keys and weights with scales are then multiplied as they lie in memory. Looks through views: w is often wᵀ.
+    """
+    if node.op != "matmul":
+        return None
+    number, views = args[1], []
+    while (found := one.node(number)).op == "cast" or _keeps_matrices(one, found):
+        if found.op != "cast":
+            views.append(found)
+        (number,) = found.args
+    factors: list[int] = []
+    while one.node(number).op == "mul":
+        split = _thin_factor(one, one.node(number))
+        if split is None:
+            break
+        number, factor = split
+        factors.append(factor)
+    w = one.through_casts(number)
+    if not factors or one.node(w).dtype != node.dtype:
+        return None
+    rank = len(one.node(w).shape)
+    shown = [_shown(one, one.b.add("reshape", f, shape=_filled(one.node(f).shape, rank)), views) for f in factors]
+    w = _shown(one, w, views)
+    x, wide = args[0], "float32" if node.dtype in HALVES else node.dtype
+    by_row = [f for f in shown if one.node(f).shape[-2] != 1]
+    if by_row:
+        x = one.through_casts(x)
+        x = x if one.node(x).dtype == wide else one.b.add("cast", x, dtype=wide)
+        for factor in by_row:
+            own = len(one.node(factor).shape)
+            turned = one.b.add("permute", factor, dims=(*range(own - 2), own - 1, own - 2))
+            x = one.b.add("mul", x, turned)
+        x = x if wide == node.dtype else one.b.add("cast", x, dtype=node.dtype)
+    made = one.b.add("matmul", x, w)
+    made = made if wide == node.dtype else one.b.add("cast", made, dtype=wide)
+    for factor in shown:
+        if factor not in by_row:
+            made = one.b.add("mul", made, factor)
+    if one.node(made).shape != node.shape:
+        return None
+    return made if wide == node.dtype else one.b.add("cast", made, dtype=node.dtype)
+
+
+def _keeps_matrices(one: Rewriter, found: Node) -> bool:
+    """Is it a view that keeps the last two dimensions as they are, or swaps them?"""
+    if found.op == "permute":
+        rank = len(found.shape)
+        return tuple(dim % rank for dim in found["dims"]) == (*range(rank - 2), rank - 1, rank - 2)
+    return found.op == "reshape" and len(found.shape) >= 2 and one.node(found.args[0]).shape[-2:] == found.shape[-2:]
+
+
+def _thin_factor(one: Rewriter, found: Node) -> tuple[int, int] | None:
+    """(w, s) where the node is w * s and s is the same along the last dimension or along the one before it."""
+    for w, factor in (found.args, tuple(reversed(found.args))):
+        own = _filled(one.node(factor).shape, len(found.shape))
+        if one.node(w).shape == found.shape and len(found.shape) >= 2 and (own[-1] == 1) != (own[-2] == 1):
+            return w, factor
+    return None
+
+
+def _filled(shape: Sequence[SizeLike], rank: int) -> tuple[SizeLike, ...]:
+    return (*(1 for _ in range(rank - len(shape))), *shape)
+
+
+def _shown(one: Rewriter, number: int, views: Sequence[Node]) -> int:
+    """The views of another tensor, the last one first, taken of one with the same last dimensions, or 1 in their place."""
+    for view in reversed(views):
+        shape = one.node(number).shape
+        if view.op == "permute":
+            number = one.b.add("permute", number, dims=view["dims"])
+            continue
+        lead = view.shape[:-2]
+        if all(size == 1 for size in shape[:-2]):
+            lead = tuple(1 for _ in lead)
+        number = one.b.add("reshape", number, shape=(*lead, *shape[-2:]))
+    return number
+
+
 def split_products(parts: int) -> Rule:
     """x @ w as a sum of `parts` products over shorter rows, each computed by others than the next: few rows and columns
     alone do not keep a large device busy."""
@@ -194,6 +274,6 @@ def _bounded(one: Rewriter, number: int) -> tuple[int, int | None]:
 
 def rewritten(graph: Graph, *rules: Rule) -> Graph:
     """The graph after these rewrites, one after another."""
-    for rule in rules or (scale_after_matmul,):
+    for rule in rules or (scale_after_matmul, column_scales_after_matmul):
         graph = Rewriter(graph).run([rule])
     return graph

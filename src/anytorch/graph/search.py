@@ -42,7 +42,7 @@ EAGER = "eager torch"
 KIND, KERNEL_KIND = "kernel graph", "kernel of a graph"
 QUICK = 3  # schedules of a kernel in a quick search
 NOISE = 0.02  # what a program must gain on eager torch
-FORMAT = 1  # of what is remembered; part of every key
+FORMAT = 2  # of what is remembered; part of every key
 Tell = Callable[[str, float], None]  # what is being done, and the share of the time limit that is used
 
 
@@ -64,11 +64,11 @@ class Variant:
     name: str
     graph: Graph
     library: frozenset[int] = frozenset()
+    repeats: bool = False  # narrow products are computed again beside every tile of a wider one
 
 
-def variants(graph: Graph, wide: bool) -> Iterator[Variant]:
-    """Graphs of primitive ops for the same function, the boldest first. `wide`: for a device with many units, which sums are
-    split for."""
+def variants(graph: Graph, back: Back) -> Iterator[Variant]:
+    """Graphs of primitive ops for the same function, the boldest first."""
     attention = any(node.op == "attention" for _, node in graph)
     for keep, said in (((), ""), (("attention",), ", attention by torch")):
         if keep and not attention:
@@ -78,16 +78,19 @@ def variants(graph: Graph, wide: bool) -> Iterator[Variant]:
         found: dict[Graph, str] = {}
         better = rewritten(low)
         found.setdefault(better, f"all fused, scales after products{said}")
-        found.setdefault(low, f"all fused{said}")
-        if wide:
+        if not back.splits:
             for parts in (4, 16, 32, 64):
                 found.setdefault(rewritten(better, split_softmax(parts)), f"softmax in {parts} parts{said}")
             for parts in (2, 4, 8):
                 found.setdefault(rewritten(better, split_products(parts)), f"sums in {parts} parts{said}")
         for made, name in found.items():
+            if back.repeats and len(products) > 1:
+                yield Variant(f"{name}, narrow products again", made, repeats=True)
             yield Variant(name, made)
         if products and (keep or not attention):
             yield Variant(f"products by torch{said}", low, products)
+        if low not in found:
+            yield Variant(f"all fused{said}", low)
 
 
 def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick: bool) -> Question:
@@ -115,6 +118,7 @@ class Search:
     quick: bool = False  # the likeliest variants and schedules only: for many graphs, as in torch.compile
     began: float = field(default_factory=time.perf_counter)
     kernels: list[Verdict] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)  # of what the programs that passed the gates computed
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.device)
@@ -136,6 +140,7 @@ class Search:
                 return found
         programs: dict[str, Program] = {}
         refused: dict[str, str] = {}
+        self.digests.clear()
         try:
             for variant in self._variants(back):
                 self._try(back, variant, programs, refused)
@@ -148,7 +153,11 @@ class Search:
         return Found(programs.get(verdict.chosen), verdict, tuple(self.kernels))
 
     def _variants(self, back: Back) -> list[Variant]:
-        found = list(variants(self.graph, back.name != "cpp"))
+        found = [
+            one
+            for one in variants(self.graph, back)
+            if not (one.repeats and self._groups(one) == self._groups(replace(one, repeats=False)))
+        ]
         return [found[0], *found[1:][-1:]] if self.quick else found
 
     def _try(self, back: Back, variant: Variant, programs: dict[str, Program], refused: dict[str, str]) -> None:
@@ -161,10 +170,14 @@ class Search:
             if all(step.kernel is None for step in program.steps):
                 return  # nothing of ours in it
             verify.check(self.graph, self.known, partial(program, poison=True), self.device)
+            self.digests[variant.name] = verify.digest(program, self.graph, self.known, self.device)
             programs[variant.name] = program
         except (AnytorchError, NotImplementedError) as exc:
             refused[variant.name] = str(exc).splitlines()[0]
             log.info("the variant %s is not used: %s", variant.name, refused[variant.name])
+
+    def _groups(self, variant: Variant) -> tuple[Group, ...]:
+        return partition(variant.graph, self.known, variant.library, variant.repeats).groups
 
     def _prove(self, variant: Variant) -> None:
         """The first gate, on small sizes: is this variant the same function?"""
@@ -175,7 +188,7 @@ class Search:
             log.info("the variant %s is not judged in whole numbers: %s", variant.name, exc)
 
     def _built(self, back: Back, variant: Variant) -> Program:
-        cut = partition(variant.graph, self.known, variant.library)
+        cut = partition(variant.graph, self.known, variant.library, variant.repeats)
         return Program(cut, [self._step(back, variant, cut, group) for group in cut.groups])
 
     def _step(self, back: Back, variant: Variant, cut: Partition, group: Group) -> Step:
@@ -220,11 +233,19 @@ class Search:
         read = [buffer.node for buffer in kernel.buffers if not buffer.written]
         sets = [dict(zip(read, copy, strict=True)) for copy in self.clock.copies(inputs)]
 
+        def results() -> list[torch.Tensor]:
+            return [torch.empty_like(one, memory_format=torch.contiguous_format) for one in eager]
+
+        def in_order(made: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+            written = dict(zip(group.outputs, made, strict=True))
+            return [[{**given, **written}[buffer.node] for buffer in kernel.buffers] for given in sets]
+
+        back.compile_ahead(kernel, list(schedules.values()), in_order(results())[0], self.known)
+
         def prepare(schedule: Schedule) -> Ready:
             launch = back.prepare(kernel, schedule)
-            made = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in eager]
-            written = dict(zip(group.outputs, made, strict=True))
-            ordered = [[{**given, **written}[buffer.node] for buffer in kernel.buffers] for given in sets]
+            made = results()
+            ordered = in_order(made)
 
             def run() -> list[torch.Tensor]:
                 for one in made:
@@ -262,9 +283,9 @@ class Search:
 
         plain = self.plain or partial(reference.evaluate, self.graph)
         runs = [Candidate(EAGER, partial(ready, plain, {}))]
-        runs += [
-            Candidate(name, partial(ready, program, {"steps": steps(program)})) for name, program in programs.items()
-        ]
+        for name, program in programs.items():
+            facts = {"steps": steps(program), "digest": self.digests[name]}
+            runs.append(Candidate(name, partial(ready, program, facts)))
         runs += [Candidate(name, _never, refused=why) for name, why in refused.items()]
         return measure(
             asked,
@@ -278,15 +299,21 @@ class Search:
         )
 
     def _again(self, back: Back, verdict: Verdict) -> Found | None:
-        """The program that was chosen another time, built from the cache and checked once more; None if it cannot be."""
+        """The program that was chosen another time, built from the cache and checked once more; None if it cannot be.
+
+        It passed the gates then: now it must give the same bits, or else pass the second gate again.
+        """
         if verdict.chosen == EAGER:
             return Found(None, verdict)
-        variant = next((one for one in variants(self.graph, back.name != "cpp") if one.name == verdict.chosen), None)
+        variant = next((one for one in variants(self.graph, back) if one.name == verdict.chosen), None)
         if variant is None:
             return None
         try:
             program = self._built(back, variant)
-            verify.check(self.graph, self.known, partial(program, poison=True), self.device, ("normal",))
+            then = next((one.facts.get("digest") for one in verdict.trials if one.name == verdict.chosen), None)
+            run = partial(program, poison=True)
+            if then is None or verify.digest(run, self.graph, self.known, self.device) != then:
+                verify.check(self.graph, self.known, run, self.device, ("normal",))
         except AnytorchError as exc:
             log.warning("a remembered program is not used, and searched for again: %s", exc)
             return None

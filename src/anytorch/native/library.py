@@ -31,6 +31,7 @@ SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 HEADERS = (".h", ".hpp", ".inc")
 _loaded: dict[tuple[str, Path], ctypes.CDLL] = {}
 _lock = threading.Lock()
+_of_library: dict[tuple[str, tuple[Path, ...]], threading.Lock] = {}  # one builds, others of the same wait
 # Builds of a process that cannot write the cache, by the path they would have there.
 _private: dict[Path, tempfile.TemporaryDirectory[str]] = {}
 
@@ -45,7 +46,7 @@ def load(name: str, sources: Sequence[Path], *, level: str | None = None, flags:
 
     >>> native.load("packed", [folder / "encoder.cpp"], level="avx2")
     """
-    with _lock:
+    with _turn(name, sources):
         path = _built(name, sources, level, flags)
         if (name, path) not in _loaded:
             _loaded[name, path] = _open(name, path, sources, level, flags)
@@ -54,8 +55,13 @@ def load(name: str, sources: Sequence[Path], *, level: str | None = None, flags:
 
 def build(name: str, sources: Sequence[Path], *, level: str | None = None, flags: Sequence[str] = ()) -> Path:
     """Like `load`, without loading: the library's path."""
-    with _lock:
+    with _turn(name, sources):
         return _built(name, sources, level, flags)
+
+
+def _turn(name: str, sources: Sequence[Path]) -> threading.Lock:
+    with _lock:
+        return _of_library.setdefault((name, tuple(sources)), threading.Lock())
 
 
 def _open(name: str, path: Path, sources: Sequence[Path], level: str | None, flags: Sequence[str]) -> ctypes.CDLL:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anytorch import native, settings
+from anytorch import logs, native, settings
 from anytorch.files import replace_file
 from anytorch.graph.emit import cpp
 from anytorch.graph.emit.cpp_schedules import Machine, schedules
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.loops import Kernel
+
+log = logs.logger(__name__)
 
 CODE = Path(cpp.__file__).parent / "code"
 Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
@@ -49,6 +52,18 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
         run(address, addresses, sizes, count, torch.get_num_threads())
 
     return launch
+
+
+def compile_ahead(
+    kernel: Kernel, schedules: Sequence[Schedule], tensors: Sequence[torch.Tensor], known: Mapping[str, int]
+) -> None:
+    """Compile the kernel with all of these schedules, as many at once as torch may use threads. What cannot be compiled says
+    so when it is prepared."""
+    del tensors, known  # the text holds for all
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for schedule, done in [(one, pool.submit(prepare, kernel, one)) for one in schedules]:
+            if (failed := done.exception()) is not None:
+                log.info("a kernel with %s does not compile: %s", schedule.name, failed)
 
 
 @lru_cache(maxsize=4096)

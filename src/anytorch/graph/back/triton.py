@@ -4,39 +4,79 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anytorch import settings
+from anytorch import logs, settings
 from anytorch.files import replace_file
+from anytorch.graph.back import tickets
 from anytorch.graph.emit import triton as emit
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.emit.triton_schedules import schedules
 from anytorch.graph.loops import Kernel
 
+log = logs.logger(__name__)
+
 Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
 
-def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
-    return schedules(kernel, known)
+def candidates(device: torch.device, kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
+    early = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0)
+    return [replace(one, early=early) for one in schedules(kernel, known)]
+
+
+def _options(schedule: Schedule) -> dict[str, Any]:
+    """What the compiler is told."""
+    options: dict[str, Any] = {"num_warps": schedule.warps, "num_stages": schedule.stages}
+    return {**options, "launch_pdl": True} if schedule.early else options
 
 
 def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     """A kernel that takes the tensors of its buffers and the named sizes."""
     function = _module(emit.render(kernel, schedule), settings.cache_folder()).kernel
     names = sizes_of(kernel)
+    compiler = _options(schedule)
+    slot = emit.slot(kernel, schedule) if schedule.parts > 1 else 0
 
     def launch(tensors: Sequence[torch.Tensor], known: Mapping[str, int]) -> None:
         sizes = [known[name] for name in names]
         programs = emit.grid(kernel, schedule, dict(known))
-        function[(programs,)](*tensors, *sizes, num_warps=schedule.warps, num_stages=schedule.stages)
+        shared: tuple[torch.Tensor, ...] = ()
+        if schedule.parts > 1:
+            device = tensors[0].device
+            scratch = torch.empty(programs * slot, dtype=torch.float32, device=device)
+            shared = (scratch, tickets.take(device, programs // schedule.parts))
+        function[(programs,)](*tensors, *sizes, *shared, **compiler)
 
     return launch
+
+
+def compile_ahead(
+    kernel: Kernel, schedules: Sequence[Schedule], tensors: Sequence[torch.Tensor], known: Mapping[str, int]
+) -> None:
+    """Compile the kernel with all of these schedules, several at once. What cannot be compiled says so when prepared."""
+    names = sizes_of(kernel)
+
+    def warm(schedule: Schedule) -> None:
+        function = _module(emit.render(kernel, schedule), settings.cache_folder()).kernel
+        shared = (torch.float32, torch.int32) if schedule.parts > 1 else ()
+        sizes = [known[name] for name in names]
+        with torch.cuda.device(tensors[0].device) if tensors[0].is_cuda else nullcontext():
+            function.warmup(*tensors, *sizes, *shared, grid=(1,), **_options(schedule))
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        for schedule, done in [(one, pool.submit(warm, one)) for one in schedules]:
+            if (failed := done.exception()) is not None:
+                log.info("a kernel with %s does not compile: %s", schedule.name, str(failed).splitlines()[0:1])
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class Schedule:
     """`blocks` says how much of an axis a tile has, 1 for an axis that is left out. For Triton these are elements, powers of
     two, and a reduced axis whose block covers it is not looped over; for C++ they are values held in registers at a time,
-    each a whole vector along the axes in `vectors`. `chunks` are the C++ kernel's work items, in tiles."""
+    each a whole vector along the axes in `vectors`. `chunks` are the C++ kernel's work items, in tiles. `parts` is Triton's:
+    how many programs share a tile's first loop; the last of them to be done joins what they found."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     vectors: frozenset[str] = frozenset()
@@ -18,6 +19,8 @@ class Schedule:
     spread: str = ""  # C++: a vector axis whose sums lie in memory, so that the reduced axis can be the outer loop
     warps: int = 4
     stages: int = 3
+    parts: int = 1
+    early: bool = False  # Triton: launched before the kernel before it is done, which it waits for itself
     dots: bool = True  # matrix units for sums of products, where the tile allows it
 
     def block(self, axis: str) -> int:
@@ -31,4 +34,5 @@ class Schedule:
             chunks = " ".join(f"{axis}:{chunk}" for axis, chunk in sorted(self.chunks.items()))
             spread = f" sums of {self.spread} in memory" if self.spread else ""
             return f"{cuts} lanes={','.join(sorted(self.vectors))} {chunks}{spread}".strip()
-        return f"{cuts} warps={self.warps} stages={self.stages}{'' if self.dots else ' sums'}"
+        shared = f" parts={self.parts}" if self.parts > 1 else ""
+        return f"{cuts}{shared} warps={self.warps} stages={self.stages}{'' if self.dots else ' sums'}"

@@ -5,6 +5,9 @@ Half precision is computed in float32; what goes into a matrix unit is rounded t
 
 A sum that depends on a maximum over the same axis only as a factor exp(x - maximum) is summed in the same loop, and scaled
 anew when the maximum grows: softmax and attention are one pass over their rows.
+
+Where tiles alone do not fill a device, several programs share a tile (`Schedule.parts`): each goes over a part of the loop
+and leaves its sums in scratch memory; whoever takes the last ticket joins them, in the order of the parts, and goes on.
 """
 
 from __future__ import annotations
@@ -12,19 +15,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
 
 from anytorch.graph import ops
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import maxima, outermost, sizes_of, together
-from anytorch.graph.emit.triton_functions import BINARY, HELPERS, UNARY
+from anytorch.graph.emit.triton_functions import (
+    BINARY,
+    HELPERS,
+    TYPES,
+    UNARY,
+    Order,
+    blocks_in,
+    cast,
+    fold,
+    literal,
+    neutral,
+    spread,
+    unwidened,
+)
 from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction
 from anytorch.graph.sizes import Size, SizeLike, at
 
 HEADER = "import triton\nimport triton.language as tl\n"
+EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
+UNROLLED = 32  # parts that are joined without a loop
 LEAST_DOT = 16  # rows, columns and terms of what `tl.dot` takes
-TYPES = {"bool": "tl.int1", **{name: f"tl.{name}" for name in ops.DTYPES if name != "bool"}}
-Order = tuple[str, ...]  # the tiled axes of a value, in the order of its dimensions
 
 
 @dataclass
@@ -47,7 +62,14 @@ def grid(kernel: Kernel, schedule: Schedule, known: dict[str, int]) -> int:
     count = 1
     for axis in kernel.axes:
         count *= -(-at(kernel.extents[axis], known) // schedule.block(axis))
-    return count
+    return count * schedule.parts
+
+
+def slot(kernel: Kernel, schedule: Schedule) -> int:
+    """How many numbers of scratch memory each program of a shared tile needs; 0 if tiles are not shared."""
+    writer = _Writer(kernel, schedule)
+    writer.text("kernel")
+    return writer.slot
 
 
 class _Writer:
@@ -60,6 +82,8 @@ class _Writer:
         self.tiled = tuple(axis for axis in kernel.extents if schedule.block(axis) > 1)
         self.looped = frozenset(axis for axis in kernel.extents if axis not in kernel.axes and not self._covered(axis))
         self.guards: tuple[tuple[str, Order], ...] = ()  # what loads are masked with, under a `choose`
+        self.base = 0  # the scope that values belong to which depend on no loop
+        self.slot = 0  # numbers that a program leaves for the others of its tile
 
     def _covered(self, axis: str) -> bool:
         extent = self.kernel.extents[axis]
@@ -81,19 +105,34 @@ class _Writer:
             place = self.index(store.index, order)
             mask = self.mask(order, store.index.axes)
             self._line(f"tl.store(b{store.buffer} + {place}, ({value}).to({TYPES[dtype]}){mask})")
+        if self.base:
+            last = self.scopes.pop()
+            self._line(f"if ticket == {self.schedule.parts - 1}:")
+            top.lines += last.lines
         arguments = [*(f"b{place}" for place in range(len(self.kernel.buffers))), *sizes_of(self.kernel)]
+        if self.schedule.parts > 1:
+            arguments += ["scratch", "tickets"]
         helpers = "".join(HELPERS[one] for one in self.helpers)
-        head = f"{HEADER}{helpers}\n\n@triton.jit\ndef {name}({', '.join(arguments)}):\n"
-        return head + "\n".join(top.lines) + "\n"
+        imports = HEADER + EARLY if self.schedule.early else HEADER
+        head = f"{imports}{helpers}\n\n@triton.jit\ndef {name}({', '.join(arguments)}):\n"
+        return head + "\n".join(top.lines).replace("SLOT", str(self.slot)) + "\n"
 
     def _programs(self, top: Scope) -> None:
         """Which part of every parallel axis this program has: the last axis changes fastest."""
         # Places beyond 2**31 need wide numbers, and a step times a wide number is wide.
         wide = any(not isinstance(b.elements, int) or b.elements >= 2**31 for b in self.kernel.buffers)
+        if self.schedule.early:
+            # Nothing is read or written before what came before is done; then whatever comes next may be launched.
+            self._line("gdc_wait()")
+            self._line("gdc_launch_dependents()")
         self._line(f"rest = tl.program_id(0){'.to(tl.int64)' if wide else ''}")
+        if self.schedule.parts > 1:
+            self._line(f"part = rest % {self.schedule.parts}")
+            self._line(f"rest = rest // {self.schedule.parts}")
+            self._line("tile = rest")
         for place, axis in enumerate(reversed(self.kernel.axes)):
             block, extent = self.schedule.block(axis), self.kernel.extents[axis]
-            count = _count(extent, block)
+            count = blocks_in(extent, block)
             last = place == len(self.kernel.axes) - 1
             own = "rest" if last else f"(rest % {count})"
             if block == 1:
@@ -120,8 +159,8 @@ class _Writer:
     def _home(self, expr: Expr) -> Scope:
         """The outermost scope in which everything that the expression depends on is known."""
         needed = expr.axes & self.looped
-        home = self.scopes[0]
-        for scope in self.scopes:
+        home = self.scopes[self.base]
+        for scope in self.scopes[self.base :]:
             if scope.axes & needed or any(one in scope.names for one in expr.reductions):
                 home = scope
         return home
@@ -133,7 +172,7 @@ class _Writer:
             if isinstance(atom, Part):
                 base = f"(({self.index(atom.index, order)}) {atom.how} ({atom.by}))"
             else:
-                base = _spread(atom, (atom,), order) if atom in self.tiled else atom
+                base = spread(atom, (atom,), order) if atom in self.tiled else atom
             return base if step == 1 else f"{base} * ({step})" if isinstance(step, Size) else f"{base} * {step}"
 
         said = [text(atom, step) for atom, step in index.terms]
@@ -142,11 +181,11 @@ class _Writer:
     def mask(self, order: Order, axes: frozenset[str], other: str = "") -> str:
         """The argument `mask=` of a load or store whose place depends on these axes; "" if all of it exists."""
         parts = [
-            _spread(f"({axis} < {self._extent(axis)})", (axis,), order)
+            spread(f"({axis} < {self._extent(axis)})", (axis,), order)
             for axis in order
             if axis in axes and self._ragged(axis)
         ]
-        parts += [_spread(guard, own, order) for guard, own in self.guards if set(own) <= axes]
+        parts += [spread(guard, own, order) for guard, own in self.guards if set(own) <= axes]
         return f", mask={' & '.join(parts)}{other}" if parts else ""
 
     def _extent(self, axis: str) -> str:
@@ -162,19 +201,28 @@ class _Writer:
         """The name of an expression's value with the dimensions it has among the wanted ones. `raw`: half stays half."""
         order = self.order(expr, wanted)
         if expr.op == "constant":
-            return _literal(expr)
+            return literal(expr)
         if expr.reduction:
             return self._spread_reduction(expr.reduction, order)
         key = (expr, order, raw, self.guards)
         for scope in self.scopes:
             if key in scope.names:
                 return scope.names[key]
-        text = self._written(expr, order, raw)
+        text = self._turned(expr, order, raw) or self._written(expr, order, raw)
         home = self._home(expr) if not self.guards else self.scopes[-1]
-        name = self._new()
-        self._line(f"{name} = {text}", home)
+        name = text
+        if not text.isidentifier():  # a cast that changes nothing has a name already
+            name = self._new()
+            self._line(f"{name} = {text}", home)
         home.names[key] = name
         return name
+
+    def _turned(self, expr: Expr, order: Order, raw: bool) -> str:
+        """A tile that was loaded with its dimensions the other way round is turned, not loaded again."""
+        if expr.op != "load" or not raw or len(order) != 2:
+            return ""
+        key = (expr, order[::-1], raw, self.guards)
+        return next((f"tl.trans({scope.names[key]})" for scope in self.scopes if key in scope.names), "")
 
     def _spread_reduction(self, reduction: Reduction, order: Order) -> str:
         name, own = self.reduced(reduction, order)
@@ -184,11 +232,13 @@ class _Writer:
 
     def _written(self, expr: Expr, order: Order, raw: bool) -> str:
         if expr.op == "load":
+            if not raw:
+                loaded = self.value(expr, order, raw=True)
+                return f"{loaded}.to(tl.float32)" if expr.dtype in ops.HALVES else loaded
             assert expr.index is not None
             place = self.index(expr.index, order)
             other = ", other=0.0" if expr.dtype in ops.FLOATS else ", other=0"
-            loaded = f"tl.load(b{expr.buffer} + {place}{self.mask(order, expr.index.axes, other)})"
-            return loaded if raw or expr.dtype not in ops.HALVES else f"{loaded}.to(tl.float32)"
+            return f"tl.load(b{expr.buffer} + {place}{self.mask(order, expr.index.axes, other)})"
         if expr.op == "position":
             assert expr.index is not None
             text = self.index(expr.index, order)
@@ -197,7 +247,7 @@ class _Writer:
             return self._choice(expr, order)
         args = [self._argument(arg, order) for arg in expr.args]
         if expr.op == "cast":
-            return _cast(args[0], expr.args[0].dtype, expr.dtype)
+            return cast(args[0], expr.args[0].dtype, expr.dtype)
         whole = expr.dtype in ops.FLOATS and all(arg.dtype not in ops.FLOATS for arg in expr.args)
         if whole:
             args = [f"({arg}).to(tl.float32)" for arg in args]
@@ -208,7 +258,7 @@ class _Writer:
         return template.format(*args)
 
     def _argument(self, arg: Expr, order: Order) -> str:
-        return _spread(self.value(arg, order), self.order(arg, order), order)
+        return spread(self.value(arg, order), self.order(arg, order), order)
 
     def _choice(self, expr: Expr, order: Order) -> str:
         condition, *branches = expr.args
@@ -241,14 +291,13 @@ class _Writer:
     def _at_once(self, reduction: Reduction, order: Order) -> None:
         """The reduced axes are within the tile: no loop."""
         name = self._new("s")
-        inside = (*order, *(axis for axis in reduction.over if axis in self.tiled))
         if self._as_dot(reduction, order):
             text = self._dot(reduction, order, None)
         else:
-            body = self._masked_body(reduction, inside)
+            inside = (*order, *(axis for axis in reduction.over if axis in self.tiled))
+            text = self._masked_body(reduction, inside)
             for axis in reversed(range(len(order), len(inside))):
-                body = _fold(reduction.how, body, axis)
-            text = body
+                text = fold(reduction.how, text, axis)
         home = self._home(Expr("reduced", reduction=reduction))
         self._line(f"{name} = {text}", home)
         home.names[reduction] = name
@@ -256,15 +305,15 @@ class _Writer:
     def _masked_body(self, reduction: Reduction, inside: Order) -> str:
         """What is folded, with the neutral element beyond the end of the reduced axes."""
         if reduction.how == "dot":
-            left, right = (_spread(self.value(b, inside), self.order(b, inside), inside) for b in reduction.bodies)
+            left, right = (spread(self.value(b, inside), self.order(b, inside), inside) for b in reduction.bodies)
             body = f"({left} * {right})"
         else:
             (only,) = reduction.bodies
-            body = _spread(self.value(only, inside), self.order(only, inside), inside)
+            body = spread(self.value(only, inside), self.order(only, inside), inside)
         beyond = [axis for axis in reduction.over if axis in self.tiled and self._ragged(axis)]
         for axis in beyond:
-            inside_it = _spread(f"({axis} < {self._extent(axis)})", (axis,), inside)
-            body = f"tl.where({inside_it}, {body}, {_neutral(reduction.how)})"
+            inside_it = spread(f"({axis} < {self._extent(axis)})", (axis,), inside)
+            body = f"tl.where({inside_it}, {body}, {neutral(reduction.how)})"
         return body
 
     def _as_dot(self, reduction: Reduction, order: Order) -> bool:
@@ -282,17 +331,18 @@ class _Writer:
         if order[0] in right.axes:
             left, right = right, left
         row, column = order
-        left, right = _unwidened(left, right)
+        left, right = unwidened(left, right)
         a, b = self._operand(left, (row, over), over), self._operand(right, (over, column), over)
-        kind = left.dtype if left.dtype == right.dtype else "float32"
+        # A product of half numbers that is another one's argument was not rounded yet.
+        kind = left.dtype if left.dtype in ops.HALVES else right.dtype
         a, b = (f"({one}).to({TYPES[kind]})" if kind in ops.HALVES else one for one in (a, b))
         precise = ', input_precision="ieee"' if kind == "float32" else ""
         return f"tl.dot({a}, {b}{f', {into}' if into else ''}{precise})"
 
     def _operand(self, body: Expr, order: Order, over: str) -> str:
-        value = _spread(self.value(body, order, raw=True), self.order(body, order), order)
+        value = spread(self.value(body, order, raw=True), self.order(body, order), order)
         if self._ragged(over) and body.op != "load":
-            value = f"tl.where({_spread(f'({over} < {self._extent(over)})', (over,), order)}, {value}, 0.0)"
+            value = f"tl.where({spread(f'({over} < {self._extent(over)})', (over,), order)}, {value}, 0.0)"
         return value
 
     def _together(self, first: Reduction) -> list[Reduction]:
@@ -302,11 +352,16 @@ class _Writer:
         return together(self.kernel, first, done, frozenset(self.kernel.axes) | loops | covered)
 
     @contextmanager
-    def _looping(self, axis: str) -> Iterator[Scope]:
+    def _looping(self, axis: str, shared: bool) -> Iterator[Scope]:
         outer, block = self.scopes[-1], self.schedule.block(axis)
         scope = Scope(outer.depth + 1, frozenset({axis}))
         base = f"{axis}_base"
         head = f"for {base} in range(0, {self._extent(axis)}, {block}):"
+        if shared:
+            extent = self.kernel.extents[axis]
+            self._line(f"share = tl.cdiv({blocks_in(extent, block)}, {self.schedule.parts}) * {block}", outer)
+            self._line(f"end = tl.minimum({self._extent(axis)}, (part + 1) * share)", outer)
+            head = f"for {base} in range(part * share, end, {block}):"
         self._line(f"{axis} = {base} + tl.arange(0, {block})" if block > 1 else f"{axis} = {base}", scope)
         self.scopes.append(scope)
         yield scope
@@ -322,6 +377,7 @@ class _Writer:
                     if inner not in group and axis not in inner.axes:
                         self.reduced(inner, ())
         outer = self.scopes[-1]
+        shared = self.schedule.parts > 1 and len(self.scopes) == 1
         block = self.schedule.block(axis)
         names: dict[Reduction, str] = {}
         orders: dict[Reduction, Order] = {}
@@ -333,15 +389,64 @@ class _Writer:
             names[one] = self._new("s")
             inside = orders[one] if folded[one] or block == 1 else (*orders[one], axis)
             shape = ", ".join(str(self.schedule.block(a)) for a in inside)
-            start = _neutral(one.how)
+            start = neutral(one.how)
             self._line(f"{names[one]} = {f'tl.full(({shape},), {start}, tl.float32)' if inside else start}", outer)
-        with self._looping(axis) as scope:
+        with self._looping(axis, shared) as scope:
             for one in group:
                 self._update(one, names, orders, folded, axis, scope)
         for one in group:
             if not folded[one] and block > 1:
-                self._line(f"{names[one]} = {_fold(one.how, names[one], len(orders[one]))}", outer)
+                self._line(f"{names[one]} = {fold(one.how, names[one], len(orders[one]))}", outer)
             outer.names[one] = names[one]
+        if shared:
+            self._join(names, orders)
+
+    def _join(self, names: dict[Reduction, str], orders: dict[Reduction, Order]) -> None:
+        """Leave this part's values for the others; whoever comes last joins all. What follows is that program's alone."""
+        top, parts = self.scopes[0], self.schedule.parts
+        places: dict[Reduction, str] = {}
+        for one, name in names.items():
+            order = orders[one]
+            place, step = str(self.slot), 1
+            for axis in reversed(order):
+                place += f" + {spread(f'tl.arange(0, {self.schedule.block(axis)})', (axis,), order)} * {step}"
+                step *= self.schedule.block(axis)
+            places[one] = place
+            self.slot += step
+            mask = self.mask(order, frozenset(order))
+            self._line(f"tl.store(scratch + (tile * {parts} + part) * SLOT + {place}, {name}{mask})")
+        # Every thread's stores come before the ticket, and the ticket before what the last program reads.
+        self._line("tl.debug_barrier()")
+        self._line('ticket = tl.atomic_add(tickets + tile, 1, sem="acq_rel", scope="gpu")')
+        last = Scope(top.depth + 1)
+        self.scopes.append(last)
+        self.base = 1
+        self._line("tl.store(tickets + tile, 0)")
+        inner = Scope(last.depth + 1)
+        for one, name in names.items():
+            order = orders[one]
+            mask = self.mask(order, frozenset(order), f", other={neutral(one.how)}")
+            load = f'tl.load(scratch + (tile * {parts} + other) * SLOT + {places[one]}{mask}, cache_modifier=".cg")'
+            self._line(f"{name} = {load.replace('other)', '0)', 1)}")
+            self._line(f"{name}_part = {load}", inner)
+            if one.how in ("max", "min"):
+                self._line(f"{name}_next = tl.{one.how}imum({name}, {name}_part)", inner)
+                self._line(f"{name}_safe = tl.where({name}_next == {neutral(one.how)}, 0.0, {name}_next)", inner)
+                self._line(f"{name}_scale = tl.exp({name} - {name}_safe)", inner)
+                self._line(f"{name}_joins = tl.exp({name}_part - {name}_safe)", inner)
+                self._line(f"{name} = {name}_next", inner)
+                continue
+            for scaling in maxima(one, list(names)):
+                own, others = (spread(f"{names[scaling]}_{way}", orders[scaling], order) for way in ("scale", "joins"))
+                self._line(f"{name} = {name} * {own}", inner)
+                self._line(f"{name}_part = {name}_part * {others}", inner)
+            self._line(f"{name} = {name} + {name}_part", inner)
+        # Unrolled, so that the loads of all parts are on their way at once.
+        self._line(f"for other in {'tl.static_range' if parts <= UNROLLED else 'range'}(1, {parts}):")
+        last.lines += inner.lines
+        for one, name in names.items():
+            del top.names[one]
+            last.names[one] = name
 
     def _update(
         self,
@@ -354,17 +459,17 @@ class _Writer:
     ) -> None:
         name, order = names[one], orders[one]
         for top in maxima(one, list(names)):
-            self._line(f"{name} = {name} * {_spread(f'{names[top]}_scale', orders[top], order)}", scope)
+            self._line(f"{name} = {name} * {spread(f'{names[top]}_scale', orders[top], order)}", scope)
         inside = (*order, axis) if axis in self.tiled else order
         if self._as_dot(one, order):
             self._line(f"{name} = {self._dot(one, order, name)}", scope)
         elif one.how in ("max", "min"):
             body = self._masked_body(one, inside)
             if axis in self.tiled:
-                body = _fold(one.how, body, len(order))
+                body = fold(one.how, body, len(order))
             self._line(f"{name}_next = tl.{one.how}imum({name}, {body})", scope)
             # Where everything so far is masked the maximum is -inf, and -inf - -inf is not a number: nothing is scaled then.
-            safe = f"tl.where({name}_next == {_neutral(one.how)}, 0.0, {name}_next)"
+            safe = f"tl.where({name}_next == {neutral(one.how)}, 0.0, {name}_next)"
             self._line(f"{name}_safe = {safe}", scope)
             self._line(f"{name}_scale = tl.exp({name} - {name}_safe)", scope)
             self._line(f"{name} = {name}_next", scope)
@@ -372,48 +477,5 @@ class _Writer:
         else:
             body = self._masked_body(one, inside)
             if folded[one] and axis in self.tiled:
-                body = _fold("sum", body, len(order))
+                body = fold("sum", body, len(order))
             self._line(f"{name} = {name} + {body}", scope)
-
-
-def _unwidened(left: Expr, right: Expr) -> tuple[Expr, Expr]:
-    """The arguments of a product before they were widened from half precision, which changes nothing in it."""
-    inner = [one.args[0] if one.op == "cast" and one.dtype == "float32" else one for one in (left, right)]
-    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in ops.HALVES
-    return (inner[0], inner[1]) if same else (left, right)
-
-
-def _spread(text: str, own: Order, order: Order) -> str:
-    """A value with dimensions `own` for use beside one with `order`: new dimensions of length 1 where it has none."""
-    if not own or own == order:
-        return text
-    return f"{text}[{', '.join(':' if axis in own else 'None' for axis in order)}]"
-
-
-def _fold(how: str, body: str, axis: int) -> str:
-    return f"tl.{'sum' if how in ('sum', 'dot') else how}({body}, {axis})"
-
-
-def _neutral(how: str) -> str:
-    return {"max": 'float("-inf")', "min": 'float("inf")'}.get(how, "0.0")
-
-
-def _literal(expr: Expr) -> str:
-    value = expr.value
-    if expr.dtype not in ops.FLOATS:
-        return str(int(value))
-    if value != value or value in (inf, -inf):
-        return f'float("{value}")'
-    return repr(float(value))
-
-
-def _cast(text: str, old: str, new: str) -> str:
-    if new in ops.FLOATS and new != "float64":
-        return text if old in ops.FLOATS and old != "float64" else f"({text}).to(tl.float32)"
-    return f"({text}).to({TYPES[new]})"
-
-
-def _count(extent: SizeLike, block: int) -> str:
-    if isinstance(extent, int):
-        return str(-(-extent // block))
-    return f"({extent})" if block == 1 else f"tl.cdiv({extent}, {block})"

@@ -1,7 +1,15 @@
-"""The functions of kernel graphs in Triton."""
+"""The functions, constants and casts of kernel graphs in Triton, and how values with different dimensions meet."""
 
 from __future__ import annotations
 
+from math import inf
+
+from anytorch.graph import ops
+from anytorch.graph.loops import Expr
+from anytorch.graph.sizes import SizeLike
+
+TYPES = {"bool": "tl.int1", **{name: f"tl.{name}" for name in ops.DTYPES if name != "bool"}}
+Order = tuple[str, ...]  # the tiled axes of a value, in the order of its dimensions
 UNARY = {
     "exp": "tl.exp({0})",
     "log": "tl.log({0})",
@@ -74,3 +82,46 @@ def _pow(x, y):
     return tl.where(y == 0.0, 1.0, tl.where(x < 0, negative, size))
 """,
 }
+
+
+def unwidened(left: Expr, right: Expr) -> tuple[Expr, Expr]:
+    """The arguments of a product before they were widened from half precision, which changes nothing in it."""
+    inner = [one.args[0] if one.op == "cast" and one.dtype == "float32" else one for one in (left, right)]
+    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in ops.HALVES
+    return (inner[0], inner[1]) if same else (left, right)
+
+
+def spread(text: str, own: Order, order: Order) -> str:
+    """A value with dimensions `own` for use beside one with `order`: new dimensions of length 1 where it has none."""
+    if not own or own == order:
+        return text
+    return f"{text}[{', '.join(':' if axis in own else 'None' for axis in order)}]"
+
+
+def fold(how: str, body: str, axis: int) -> str:
+    return f"tl.{'sum' if how in ('sum', 'dot') else how}({body}, {axis})"
+
+
+def neutral(how: str) -> str:
+    return {"max": 'float("-inf")', "min": 'float("inf")'}.get(how, "0.0")
+
+
+def literal(expr: Expr) -> str:
+    value = expr.value
+    if expr.dtype not in ops.FLOATS:
+        return str(int(value))
+    if value != value or value in (inf, -inf):
+        return f'float("{value}")'
+    return repr(float(value))
+
+
+def cast(text: str, old: str, new: str) -> str:
+    if new in ops.FLOATS and new != "float64":
+        return text if old in ops.FLOATS and old != "float64" else f"({text}).to(tl.float32)"
+    return f"({text}).to({TYPES[new]})"
+
+
+def blocks_in(extent: SizeLike, block: int) -> str:
+    if isinstance(extent, int):
+        return str(-(-extent // block))
+    return f"({extent})" if block == 1 else f"tl.cdiv({extent}, {block})"

@@ -1,0 +1,52 @@
+"""Counters for programs that share a tile: each takes a number when it is done, and who takes the last one joins the parts.
+
+A launch finds its counters at 0 and leaves them at 0. Nobody else may use them meanwhile:
+
+    launches of one stream      follow one another, and share theirs
+    a recorded launch           may be replayed on any stream, beside anything: it has counters of its own for good
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+BLOCK = 1 << 16  # counters made at once for recordings
+RECORDED = -1  # stands in for a stream
+_blocks: dict[tuple[torch.device, int], tuple[torch.Tensor, int]] = {}  # (counters, how many of them are given away)
+_lock = threading.Lock()
+
+
+def take(device: torch.device, count: int) -> torch.Tensor:
+    """At least `count` counters for a launch on the current stream."""
+    if device.type != "cuda":  # XPU queues are in order, and Triton's interpreter runs one program after another
+        return _shared(device, 0, count)
+    if not torch.cuda.is_current_stream_capturing():
+        _ready_for_recordings(device)
+        return _shared(device, torch.cuda.current_stream(device).cuda_stream, count)
+    with _lock:
+        block, used = _blocks.get((device, RECORDED), (None, 0))
+        if block is None or block.numel() < used + count:
+            return torch.zeros(count, dtype=torch.int32, device=device)  # set to 0 anew in every replay
+        _blocks[device, RECORDED] = (block, used + count)
+        return block[used : used + count]
+
+
+def _shared(device: torch.device, stream: int, count: int) -> torch.Tensor:
+    with _lock:
+        block, _ = _blocks.get((device, stream), (None, 0))
+        if block is None or block.numel() < count:
+            block = torch.zeros(max(count, 1024), dtype=torch.int32, device=device)
+            _blocks[device, stream] = (block, 0)
+        return block
+
+
+def _ready_for_recordings(device: torch.device) -> None:
+    """Counters for recordings are made outside of them: there, setting them to 0 would be a launch of its own."""
+    with _lock:
+        block, used = _blocks.get((device, RECORDED), (None, 0))
+        if block is None or block.numel() - used < BLOCK // 2:
+            made = torch.zeros(BLOCK, dtype=torch.int32, device=device)
+            torch.cuda.synchronize(device)
+            _blocks[device, RECORDED] = (made, 0)
