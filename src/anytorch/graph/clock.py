@@ -26,7 +26,7 @@ class Clock:
         self.device = device
         backend, index = locate(device)
         self._records = backend.caps(index).graphs
-        plain = stopwatch_of(device)
+        self.plain = plain = stopwatch_of(device)  # of single calls, launches and all
         self.stopwatch = plain
         if self._records:
             self.stopwatch = Stopwatch(partial(_shared, plain.seconds), plain.is_passing, plain.now)

@@ -32,7 +32,7 @@ from anytorch.graph.partition import Group, Partition, moved_bytes, partition
 from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten, split_products, split_softmax
 from anytorch.graph.shrink import shrunk
-from anytorch.measured.engine import Candidate, Ready, measure
+from anytorch.measured.engine import ROUNDS, Candidate, Ready, measure
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import NO_TIME, Question, Verdict, fastest
 
@@ -40,6 +40,7 @@ log = logs.logger(__name__)
 
 EAGER = "eager torch"
 KIND, KERNEL_KIND = "kernel graph", "kernel of a graph"
+MANY_ROUNDS = 12  # of schedules that are close to one another
 QUICK = 3  # schedules of a kernel in a quick search
 NOISE = 0.02  # what a program must gain on eager torch
 FORMAT = 2  # of what is remembered; part of every key
@@ -262,6 +263,7 @@ class Search:
             most_error=verify.TIMES_EAGER,
             stopwatch=self.clock.stopwatch,
             budget_s=max(1.0, self.left_s / 3),
+            rounds=ROUNDS if self.quick else MANY_ROUNDS,
             quiet=True,
         )
 

@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="anytorch")`: on the webgpu device, chains of elementwise ops, and the reductions over
 the last dimensions among them, become single kernels.
 
-Graphs on other devices go to torch's own default compiler.
+Graphs on other devices become kernel graphs (`anytorch.graph.compiler`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ statistics = {"graphs": 0, "kernels": 0}
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """The back end torch.compile calls."""
     if not any(isinstance(value, torch.Tensor) and value.device.type == NAME for value in inputs):
-        from torch._dynamo import lookup_backend
+        from anytorch.graph import compiler
 
-        return lookup_backend("inductor")(module, list(inputs))
+        return compiler.compile_graph(module, inputs)
     compiler = aot_autograd(fw_compiler=fused, decompositions=decompositions())
     return compiler(module, list(inputs))
 
