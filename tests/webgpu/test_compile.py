@@ -94,20 +94,19 @@ def test_strides_that_the_trace_did_not_promise() -> None:
         torch.testing.assert_close(got, (reference(image).relu() * 2 + 1).sigmoid(), rtol=1e-4, atol=1e-5)
 
 
-def test_other_devices_go_to_torchs_own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._dynamo
-
+def test_other_devices_go_to_kernel_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import anytorch.graph.compiler
     from anytorch.webgpu import compiler
 
     asked = []
 
-    def lookup(name: str) -> Any:
-        asked.append(name)
-        return lambda module, inputs: module.forward
+    def kernel_graphs(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        asked.append([value.device.type for value in inputs])
+        return module.forward
 
-    monkeypatch.setattr(torch._dynamo, "lookup_backend", lookup)
+    monkeypatch.setattr(anytorch.graph.compiler, "compile_graph", kernel_graphs)
     assert torch.compile(lambda x: x + 1, backend=compiler.compile_graph)(torch.ones(2)).tolist() == [2, 2]
-    assert asked[-1] == "inductor"  # torch itself looks up others
+    assert asked == [["cpu"]]
 
 
 def test_a_recorded_graph_replays_on_new_inputs() -> None:

@@ -49,8 +49,9 @@ def call(owner: KernelGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     check_inputs(graph, tensors, owner.device(tensors))
     known = reference.sizes_of(graph, tensors)
     found = owner._found.get(_key(known, tensors[0].device if tensors else torch.device("cpu")))
-    made = reference.evaluate(graph, tensors) if found is None else found.run(graph, tensors)
-    return [tensor.contiguous() for tensor in made]
+    if found is None or found.program is None:
+        return reference.evaluate(graph, tensors)
+    return [tensor.contiguous() for tensor in found.program(tensors)]
 
 
 def check_inputs(graph: Graph, tensors: Sequence[Any], device: torch.device) -> None:

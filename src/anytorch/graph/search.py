@@ -10,10 +10,12 @@ a program that is built again from memory is checked again before it is used.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,15 +37,15 @@ from anytorch.graph.shrink import shrunk
 from anytorch.measured.engine import ROUNDS, Candidate, Ready, measure
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import NO_TIME, Question, Verdict, fastest
+from anytorch.native.compiler import SHARED
 
 log = logs.logger(__name__)
 
 EAGER = "eager torch"
 KIND, KERNEL_KIND = "kernel graph", "kernel of a graph"
 MANY_ROUNDS = 12  # of schedules that are close to one another
-QUICK = 3  # schedules of a kernel in a quick search
+QUICK, FEW, MANY = 3, 12, 40  # schedules of a kernel: in a quick search, when half of the time is gone, and before
 NOISE = 0.02  # what a program must gain on eager torch
-FORMAT = 2  # of what is remembered; part of every key
 Tell = Callable[[str, float], None]  # what is being done, and the share of the time limit that is used
 
 
@@ -94,6 +96,16 @@ def variants(graph: Graph, back: Back) -> Iterator[Variant]:
             yield Variant(f"all fused{said}", low)
 
 
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """A digest of what makes and checks kernels: what another version of it found is not believed."""
+    found = hashlib.blake2b(digest_size=8)
+    folder = Path(__file__).parent
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.cpp"), *SHARED.glob("*.h")]):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick: bool) -> Question:
     sizes = ", ".join(f"{name}={known[name]}" for name in sorted(known))
     ops = len([node for _, node in graph if node.op != "input"])
@@ -102,7 +114,7 @@ def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick
         "graph": graph.key,
         "sizes": dict(known),
         "threads": torch.get_num_threads(),
-        "format": FORMAT,
+        "code": code_version(),
         "quick": quick,
     }
     return Question.of(KIND, title, str(device), **facts)
@@ -188,35 +200,61 @@ class Search:
         except finite_field.Unfit as exc:
             log.info("the variant %s is not judged in whole numbers: %s", variant.name, exc)
 
-    def _built(self, back: Back, variant: Variant) -> Program:
+    def _built(self, back: Back, variant: Variant, then: Sequence[str] | None = None) -> Program:
+        """A variant as a program, every kernel with its best schedule, or with those of another time."""
         cut = partition(variant.graph, self.known, variant.library, variant.repeats)
-        return Program(cut, [self._step(back, variant, cut, group) for group in cut.groups])
+        if then is not None and len(then) != len(cut.groups):
+            raise WrongAnswer("it has other kernels than it had")
+        named = then or [""] * len(cut.groups)
+        return Program(cut, [self._step(back, cut, group, name) for group, name in zip(cut.groups, named, strict=True)])
 
-    def _step(self, back: Back, variant: Variant, cut: Partition, group: Group) -> Step:
+    def _step(self, back: Back, cut: Partition, group: Group, then: str) -> Step:
         if group.library:
             return Step(group)
         kernel = cut.kernel(group)
-        verdict, schedules = self._tuned(back, cut, group, kernel)
-        if not verdict.chosen:
-            raise WrongAnswer(f"no schedule of a kernel can be used: {verdict.why}")
-        schedule = schedules[verdict.chosen]
+        offered = back.candidates(kernel, self.known)
+        asked = self._kernel_question(back, group, kernel)
+        if then:
+            schedule = next((one for one in offered if one.name == then), None)
+            if schedule is None:
+                raise WrongAnswer(f"a kernel cannot be cut as it was: {then}")
+            if (known := recall(asked, budget_s=0.0)) is not None:
+                self.kernels.append(known)
+        else:
+            schedules = {one.name: one for one in offered[: self._most()]}
+            schedule = schedules[self._tuned(back, cut, group, kernel, schedules, asked)]
         return Step(group, kernel, back.prepare(kernel, schedule), schedule.name, back.render(kernel, schedule))
 
-    def _tuned(self, back: Back, cut: Partition, group: Group, kernel: Kernel) -> tuple[Verdict, dict[str, Schedule]]:
-        """The best schedule of a kernel, measured unless it is known."""
-        offered = back.candidates(kernel, self.known)
-        schedules = {one.name: one for one in (offered[:QUICK] if self.quick else offered)}
+    def _kernel_question(self, back: Back, group: Group, kernel: Kernel) -> Question:
         facts = {"kernel": str(kernel), "buffers": str(kernel.buffers), "sizes": dict(self.known), "back": back.name}
         title = f"{len(group.nodes)} ops, {moved_bytes(kernel, self.known) / 2**20:.3g} MiB"
-        asked = Question.of(
-            KERNEL_KIND, title, str(self.device), threads=torch.get_num_threads(), format=FORMAT, **facts
-        )
+        threads = torch.get_num_threads()
+        return Question.of(KERNEL_KIND, title, str(self.device), threads=threads, code=code_version(), **facts)
+
+    def _tuned(
+        self,
+        back: Back,
+        cut: Partition,
+        group: Group,
+        kernel: Kernel,
+        schedules: Mapping[str, Schedule],
+        asked: Question,
+    ) -> str:
+        """The name of the best schedule of a kernel, measured unless all of these were."""
         verdict = recall(asked, budget_s=0.0, names=schedules)
-        if verdict is None:
-            self.tell(title, 1 - self.left_s / self.time_limit_s)
+        if verdict is None or not set(schedules) <= {one.name for one in verdict.trials}:
+            self.tell(asked.title, 1 - self.left_s / self.time_limit_s)
             verdict = remember(self._measured(back, cut, group, kernel, schedules, asked))
         self.kernels.append(verdict)
-        return verdict, schedules
+        if not verdict.chosen:
+            raise WrongAnswer(f"no schedule of a kernel can be used: {verdict.why}")
+        return verdict.chosen
+
+    def _most(self) -> int:
+        """How many schedules of a kernel there is time for: compiling one cannot be interrupted."""
+        if self.quick or self.left_s <= 0:
+            return QUICK
+        return FEW if self.left_s < self.time_limit_s / 2 else MANY
 
     def _measured(
         self,
@@ -311,12 +349,12 @@ class Search:
         if variant is None:
             return None
         try:
-            program = self._built(back, variant)
-            then = next((one.facts.get("digest") for one in verdict.trials if one.name == verdict.chosen), None)
+            facts = next(one.facts for one in verdict.trials if one.name == verdict.chosen)
+            program = self._built(back, variant, [step["schedule"] for step in facts["steps"]])
             run = partial(program, poison=True)
-            if then is None or verify.digest(run, self.graph, self.known, self.device) != then:
+            if verify.digest(run, self.graph, self.known, self.device) != facts["digest"]:
                 verify.check(self.graph, self.known, run, self.device, ("normal",))
-        except AnytorchError as exc:
+        except (AnytorchError, LookupError, StopIteration, TypeError) as exc:
             log.warning("a remembered program is not used, and searched for again: %s", exc)
             return None
         return Found(program, verdict, tuple(self.kernels))

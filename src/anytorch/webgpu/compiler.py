@@ -26,9 +26,9 @@ statistics = {"graphs": 0, "kernels": 0}
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """The back end torch.compile calls."""
     if not any(isinstance(value, torch.Tensor) and value.device.type == NAME for value in inputs):
-        from anytorch.graph import compiler
+        from anytorch.graph.compiler import compile_graph as by_kernel_graphs
 
-        return compiler.compile_graph(module, inputs)
+        return by_kernel_graphs(module, inputs)
     compiler = aot_autograd(fw_compiler=fused, decompositions=decompositions())
     return compiler(module, list(inputs))
 

@@ -9,38 +9,22 @@ maximum only scales share its loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import Any
 
 from anytorch.graph import ops
-from anytorch.graph.emit.cpp_functions import literal, neutral, number, operation
+from anytorch.graph.emit.cpp_functions import TYPES, by_twos, in_stages, literal, neutral, number, operation
 from anytorch.graph.emit.schedule import Schedule
-from anytorch.graph.emit.sharing import maxima, outermost, sizes_of, together
+from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together
 from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction, Store
 from anytorch.graph.sizes import SizeLike, at
 
-TYPES = {
-    "bool": "bool",
-    "int32": "int32_t",
-    "int64": "int64_t",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "float",
-    "float64": "double",
-}
+STAGE = 64  # rounds of a long sum that are summed by themselves
 Point = Mapping[str, int]  # which of the unrolled points of each axis
 
 
 class CannotVectorize(Exception):
     """The schedule asks for a value along two vector axes at once, or for vectors of whole numbers from memory."""
-
-
-@dataclass
-class Scope:
-    depth: int
-    axes: frozenset[str] = frozenset()
-    lines: list[str] = field(default_factory=list)
-    names: dict[Any, str] = field(default_factory=dict)
 
 
 def render(kernel: Kernel, schedule: Schedule) -> str:
@@ -372,10 +356,28 @@ class _Writer:
             self._line(f"const vf {name} = load({self._in_array(reduction, self.schedule.spread, point)});")
             self.scopes[-1].names[key] = name
             return name
-        if set(reduction.over) & set(self.points):
-            raise CannotVectorize(f"a reduction over {', '.join(reduction.over)} stands in a loop over the same axis")
-        self._loop(reduction.over, together(self.kernel, reduction, self._done(), frozenset(self.points)))
+        with self._moved_out(reduction):
+            if set(reduction.over) & set(self.points):
+                over = ", ".join(reduction.over)
+                raise CannotVectorize(f"a reduction over {over} stands in a loop over the same axis")
+            self._loop(reduction.over, together(self.kernel, reduction, self._done(), frozenset(self.points)))
         return self.reduced(reduction, point)
+
+    @contextmanager
+    def _moved_out(self, reduction: Reduction) -> Iterator[None]:
+        """Write before the loops that a reduction does not change with: the sum of a row is computed once for the row."""
+        home = next(
+            place
+            for place, scope in enumerate(self.scopes)
+            if scope is self._home(Expr("reduced", reduction=reduction))
+        )
+        inner, self.scopes = self.scopes[home + 1 :], self.scopes[: home + 1]
+        bound = {axis for scope in self.scopes for axis in scope.axes}
+        points, left = self.points, self.left
+        self.points = {axis: count for axis, count in points.items() if axis in bound}
+        self.left = {axis: count for axis, count in left.items() if axis in bound}
+        yield
+        self.scopes, self.points, self.left = [*self.scopes, *inner], points, left
 
     def _before(self, axes: frozenset[str], group: Sequence[Reduction]) -> None:
         """Compute what these need and loops over the axes do not change."""
@@ -392,6 +394,7 @@ class _Writer:
         lane = next((axis for axis in over if axis in self.vectors), None)
         names: dict[tuple[Reduction, Any], str] = {}
         kinds: dict[Reduction, str] = {}
+        staged: dict[str, str] = {}  # sums in stages, and what each stage begins with
         for one in group:
             along = self._lane(one.axes)
             if along is not None and lane is not None:
@@ -405,12 +408,23 @@ class _Writer:
                 start = neutral(one.how)
                 self._line(f"{'vf' if vector else 'float'} {name} = {f'fill({start})' if vector else start};", outer)
                 names[one, self._key(one.axes, point)] = name
+                if in_stages(one, kinds[one]):
+                    self._line(f"auto {name}_few = {name};", outer)
+                    staged[name] = f"fill({start})" if vector else start
+        rounds = self._new("n")
+        if staged:
+            self._line(f"int {rounds} = 0;", outer)
 
         def round_of_all() -> None:
             for one in group:
                 self._update(one, group, names, kinds, over)
+            if staged:
+                moves = " ".join(f"{name} = {name} + {name}_few; {name}_few = {zero};" for name, zero in staged.items())
+                self._line(f"if (++{rounds} == {STAGE}) {{ {rounds} = 0; {moves} }}")
 
         self._nested(list(over), round_of_all)
+        for name in staged:
+            self._line(f"{name} = {name} + {name}_few;", outer)
         for (one, at_point), name in names.items():
             if kinds[one] == "end":
                 fold = "largest" if one.how == "max" else "-largest" if one.how == "min" else "sum"
@@ -438,8 +452,11 @@ class _Writer:
         scales_others = any(one in maxima(other, group) for other in group)
         for outer_point in self._all_points(one.axes):
             name = names[one, self._key(one.axes, outer_point)]
+            staged = in_stages(one, kinds[one])
             for top in tops:
-                self._line(f"{name} = {name} * {names[top, self._key(top.axes, outer_point)]}_scale;")
+                scale = f"{names[top, self._key(top.axes, outer_point)]}_scale"
+                for part in (name, f"{name}_few") if staged else (name,):
+                    self._line(f"{part} = {part} * {scale};")
             parts = []
             for inner in self._all_points(frozenset(over)):
                 parts.append(self._body(one, {**outer_point, **inner}))
@@ -460,8 +477,11 @@ class _Writer:
                 scope.names[one, self._key(one.axes, outer_point)] = f"{name}_safe"
                 scope.names.setdefault((one, ()), name)
                 continue
-            for part in parts:
-                self._line(f"{name} = {name} + {f'sum(wide({part}))' if kinds[one] == 'each' else part};")
+            target = f"{name}_few" if staged else name
+            # By twos, where that does not cost a multiplication that the addition does in passing.
+            few = [by_twos(parts)] if one.how == "sum" else parts
+            for part in few:
+                self._line(f"{target} = {target} + {f'sum(wide({part}))' if kinds[one] == 'each' else part};")
 
     def _body(self, one: Reduction, point: Point) -> str:
         """What is folded at a point, with the neutral element in the lanes beyond the end."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from anytorch.graph import ops
-from anytorch.graph.loops import Expr
+from anytorch.graph.loops import Expr, Reduction
 from anytorch.graph.sizes import Size, SizeLike
 
+TYPES = {
+    "bool": "bool",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "float",
+    "float64": "double",
+}
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
@@ -57,3 +67,15 @@ def literal(expr: Expr) -> str:
     if value in (inf, -inf):
         return "INF" if value > 0 else "(-INF)"
     return f"{float(value)!r}f" if "e" in repr(float(value)) or "." in repr(float(value)) else f"{float(value)!r}.0f"
+
+
+def in_stages(one: Reduction, kind: str) -> bool:
+    """Is a sum taken in stages? One after another, thousands of terms would lose digits that a vector's lanes keep."""
+    return one.how == "sum" and kind != "end"
+
+
+def by_twos(parts: Sequence[str]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return f"({by_twos(parts[:half])} + {by_twos(parts[half:])})"

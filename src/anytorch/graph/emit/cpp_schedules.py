@@ -10,6 +10,7 @@ from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Expr, Kernel, Reduction
 from anytorch.graph.sizes import at
 
+MOST_VECTORS = 16  # of a row of results, in registers
 MOST_ROWS = 8  # of a product, in registers
 CACHED = 1 << 16  # bytes of sums in memory that stay near the processor
 LEAST_WORK = 1 << 14  # elementary steps worth an item of their own
@@ -74,6 +75,14 @@ def _of_products(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> 
     rows, columns = rows_and_columns(kernel, dot)
     last = kernel.axes[-1] if kernel.axes else ""
     along = {axis: _evenly(kernel, axis) for axis in (over, *kernel.axes)}
+    nested = [one.over[0] for one in kernel.reductions if over in one.axes and len(one.over) == 1]
+    if nested and columns and columns[-1] == last and size(kernel, last, known) <= MOST_VECTORS * machine.width:
+        # Attention: with all columns in registers a row of scores is computed once, for a few query heads at a time.
+        whole = -(-size(kernel, last, known) // machine.width)
+        lanes = frozenset({last, *(axis for axis in nested if _evenly(kernel, axis))})
+        for heads in (2, 1, 4):
+            held = {axis: min(heads, size(kernel, axis, known)) for axis in rows[-1:]}
+            yield Schedule({**held, last: whole, **dict.fromkeys(lanes - {last}, 4)}, lanes)
     # Several query heads, or rows of a batch, share what is read of the other side.
     tile = {axis: min(MOST_ROWS, size(kernel, axis, known)) for axis in rows[-1:]}
     few = {axis: min(4, size(kernel, axis, known)) for axis in rows[-1:]}

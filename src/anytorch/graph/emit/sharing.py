@@ -1,11 +1,23 @@
-"""What all emitters ask of a kernel: which reductions can share a loop, and which sizes it must be told."""
+"""What all emitters share: scopes of lines, which reductions can share a loop, and which sizes a kernel must be told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction
 from anytorch.graph.sizes import Size
+
+
+@dataclass
+class Scope:
+    """Lines at one depth, and the names of values that stand there. `axes` are those that its loop binds."""
+
+    depth: int
+    axes: frozenset[str] = frozenset()
+    lines: list[str] = field(default_factory=list)
+    names: dict[Any, str] = field(default_factory=dict)
 
 
 def outermost(expr: Expr) -> Iterator[Reduction]:

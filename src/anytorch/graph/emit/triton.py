@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from anytorch.graph import ops
 from anytorch.graph.emit.schedule import Schedule
-from anytorch.graph.emit.sharing import maxima, outermost, sizes_of, together
+from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together
 from anytorch.graph.emit.triton_functions import (
     BINARY,
     HELPERS,
@@ -40,16 +39,6 @@ HEADER = "import triton\nimport triton.language as tl\n"
 EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 UNROLLED = 32  # parts that are joined without a loop
 LEAST_DOT = 16  # rows, columns and terms of what `tl.dot` takes
-
-
-@dataclass
-class Scope:
-    """Lines at one depth. `axes` are the tiled axes that its loop binds; the outermost scope binds all others."""
-
-    depth: int
-    axes: frozenset[str] = frozenset()
-    lines: list[str] = field(default_factory=list)
-    names: dict[object, str] = field(default_factory=dict)
 
 
 def render(kernel: Kernel, schedule: Schedule, name: str = "kernel") -> str:
