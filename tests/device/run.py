@@ -35,6 +35,7 @@ GROUPS: dict[str, list[str]] = {
     "triton: texts": ["tests/device/test_triton.py", "-k", "texts or norm"],
     "triton: packed weights": ["tests/device/test_triton.py", "-k", "packed"],
     "triton: forecasts": ["tests/device/test_triton.py", "-k", "of_a_forecast"],
+    "kernel graphs": ["tests/device/test_graph.py"],
     "recorded graphs": ["tests/device/test_recorded.py"],
     "tiers": ["tests/device/test_tiers.py"],
     "forecast steps": ["tests/device/test_forecast.py", "-k", "of_the_cpu and not kernels"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,7 +12,13 @@ from anytorch.errors import WrongAnswer
 from anytorch.graph import field, reference, verify
 from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.lower import lowered
-from anytorch.graph.rewrite import rewritten, scale_after_matmul, split_products, split_softmax
+from anytorch.graph.rewrite import (
+    column_scales_after_matmul,
+    rewritten,
+    scale_after_matmul,
+    split_products,
+    split_softmax,
+)
 from anytorch.graph.shrink import shrunk
 from tests.graph.cases import CASES
 
@@ -126,6 +132,48 @@ def test_small_versions_keep_what_reshapes_need() -> None:
     heads = b.add("reshape", b.add("matmul", x, w), shape=(8, 32, 128))
     (small,) = shrunk(b.graph([b.add("softmax", heads, dim=-1)]))
     assert max(size for _, node in small for size in node.shape if isinstance(size, int)) < 512
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scales_of_the_second_argument_leave_the_product(turned: bool, dtype: str) -> None:
+    """One factor per column comes after the product, one per row goes to the first argument: w is read as it lies."""
+    b = Builder()
+    x, w = b.input((2, 3, 4, 16), dtype), b.input((2, 3, 8, 16) if turned else (2, 3, 16, 8), dtype)
+    each, every = b.input((2, 3, 8, 1) if turned else (2, 3, 1, 8), dtype), b.input((16,) if turned else (16, 1), dtype)
+    scaled = b.add("mul", b.add("mul", w, each), every)
+    shown = b.add("permute", scaled, dims=(0, 1, 3, 2)) if turned else scaled
+    graph = b.graph([b.add("matmul", x, shown)])
+    found = rewritten(graph, column_scales_after_matmul)
+    field.check_same(graph, found)
+    (product,) = (node for _, node in found if node.op == "matmul")
+    read = product.args[1]
+    while found.nodes[read].op != "input":
+        assert found.nodes[read].kind == "view"
+        (read,) = found.nodes[read].args
+    assert read == 1
+    inputs = verify.example(graph, {}, "normal", CPU)
+    (plain,), (moved,) = reference.evaluate(graph, inputs, exact=True), reference.evaluate(found, inputs, exact=True)
+    torch.testing.assert_close(moved, plain)
+
+
+def test_what_hangs_on_the_last_digit_of_its_inputs_is_judged_by_that() -> None:
+    """The softmax of large numbers is one row or another, whoever computes it; on other inputs nothing is forgiven."""
+    b = Builder()
+    q, k, v = (b.input((1, 2, 4, 64), "bfloat16") for _ in range(3))
+    graph = b.graph([b.add("attention", q, k, v, causal=False)])
+
+    def rounded_scores(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        q, k, v = tensors
+        return [(q @ k.transpose(-1, -2) / 8).softmax(-1) @ v]
+
+    verify.check(graph, {}, rounded_scores, CPU)
+
+    def off(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [made * 1.25 for made in rounded_scores(tensors)]
+
+    with pytest.raises(WrongAnswer, match="normal inputs"):
+        verify.check(graph, {}, off, CPU)
 
 
 def _wrong(graph: Graph, kind: str) -> verify.Run:

@@ -160,6 +160,27 @@ def test_wrong_graphs_are_refused() -> None:
         symbolic.superoptimize(sizes={"b": 4, "c": 1})
 
 
+def test_inputs_that_want_gradients_get_them(few: None, tensors: list[torch.Tensor]) -> None:
+    g = _mlp().superoptimize(*tensors)
+    assert next(iter(g._found.values())).program is not None
+    (plain,) = g(*tensors)
+    tensors[1].requires_grad_()
+    (made,) = g(*tensors)
+    made.sum().backward()  # type: ignore[no-untyped-call]
+    assert tensors[1].grad is not None and torch.allclose(made, plain, atol=1e-4)
+    with torch.no_grad():
+        assert not g(*tensors)[0].requires_grad
+
+
+def test_every_call_is_checked_even_after_one_that_was_right(few: None, tensors: list[torch.Tensor]) -> None:
+    x, w = tensors
+    g = _mlp().superoptimize(x, w)
+    g(x, w)
+    for wrong, said in (((x.double(), w), "input 0"), ((x,), "takes 2 inputs"), ((x, 3), "not a tensor")):
+        with pytest.raises(GraphError, match=said):
+            g(*wrong)  # type: ignore[arg-type]
+
+
 def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, known = CASES["gated mlp"]()
     first = Search(graph, known, CPU, 60, quick=True).run()

@@ -72,6 +72,28 @@ def test_the_kernels_of_the_known_fusions() -> None:
     assert counts["lora"] == 2
 
 
+def test_the_sums_of_a_row_stand_before_the_loop_over_its_results() -> None:
+    cut, known = _cut("softmax")
+    kernel = cut.kernel(cut.groups[0])
+    for one in schedules(kernel, known, Machine(threads=2, width=8)):
+        if one.vectors:
+            text = cpp.render(kernel, one)
+            assert text.count("{ whole r0 = 0;") == 1 < text.index("{ whole r0 = 0;") < text.index("{ whole i1 = ")
+
+
+def test_long_sums_keep_their_digits_and_their_infinities() -> None:
+    b = Builder()
+    graph = b.graph([b.add("reduce", b.input((20_000, 3), "float32"), how="sum", dims=(0,))])
+    cut = partition(graph, {})
+    kernel = cut.kernel(cut.groups[0])
+    x = torch.full((20_000, 3), 0.1)
+    x[500, 1], x[700, 2] = math.inf, math.nan
+    for schedule in back.candidates(kernel, {}):
+        (found,) = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule))])([x])
+        assert abs(found[0] - 2000) < 0.02, schedule.name  # one after another: off by 0.34
+        assert found[1] == math.inf and found[2].isnan(), schedule.name
+
+
 SCRIPT = """
 import torch
 from dataclasses import replace

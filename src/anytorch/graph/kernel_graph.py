@@ -27,6 +27,7 @@ from anytorch.graph.sizes import Shape, Size, SizeLike, divided, product, read_s
 if TYPE_CHECKING:
     import torch
 
+    from anytorch.graph.program import Program
     from anytorch.graph.search import Found
 
 Operand = Union["DTensor", int, float]
@@ -104,6 +105,7 @@ class KernelGraph:
         self._builder = Builder()
         self._outputs: list[int] = []
         self._found: dict[tuple[Any, ...], Found] = {}
+        self._ready: dict[tuple[Any, ...], Program] = {}  # by what was looked at of the inputs
         self._device: torch.device | None = None
 
     # --- building ------------------------------------------------------------------------------------------------------
@@ -133,6 +135,7 @@ class KernelGraph:
             )
         self._outputs.append(tensor.number)
         self._found.clear()
+        self._ready.clear()
 
     def matmul(self, a: DTensor, b: DTensor) -> DTensor:
         """[..., m, k] and [..., k, n] give [..., m, n]; leading sizes stretch."""
