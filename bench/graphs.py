@@ -9,9 +9,9 @@ Answers first: every contender's error from float64 is printed beside eager's, a
 every contender is recorded in a CUDA graph of twelve launches, each on another copy of the inputs (weights come from memory,
 as they do in a model); on the CPU each is called. Contenders take turns, nine rounds; times are medians.
 
-Peers: eager torch; torch.compile(mode="max-autotune") (on the GPU without its own CUDA graphs, since all contenders are
-recorded by us); on the CPU also torch.compile as it comes, and its best with weights frozen (packed ahead of time), which
-our kernels do not do: that column is shown, the ratio is to the best of the others.
+Peers: eager torch; torch.compile as it comes and with mode="max-autotune" (on the GPU without its own CUDA graphs, since all
+contenders are recorded by us), the ratio being to the faster of the two; on the CPU also its best with weights frozen
+(packed ahead of time), which our kernels do not do: that column is shown and does not count.
 
 The floor is the larger of bytes (inputs read once, outputs written once) by the rate of a large copy, measured in this run,
 and operations by the rate of a large matrix product.
@@ -222,9 +222,8 @@ def contenders(
         function(*inputs)
         return lambda tensors: function(*tensors)
 
-    modes = (
-        {"compile": None, "max-autotune": "max-autotune"} if on_cpu else {"max-autotune": "max-autotune-no-cudagraphs"}
-    )
+    best = "max-autotune" if on_cpu else "max-autotune-no-cudagraphs"  # all contenders are recorded by us
+    modes = {"compile": None, "max-autotune": best}
     for name, mode in modes.items() if compiled_too else ():
         try:
             made[name] = compiled(mode)
@@ -327,6 +326,52 @@ def show(row: dict[str, Any]) -> str:
     )
 
 
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- bench/graphs.py {0}: begin -->", "<!-- bench/graphs.py {0}: end -->"
+
+
+def table(result: dict[str, Any]) -> str:
+    """The rows of a result for docs/benchmarks.md."""
+    names = [name for name in ("ours", "eager", "compile", "max-autotune", "frozen") if name in result["rows"][0]["us"]]
+    unit, by = ("ms", 1e3) if result["device"] == "cpu" else ("µs", 1.0)
+    head = [
+        "",
+        *(f"{name}, {unit}" for name in names),
+        f"floor, {unit}",
+        "× eager",
+        "× compile",
+        "error, eager's",
+        "search, s",
+    ]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in result["rows"]:
+        times = [f"{row['us'][name] / by:.3g}" if name in row["us"] else "" for name in names]
+        cells = [row["name"], *times, f"{row['floor_us'] / by:.3g}", f"{row['over_eager']:.2f}"]
+        cells += [f"{row['over_compile']:.2f}" if row["over_compile"] else ""]
+        cells += [f"{row['error']['ours']:.1e}, {row['error']['eager']:.1e}", f"{row['search_s']:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    mean = {name: result.get(f"{name}_geometric_mean") for name in ("over_eager", "over_compile")}
+    cpu = result["machine"]["cpu"] if result["device"] == "cpu" else ", ".join(result["machine"]["gpus"])
+    said = f"{cpu}, torch {result['torch']}, {result['date'][:10]}, commit {result['commit'][:7]}. Geometric means: "
+    said += f"{mean['over_eager']} times eager, {mean['over_compile']} times the faster torch.compile. "
+    said += (
+        f"Searches: median {result['search_s_median']:.0f} s, from the cache {result['recall_s_median'] * 1e3:.0f} ms."
+    )
+    return "\n".join([*lines, "", said])
+
+
+def write_docs() -> None:
+    page = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+    text = page.read_text()
+    for where in ("h200", "cpu"):
+        path = RESULTS / f"graphs-{where}.json"
+        if path.exists():
+            begin, end = BEGIN.format(where), END.format(where)
+            head, rest = text.split(begin)
+            text = f"{head}{begin}\n{table(json.loads(path.read_text()))}\n{end}{rest.split(end)[1]}"
+    page.write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -337,7 +382,13 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="an eighth of every side: shows that all of it runs")
     parser.add_argument("--eager", action="store_true", help="beside eager torch alone, for work on our own kernels")
     parser.add_argument("--output", type=Path)
+    parser.add_argument(
+        "--docs", action="store_true", help="write the tables of docs/benchmarks.md from the results, and end"
+    )
     options = parser.parse_args()
+    if options.docs:
+        write_docs()
+        return
     device = torch.device(options.device, 0) if options.device != "cpu" else torch.device("cpu")
     begun = time.perf_counter()
     rates = limits(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
