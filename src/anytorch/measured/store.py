@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +70,20 @@ def verdicts() -> Iterator[Verdict]:
         found = _read(path)
         if found is not None:
             yield found
+
+
+def drop(keys: Iterable[str]) -> int:
+    """Forget the verdicts with these keys, here and on disk; how many files are gone. Raises OSError."""
+    count = 0
+    for path in [folder() / f"{key}.json" for key in keys]:
+        with _lock:
+            _seen.pop(path, None)
+        try:
+            path.unlink()
+            count += 1
+        except FileNotFoundError:
+            pass  # a passing one, or another process was here first
+    return count
 
 
 def clear() -> Path | None:
