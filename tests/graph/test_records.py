@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anytorch.errors import GraphError
-from anytorch.graph import compiler, new_kernel_graph, records, search
+from anytorch.graph import compiler, new_kernel_graph, records, search, verify
 from anytorch.graph.ir import Graph
 from anytorch.graph.records import Record
 from anytorch.graph.search import EAGER
@@ -93,6 +93,7 @@ def test_what_eager_torch_won_and_what_was_compiled_is_recorded_too(few: None, m
 
 def test_the_words_are_those_of_the_search() -> None:
     assert (records.EAGER, records.KIND, records.KERNEL_KIND) == (search.EAGER, search.KIND, search.KERNEL_KIND)
+    assert records.MOST_ERROR == verify.TIMES_EAGER
 
 
 def test_a_title_names_the_ops_and_stays_short() -> None:
@@ -172,7 +173,8 @@ def test_forgetting_takes_the_verdicts_along_but_not_those_of_others() -> None:
     elsewhere = made.Question("quantized product", "int8", "cpu", {})
     store.remember(made.Verdict(elsewhere, (made.Trial("a", 1.0),), "a", "the only one"))
     (records.folder() / "damaged.json").write_text("{")
-    assert records.clear() == records.folder() and not records.folder().exists() and records.clear() is None
+    assert records.clear() == (records.folder(), 2) and not records.folder().exists()
+    assert records.clear() == (None, 0)
     assert [left.question.kind for left in store.verdicts()] == ["quantized product"]
 
 

@@ -34,8 +34,9 @@ log = logs.logger(__name__)
 FORMAT = 1
 MOST = 200  # files
 NAMED_OPS = 60  # characters of a title
-# As `search` calls them, which needs torch; a test compares.
+# As `search` and `verify` have them, which need torch; a test compares.
 EAGER, KIND, KERNEL_KIND = "eager torch", "kernel graph", "kernel of a graph"
+MOST_ERROR = 8
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,8 @@ def searched(search: Search) -> Found:
 
 def _keep(graph: Graph, known: Mapping[str, int], found: Found, verdict: Verdict) -> None:
     path = folder() / f"{verdict.question.key}.json"
-    steps = () if found.program is None else found.program.steps
-    if verdict.remembered and path.exists():
-        there = _read(path)
-        if there is not None and there.verdict.when == verdict.when:
-            if [(one.schedule, one.text) for one in there.steps] == [(one.schedule, one.text) for one in steps]:
-                return
+    if verdict.remembered and path.exists() and _is_true(_read(path), found, verdict):
+        return
     record = Record(
         title_of(graph),
         graph.key,
@@ -144,6 +141,14 @@ def _keep(graph: Graph, known: Mapping[str, int], found: Found, verdict: Verdict
     )
     replace_file(path, json.dumps(record.as_json(), default=str, allow_nan=False).encode())
     _bound(path.parent)
+
+
+def _is_true(record: Record | None, found: Found, verdict: Verdict) -> bool:
+    """Does the record say what was found now?"""
+    if record is None or record.verdict.when != verdict.when:
+        return False
+    steps = () if found.program is None else found.program.steps
+    return [(one.schedule, one.text) for one in record.steps] == [(one.schedule, one.text) for one in steps]
 
 
 def _steps(found: Found, known: Mapping[str, int]) -> tuple[Step, ...]:
@@ -258,16 +263,16 @@ def forget(chosen: Iterable[Record]) -> int:
     return store.drop([*going, *(kernels - shared)])
 
 
-def clear() -> Path | None:
-    """Remove every record, damaged ones too, and every verdict about kernel graphs; the folder, None if there was none.
+def clear() -> tuple[Path | None, int]:
+    """Remove every record, damaged ones too, and every verdict about kernel graphs.
 
-    Raises OSError.
+    The folder that was removed, None if there was none, and the number of verdicts. Raises OSError.
     """
-    store.drop([one.question.key for one in store.verdicts() if one.question.kind in (KIND, KERNEL_KIND)])
+    count = store.drop([one.question.key for one in store.verdicts() if one.question.kind in (KIND, KERNEL_KIND)])
     where = folder()
     if not where.exists():
-        return None
+        return None, count
     for path in [*where.glob("*.json"), *where.glob(".*.json.*")]:
         path.unlink(missing_ok=True)
     where.rmdir()
-    return where
+    return where, count
