@@ -64,6 +64,12 @@ def remember(verdict: Verdict) -> Verdict:
     return verdict
 
 
+def stored(key: str) -> Verdict | None:
+    """The verdict on disk whose question has this key."""
+    found = _read(folder() / f"{key}.json") if key.isalnum() else None
+    return found if found is not None and found.question.key == key else None
+
+
 def verdicts() -> Iterator[Verdict]:
     """Everything stored that can be understood, the newest first."""
     for path in sorted(folder().glob("*.json"), key=_age):
