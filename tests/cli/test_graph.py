@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,21 +123,20 @@ def test_damaged_records_are_left_out(cli: Callable[..., Any]) -> None:
     assert answer.status == 0 and answer.document == {"graphs": []}
 
 
-def test_torch_is_not_imported() -> None:
-    one = made.stored()
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    one, picture = made.stored(), str(tmp_path / "g.svg")
     script = (
         "import sys, json\nfrom anytorch.cli.main import main\n"
-        f"codes = [main(['graph', 'list']), main(['graph', 'show', '{one.key}', '--kernels'])]\n"
+        f"codes = [main(['graph', 'list']), main(['graph', 'show', '{one.key}', '--kernels', '--svg', {picture!r}])]\n"
         f"codes.append(main(['graph', 'clear', '{one.key}']))\n"
         "print(json.dumps([codes, 'torch' in sys.modules, 'numpy' in sys.modules]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=_environment(), timeout=120
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0, 0], False, False]
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(SOURCES)}

@@ -127,7 +127,7 @@ def searched(search: Search) -> Found:
 
 def _keep(graph: Graph, known: Mapping[str, int], found: Found, verdict: Verdict) -> None:
     path = folder() / f"{verdict.question.key}.json"
-    if verdict.remembered and path.exists() and _is_true(_read(path), found, verdict):
+    if verdict.remembered and _is_true(_read(path), found, verdict):
         return
     record = Record(
         title_of(graph),

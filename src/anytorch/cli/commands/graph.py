@@ -167,7 +167,7 @@ def tell(one: Record, output: Output, *, texts: bool) -> None:
     if not one.steps:
         output.text("\nthe graph runs op by op through torch: no kernel was generated for it")
         return
-    rows = [
+    steps = [
         (
             str(number),
             str(len(step.ops)),
@@ -177,7 +177,7 @@ def tell(one: Record, output: Output, *, texts: bool) -> None:
         )
         for number, step in enumerate(one.steps)
     ]
-    output.table(("step", "ops", "moves (MiB)", "time", "how"), rows, title="the chosen program")
+    output.table(("step", "ops", "moves (MiB)", "time", "how"), steps, title="the chosen program")
     if not texts:
         output.note(f"hint: `anytorch graph show {one.key[:SHOWN]} --kernels` prints the generated text")
         return
