@@ -144,6 +144,8 @@ _TABLE = (
         "on: time the forecast kernels on the GPU once and use the fastest; off: use the built-in choice"),
     Setting("measure_s", 3.0, _seconds, ("ANYTORCH_MEASURE_S",),
         "seconds that finding out what is fastest may take, for each thing that is chosen by measuring"),
+    Setting("save_kernels", "", _text, ("ANYTORCH_SAVE_KERNELS",),
+        "a folder to which the text of every generated kernel is written, for people to read; none when unset"),
     Setting("api_key_file", "", _text, ("ANYTORCH_API_KEY_FILE",),
         "the file with the API keys `anytorch serve` accepts; no key is required when unset"),
     Setting("config_file", None, _text, ("ANYTORCH_CONFIG",),

@@ -188,3 +188,13 @@ def test_processes_that_write_at_once_lose_nothing_and_break_nothing() -> None:
     files = list(store.folder().iterdir())
     assert len(files) == 4 * 40 + 40 and all(path.suffix == ".json" for path in files)
     assert len(list(verdicts())) == len(files)
+
+
+def test_single_verdicts_are_dropped_here_and_on_disk() -> None:
+    kept, gone = remember(answer(question())), remember(answer(question(shape="3x4")))
+    assert store.stored(kept.question.key) == replace(kept, remembered=True)
+    assert store.stored("../config") is None and store.stored("0" * 32) is None
+    assert store.drop([gone.question.key, "0" * 32]) == 1
+    assert recall(gone.question) is None and recall(kept.question) is not None
+    new_process()
+    assert recall(gone.question) is None and [one.question.key for one in verdicts()] == [kept.question.key]

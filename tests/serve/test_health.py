@@ -164,7 +164,8 @@ def test_the_api_documents_itself(service: Any) -> None:
     wanted = {
         "/v1/readyz", "/v1/healthz", "/v1/devices", "/v1/devices/live", "/v1/doctor", "/v1/embeddings", "/v1/similarity",
         "/v1/search", "/v1/forecast", "/v1/completions", "/v1/chat/completions", "/v1/benchmark", "/v1/benchmark/runs",
-        "/v1/graphs", "/v1/models", "/api/models", "/api/load-model", "/metrics",
+        "/v1/graphs", "/v1/graphs/{key}", "/v1/graphs/{key}/picture.svg",
+        "/v1/models", "/api/models", "/api/load-model", "/metrics",
     }  # fmt: skip
     assert wanted <= document["paths"].keys()
     names = set(re.findall(r"#/components/schemas/(\w+)", service.client.get("/openapi.json").text))
@@ -176,31 +177,8 @@ def test_the_api_documents_itself(service: Any) -> None:
 def test_the_reference_names_every_end_point_and_problem(service: Any) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text()
     for path in service.client.get("/openapi.json").json()["paths"]:
-        assert path.replace("{code}", "CODE") in page, path
+        assert path.replace("{code}", "CODE").replace("{key}", "KEY") in page, path
     sources = "".join(file.read_text() for file in Path(anytorch.serve.__file__).parent.rglob("*.py"))
     codes = set(re.findall(r'Problem\(\s*\d{3}, "([a-z-]+)"', sources))
     assert len(codes) > 15
     assert not [code for code in codes if f"`{code}`" not in page], "a problem that the reference does not name"
-
-
-def test_graphs_may_be_none(service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
-    assert service.client.get("/v1/graphs").json() == {"graphs": []}
-    (tmp_path / "measured").mkdir()
-    (tmp_path / "measured" / "odd.json").write_text("{")
-    assert service.client.get("/v1/graphs").json() == {"graphs": []}
-
-
-def test_graphs_show_what_was_measured(service: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from anytorch.measured.store import remember
-    from anytorch.measured.verdict import Question, Trial, Verdict
-
-    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
-    trials = (Trial("slow", 0.004), Trial("quick", 0.001), Trial("wrong", refused="wrong: rounds its inputs"))
-    question = Question.of("quantized product", "int8 weights 1536x384, 1 row", "cpu", size="1536x384")
-    kept = remember(Verdict(question, trials, "quick", "1 ms; next is slow, 4 ms"))
-    (product,) = service.client.get("/v1/graphs").json()["graphs"]
-    assert product["speedup"] == 4 and product["device"] == "cpu" and "int8" in product["title"]
-    assert product["kind"] == "quantized product" and product["when"] == kept.when
-    assert [one["name"] for one in product["candidates"] if one["chosen"]] == ["quick"]
-    assert [one["correct"] for one in product["candidates"]] == [True, True, False]

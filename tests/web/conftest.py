@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.graph.made import stored
 
+from anytorch import settings
 from anytorch.measured.verdict import Question, Trial, Verdict
 
 REPOSITORY = Path(__file__).parents[2]
@@ -119,6 +121,9 @@ def service(tmp_path_factory: pytest.TempPathFactory, text_models: Path) -> Iter
     shutil.rmtree(CACHE / "measured", ignore_errors=True)
     (CACHE / "measured").mkdir()
     (CACHE / "measured" / f"{TUNED.question.key}.json").write_text(json.dumps(TUNED.as_json()))
+    shutil.rmtree(CACHE / "graph" / "records", ignore_errors=True)
+    with settings.use(cache_dir=str(CACHE)):
+        stored()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANYTORCH_")}
     environment |= {"ANYTORCH_CACHE_DIR": str(CACHE), "ANYTORCH_CONFIG": str(folder / "config.toml")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -57,6 +57,8 @@ def fill(tab: Any, name: str) -> None:
         expect(panel.locator(".figures dd").first).to_have_text(re.compile(r"^[\d.\u202f]+$"))
     else:
         panel.locator(".graph, .empty").first.wait_for()
+        panel.get_by_text("Picture, kernels and generated text").first.click()
+        panel.get_by_text("Generated C++ of step 0").click()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -296,22 +296,57 @@ def test_graphs(visit: Open, ask: Callable[[str], bytes]) -> None:
     expect(card.locator("tr").nth(1)).to_contain_text("cpp dot")
     expect(card.locator("tr").nth(1).locator(".badge")).to_have_text("chosen")
     expect(card).to_contain_text("3.06×")
-    expect(card).to_contain_text("Refused, not exact enough: torch cast")
-    expect(card).to_contain_text("Not timed: torch int8pack")
+    expect(card).to_contain_text("Refused, not exact enough: torch cast (off by 0.1 of the answer's size")
+    expect(card).to_contain_text("Not timed: torch int8pack (rounds inputs to bfloat16")
 
 
-def test_graphs_with_pictures_and_without_any(visit: Open) -> None:
+def test_a_kernel_graph_shows_its_picture_kernels_and_text(visit: Open, ask: Callable[[str], bytes]) -> None:
+    tab = visit()
+    panel = tab.open("graphs")
+    card = panel.locator(".kernel-graph")
+    expect(card).to_have_count(1)
+    expect(card).to_contain_text("rms_norm, matmul, silu")
+    expect(card).to_contain_text("b = 4")
+    expect(card.locator(".badge", has_text="2.5×")).to_be_visible()
+    expect(card).to_contain_text("Refused, not exact enough: sums in 4 parts (an output is off by 3")
+    expect(card).to_contain_text("Not timed: products by torch (no time was left to measure it)")
+    card.get_by_text("Picture, kernels and generated text").click()
+    expect(card.get_by_role("img", name="Picture of rms_norm, matmul, silu")).to_be_visible()
+    expect(card.get_by_role("region", name="Steps of rms_norm, matmul, silu")).to_contain_text("7 ops in one kernel")
+    expect(card).to_contain_text("matmul by torch")
+    card.get_by_text("Generated C++ of step 0").click()
+    (listed,) = [one for one in json.loads(ask("v1/graphs"))["graphs"] if one["picture"]]
+    text = json.loads(ask(f"v1/graphs/{listed['id']}"))["steps"][0]["text"]
+    assert "a < b && c > d" in text
+    assert card.locator("pre.generated").text_content() == text
+    card.get_by_text("1 schedule tried for 1 kernel").click()
+    expect(card.get_by_role("button", name=f"Copy: anytorch graph show {listed['id'][:12]} --kernels")).to_be_visible()
+    assert ask(listed["picture"].lstrip("/")).startswith(b"<svg")
+    tab.shoot("graphs-open-light")
+
+
+def test_graphs_with_odd_pictures_and_without_any(visit: Open) -> None:
     shapes = '<script>alert(1)</script><rect width="9" onclick="x()" height="9"/>'
     bad = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9">{shapes}</svg>'
     candidates = [{"name": "a", "seconds": 2e-3, "chosen": True, "correct": True}]
     candidates += [{"name": "b", "seconds": 1e-3, "chosen": False, "correct": False}]
     candidates += [{"name": "c", "seconds": None, "chosen": False, "correct": True}]
-    graph = {"id": "1", "title": "matmul", "device": "cpu", "kind": "tiles", "picture_svg": bad, "speedup": 1.5}
-    graph |= {"candidates": candidates, "when": "2026-11-15T10:00:00Z"}
+    graph = {
+        "id": "1",
+        "title": "matmul",
+        "device": "cpu",
+        "kind": "kernel graph",
+        "picture": "/v1/graphs/1/picture.svg",
+    }
+    graph |= {"candidates": candidates, "when": "2026-11-15T10:00:00Z", "speedup": 1.5, "sizes": {}, "kernels": 0}
+    whole = {**graph, "picture_svg": bad, "why": "x", "steps": [], "kernel_choices": [], "least_nbytes": None}
     answer: dict[str, Any] = {"graphs": [graph]}
     tab = visit()
     tab.page.route("**/v1/graphs", lambda route: route.fulfill(json=answer))
+    tab.page.route("**/v1/graphs/1", lambda route: route.fulfill(json=whole))
     panel = tab.open("graphs")
+    panel.get_by_text("Picture, kernels and generated text").click()
+    expect(panel).to_contain_text("Eager torch was fastest")
     expect(panel.get_by_role("img", name="Picture of matmul")).to_be_visible()
     assert panel.locator(".picture script").count() == 0
     assert panel.locator(".picture rect").get_attribute("onclick") is None

@@ -74,6 +74,13 @@ COMMANDS: dict[str, Command] = {
         "anytorch optimize --apply     also write it to the settings file\n"
         "anytorch optimize --backend cuda --duration 60",
     ),
+    "graph": Command(
+        "list, show or forget the kernel graphs that were searched on this machine",
+        "anytorch graph list                     every searched graph, what was chosen for it, and the gain\n"
+        "anytorch graph show 6459b7              the candidates with times and reasons, and the chosen kernels\n"
+        "anytorch graph show 6459b7 --kernels --svg graph.svg    also the generated text, and a picture\n"
+        "anytorch graph clear 6459b7             forget one, and what was measured for it; without a key, all",
+    ),
     "fit": Command(
         "plan how a model runs within memory budgets, and predict the time of a pass",
         "anytorch fit ./Qwen3-8B --device-budget 8GiB\n"

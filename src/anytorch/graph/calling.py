@@ -11,7 +11,7 @@ import torch
 
 from anytorch import logs
 from anytorch.errors import GraphError
-from anytorch.graph import reference
+from anytorch.graph import records, reference
 from anytorch.graph.ir import Graph
 from anytorch.graph.partition import least_bytes, moved_bytes
 from anytorch.graph.search import Found, Search, Tell
@@ -123,7 +123,7 @@ def superoptimize(
             hint=f"pass sizes={{{wanted}}}, or example tensors",
         )
     with _progress(verbose, time_limit_s) as tell:
-        found = Search(graph, known, device, time_limit_s, tell).run()
+        found = records.searched(Search(graph, known, device, time_limit_s, tell))
     if found.why:
         log.warning("the graph runs op by op through torch: %s", found.why)
     owner._found[_key(known, device)] = found

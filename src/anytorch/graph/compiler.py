@@ -20,7 +20,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from anytorch import logs, settings
-from anytorch.graph import reference
+from anytorch.graph import records, reference
 from anytorch.graph.ir import Graph
 from anytorch.graph.search import Found, Search
 from anytorch.graph.tracing import RULES, SEVERAL, Untraceable, is_traceable, traced
@@ -119,5 +119,6 @@ class Region(torch.nn.Module):
         with _lock, torch.no_grad():
             if key not in _found:
                 budget = SEARCH * float(settings.get("measure_s"))
-                _found[key] = Search(self.kernel_graph, known, device, budget, plain=self._eager, quick=True).run()
+                search = Search(self.kernel_graph, known, device, budget, plain=self._eager, quick=True)
+                _found[key] = records.searched(search)
             return _found[key]

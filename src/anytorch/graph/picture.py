@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
+from html import escape
+from typing import TYPE_CHECKING
 
 from anytorch.graph.ir import Graph
-from anytorch.graph.program import Program
 from anytorch.graph.sizes import words
+
+if TYPE_CHECKING:
+    from anytorch.graph.program import Program
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 168, 44, 22, 30, 20
 COLOURS = ("#d7e8ff", "#ffe3cc", "#d9f2d9", "#f3d9f2", "#fff3bf", "#d0f0f0", "#f9d6d6", "#e3dcf7")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,12 +64,32 @@ def remember(verdict: Verdict) -> Verdict:
     return verdict
 
 
+def stored(key: str) -> Verdict | None:
+    """The verdict on disk whose question has this key."""
+    found = _read(folder() / f"{key}.json") if key.isalnum() else None
+    return found if found is not None and found.question.key == key else None
+
+
 def verdicts() -> Iterator[Verdict]:
     """Everything stored that can be understood, the newest first."""
     for path in sorted(folder().glob("*.json"), key=_age):
         found = _read(path)
         if found is not None:
             yield found
+
+
+def drop(keys: Iterable[str]) -> int:
+    """Forget the verdicts with these keys, here and on disk; how many files are gone. Raises OSError."""
+    count = 0
+    for path in [folder() / f"{key}.json" for key in keys]:
+        with _lock:
+            _seen.pop(path, None)
+        try:
+            path.unlink()
+            count += 1
+        except FileNotFoundError:
+            pass  # a passing one, or another process was here first
+    return count
 
 
 def clear() -> Path | None:

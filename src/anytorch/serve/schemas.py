@@ -440,6 +440,8 @@ class Candidate(Answer):
     seconds: float | None = None
     chosen: bool = False
     correct: bool = True
+    error: float | None = None
+    reason: str | None = None  # why it was not timed
 
 
 class Graph(Answer):
@@ -447,10 +449,33 @@ class Graph(Answer):
     title: str
     device: str
     kind: str
-    picture_svg: str | None = None
+    picture_svg: str | None = None  # in the answer about one graph alone
     candidates: list[Candidate] = []
-    speedup: float | None = None
+    speedup: float | None = None  # of a kernel graph: over eager torch; else over the slowest right candidate
     when: str | None = None
+    # Of a kernel graph:
+    sizes: dict[str, int] | None = None
+    kernels: int | None = None  # that were generated
+    picture: str | None = None  # where it is
+
+
+class GraphStep(Answer):
+    """A generated kernel, or ops that torch computes (no text)."""
+
+    ops: list[str]
+    schedule: str | None = None
+    nbytes: int | None = None
+    seconds: float | None = None
+    language: str | None = None
+    text: str | None = None
+
+
+class WholeGraph(Graph):
+    why: str = ""
+    graph: dict[str, Any] | None = None  # as KernelGraph.to_json writes it
+    least_nbytes: int | None = None
+    steps: list[GraphStep] = []
+    kernel_choices: list[Graph] = []  # what was measured for single kernels
 
 
 class Graphs(Answer):

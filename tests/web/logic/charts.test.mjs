@@ -12,7 +12,7 @@ const { cellText } = await import(`${web}charts/heat-map.js`);
 const { nearest, placeLabels } = await import(`${web}charts/text-map.js`);
 const { seriesOf, splitTest } = await import(`${web}charts/rate-series.js`);
 const { sparkPoints } = await import(`${web}charts/spark-line.js`);
-const { ordered, summaryOf } = await import(`${web}charts/tuned.js`);
+const { ordered, sorted, stepWords, summaryOf } = await import(`${web}charts/tuned.js`);
 
 test("a scale and its inverse meet, and an empty domain is no division by zero", () => {
   const scale = scales.linear([10, 20], [0, 200]);
@@ -182,12 +182,27 @@ test("a spark line grows from the right", () => {
   assert.deepEqual(points, [[58, 39], [59, 1]]);
 });
 
-test("candidates: fast first, those without a time as names", () => {
-  const one = (name, seconds, chosen = false, correct = true) => ({ name, seconds, chosen, correct });
-  const found = ordered([one("slow", 3), one("no", null, false, false), one("fast", 1, true), one("later", null)]);
+test("candidates: fast first, those without a time by the reason they share", () => {
+  const one = (name, seconds, chosen = false, correct = true, reason = null) => ({ name, seconds, chosen, correct, reason });
+  const found = ordered([
+    one("slow", 3), one("no", null, false, false, "wrong: off by 3"), one("fast", 1, true), one("later", null),
+    one("a", null, false, true, "no time"), one("b", null, false, true, "no time"),
+  ]);
   assert.deepEqual(found.rows.map(({ name }) => name), ["fast", "slow"]);
-  assert.deepEqual([found.slowest, found.refused, found.untimed], [3, ["no"], ["later"]]);
+  assert.deepEqual([found.slowest, found.refused], [3, [{ reason: "off by 3", names: ["no"] }]]);
+  assert.deepEqual(found.untimed, [{ reason: "", names: ["later"] }, { reason: "no time", names: ["a", "b"] }]);
   assert.deepEqual(ordered([one("only", null, true)]).rows.length, 1);
+});
+
+test("kernel graphs with a record are told from other choices", () => {
+  const [a, b] = [{ id: "a", picture: "/v1/graphs/a/picture.svg" }, { id: "b", kind: "kernel graph", picture: null }];
+  assert.deepEqual(sorted([b, a]), { searched: [a], others: [b] });
+});
+
+test("a step is a kernel of ours or torch's own work", () => {
+  assert.equal(stepWords({ ops: ["mul", "exp"], schedule: "m=4", text: "x" }), "2 ops in one kernel, m=4");
+  assert.equal(stepWords({ ops: ["exp"], schedule: "m=4", text: "x" }), "exp, m=4");
+  assert.equal(stepWords({ ops: ["matmul"], schedule: null, text: null }), "matmul by torch");
 });
 
 test("figures over tuned choices", () => {

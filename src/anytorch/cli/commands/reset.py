@@ -48,10 +48,13 @@ def put_aside(path: Path) -> Path | None:
 
 
 def forget_all() -> list[Path]:
-    """Remove what was found out and measured; the files and the folder that are gone. Raises CacheError."""
+    """Remove what was found out and measured; the files and folders that are gone. Raises CacheError."""
+    from anytorch.graph import records
+
     removed: list[Path] = []
     forgetting: list[tuple[Path, Callable[[], object]]] = [
         *((store.path, store.clear) for store in map(Store, (*STORES, *RETIRED))),
+        (records.folder(), lambda: records.clear()[0]),
         (measured.folder(), measured.clear),
     ]
     for path, clear in forgetting:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from anytorch import logs, native, settings
 from anytorch.files import replace_file
+from anytorch.graph.back import saving
 from anytorch.graph.emit import cpp
 from anytorch.graph.emit.cpp_schedules import Machine, schedules
 from anytorch.graph.emit.schedule import Schedule
@@ -37,6 +39,7 @@ def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
 def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     """Compile a kernel. What comes back takes the tensors of its buffers and the named sizes. Raises NativeUnavailable."""
     text = cpp.render(kernel, schedule)
+    saving.save(text, schedule.name, suffix=".cpp", comment="//")
     library = _library(text, settings.cache_folder(), settings.get("simd"))
     run, address = _pool(settings.cache_folder(), settings.get("simd")), ctypes.cast(library.kernel, ctypes.c_void_p)
     names = sizes_of(kernel)
@@ -61,7 +64,7 @@ def compile_ahead(
     so when it is prepared."""
     del tensors, known  # the text holds for all
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for schedule, done in [(one, pool.submit(prepare, kernel, one)) for one in schedules]:
+        for schedule, done in [(one, pool.submit(copy_context().run, prepare, kernel, one)) for one in schedules]:
             if (failed := done.exception()) is not None:
                 log.info("a kernel with %s does not compile: %s", schedule.name, failed)
 

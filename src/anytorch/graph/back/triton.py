@@ -17,7 +17,7 @@ import torch
 
 from anytorch import logs, settings
 from anytorch.files import replace_file
-from anytorch.graph.back import tickets
+from anytorch.graph.back import saving, tickets
 from anytorch.graph.emit import triton as emit
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
@@ -42,7 +42,9 @@ def _options(schedule: Schedule) -> dict[str, Any]:
 
 def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     """A kernel that takes the tensors of its buffers and the named sizes."""
-    function = _module(emit.render(kernel, schedule), settings.cache_folder()).kernel
+    text = emit.render(kernel, schedule)
+    saving.save(text, schedule.name, suffix=".py", comment="#")
+    function = _module(text, settings.cache_folder()).kernel
     names = sizes_of(kernel)
     compiler = _options(schedule)
     slot = emit.slot(kernel, schedule) if schedule.parts > 1 else 0

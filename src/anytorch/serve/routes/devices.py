@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Response
 
-from anytorch.devices import oom
 from anytorch.devices.doctor import explain
 from anytorch.errors import UsageError
-from anytorch.measured.store import verdicts
-from anytorch.measured.verdict import Verdict
-from anytorch.serve import benchmarks, machine, schemas
+from anytorch.serve import benchmarks, graphs, machine, schemas
 from anytorch.serve.limits import JsonRoute
 from anytorch.serve.problems import EVENT_STREAM, Problem, event, event_stream, problems
 from anytorch.serve.state import Service
 
+T = TypeVar("T")
 router = APIRouter(tags=["devices"])
 measuring = APIRouter(tags=["benchmark"], route_class=JsonRoute)
 
@@ -57,35 +55,35 @@ async def page(code: str) -> Response:
 
 
 @router.get("/v1/graphs", responses=problems(401))
-async def graphs() -> schemas.Graphs:
-    """Kernels and layouts that were measured against each other, with what was chosen. An empty list is a normal answer."""
-    return schemas.Graphs(graphs=await asyncio.to_thread(tuned))
+async def list_graphs() -> schemas.Graphs:
+    """Kernel graphs that were searched, and other kernels and layouts that were measured against each other, with what
+    was chosen. An empty list is a normal answer."""
+    return schemas.Graphs(graphs=await asyncio.to_thread(graphs.graphs))
 
 
-def tuned() -> list[schemas.Graph]:
-    """Every remembered choice that was timed, the newest first; sizes of batches have titles that are the user's own."""
-    return [graph_of(found) for found in verdicts() if found.question.kind != oom.KIND]
+@router.get("/v1/graphs/{key}", responses=problems(401, 404))
+async def graph(key: str) -> schemas.WholeGraph:
+    """One of them in full: of a kernel graph also its form, its picture and the chosen kernels with their text."""
+    return _found(await asyncio.to_thread(graphs.graph, key), key)
 
 
-def graph_of(found: Verdict) -> schemas.Graph:
-    question = found.question
-    return schemas.Graph(
-        id=question.key,
-        title=question.title,
-        device=question.device,
-        kind=question.kind,
-        candidates=[
-            schemas.Candidate(
-                name=one.name,
-                seconds=one.seconds,
-                correct=not one.wrong,
-                chosen=one.name == found.chosen,
-            )
-            for one in found.trials
-        ],
-        speedup=round(found.speedup, 2) if found.speedup else None,
-        when=found.when,
-    )
+@router.get(
+    "/v1/graphs/{key}/picture.svg",
+    response_class=Response,
+    responses={200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}, **problems(401, 404)},
+)
+async def picture(key: str) -> Response:
+    """The picture of a kernel graph: its ops, with a colour for every kernel that was chosen."""
+    drawn = _found(await asyncio.to_thread(graphs.picture, key), key)
+    headers = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "no-cache"}
+    return Response(drawn, media_type="image/svg+xml", headers=headers)
+
+
+def _found(answer: T | None, key: str) -> T:
+    if answer is None:
+        detail = f"There is no graph {key!r}, or it has no picture."
+        raise Problem(404, "no-such-graph", "Unknown graph", detail, hint="GET /v1/graphs lists them with their ids")
+    return answer
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
