@@ -100,6 +100,7 @@ class CudaBackend(TorchBackend):
             autocast_dtype="bfloat16" if "bfloat16" in fast else "float16" if "float16" in fast else None,
             graphs=True,
             triton=capability >= (7, 0) and triton_installed(),
+            early_launches=capability >= (9, 0),
             flash_attention=capability >= (8, 0),
             quantizations=quantizations,
             unified_memory=bool(facts.get("integrated")),

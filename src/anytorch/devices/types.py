@@ -51,6 +51,7 @@ class Caps:
     autocast_dtype: str | None  # the dtype autocast should use here; None: autocast does not pay
     graphs: bool = False  # capture and replay (torch.accelerator.Graph, CUDA graphs)
     triton: bool = False
+    early_launches: bool = False  # a kernel may start before the one before it is done, and wait for it itself
     flash_attention: bool = False
     quantizations: tuple[str, ...] = ()  # "int8", "int4", "int2", "fp8", "fp4"
     unified_memory: bool = False  # shares the host's RAM

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -42,7 +43,7 @@ def example(
 def _tensor(
     graph: Graph, known: Mapping[str, int], node: Node, place: int, kind: str, device: torch.device, seed: int
 ) -> torch.Tensor:
-    home = device if device.type == "cuda" else torch.device("cpu")  # where there are random numbers
+    home = _home_of_random_numbers(device)
     shape, dtype = shape_at(node.shape, known), reference.dtype_named(node.dtype)
     generator = torch.Generator(home).manual_seed(seed * 1009 + place)
     if node.dtype not in FLOATS:
@@ -58,6 +59,16 @@ def _tensor(
         scale = {"normal": 1.0, "large": 30.0, "tiny": 1e-4}[kind]
         tensor = torch.randn(shape, generator=generator, device=home) * scale
     return tensor.to(device=device, dtype=dtype)
+
+
+@lru_cache(maxsize=64)
+def _home_of_random_numbers(device: torch.device) -> torch.device:
+    """The device itself where it has a generator, which is faster by far; else the CPU."""
+    try:
+        torch.randn(1, generator=torch.Generator(device).manual_seed(0), device=device)
+    except (RuntimeError, NotImplementedError):
+        return torch.device("cpu")
+    return device
 
 
 def quick_example(graph: Graph, known: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:

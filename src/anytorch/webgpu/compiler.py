@@ -15,6 +15,7 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
 from anytorch import logs
+from anytorch.graph import compiler as kernel_graphs
 from anytorch.webgpu.fusion import fuse, fuse_rows
 from anytorch.webgpu.kernels import RULES, has_kernel
 from anytorch.webgpu.tensors import NAME, aten
@@ -26,9 +27,7 @@ statistics = {"graphs": 0, "kernels": 0}
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """The back end torch.compile calls."""
     if not any(isinstance(value, torch.Tensor) and value.device.type == NAME for value in inputs):
-        from anytorch.graph.compiler import compile_graph as by_kernel_graphs
-
-        return by_kernel_graphs(module, inputs)
+        return kernel_graphs.compile_graph(module, inputs)
     compiler = aot_autograd(fw_compiler=fused, decompositions=decompositions())
     return compiler(module, list(inputs))
 

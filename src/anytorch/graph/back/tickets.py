@@ -9,8 +9,11 @@ A launch finds its counters at 0 and leaves them at 0. Nobody else may use them 
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 
 import torch
+
+from anytorch.devices.locate import locate
 
 BLOCK = 1 << 16  # counters made at once for recordings
 RECORDED = -1  # stands in for a stream
@@ -20,7 +23,7 @@ _lock = threading.Lock()
 
 def take(device: torch.device, count: int) -> torch.Tensor:
     """At least `count` counters for a launch on the current stream."""
-    if device.type != "cuda":  # XPU queues are in order, and Triton's interpreter runs one program after another
+    if not _records(device):  # XPU queues are in order, and Triton's interpreter runs one program after another
         return _shared(device, 0, count)
     if not torch.cuda.is_current_stream_capturing():
         _ready_for_recordings(device)
@@ -31,6 +34,12 @@ def take(device: torch.device, count: int) -> torch.Tensor:
             return torch.zeros(count, dtype=torch.int32, device=device)  # set to 0 anew in every replay
         _blocks[device, RECORDED] = (block, used + count)
         return block[used : used + count]
+
+
+@lru_cache(maxsize=64)
+def _records(device: torch.device) -> bool:
+    backend, index = locate(device)
+    return backend.caps(index).graphs
 
 
 def _shared(device: torch.device, stream: int, count: int) -> torch.Tensor:

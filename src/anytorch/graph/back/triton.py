@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from anytorch import logs, settings
+from anytorch.devices.locate import locate
 from anytorch.files import replace_file
 from anytorch.graph.back import saving, tickets
 from anytorch.graph.emit import triton as emit
@@ -30,7 +31,8 @@ Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
 
 def candidates(device: torch.device, kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
-    early = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0)
+    backend, index = locate(device)
+    early = backend.caps(index).early_launches
     return [replace(one, early=early) for one in schedules(kernel, known)]
 
 
