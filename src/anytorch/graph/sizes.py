@@ -41,6 +41,10 @@ class Size:
         """The number it is for these sizes. Raises KeyError for a name without one."""
         return sum(count * prod(known[name] for name in names) for names, count in self._terms)
 
+    def renamed(self, names: Mapping[str, str]) -> Size:
+        """The same with other names: `names` gives the new one for each old one."""
+        return Size({tuple(sorted(names[name] for name in term)): count for term, count in self._terms})
+
     def __add__(self, other: SizeLike) -> SizeLike:
         terms = dict(self._terms)
         for names, count in _terms_of(other):
