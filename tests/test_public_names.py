@@ -33,11 +33,13 @@ NAMES = [
     "finetune_predictor",
     "finetune_tokenizer",
     "fit_batch",
+    "graph",
     "is_out_of_memory",
     "lite",
     "load_predictor",
     "memory",
     "mode",
+    "new_kernel_graph",
     "quant",
     "read_candles",
     "resolve",
@@ -51,7 +53,7 @@ NAMES = [
 
 
 # Modules that cannot be called: `devices` and `memory` can.
-MODULES = {"lite", "quant", "webgpu"}
+MODULES = {"graph", "lite", "quant", "webgpu"}
 
 
 def test_the_list() -> None:
@@ -64,14 +66,19 @@ def test_modules_load_when_they_are_used(run_script: Callable[..., dict[str, Any
         """
         import sys, anytorch
         before = sorted(name for name in sys.modules if name.startswith("anytorch."))
+        graph = anytorch.graph.new_kernel_graph()
+        graph.mark_output(graph.exp(graph.new_input((2, 3))))
+        built_without = "torch" not in sys.modules
         quantize, tensor = anytorch.quant.quantize, anytorch.lite.tensor([1.0])
         import torch
         registered = hasattr(torch, "webgpu")
-        answer(before=before, quantize=quantize.__module__, value=tensor.item(), registered=registered,
+        same = graph.__class__ is anytorch.graph.KernelGraph and anytorch.new_kernel_graph is anytorch.graph.new_kernel_graph
+        answer(before=before, graphs=[built_without, same], quantize=quantize.__module__, value=tensor.item(),
+               registered=registered,
                name=anytorch.webgpu.NAME, after=hasattr(torch, "webgpu"))
         """
     )
-    assert told["before"] == ["anytorch._version", "anytorch.lazy"]
+    assert told["before"] == ["anytorch._version", "anytorch.lazy"] and told["graphs"] == [True, True]
     assert told["quantize"] == "anytorch.quant.model" and told["value"] == 1.0
     assert (told["registered"], told["name"], told["after"]) == (False, "webgpu", True)
 

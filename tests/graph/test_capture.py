@@ -109,7 +109,7 @@ def test_a_module_is_called_with_its_own_arguments() -> None:
     with torch.no_grad():  # what a module learns, its graph knows
         block.first.weight.mul_(0.5)
     block.second.bias = nn.Parameter(torch.ones(8))
-    torch.testing.assert_close(g(mask=mask, *[X], times=2.0), block(X, mask=mask, times=2.0))
+    torch.testing.assert_close(g(X, times=2.0, mask=mask), block(X, mask=mask, times=2.0))
     assert len(g(inputs=[X, mask])) == 3
     with pytest.raises(GraphError, match=r"an argument is 3\.0; the graph was traced with 2\.0"):
         g(X, mask=mask, times=3.0)

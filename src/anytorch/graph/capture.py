@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch._dynamo.source import ConstantSource
@@ -32,13 +32,14 @@ from anytorch.errors import GraphError
 from anytorch.graph import calling
 from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.kernel_graph import TIME_LIMIT_S, KernelGraph
+from anytorch.graph.parts import RULES, parts
 from anytorch.graph.sizes import NAME, Size
 from anytorch.graph.tracer import Tracer, Untraceable, dtype_of
-from anytorch.graph.parts import RULES, parts
 from anytorch.graph.whole import Whole
 
-Place = tuple[Union[int, str], int]  # an argument's number or name, and a dimension of it
+Place = tuple[int | str, int]  # an argument's number or name, and a dimension of it
 Held = tuple[str, Callable[[], torch.Tensor]]  # a tensor that the graph reads by itself: its name, and where it is now
+
 
 class TracedGraph(KernelGraph):
     """The kernel graph of a function: called with the function's arguments, it returns what the function returns."""
@@ -258,15 +259,14 @@ def _fast_path_off() -> Iterator[None]:
 
 def _recorded(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tensor], mode: Any) -> GraphModule:
     """The FX graph of what the function calls."""
-    record = make_fx(
-        functionalize(flat), tracing_mode="real", decomposition_table=parts(), _allow_non_fake_inputs=True
-    )
+    record = make_fx(functionalize(flat), tracing_mode="real", decomposition_table=parts(), _allow_non_fake_inputs=True)
     try:
         with mode, torch.no_grad(), _fast_path_off(), Whole():
             module: GraphModule = record(*fakes)
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as exc:
         raise GraphError(
-            f"the function has no kernel graph: what it does depends on the values of tensors ({str(exc).partition(chr(10))[0]})",
+            "the function has no kernel graph: what it does depends on the values of tensors "
+            f"({next(iter(str(exc).splitlines()), '')})",
             hint="torch.compile breaks the function in parts there",
         ) from exc
     module.graph.eliminate_dead_code()

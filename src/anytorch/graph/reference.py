@@ -60,9 +60,10 @@ def sizes_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
                     "an earlier input"
                 )
     # A graph inside another may have no input with just the name: 4*b tells b as well.
-    pairs = [pair for n, one in zip(graph.inputs, tensors, strict=True) for pair in zip(graph.nodes[n].shape, one.shape, strict=True)]
-    sums = [(size, found) for size, found in pairs if isinstance(size, Size)]
-    while any(more := [size.solved(found, known) for size, found in sums]):
+    wanted_sizes = [size for number in graph.inputs for size in graph.nodes[number].shape]
+    found_sizes = [size for tensor in tensors for size in tensor.shape]
+    sums = [(size, n) for size, n in zip(wanted_sizes, found_sizes, strict=True) if isinstance(size, Size)]
+    while any(more := [size.solved(n, known) for size, n in sums]):
         known.update(next(filter(None, more)))
     for place, (number, tensor) in enumerate(zip(graph.inputs, tensors, strict=True)):
         if not names_of(graph.nodes[number].shape) <= set(known):
