@@ -137,11 +137,12 @@ def test_modules_of_torch() -> None:
 
 
 def test_tensors_from_around_are_held() -> None:
-    outside, layer = torch.randn(8, 3), nn.Linear(3, 2)
-    g = trace(lambda x: layer(x @ outside), X)
-    assert len(g.held) == 3
+    outside, factor, layer = torch.randn(8, 3), torch.tensor(0.5), nn.Linear(3, 2)
+    g = trace(lambda x: layer(x @ outside) * factor, X)
+    assert len(g.held) == 4
     outside.mul_(2)
-    torch.testing.assert_close(g(X), layer(X @ outside).detach())
+    factor.mul_(3)
+    torch.testing.assert_close(g(X), layer(X @ outside).detach() * 1.5)
 
 
 def test_named_sizes() -> None:
@@ -192,11 +193,16 @@ def test_what_has_no_kernel_graph_says_why() -> None:
 
 
 def test_a_traced_module_is_searched_and_saved(few: None) -> None:
-    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.SiLU())
-    g = trace(model, X, dynamic={"b": (0, 0)})
-    assert g.superoptimize(X, time_limit_s=60) is g
+    layers, factor = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.SiLU()), torch.tensor(0.5)
+
+    def model(x: torch.Tensor, *, shift: float = 2.0) -> torch.Tensor:
+        made: torch.Tensor = layers(x) * factor + shift
+        return made
+
+    g = trace(model, X, shift=2.0, dynamic={"b": (0, 0)})
+    assert g.superoptimize(X, shift=2.0, time_limit_s=60) is g
     assert "in one kernel" in g.explain() and all(f.verdict and f.verdict.chosen != EAGER for f in g._found.values())
-    torch.testing.assert_close(g(X), model(X).detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(g(X, shift=2.0), model(X).detach(), rtol=1e-5, atol=1e-5)
     g.superoptimize(sizes={"b": 3}, time_limit_s=60)
     assert len(g._found) == 2
     again = TracedGraph.from_json(g.to_json())  # the parameters are inputs then

@@ -47,6 +47,7 @@ class TracedGraph(KernelGraph):
     held: Sequence[Held]
     _takes: pytree.TreeSpec  # the arguments
     _fixed: Mapping[int, Any]  # those of them that are not tensors
+    _keywords: frozenset[str]  # the names of those that are passed by name
     _gives: pytree.TreeSpec  # the result
     _constants: Mapping[int, Any]  # what is not a tensor in it
 
@@ -73,7 +74,7 @@ class TracedGraph(KernelGraph):
         **options: Any,
     ) -> TracedGraph:
         """Search for the fastest kernels, as `KernelGraph.superoptimize` does; `examples` are the function's arguments."""
-        named = {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
+        named = {name: value for name, value in options.items() if name in self._keywords}
         tensors = [*self._tensors(examples, named), *self._held_now()] if examples or named else []
         rest = {name: value for name, value in options.items() if name not in named}
         with torch.no_grad():
@@ -139,7 +140,7 @@ def trace(
     fakes += [sizes.mode.from_tensor(tensor, static_shapes=True) for tensor in state.values()]
     module = _recorded(flat, fakes, sizes.mode)
     sizes.check()
-    names = _names(function, examples, named, takes)
+    names = _names(function, examples, named)
     made = TracedGraph()
     try:
         graph, made.held = _graph_of(module, [names.get(place) for place in tensors], function, list(state))
@@ -153,6 +154,7 @@ def trace(
     found, made._gives = results[-1]
     made._constants = {n: one for n, one in enumerate(found) if not isinstance(one, torch.Tensor)}
     made._takes, made._fixed = takes, {n: leaf for n, leaf in enumerate(leaves) if n not in tensors}
+    made._keywords = frozenset(named)
     return made
 
 
@@ -164,25 +166,23 @@ def _places(examples: Sequence[Any], named: Mapping[str, Any]) -> dict[int | str
     """By an argument's number or name, the place of its tensor among all leaves."""
     found: dict[int | str, int] = {}
     count = 0
-    for key, value in [*enumerate(examples), *sorted(named.items())]:
+    every: list[tuple[int | str, Any]] = [*enumerate(examples), *sorted(named.items())]
+    for key, value in every:
         if isinstance(value, torch.Tensor):
             found[key] = count
         count += len(pytree.tree_leaves(value))
     return found
 
 
-def _names(
-    function: Callable[..., Any], examples: Sequence[Any], named: Mapping[str, Any], takes: pytree.TreeSpec
-) -> dict[int, str]:
+def _names(function: Callable[..., Any], examples: Sequence[Any], named: Mapping[str, Any]) -> dict[int, str]:
     """By its place, what the function calls a tensor."""
     try:
         bound = inspect.signature(getattr(function, "forward", function)).bind(*examples, **named)
         words = [name for name in bound.arguments if name not in named]
     except (TypeError, ValueError):  # a function without a signature
         words = []
-    said = {key: words[key] if key < len(words) else None for key in range(len(examples))}
-    every = {**said, **{name: name for name in named}}
-    return {place: name for key, place in _places(examples, named).items() if (name := every[key])}
+    every: dict[int | str, str] = {**dict(enumerate(words)), **{name: name for name in named}}
+    return {place: every[key] for key, place in _places(examples, named).items() if key in every}
 
 
 class _Sizes:
@@ -199,7 +199,8 @@ class _Sizes:
         for name, places in dynamic.items():
             if not NAME.fullmatch(name):
                 raise GraphError(f"dynamic: {name!r} is not a name for a size", hint="use letters, digits and _")
-            for key, dim in [places] if isinstance(places[0], (int, str)) else places:
+            several: Any = [places] if isinstance(places[0], (int, str)) else places
+            for key, dim in several:
                 if key not in known:
                     raise GraphError(f"dynamic: {name!r} is at {key!r}, which is not a tensor among the examples")
                 tensor = examples[key] if isinstance(key, int) else named[key]
@@ -298,9 +299,10 @@ def _graph_of(
 
 
 def _constant(tracer: Tracer, node: FxNode, tensor: torch.Tensor, held: list[Held]) -> None:
-    """A tensor that the function took from around it: a number, or one more input."""
+    """A number that the function made with torch.tensor, or a tensor it took from around: one more input."""
     node.meta.setdefault("val", tensor)
-    if tensor.dim() == 0 and tensor.device.type == "cpu":
+    made_inside = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+    if tensor.dim() == 0 and made_inside:
         tracer.numbers[node] = tracer.b.constant(tensor.item(), dtype_of(tensor))
         return
     tracer.input(node)

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from anytorch.errors import GraphError
 
-_library = torch.library.Library("anytorch", "FRAGMENT")  # the ops live as long as it does
+_untyped: Any = torch.library
+_library = _untyped.Library("anytorch", "FRAGMENT")  # the ops live as long as it does
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None) -> Tensor"
 )
@@ -43,7 +44,7 @@ def _rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, ep
 
 for _name, _compute in (("attention", _attention), ("rms_norm", _rms_norm)):
     _library.impl(_name, _compute, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anytorch::{_name}", _compute, lib=_library)
+    _untyped.register_fake(f"anytorch::{_name}", _compute, lib=_library)
 
 ATTENTION = torch.ops.anytorch.attention.default
 RMS_NORM = torch.ops.anytorch.rms_norm.default
@@ -87,7 +88,7 @@ def attention(
         attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
     elif rank == 2:
         q, k, v = (tensor[None, None] for tensor in (q, k, v))
-    (batch,) = torch.broadcast_shapes(q.shape[:1], k.shape[:1], v.shape[:1])
+    batch = next((tensor.shape[0] for tensor in (q, k, v) if tensor.shape[0] != 1), 1)  # those of 1 are repeated
     q, k, v = (tensor.expand(batch, *tensor.shape[1:]) for tensor in (q, k, v))
     made: torch.Tensor = ATTENTION(q, k, v, attn_mask, is_causal, scale)
     return made if rank == 4 else made[:, 0] if rank == 3 else made[0, 0]
