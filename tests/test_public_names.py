@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ MODULES = {"graph", "lite", "quant", "webgpu"}
 def test_the_list() -> None:
     assert dir(anytorch) == sorted(NAMES)
     assert sorted(anytorch.__all__) == sorted(set(NAMES) - {"webgpu"}), "importing webgpu changes torch"
+
+
+def test_the_page_of_names_has_them_all() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    missing = [name for name in NAMES if not re.search(rf"(`|\.){name}\b", page)]
+    assert missing == ["__version__"]
 
 
 def test_modules_load_when_they_are_used(run_script: Callable[..., dict[str, Any]]) -> None:
