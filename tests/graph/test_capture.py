@@ -208,3 +208,43 @@ def test_a_traced_module_is_searched_and_saved(few: None) -> None:
     again = TracedGraph.from_json(g.to_json())  # the parameters are inputs then
     assert isinstance(again, KernelGraph) and not isinstance(again, TracedGraph)
     torch.testing.assert_close(again(X, *(read() for _, read in g.held))[0], model(X).detach(), rtol=1e-5, atol=1e-5)
+
+
+class Decoder(nn.Module):
+    """A block as in Llama: RMS norms, rotary positions, shared key heads, a gated MLP."""
+
+    def __init__(self, width: int = 32, heads: int = 4, groups: int = 2) -> None:
+        super().__init__()
+        self.each = width // heads
+        self.before, self.after = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+        self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.kv = nn.Linear(width, 2 * groups * self.each, bias=False)
+        self.up, self.down = nn.Linear(width, 96, bias=False), nn.Linear(48, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        b, n, _ = x.shape
+        y = self.before(x)
+        q, k, v = (one.view(b, n, -1, self.each).transpose(1, 2) for one in (self.q(y), *self.kv(y).chunk(2, -1)))
+
+        def turned(t: torch.Tensor) -> torch.Tensor:
+            first, second = t.chunk(2, -1)
+            return t * cos + torch.cat([-second, first], -1) * sin
+
+        mixed = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True, enable_gqa=True)
+        x = x + self.o(mixed.transpose(1, 2).reshape(b, n, -1))
+        gate, up = self.up(self.after(x)).chunk(2, -1)
+        made: torch.Tensor = x + self.down(F.silu(gate) * up)
+        return made
+
+
+def test_a_decoder_block_with_named_sizes() -> None:
+    torch.manual_seed(0)
+    block = Decoder().eval()
+    angles = torch.randn(6, 8)
+    given = (torch.randn(2, 6, 32), angles.cos(), angles.sin())
+    g = trace(block, *given, dynamic={"b": (0, 0), "n": [(0, 1), (1, 0), (2, 0)]})
+    ops = [node.op for _, node in g.graph]
+    assert (ops.count("attention"), ops.count("rms_norm"), g.graph.sizes) == (1, 2, {"b", "n"})
+    for rows, count in ((2, 6), (3, 1), (1, 4)):
+        now = (torch.randn(rows, count, 32), given[1][:count], given[2][:count])
+        torch.testing.assert_close(g(*now), block(*now).detach(), rtol=1e-5, atol=1e-5)
