@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,13 @@ NAMES = [
     "finetune_predictor",
     "finetune_tokenizer",
     "fit_batch",
+    "graph",
     "is_out_of_memory",
     "lite",
     "load_predictor",
     "memory",
     "mode",
+    "new_kernel_graph",
     "quant",
     "read_candles",
     "resolve",
@@ -51,7 +54,7 @@ NAMES = [
 
 
 # Modules that cannot be called: `devices` and `memory` can.
-MODULES = {"lite", "quant", "webgpu"}
+MODULES = {"graph", "lite", "quant", "webgpu"}
 
 
 def test_the_list() -> None:
@@ -59,19 +62,30 @@ def test_the_list() -> None:
     assert sorted(anytorch.__all__) == sorted(set(NAMES) - {"webgpu"}), "importing webgpu changes torch"
 
 
+def test_the_page_of_names_has_them_all() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    missing = [name for name in NAMES if not re.search(rf"(`|\.){name}\b", page)]
+    assert missing == ["__version__"]
+
+
 def test_modules_load_when_they_are_used(run_script: Callable[..., dict[str, Any]]) -> None:
     told = run_script(
         """
         import sys, anytorch
         before = sorted(name for name in sys.modules if name.startswith("anytorch."))
+        graph = anytorch.graph.new_kernel_graph()
+        graph.mark_output(graph.exp(graph.new_input((2, 3))))
+        built_without = "torch" not in sys.modules
         quantize, tensor = anytorch.quant.quantize, anytorch.lite.tensor([1.0])
         import torch
         registered = hasattr(torch, "webgpu")
-        answer(before=before, quantize=quantize.__module__, value=tensor.item(), registered=registered,
+        same = graph.__class__ is anytorch.graph.KernelGraph and anytorch.new_kernel_graph is anytorch.graph.new_kernel_graph
+        answer(before=before, graphs=[built_without, same], quantize=quantize.__module__, value=tensor.item(),
+               registered=registered,
                name=anytorch.webgpu.NAME, after=hasattr(torch, "webgpu"))
         """
     )
-    assert told["before"] == ["anytorch._version", "anytorch.lazy"]
+    assert told["before"] == ["anytorch._version", "anytorch.lazy"] and told["graphs"] == [True, True]
     assert told["quantize"] == "anytorch.quant.model" and told["value"] == 1.0
     assert (told["registered"], told["name"], told["after"]) == (False, "webgpu", True)
 

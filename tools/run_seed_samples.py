@@ -195,6 +195,7 @@ NOTES = {
     "1_07_forced_device": "after the import of an earlier sample",
     "1_09_autocast": "`engine`, `device` and `texts` from before; `import torch`, which it leaves out",
     "1_10_quantization": "after the import of an earlier sample",
+    "2_01_graphs": "after the import of an earlier sample; tests then build, run and check each graph",
     "2_06_tune_cuda": "up to `PersistentKernel(`, which is not part of this version",
     "2_07_tune_cpu": "up to `PersistentKernel(`, which is not part of this version",
     "2_08_tune_mps": "up to `PersistentKernel(`, which is not part of this version",

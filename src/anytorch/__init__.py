@@ -13,6 +13,7 @@ from anytorch._version import __version__ as __version__
 from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
+    from anytorch import graph as graph
     from anytorch import lite as lite
     from anytorch import quant as quant
     from anytorch import webgpu as webgpu
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.forecast.predictor import KronosPredictor as KronosPredictor
     from anytorch.forecast.training.finetune import finetune_predictor as finetune_predictor
     from anytorch.forecast.training.finetune import finetune_tokenizer as finetune_tokenizer
+    from anytorch.graph.kernel_graph import new_kernel_graph as new_kernel_graph
     from anytorch.memory.modes import mode as mode
     from anytorch.settings import use as use
     from anytorch.text.embed import ArrowEngine as ArrowEngine
@@ -46,7 +48,8 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.text.embed import encode_file as encode_file
     from anytorch.text.generate import TextGenerator as TextGenerator
 
-# Module by module, the public names it gives; `devices`, `memory`, `quant`, `webgpu` and `lite` are packages themselves.
+# Module by module, the public names it gives; `devices`, `graph`, `memory`, `quant`, `webgpu` and `lite` are packages
+# themselves.
 PUBLIC: dict[str, str] = {
     "devices": "devices",
     "devices.choose": "Resolution best_device enable explain resolve",
@@ -63,6 +66,8 @@ PUBLIC: dict[str, str] = {
     "forecast.model": "Kronos KronosTokenizer",
     "forecast.predictor": "KronosPredictor",
     "forecast.training.finetune": "finetune_predictor finetune_tokenizer",
+    "graph": "graph",
+    "graph.kernel_graph": "new_kernel_graph",
     "lite": "lite",
     "memory": "memory",
     "memory.modes": "mode",

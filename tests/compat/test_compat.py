@@ -24,9 +24,14 @@ PATHS = {
         "BackendType",
         "auto_configure_backend",
         "benchmark_backends",
+        "bfloat16",
+        "float16",
+        "float32",
         "get_available_backends",
         "get_backend",
         "get_memory_info",
+        "new_kernel_graph",
+        "new_threadblock_graph",
         "set_backend",
     ],
     "apt_model.core.system": ["get_device", "get_device_info", "get_memory_info", "memory_cleanup", "set_seed"],
@@ -41,7 +46,7 @@ PATHS = {
     ],
 }
 LATER = {
-    "yirage": ["new_kernel_graph", "PersistentKernel"],
+    "yirage": ["PersistentKernel"],
 }
 
 

@@ -88,6 +88,16 @@ RUN: dict[str, Sample] = {
     ),
     "1_11_mps_fallback": Sample(then="assert os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] == '1'"),
     "2_00_basic_use": Sample((r"Available backends: \['cpu'\]", "Current backend: cpu"), (FALLBACK,)),
+    "2_01_graphs": Sample(
+        says=(FALLBACK, "DeviceFallbackWarning: device 'mps' cannot be used"), given=YIRAGE,
+        then="import torch\n"
+        "for graph in (cuda_graph, cpu_graph, mps_graph):\n"
+        "    x, w = graph.new_input((4, 16), dtype=yr.float32), graph.new_input((16, 8), dtype=yr.float32)\n"
+        "    graph.mark_output(graph.silu(graph.matmul(x, w)))\n"
+        "    given = [torch.randn(4, 16), torch.randn(16, 8)]\n"
+        "    (y,) = graph(inputs=given)\n"
+        "    torch.testing.assert_close(y, torch.nn.functional.silu(given[0] @ given[1]))",
+    ),
     "2_03_auto_configure": Sample((r"Optimal config: \{.*'backend': 'cpu'",), given=YIRAGE),
     "2_04_performance": Sample(
         (r"Memory usage: \{.*'available': False", r"Performance results: \{.*'cpu'"), given=YIRAGE,
@@ -197,7 +207,6 @@ SHAPES = ("5_10_device_info_keys", "5_11_memory_info_keys")
 
 # (document, block): what it waits for. `test_no_sample_is_forgotten` keeps this complete.
 LATER: dict[tuple[str, int], str] = {
-    ("2", 1): "new_kernel_graph: the kernel graphs (Y2)",
     ("2", 2): "PersistentKernel: Y3",
     ("2", 6): "PersistentKernel: Y3 (the device part runs)",
     ("2", 7): "PersistentKernel: Y3 (the device part runs)",

@@ -109,3 +109,18 @@ def test_inputs_that_disagree_about_a_size_are_named() -> None:
     graph = b.graph([b.add("add", b.input(("n",), "float32"), b.input(("n",), "float32"))])
     with pytest.raises(GraphError, match=r"input 1 has shape .5.: size n is 5 here and 4"):
         reference.evaluate(graph, [torch.ones(4), torch.ones(5)])
+
+
+def test_sizes_follow_from_sums_and_products() -> None:
+    b, n = Size.named("b"), Size.named("n")
+    size = 4 * b + 2
+    assert isinstance(size, Size) and size.solved(14, {}) == {"b": 3} and size.solved(13, {}) == {}
+    both = b * n
+    assert isinstance(both, Size) and both.solved(12, {}) == {} and both.solved(12, {"b": 4}) == {"n": 3}
+    assert both.solved(12, {"b": 4, "n": 3}) == {} and both.renamed({"b": "x", "n": "b"}) == b * Size.named("x")
+    builder = Builder()
+    builder.add("exp", builder.input((b * n, 2 * b), "float32"))
+    graph = builder.graph([1])
+    assert reference.sizes_of(graph, [torch.ones(15, 6)]) == {"b": 3, "n": 5}
+    with pytest.raises(GraphError, match="do not follow from the inputs"):
+        reference.sizes_of(graph, [torch.ones(15, 5)])

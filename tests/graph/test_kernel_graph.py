@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
-from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
+from anytorch.graph import KernelGraph, new_kernel_graph, search, verify
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 from anytorch.graph.search import EAGER, Search
@@ -271,14 +271,3 @@ def test_a_missing_compiler_leaves_torch_and_says_so(
     g = _mlp()
     g.superoptimize(sizes={"b": 4})
     assert "no C++ compiler" in g.explain() and g(*tensors)[0].shape == (4, 48)
-
-
-def test_a_function_is_traced(tensors: list[torch.Tensor]) -> None:
-    def function(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return F.softmax(F.layer_norm(x @ w + bias, (48,)) * 2, -1).mean(0)
-
-    bias = torch.randn(48)
-    g = trace(function, *tensors, bias)
-    torch.testing.assert_close(g(*tensors, bias)[0], function(*tensors, bias))
-    with pytest.raises(GraphError, match="has no kernel graph"):
-        trace(lambda x: torch.linalg.inv(x), torch.eye(3))

@@ -4,6 +4,7 @@
     backend    DeviceBackend, UnifiedDeviceManager, …               (Virtual Blackwell)
     modes, stack   the modes and the VGPU stack                     (Virtual Blackwell)
     selection  BackendType, set_backend, get_backend, …             (YiRage)
+    graphs     dtypes and thread-block graphs beside new_kernel_graph (YiRage, Mirage)
     advice, optimizer, measuring   configuration and benchmark      (YiRage)
     kronos, kronos_scripts         the published functions and training scripts (Kronos)
     lookup     what several of them ask about devices

@@ -23,7 +23,8 @@ from anytorch import logs, settings
 from anytorch.graph import records, reference
 from anytorch.graph.ir import Graph
 from anytorch.graph.search import Found, Search
-from anytorch.graph.tracing import RULES, SEVERAL, Untraceable, is_traceable, traced
+from anytorch.graph.tracer import Untraceable
+from anytorch.graph.tracing import RULES, SEVERAL, is_traceable, traced
 
 log = logs.logger(__name__)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Union
 
 from anytorch.devices.choose import resolve
 from anytorch.devices.registry import registry
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 Operand = Union["DTensor", int, float]
 TIME_LIMIT_S = 60.0
+HAND_WRITTEN = (
+    "hand-written thread-block graphs are not supported: write what they compute with the graph's own ops "
+    "(matmul, exp, reduction, …); superoptimize() finds the tiles and loops"
+)
 
 
 class DTensor:
@@ -336,6 +340,10 @@ class KernelGraph:
             "scale": scale,
         }
         return self._op("attention", q, k, v, *rest, **attrs)
+
+    def customized(self, inputs: Sequence[DTensor], graph: Any) -> NoReturn:
+        """Mirage's op for a thread-block graph that was written by hand; there are none here. Raises NotImplementedError."""
+        raise NotImplementedError(HAND_WRITTEN)
 
     # --- running -------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from anytorch.errors import GraphError
 from anytorch.graph import ops
 from anytorch.graph.ir import Graph, Node
-from anytorch.graph.sizes import NAME, Size, at, shape_at, words
+from anytorch.graph.sizes import NAME, Size, at, names_of, shape_at, words
 
 Sizes = Mapping[str, int]
 Compute = Callable[..., torch.Tensor]
@@ -59,7 +59,15 @@ def sizes_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
                     f"input {place} has shape {words(tensor.shape)}: size {size} is {found} here and {known[str(size)]} in "
                     "an earlier input"
                 )
+    # A graph inside another may have no input with just the name: 4*b tells b as well.
+    wanted_sizes = [size for number in graph.inputs for size in graph.nodes[number].shape]
+    found_sizes = [size for tensor in tensors for size in tensor.shape]
+    sums = [(size, n) for size, n in zip(wanted_sizes, found_sizes, strict=True) if isinstance(size, Size)]
+    while any(more := [size.solved(n, known) for size, n in sums]):
+        known.update(next(filter(None, more)))
     for place, (number, tensor) in enumerate(zip(graph.inputs, tensors, strict=True)):
+        if not names_of(graph.nodes[number].shape) <= set(known):
+            raise GraphError(f"the sizes in {words(graph.nodes[number].shape)} do not follow from the inputs")
         wanted = shape_at(graph.nodes[number].shape, known)
         if wanted != tuple(tensor.shape):
             raise GraphError(

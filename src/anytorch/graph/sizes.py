@@ -41,6 +41,27 @@ class Size:
         """The number it is for these sizes. Raises KeyError for a name without one."""
         return sum(count * prod(known[name] for name in names) for names, count in self._terms)
 
+    def solved(self, number: int, known: Mapping[str, int]) -> dict[str, int]:
+        """The one name without a number that makes this size `number`, with its own; {} where there is not just one."""
+        left, factors = number, dict[str, int]()
+        for names, count in self._terms:
+            missing = [name for name in names if name not in known]
+            if len(missing) > 1:
+                return {}
+            by = count * prod(known[name] for name in names if name in known)
+            if missing:
+                factors[missing[0]] = factors.get(missing[0], 0) + by
+            else:
+                left -= by
+        if len(factors) != 1:
+            return {}
+        ((name, factor),) = factors.items()
+        return {name: left // factor} if factor and left % factor == 0 else {}
+
+    def renamed(self, names: Mapping[str, str]) -> Size:
+        """The same with other names: `names` gives the new one for each old one."""
+        return Size({tuple(sorted(names[name] for name in term)): count for term, count in self._terms})
+
     def __add__(self, other: SizeLike) -> SizeLike:
         terms = dict(self._terms)
         for names, count in _terms_of(other):

@@ -1,4 +1,4 @@
-"""From PyTorch to kernel graphs: nodes of an FX graph of ATen ops, one by one; `trace(fn, *examples)` for a function.
+"""From PyTorch to kernel graphs: nodes of an FX graph of ATen ops, one by one. `capture.trace` does it for a function.
 
 What has no rule here is `Untraceable`: `torch.compile` leaves such nodes to ATen and makes graphs of what lies between them.
 """
@@ -6,118 +6,21 @@ What has no rule here is `Untraceable`: `torch.compile` leaves such nodes to ATe
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from anytorch.errors import GraphError
 from anytorch.graph import ops
-from anytorch.graph.ir import Builder, Graph
-from anytorch.graph.sizes import Size, SizeLike, product
+from anytorch.graph.ir import Graph
+from anytorch.graph.sizes import product
+from anytorch.graph.tracer import Tracer, Untraceable, dtype_of, size_of
+from anytorch.graph.whole import ATTENTION, RMS_NORM
 
 aten = torch.ops.aten
-
-
-class Untraceable(Exception):
-    """An op, a dtype or an argument that kernel graphs have no form for."""
-
-
-def size_of(size: Any) -> SizeLike:
-    """A size of a traced tensor: a number, or a polynomial in torch's symbols. Raises Untraceable."""
-    if isinstance(size, int):
-        return size
-    expression = getattr(getattr(size, "node", None), "expr", None)
-    if expression is None:
-        raise Untraceable(f"a size {size!r}")
-    if expression.is_Integer:
-        return int(expression)
-    try:
-        polynomial = expression.as_poly(*sorted(expression.free_symbols, key=str))
-        total: SizeLike = 0
-        for powers, count in polynomial.terms():
-            term: SizeLike = int(count)
-            for symbol, times in zip(polynomial.gens, powers, strict=True):
-                for _ in range(times):
-                    term = term * Size.named(str(symbol))
-            total = total + term
-    except (AttributeError, ValueError, TypeError) as exc:
-        raise Untraceable(f"a size {expression}") from exc
-    return total
-
-
-def dtype_of(value: torch.Tensor) -> str:
-    name = str(value.dtype).removeprefix("torch.")
-    if name not in ops.DTYPES:
-        raise Untraceable(f"dtype {name}")
-    return name
-
-
-class Tracer:
-    """Builds a graph from FX nodes. `add` needs the nodes in order; `numbers` says which node of the graph each became."""
-
-    def __init__(self) -> None:
-        self.b = Builder()
-        self.numbers: dict[FxNode, int] = {}
-        self.several: dict[FxNode, Sequence[int]] = {}  # of ops that give more than one tensor
-
-    def input(self, node: FxNode) -> None:
-        value = node.meta["val"]
-        self.numbers[node] = self.b.input([size_of(size) for size in value.shape], dtype_of(value))
-
-    def add(self, node: FxNode) -> None:
-        """Raises Untraceable if the node has no form."""
-        value = node.meta.get("val")
-        if node.target is operator.getitem:
-            source, place = node.args
-            if not isinstance(source, FxNode) or source not in self.several or not isinstance(place, int):
-                raise Untraceable("an item of what is not traced")
-            self.numbers[node] = self._checked(node, self.several[source][place], value)
-            return
-        rule = RULES.get(node.target) or SEVERAL.get(node.target)
-        if rule is None:
-            raise Untraceable(str(node.target))
-        try:
-            made = rule(self, node, *node.args, **node.kwargs)
-        except (GraphError, TypeError, ValueError) as exc:
-            raise Untraceable(f"{node.target}: {exc}") from exc
-        if isinstance(made, tuple):
-            self.several[node] = made
-        else:
-            self.numbers[node] = self._checked(node, made, value)
-
-    def _checked(self, node: FxNode, number: int, value: Any) -> int:
-        """The node, in the dtype that torch gives it. Raises Untraceable if it has another shape."""
-        if not isinstance(value, torch.Tensor):
-            raise Untraceable(f"{node.target} gives no tensor")
-        wanted = tuple(size_of(size) for size in value.shape)
-        if self.b.nodes[number].shape != wanted:
-            raise Untraceable(f"{node.target}: shape {self.b.nodes[number].shape} is not {wanted}")
-        if self.b.nodes[number].dtype != dtype_of(value):
-            number = self.b.add("cast", number, dtype=dtype_of(value))
-        return number
-
-    def operand(self, value: Any, beside: str = "float32") -> int:
-        """The number of an argument: a node's, or that of a constant in the dtype of what it stands beside."""
-        if isinstance(value, FxNode):
-            return self.numbers[value]
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise Untraceable(f"an argument {value!r}")
-        if isinstance(value, int) and beside not in ops.FLOATS and beside != "bool":
-            return self.b.constant(value, beside)
-        return self.b.constant(float(value), beside if beside in ops.FLOATS else "float32")
-
-    def beside(self, *values: Any) -> str:
-        """The dtype of the tensors among the arguments."""
-        found = [self.b.nodes[self.numbers[value]].dtype for value in values if isinstance(value, FxNode)]
-        return ops.promoted(found) if found else "float32"
-
-    def shape(self, value: Any) -> tuple[SizeLike, ...]:
-        return self.b.nodes[self.operand(value)].shape
-
-
 Rule = Callable[..., int]
 
 
@@ -231,6 +134,8 @@ def _to_own_shape(op: str) -> Rule:
 
 def _slice(one: Tracer, node: FxNode, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> int:
     length = one.shape(x)[dim]
+    if step == 1 and start in (None, 0) and (end is None or end == sys.maxsize):
+        return one.operand(x)
     if (
         step != 1
         or not isinstance(length, int)
@@ -252,6 +157,42 @@ def _select(one: Tracer, node: FxNode, x: Any, dim: int, index: Any) -> int:
     cut = one.b.add("slice", one.operand(x), dim=dim, start=place, stop=place + 1)
     dim %= len(shape)
     return one.b.add("reshape", cut, shape=(*shape[:dim], *shape[dim + 1 :]))
+
+
+def _split(one: Tracer, node: FxNode, x: Any, sizes: Any, dim: int = 0) -> tuple[int, ...]:
+    """Pieces along a dimension. Their sizes are those of the results: `sizes` is one number in `split`, else all of them."""
+    made, start = [], 0
+    for piece in node.meta["val"]:
+        size = size_of(piece.shape[dim])
+        if not isinstance(size, int):
+            raise Untraceable("a split of unknown length")
+        made.append(one.b.add("slice", one.operand(x), dim=dim, start=start, stop=start + size))
+        start += size
+    return tuple(made)
+
+
+def _unbind(one: Tracer, node: FxNode, x: Any, dim: int = 0) -> tuple[int, ...]:
+    return tuple(_select(one, node, x, dim, index) for index in range(len(node.meta["val"])))
+
+
+def _arange(one: Tracer, node: FxNode, *bounds: Any, **__: Any) -> int:
+    """arange(end), arange(start, end) and arange(start, end, step), from 0, 1, 2, …"""
+    value = node.meta["val"]
+    start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
+    dtype = dtype_of(value)
+    made = one.b.add("iota", shape=tuple(size_of(size) for size in value.shape), dim=0, dtype=dtype)
+    if step != 1:
+        made = one.b.add("mul", made, one.operand(step, dtype))
+    return made if start == 0 else one.b.add("add", made, one.operand(start, dtype))
+
+
+def _of_bools(op: str) -> Rule:
+    def rule(one: Tracer, node: FxNode, *args: Any) -> int:
+        if one.beside(*args) != "bool":
+            raise Untraceable("bits of whole numbers")
+        return one.b.add(op, *(one.operand(arg, "bool") for arg in args))
+
+    return rule
 
 
 def _cat(one: Tracer, node: FxNode, tensors: Sequence[Any], dim: int = 0) -> int:
@@ -317,6 +258,11 @@ def _attention(
     )
 
 
+def _rms_norm(one: Tracer, node: FxNode, x: Any, shape: Sequence[int], weight: Any, eps: float) -> int:
+    rest = [] if weight is None else [one.operand(weight)]
+    return one.b.add("rms_norm", one.operand(x), *rest, rank=len(shape), eps=eps)
+
+
 def _layer_norm(
     one: Tracer, node: FxNode, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> tuple[int, ...]:
@@ -359,7 +305,13 @@ def _var_mean(
     return variance, mean
 
 
-SEVERAL: dict[Any, Any] = {aten.native_layer_norm.default: _layer_norm, aten.var_mean.correction: _var_mean}
+SEVERAL: dict[Any, Any] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.var_mean.correction: _var_mean,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
+}
 RULES: dict[Any, Rule] = {
     **{
         getattr(aten, name).default: _pointwise(op)
@@ -417,6 +369,7 @@ RULES: dict[Any, Rule] = {
     aten.select.int: _select,
     aten.cat.default: _cat,
     **{op: _same for op in (aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default)},
+    aten.lift_fresh_copy.default: _same,
     aten._to_copy.default: _cast,
     torch.ops.prims.convert_element_type.default: _cast,
     aten.full.default: _full,
@@ -428,12 +381,23 @@ RULES: dict[Any, Rule] = {
         "embedding", one.operand(table), one.operand(ids)
     ),
     aten.scaled_dot_product_attention.default: _attention,
+    ATTENTION: lambda one, node, q, k, v, mask=None, causal=False, scale=None: _attention(
+        one, node, q, k, v, mask, 0.0, causal, scale=scale
+    ),
+    RMS_NORM: _rms_norm,
+    **{getattr(aten.arange, overload): _arange for overload in ("default", "start", "start_step")},
+    aten.scalar_tensor.default: lambda one, node, value, **_: one.operand(value, dtype_of(node.meta["val"])),
+    **{getattr(aten, f"bitwise_{op}").Tensor: _of_bools(op) for op in ("and", "or")},
+    aten.bitwise_not.default: _of_bools("not"),
 }
+
+
+EVERY: dict[Any, Any] = {**RULES, **SEVERAL}
 
 
 def traced(module: GraphModule) -> Graph:
     """A whole FX graph of ATen ops as one kernel graph. Raises Untraceable."""
-    tracer = Tracer()
+    tracer = Tracer(EVERY)
     outputs: list[int] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -454,7 +418,7 @@ def is_traceable(node: FxNode) -> bool:
         return False
     if node.target is operator.getitem:
         return isinstance(node.args[0], FxNode) and node.args[0].target in SEVERAL and is_traceable(node.args[0])
-    tracer = Tracer()
+    tracer = Tracer(EVERY)
     try:
         for source in node.all_input_nodes:
             if not isinstance(source.meta.get("val"), torch.Tensor):
@@ -464,26 +428,3 @@ def is_traceable(node: FxNode) -> bool:
     except Untraceable:
         return False
     return True
-
-
-def trace(function: Callable[..., Any], *examples: torch.Tensor, dynamic: Iterable[int] = ()) -> Any:
-    """The kernel graph of a function of tensors, for inputs like the examples. Raises GraphError where it has no form.
-
-    >>> g = anytorch.graph.trace(lambda x, w: torch.relu(x @ w), x, w)
-    """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from anytorch.graph.kernel_graph import KernelGraph
-
-    module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-    try:
-        graph = traced(module)
-    except Untraceable as exc:
-        raise GraphError(
-            f"the function has no kernel graph: {exc}",
-            hint="torch.compile(backend='anytorch') leaves such ops to torch",
-        ) from exc
-    made = KernelGraph("auto")
-    made._builder = Builder.of(graph)
-    made._outputs = list(graph.outputs)
-    return made
