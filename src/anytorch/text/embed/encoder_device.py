@@ -43,7 +43,7 @@ def choose_device(request: str | None) -> EncoderDevice:
     if parse(text, registry()).automatic:
         text, from_settings = configured_request()
     wanted = parse(text, registry())
-    origin = f"{text!r} was asked for" + (f" (by {from_settings})" if from_settings else "")
+    origin = f"the settings name {text!r} (source: {from_settings})" if from_settings else f"you asked for {text!r}"
     if wanted.backend == CPU:
         return EncoderDevice(CPU, CPU, origin)
     if wanted.automatic and not accelerator_seen():
