@@ -294,7 +294,7 @@ def parts_of(predictor: Any, work: Any) -> dict[str, float]:
     """Seconds of one more forecast by its parts, waiting for the device after each: their sum is more than a forecast."""
     import anytorch
     from anytorch.forecast.decoding.decoder import Cache, Codec
-    from anytorch.forecast.generation.generate import Run
+    from anytorch.forecast.generation.generate import ChunkState
     from anytorch.forecast.generation.steps import RolledSteps, StaticSteps
 
     seconds: dict[str, float] = {}
@@ -324,10 +324,10 @@ def parts_of(predictor: Any, work: Any) -> dict[str, float]:
             (StaticSteps, "run"),
             (RolledSteps, "prepare"),
             (RolledSteps, "run"),
-            (Run, "__init__"),
-            (Run, "first"),
-            (Run, "recomputed"),
-            (Run, "next"),
+            (ChunkState, "__init__"),
+            (ChunkState, "first"),
+            (ChunkState, "recomputed"),
+            (ChunkState, "next"),
         )
     ]
     try:

@@ -243,6 +243,13 @@ def test_what_was_measured_is_shown_and_forgotten(cli: Callable[..., Any]) -> No
     assert not store.folder().exists() and not list(store.verdicts())
 
 
+def test_reset_removes_what_earlier_versions_wrote(cache_file: Path, cli: Callable[..., Any]) -> None:
+    """A store that no code of ours reads any more is not somebody else's file."""
+    old = cache_file.parent / "batches.json"
+    old.write_text('{"model on device": 12}')
+    assert str(old) in cli("reset", "--cache").out and not old.exists()
+
+
 def test_reset_knows_every_store() -> None:
     named: set[str] = set()
     for path in SOURCES.rglob("*.py"):

@@ -8,6 +8,7 @@ import torch
 from anytorch.devices.oom import _fitting, fit_batch, is_out_of_memory
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.measured import store
+from anytorch.measured.verdict import Question, Verdict
 
 # Verbatim messages, each with the place it was taken from.
 RECORDED = [
@@ -116,6 +117,25 @@ def test_what_fitted_is_where_the_next_call_starts_also_in_another_process() -> 
     _fitting.clear()  # as in a new process: only the files are left
     store.forget()
     assert fit_batch(allocate(limit=20), 100, key="model on device").too_large == ()  # type: ignore[arg-type]
+    _fitting.clear()
+
+
+def test_the_store_is_asked_once_for_a_key_also_where_it_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training loop calls this for every step, and nearly every first size fits: there is nothing to be found."""
+    asked: list[str] = []
+    recall = store.recall
+
+    def counted(question: Question) -> Verdict | None:
+        asked.append(question.title)
+        return recall(question)
+
+    monkeypatch.setattr(store, "recall", counted)
+    for _ in range(3):
+        assert fit_batch(allocate(limit=200), 100, key="it fits").batch == 100  # type: ignore[arg-type]
+    assert len(asked) == 1
+    assert fit_batch(allocate(limit=20), 100, key="it fits").batch == 12  # type: ignore[arg-type]
+    assert fit_batch(allocate(limit=20), 100, key="it fits").too_large == ()  # type: ignore[arg-type]
+    assert len(asked) == 1
     _fitting.clear()
 
 

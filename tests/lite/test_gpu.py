@@ -333,6 +333,34 @@ def test_training_agrees_with_the_host(gpu: Any) -> None:
     model.load_state_dict(state)
 
 
+def test_a_step_of_adam_keeps_a_copy_of_the_gradient_until_its_launch(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient that is no dense array is copied. Nobody else may get that copy's memory before the launch is recorded."""
+    from anytorch.gpu import launch
+
+    start, factors = numbers(8, 5), numbers(5, 8, salt=1)
+    plan, taken = launch.Plan.__call__, []
+
+    def beside_another(self: Any, addresses: Any, *given: float) -> None:
+        if len(given) == 5:  # the five numbers of a step of Adam
+            monkeypatch.setattr(launch.Plan, "__call__", plan)
+            taken.append(lite.tensor(np.full((5, 8), 1e3, "float32"), device=gpu))
+        plan(self, addresses, *given)
+
+    weights = []
+    for device in (None, gpu):
+        w = lite.tensor(start, device=device, requires_grad=True)
+        w.grad = lite.tensor(factors, device=device).T
+        if device is gpu:
+            assert not w.grad.data.layout.dense
+            monkeypatch.setattr(launch.Plan, "__call__", beside_another)
+        lite.Adam([w], lr=0.1).step()
+        weights.append(w.detach().numpy())
+    assert len(taken) == 1
+    np.testing.assert_allclose(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+
+
 def test_quantized_layers(gpu: Any) -> None:
     """They compute on the host, and give and take tensors of the GPU."""
     x = lite.tensor(numbers(6, 2, 5, 5))

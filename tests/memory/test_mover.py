@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,78 @@ def test_a_read_that_fails_leaves_a_store_as_it_was(store: TensorStore, gate: Ga
     assert float(store.get("low")[0]) == 0  # type: ignore[index]
     keys = store.keys()
     assert sorted(store.ledger.holders("0")) == sorted(key for key in keys if store.level_of(key) == 0)
+
+
+class Interrupted:
+    """A lock. Ctrl-C comes once, at the next call of one of its methods other than by `with`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.at = ""
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        self._interrupt("acquire" if blocking else "")
+        return self._lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        self._interrupt("release")
+        self._lock.release()
+
+    def _interrupt(self, method: str) -> None:
+        if method and method == self.at:
+            self.at = ""
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", ["release", "acquire"])
+@pytest.mark.parametrize("what", ["get", "put"])
+def test_ctrl_c_beside_a_copy_leaves_the_lock_and_the_books_in_order(tmp_path: Path, what: str, at: str) -> None:
+    """In the middle of a copy it comes in `test_store`; here just before the lock is let go, or while it is waited for."""
+    memory, disk = StoreLevel(2000, torch.device("cpu")), StoreLevel(10**6, None, tmp_path / "store")
+    store, lock = TensorStore([memory, disk]), Interrupted()
+    store._changed = threading.Condition(lock)  # type: ignore[arg-type]
+    store.put("low", torch.full((250,), 3.0), level=1)
+    lock.at = at
+    with pytest.raises(KeyboardInterrupt):
+        store.get("low") if what == "get" else store.put("new", torch.zeros(250))
+    assert not lock.at and not store._at_work.total()
+    assert soon(lambda: (store.keys(), store.level_of("low"))) == (["low"], 1)
+    assert not store.ledger.holders("0") and store.ledger.holders("1") == {"low": 1000}
+    assert float(soon(lambda: store.get("low"))[0]) == 3.0 and store.level_of("low") == 0
+    assert soon(lambda: store.put("new", torch.zeros(250))) == 0
+    soon(store.close)
+
+
+class Watched(list[torch.Tensor]):
+    """Who looks whether there is something in it goes on when another one has looked, too."""
+
+    def __init__(self, values: Iterable[torch.Tensor], looking: int) -> None:
+        super().__init__(values)
+        self._both = threading.Barrier(looking)
+
+    def __len__(self) -> int:
+        found = super().__len__()
+        self._both.wait(SOON_S)
+        return found
+
+
+def test_two_readers_of_a_store_may_want_its_last_buffer(tmp_path: Path) -> None:
+    nothing, disk = StoreLevel(0, torch.device("cpu")), StoreLevel(10**6, None, tmp_path / "store")
+    with contextlib.closing(TensorStore([nothing, disk])) as store:
+        for number, key in enumerate("ab"):
+            store.put(key, torch.full((250,), float(number)), level=1)
+        assert float(store.get("a")[0]) == 0 and len(store._bounces) == 1  # type: ignore[index]
+        store._bounces = Watched(store._bounces, looking=2)
+        reading = [beside(lambda key=key: store.get(key)) for key in "ab"]
+        for thread, _ in reading:
+            thread.join(SOON_S)
+        assert [float(found[0][0]) for _, found in reading] == [0.0, 1.0]
 
 
 def test_threads_that_share_a_store_lose_nothing(store: TensorStore) -> None:

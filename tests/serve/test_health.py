@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import httpx
 import pytest
 
@@ -49,6 +50,26 @@ def test_what_health_says(service: Any) -> None:
 def test_a_file_that_the_page_has_not_is_a_problem_as_everywhere(service: Any) -> None:
     answer = service.client.get("/web/nothing.js")
     assert answer.status_code == 404 and answer.headers["content-type"] == "application/problem+json"
+
+
+def test_what_every_request_needs_is_found_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FastAPI calls a plain function in a thread, for every request anew, and waits where all threads are taken."""
+    entered: list[Any] = []
+
+    async def refused(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
+        entered.append(function)
+        raise AssertionError(f"{function} was sent to a thread")
+
+    async def run() -> None:
+        app = create_app(ServeOptions(forecast=False, threads=1))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(anyio.to_thread, "run_sync", refused)  # all of Starlette's and FastAPI's threads
+                assert (await client.get("/v1/readyz")).json()["status"] == "starting"
+                assert (await client.get("/v1/models")).status_code == 200
+        assert not entered
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("path", ["/v1/readyz", "/v1/healthz"])

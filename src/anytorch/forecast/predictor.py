@@ -210,7 +210,7 @@ class KronosPredictor:
         """Where and how forecasts are computed, in words; after two forecasts of a shape also what was measured for it."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         dtype = self.quantization or str(self.model.norm.weight.dtype).removeprefix("torch.")
-        why = self.device_warning or f"{self.resolution.requested} was asked for"
+        why = self.device_warning or f"you asked for {self.resolution.requested}"
         how = "recorded once and replayed" if self.static == "recorded" else "computed one after the other"
         lines = [
             f"{parameters / 1e6:,.1f} million parameters in {dtype} on {self.device} ({why})",

@@ -11,7 +11,6 @@ A mode is data (`MODES`); every step of applying one comes with the step that un
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -27,7 +26,7 @@ from anytorch import logs, settings
 from anytorch.devices.choose import resolve
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast, autocast_dtype
-from anytorch.errors import UsageError
+from anytorch.errors import UsageError, did_you_mean
 from anytorch.memory.checkpointing import activations, restore
 from anytorch.memory.fitting import fit, unfit
 from anytorch.memory.reader import Reader
@@ -358,10 +357,7 @@ _active: ActiveMode | None = None
 def mode(name: str, *, device: str | torch.device = "auto", **changes: Any) -> ActiveMode:
     """`with anytorch.mode("balanced"): …`; `changes` are fields of `Mode`, as in `mode("memory", weights="nf4")`."""
     if name not in MODES:
-        near = difflib.get_close_matches(name, MODES, n=1)
-        raise UsageError(
-            f"unknown mode {name!r}; modes: {', '.join(MODES)}", hint=f"did you mean {near[0]!r}?" if near else ""
-        )
+        raise UsageError(f"unknown mode {name!r}; modes: {', '.join(MODES)}", hint=did_you_mean(name, MODES))
     unknown = sorted(set(changes) - set(Mode.__dataclass_fields__))
     if unknown:
         raise UsageError(

@@ -12,7 +12,6 @@ Nothing here needs torch or numpy: these are numbers about formats, and the tabl
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from anytorch.errors import UsageError
+from anytorch.errors import UsageError, did_you_mean
 
 ScaleType = Literal["float32", "float16", "e4m3", "e8m0"]
 SCALE_BITS: dict[ScaleType, int] = {"float32": 32, "float16": 16, "e4m3": 8, "e8m0": 8}
@@ -137,10 +136,9 @@ def parse(name: str | Format, group_size: int | None = None) -> Format:
         size = re.search(r"-g(\d+)", text)
         base = text.replace(size.group(0), "") if size else text
         if base not in NAMED:
-            near = difflib.get_close_matches(base, [*NAMED, *ALIASES], n=1)
             raise UsageError(
                 f"unknown quantization {name!r}; known: {', '.join([*NAMED, *ALIASES])}",
-                hint=f"did you mean {near[0]!r}?" if near else "a group size is written like int4-g32",
+                hint=did_you_mean(base, [*NAMED, *ALIASES], "a group size is written like int4-g32"),
             )
         found = NAMED[base]
         if size:

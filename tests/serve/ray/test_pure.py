@@ -12,7 +12,7 @@ from anytorch.errors import ModelError, UsageError
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.ray.cluster import Share, shares
 from anytorch.serve.ray.deploy import Scale, free_port, parse_scale
-from anytorch.serve.ray.files import ScatteredJournal
+from anytorch.serve.ray.files import ScatteredJournal, encode_file_on_ray
 from anytorch.serve.running import first_answer
 from anytorch.text.embed.files_journal import part_path
 
@@ -47,6 +47,23 @@ def test_replicas_are_a_number_or_two(text: str | None, scale: Scale) -> None:
 def test_replicas_that_make_no_sense(text: str) -> None:
     with pytest.raises(UsageError, match="--replicas"):
         parse_scale(text)
+
+
+def test_a_file_is_refused_as_without_ray_before_a_cluster_is_started(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    source, text = tmp_path / "in.parquet", tmp_path / "in.txt"
+    pq.write_table(pa.table({"text": ["one"], "embedding": [1.0]}), source)
+    text.write_text("one\n")
+    refused: list[tuple[Path, str, dict[str, str], str]] = [
+        (source, "out.csv", {}, "the target must be a Parquet file"),
+        (source, "in.parquet", {}, "both source and target"),
+        (source, "out.parquet", {}, "already has a column 'embedding'"),
+        (source, "out.parquet", {"vector_column": "v", "missing": "skip"}, "missing='skip'"),
+        (text, "out.parquet", {}, "with --ray the source must be Parquet"),
+    ]
+    for given, target, options, words in refused:
+        with pytest.raises(UsageError, match=words):
+            encode_file_on_ray(given, tmp_path / target, column="text", address="no cluster", **options)  # type: ignore[arg-type]
 
 
 def journal(tmp_path: Path, *, resume: bool = True, **changes: int) -> ScatteredJournal:

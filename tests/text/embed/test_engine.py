@@ -496,9 +496,9 @@ def test_auto_needs_no_torch_where_files_show_no_accelerator(monkeypatch: pytest
     monkeypatch.setattr(encoder_device, "resolve", lambda *given, **named: pytest.fail("nothing needs resolving"))
     cpu = EncoderDevice("cpu", "cpu", "files show no accelerator on this machine")
     assert choose_device("auto") == choose_device(None) == cpu
-    assert choose_device("cpu").why == "'cpu' was asked for"
+    assert choose_device("cpu").why == "you asked for 'cpu'"
     with anytorch.use(backend="cpu"):
-        assert choose_device("auto").why == "'cpu' was asked for (by code)"
+        assert choose_device("auto").why == "the settings name 'cpu' (source: code)"
 
 
 def test_a_forced_device_falls_back_with_a_warning(cpu_wheel: None, fake_engine: Callable[..., Any]) -> None:
@@ -550,7 +550,7 @@ def test_closing(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
 
 def test_explain_and_describe(engine: ArrowEngine) -> None:
     text = engine.explain()
-    for words in ("model: ", "mean pooling, then normalize", "device: cpu, because 'cpu' was asked for", "kernels: fake",
+    for words in ("model: ", "mean pooling, then normalize", "device: cpu, because you asked for 'cpu'", "kernels: fake",
                   "quantization: none", "batches: 4096 tokens (default, being measured)"):  # fmt: skip
         assert words in text
     json.dumps(engine.describe())

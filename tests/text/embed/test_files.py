@@ -72,6 +72,23 @@ def test_every_format_gives_the_same_vectors(ending: str, tmp_path: Path, fake_e
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", f"source.{ending}"]
 
 
+def test_only_parquet_pays_for_its_import(tmp_path: Path) -> None:
+    """In a process of its own: this one has it."""
+    source, table = write_source(tmp_path, "csv"), write_source(tmp_path, "parquet")
+    code = f"""
+import sys
+from pathlib import Path
+from anytorch.text.embed import files
+from anytorch.text.embed.files_read import Source
+assert sum(len(chunk.texts) for chunk in Source(Path({str(source)!r}), "text").chunks(30)) == 100
+assert "pyarrow.parquet" not in sys.modules, "it was imported for a CSV file"
+assert sum(len(chunk.texts) for chunk in Source(Path({str(table)!r}), "text").chunks(30)) == 100
+assert "pyarrow.parquet" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("precision", ["float16", "int8", "ubinary"])
 def test_smaller_vectors(precision: str, tmp_path: Path, fake_engine: Make) -> None:
     engine = fake_engine()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ def test_same_ids_as_transformers(tokenizer: TextTokenizer, model_folder: Path) 
 def test_no_texts(tokenizer: TextTokenizer) -> None:
     tokens = tokenizer([])
     assert tokens.ids.tolist() == [] and tokens.starts.tolist() == [0]
+
+
+def test_ids_are_packed_without_a_list_of_all(tokenizer: TextTokenizer) -> None:
+    """As lists, all ids take ten times the memory of the array, and a file has very many."""
+    texts = [f"{number} " + "word " * 250 for number in range(200)]
+    tokenizer(texts[:1])
+    tracemalloc.start()
+    try:
+        tokens = tokenizer(texts)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(tokens.ids) > 50_000 and peak < 1.5 * tokens.ids.nbytes
 
 
 @pytest.mark.parametrize("bad", [5, None, b"bytes", ("a", "pair"), ["list"], float("nan")])
@@ -153,6 +167,7 @@ def test_cutting_changes_nothing_for_byte_level_and_unigram(tmp_path: Path, mode
         assert sum(len(ours.cut(text)) < len(text) for text in texts) > 20
         assert rows(ours(texts)) == [encoding.ids or [0] for encoding in ours._tokenizer.encode_batch(texts)], name
         assert rows(ours([""])) == [[0]], "an empty text without special tokens is one token of padding"
+        assert rows(ours(["", "alpha", ""])) == [[0], *rows(ours(["alpha"])), [0]], name
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anytorch.errors import InputError, PackageMissing
+from anytorch.errors import InputError, PackageMissing, did_you_mean
 from anytorch.values import dataclass
 
 
@@ -221,18 +221,13 @@ def parse_given(text: str) -> dict[str, str]:
 
 
 def _checked(given: Mapping[str, str], names: Sequence[str], source: Origin) -> Mapping[str, str]:
-    import difflib
-
     for field, name in given.items():
         if field not in ALL:
             raise InputError(f"columns: unknown field {field!r}", hint=f"fields: {', '.join(ALL)}")
         if name not in names:
-            near = difflib.get_close_matches(name, list(names), n=1)
             raise InputError(
                 f"{source.name} has no column {name!r} (for {field}); its columns are {listed(names)}",
-                hint=f"did you mean {near[0]!r}?"
-                if near
-                else f"spell it as the {'table' if source.in_memory else 'file'} does",
+                hint=did_you_mean(name, names, f"spell it as the {'table' if source.in_memory else 'file'} does"),
             )
     return given
 

@@ -160,15 +160,15 @@ def generate(
     decoder: Decoder, prompts: Prompts, plan: GenerationPlan, draws: Draws | None, tick: Tick
 ) -> tuple[Tensor, Tensor]:
     """Ids of s1 and s2, each int64 [series × samples, pred_len]. `draws` is None for the greedy choice."""
-    run = Run(decoder, prompts, plan, draws)
-    with closing(run.ahead) if run.ahead is not None else nullcontext():
-        run.first()
+    chunk = ChunkState(decoder, prompts, plan, draws)
+    with closing(chunk.ahead) if chunk.ahead is not None else nullcontext():
+        chunk.first()
         tick(1)
-        done = 1 + run.replayed(tick)
+        done = 1 + chunk.replayed(tick)
         while done < plan.pred_len:
-            done += run.prepared(done) or run.next(done)
+            done += chunk.prepared(done) or chunk.next(done)
             tick(done)
-    return run.s1, run.s2
+    return chunk.s1, chunk.s2
 
 
 def begin(
@@ -196,7 +196,7 @@ def still_fits(decoder: Decoder, name: str, shape: object) -> bool:
     return getattr(decoder, name) is not None
 
 
-class Run:
+class ChunkState:
     """The state of one chunk during the steps."""
 
     def __init__(self, decoder: Decoder, prompts: Prompts, plan: GenerationPlan, draws: Draws | None) -> None:

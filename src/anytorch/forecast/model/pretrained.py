@@ -9,7 +9,6 @@ offline, and is a start for experiments. It has never seen a real price. `exampl
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import re
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from anytorch import logs
-from anytorch.errors import ModelError, PackageMissing, UsageError
+from anytorch.errors import ModelError, PackageMissing, UsageError, did_you_mean
 from anytorch.files import replace_file
 from anytorch.forecast.model.layers import Rotary, inverse_frequencies
 
@@ -133,10 +132,10 @@ def no_such(source: str | Path, kind: str) -> ModelError:
         known = [one for one in known if one not in PUBLISHED]
     if name.strip() and folder.exists():
         return ModelError(f"{name} is a file, and a {kind} is a folder", hint=f"name the folder of its {CONFIG}")
-    near = difflib.get_close_matches(name.lower(), known, n=1)
+    near = did_you_mean(name.lower(), known)
     return ModelError(
         f"unknown {kind} {name!r}: not a folder here, and not one of {', '.join(known)}",
-        hint=(f"did you mean {near[0]!r}? Or " if near else "")
+        hint=(f"{near} Or " if near else "")
         + "name a folder, or a Hugging Face repository such as NeoQuasar/Kronos-small",
     )
 
@@ -329,8 +328,7 @@ def read_config(path: Path, cls: type[Pretrained], changes: Mapping[str, Any]) -
     known = arguments_of(cls)
     for name in changes:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"arguments of {cls.__name__}: {', '.join(known)}"
+            hint = did_you_mean(name, known, f"arguments of {cls.__name__}: {', '.join(known)}")
             raise UsageError(f"from_pretrained has no argument {name!r}", hint=hint)
     config = {**read_json(path), **changes}
     check_config(cls, config, str(path))

@@ -12,7 +12,6 @@ One process on any device, or `torchrun --nproc_per_node=N` with averaged gradie
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from anytorch import logs
 from anytorch.devices.seeds import own_random_numbers
-from anytorch.errors import InputError, UsageError
+from anytorch.errors import InputError, UsageError, did_you_mean
 from anytorch.forecast.candles.tables import FIELDS
 from anytorch.forecast.checkpoints import FILE, choose_checkpoint, write_trained_with
 from anytorch.forecast.inputs import DROWNED, drowning, whole_number
@@ -342,9 +341,8 @@ def checked(changes: dict[str, Any]) -> dict[str, Any]:
     known = list(TrainingPlan.__dataclass_fields__)
     for name in changes:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
                 f"unknown training option {name!r}; options: {', '.join(known)}",
-                hint=f"did you mean {near[0]!r}?" if near else "",
+                hint=did_you_mean(name, known),
             )
     return changes

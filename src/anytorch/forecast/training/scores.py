@@ -39,12 +39,6 @@ def crps(samples: Any, truth: Any) -> Any:
     return error - spread
 
 
-def quantile_loss(forecast: Any, truth: Any, level: float) -> Any:
-    """The pinball loss of one quantile."""
-    above = truth - forecast
-    return np.maximum(level * above, (level - 1) * above)
-
-
 def baseline(name: str, past: Any, horizon: int, season: int, samples: int, random: Any) -> Any:
     """Sample paths [samples, horizon] of one column from its past rows.
 

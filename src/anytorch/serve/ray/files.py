@@ -21,19 +21,25 @@ from anytorch.errors import AnytorchError, InputError, UsageError
 from anytorch.files import replace_file
 from anytorch.serve.ray.cluster import Share, cluster, share_of
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.files import CPU_ROWS, DEVICE_ROWS, VECTOR, FileReport
+from anytorch.text.embed.files import (
+    CPU_ROWS,
+    DEVICE_ROWS,
+    VECTOR,
+    FileReport,
+    asked_identity,
+    finished,
+    open_source,
+    run_identity,
+)
 from anytorch.text.embed.files_journal import (
     Identity,
     RunFolder,
-    differences,
-    engine_identity,
-    file_identity,
     part_path,
     partial_folder,
     remove_leftovers,
 )
 from anytorch.text.embed.files_read import Source
-from anytorch.text.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
+from anytorch.text.embed.files_write import assemble, disk_errors, with_vectors, write_part
 from anytorch.values import dataclass
 
 log = logs.logger(__name__)
@@ -79,36 +85,30 @@ def encode_file_on_ray(
     """
     began = time.monotonic()
     source, target = Path(source).resolve(), Path(target).resolve()
-    if target.suffix.lower() not in (".parquet", ".pq") or target.is_dir():
-        raise UsageError(f"{target}: the target must be a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
-    rows = Source(source, column, allow_missing=missing == "null")
+    rows = open_source(source, target, column, vector_column=vector_column, missing=missing)
     if rows.format != "parquet":
         raise UsageError(
             f"{source.name}: with --ray the source must be Parquet: workers start reading anywhere in it",
             hint="convert it first, or leave --ray out",
         )
-    if target.exists() and target.samefile(source):
-        raise UsageError(f"{target} is both source and target")
-    if vector_column in rows.columns:
-        raise UsageError(f"{source.name} already has a column {vector_column!r}", hint="name another: vector_column=…")
     made_with = dict(engine or {})
     options = {"prompt": prompt, "dim": dim, "precision": precision}
     with cluster(address) as ray:
         share = share_of(ray, str(made_with.get("device") or "auto"), whole_nodes=False)
         if share.threads is not None:
             made_with["threads"] = made_with.get("threads") or share.threads
-        about, on_cpu = _looked(ray, share, made_with, options)
+        asked, on_cpu = _looked(ray, share, made_with, options)
         chunk_rows = chunk_rows or (CPU_ROWS if on_cpu else DEVICE_ROWS)
-        identity = {
-            "source": {**file_identity(source), "format": rows.format, "column": rows.column},
-            **about,
-            "dim": dim,
-            "precision": precision,
-            "vector_column": vector_column,
-            "missing": missing,
-            "chunk_rows": chunk_rows,
-        }
-        if (done := _complete(target, identity, resume=resume, overwrite=overwrite)) is not None:
+        identity = run_identity(
+            rows,
+            asked,
+            dim=dim,
+            precision=precision,
+            vector_column=vector_column,
+            missing=missing,
+            chunk_rows=chunk_rows,
+        )
+        if (done := finished(target, identity, resume=resume, overwrite=overwrite)) is not None:
             return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
         job = RayJob(
             str(source),
@@ -144,28 +144,9 @@ def _look(engine: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     try:
         with ArrowEngine(**engine) as made:
             made.check_request(options["dim"], options["precision"], "numpy")
-            identity = {"engine": engine_identity(made), "prompt": made.prompt_text(options["prompt"])}
-            return {"identity": identity, "on_cpu": made.on_cpu}
+            return {"identity": asked_identity(made, options["prompt"]), "on_cpu": made.on_cpu}
     except AnytorchError as exc:
         return {"error": exc.message, "hint": exc.hint}
-
-
-def _complete(target: Path, identity: Identity, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
-    """What a finished target says, if it is the one that is asked for. Raises UsageError if it is another."""
-    if not target.exists():
-        return None
-    done = read_facts(target)
-    if resume and done is not None and not differences(done.get("identity", {}), identity):
-        remove_leftovers(target)
-        return done
-    if overwrite:
-        return None
-    told = (
-        ""
-        if done is None
-        else ", made from something else: " + "; ".join(differences(done.get("identity", {}), identity))
-    )
-    raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
 
 
 def _encode_rest(

@@ -9,7 +9,7 @@ from anytorch.devices.choose import configured_request, resolve, survey
 from anytorch.devices.ranking import parse
 from anytorch.devices.registry import BUILT_IN, registry
 from anytorch.devices.types import State
-from anytorch.errors import NativeUnavailable, TorchMissing, UsageError
+from anytorch.errors import NativeUnavailable, TorchMissing, UsageError, did_you_mean
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.weights import EncoderWeights
 from anytorch.text.embed.examples import example_tokens
@@ -43,7 +43,7 @@ def choose_device(request: str | None) -> EncoderDevice:
     if parse(text, registry()).automatic:
         text, from_settings = configured_request()
     wanted = parse(text, registry())
-    origin = f"{text!r} was asked for" + (f" (by {from_settings})" if from_settings else "")
+    origin = f"the settings name {text!r} (source: {from_settings})" if from_settings else f"you asked for {text!r}"
     if wanted.backend == CPU:
         return EncoderDevice(CPU, CPU, origin)
     if wanted.automatic and not accelerator_seen():
@@ -71,12 +71,9 @@ def accelerator_seen() -> bool:
 
 def check_options(quantization: str | None, dtype: str, threads: int | None) -> None:
     if quantization is not None and quantization not in QUANTIZATIONS:
-        import difflib  # only for bad input
-
-        near = difflib.get_close_matches(str(quantization), QUANTIZATIONS, n=1)
         raise UsageError(
             f"quantization={quantization!r} is not one of {', '.join(QUANTIZATIONS)}",
-            hint=f"did you mean {near[0]!r}?" if near else "leave it out for none",
+            hint=did_you_mean(str(quantization), QUANTIZATIONS, "leave it out for none"),
         )
     if dtype not in DTYPES:
         raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")

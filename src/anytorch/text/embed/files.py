@@ -17,7 +17,14 @@ from anytorch.counts import counted
 from anytorch.errors import UsageError
 from anytorch.text.embed.bar import Progress, shown
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.files_journal import Journal, differences, engine_identity, file_identity, remove_leftovers
+from anytorch.text.embed.files_journal import (
+    Identity,
+    Journal,
+    differences,
+    engine_identity,
+    file_identity,
+    remove_leftovers,
+)
 from anytorch.text.embed.files_read import Chunk, Source
 from anytorch.text.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
 from anytorch.values import dataclass
@@ -78,15 +85,7 @@ def encode_file(
     """
     began = time.monotonic()
     source, target = Path(source), Path(target)
-    if missing not in ("error", "null"):
-        raise UsageError(f"missing={missing!r}: use 'error' or 'null'")
-    if target.is_dir() or target.suffix.lower() not in (".parquet", ".pq"):
-        raise UsageError(f"{target}: the target must be a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
-    rows = Source(source, column, format=format, allow_missing=missing == "null")
-    if target.exists() and target.samefile(source):
-        raise UsageError(f"{target} is both source and target")
-    if vector_column in rows.columns:
-        raise UsageError(f"{source.name} already has a column {vector_column!r}", hint="name another: vector_column=…")
+    rows = open_source(source, target, column, vector_column=vector_column, missing=missing, format=format)
     with ExitStack() as stack:
         if engine is None:
             engine = stack.enter_context(ArrowEngine())
@@ -95,25 +94,17 @@ def encode_file(
         elif isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
             raise UsageError(f"chunk_rows={chunk_rows!r}: use a whole number above 0")
         engine.check_request(dim, precision, "numpy")
-        identity = {
-            "source": {**file_identity(source), "format": rows.format, "column": rows.column},
-            "engine": engine_identity(engine),
-            "prompt": engine.prompt_text(prompt),
-            "dim": dim,
-            "precision": precision,
-            "vector_column": vector_column,
-            "missing": missing,
-            "chunk_rows": chunk_rows,
-        }
-        if target.exists():
-            done = read_facts(target)
-            changed = [] if done is None else differences(done.get("identity", {}), identity)
-            if resume and done is not None and not changed:
-                remove_leftovers(target)
-                return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
-            if not overwrite:
-                told = "" if done is None else f", made from something else: {'; '.join(changed)}"
-                raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
+        identity = run_identity(
+            rows,
+            asked_identity(engine, prompt),
+            dim=dim,
+            precision=precision,
+            vector_column=vector_column,
+            missing=missing,
+            chunk_rows=chunk_rows,
+        )
+        if (done := finished(target, identity, resume=resume, overwrite=overwrite)) is not None:
+            return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
         report = stack.enter_context(shown(progress, source.name))
         with disk_errors(f"writing beside {target}", "nothing has been computed yet"):
             journal = stack.enter_context(Journal(target, identity, resume=resume))
@@ -123,6 +114,48 @@ def encode_file(
         run.complete()
         truncated = engine.stats.truncated - truncated_before
         return FileReport(target, journal.rows, run.resumed, run.missing, truncated, round(time.monotonic() - began, 3))
+
+
+def open_source(
+    source: Path, target: Path, column: str | None, *, vector_column: str, missing: str, format: str | None = None
+) -> Source:
+    """The source of a run whose vectors can be written to `target`. Raises UsageError if they cannot."""
+    if missing not in ("error", "null"):
+        raise UsageError(f"missing={missing!r}: use 'error' or 'null'")
+    if target.is_dir() or target.suffix.lower() not in (".parquet", ".pq"):
+        raise UsageError(f"{target}: the target must be a Parquet file", hint=f"such as {source.stem}-vectors.parquet")
+    rows = Source(source, column, format=format, allow_missing=missing == "null")
+    if target.exists() and target.samefile(source):
+        raise UsageError(f"{target} is both source and target")
+    if vector_column in rows.columns:
+        raise UsageError(f"{source.name} already has a column {vector_column!r}", hint="name another: vector_column=…")
+    return rows
+
+
+def asked_identity(engine: ArrowEngine, prompt: str | None) -> Identity:
+    """The part of a run's identity that only a loaded engine knows: plain data, which Ray's workers send."""
+    return {"engine": engine_identity(engine), "prompt": engine.prompt_text(prompt)}
+
+
+def run_identity(rows: Source, asked: Identity, **options: Any) -> Identity:
+    """Everything the vectors of a run depend on, from the source, `asked_identity` and the run's own options."""
+    source = {**file_identity(rows.path), "format": rows.format, "column": rows.column}
+    return {"source": source, **asked, **options}
+
+
+def finished(target: Path, identity: Identity, *, resume: bool, overwrite: bool) -> dict[str, Any] | None:
+    """The facts of a target that is complete already; None if it has to be made. Raises UsageError if it is another."""
+    if not target.exists():
+        return None
+    done = read_facts(target)
+    changed = [] if done is None else differences(done.get("identity", {}), identity)
+    if resume and done is not None and not changed:
+        remove_leftovers(target)
+        return done
+    if not overwrite:
+        told = "" if done is None else f", made from something else: {'; '.join(changed)}"
+        raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
+    return None
 
 
 class _Run:

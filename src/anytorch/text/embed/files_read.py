@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from anytorch.errors import InputError, UsageError
+from anytorch.errors import InputError, UsageError, did_you_mean
 
 # The longest field of a CSV is Python's own limit otherwise, 128 KiB: a book is a text, too.
 LONGEST_FIELD = 1 << 30
@@ -131,12 +131,9 @@ class _Reader:
         if asked is not None:
             if asked in self.columns:
                 return asked
-            import difflib  # only for bad input
-
-            near = difflib.get_close_matches(asked, self.columns, n=1)
             raise InputError(
                 f"{name}: there is no column {asked!r}; its columns: {', '.join(self.columns)}",
-                hint=f"did you mean {near[0]!r}?" if near else "",
+                hint=did_you_mean(asked, self.columns),
             )
         if len(self.textual) == 1:
             return self.textual[0]

@@ -67,7 +67,7 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
         self.folder = find_folder(path)
         resolution = resolve(device)
         self._torch_device = resolution.device
-        self._device_why = resolution.warning or f"{resolution.requested!r} was asked for"
+        self._device_why = resolution.warning or f"you asked for {resolution.requested!r}"
         self.device_warning: str | None = resolution.warning or None
         self.device = resolution.chosen.id
         backend, index = require(self._torch_device)
