@@ -87,7 +87,7 @@ def test_a_search_and_what_it_remembers(
 
     if accelerator.type == "cpu":
         pytest.skip("tests/graph searches on the CPU")
-    monkeypatch.setenv("ANYTORCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(tmp_path))
     x, w = torch.randn(8, 512, device=accelerator, dtype=dtype), torch.randn(512, 384, device=accelerator, dtype=dtype)
     for _ in range(2):  # searched, then recalled
         made = graph.new_kernel_graph(backend="auto")

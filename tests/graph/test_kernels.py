@@ -81,6 +81,20 @@ def test_the_sums_of_a_row_stand_before_the_loop_over_its_results() -> None:
             assert text.count("{ whole r0 = 0;") == 1 < text.index("{ whole r0 = 0;") < text.index("{ whole i1 = ")
 
 
+def test_the_same_product_is_the_same_in_every_loop() -> None:
+    """exp(x * 3 - max(x * 3)) of the largest is exactly 1: no loop may join the product with the difference."""
+    b = Builder()
+    scaled = b.add("mul", b.input((4, 100), "float32"), b.constant(3.0, "float32"))
+    graph = b.graph([b.add("softmax", scaled, dim=-1)])
+    cut = partition(rewritten(lowered(graph)), {})
+    kernel = cut.kernel(cut.groups[0])
+    x = torch.randn(4, 100, generator=torch.Generator().manual_seed(1)) * 300
+    for schedule in back.candidates(kernel, {}):
+        (found,) = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule))])([x])
+        assert found.max() <= 1.0, schedule.name
+        verify.check(graph, {}, Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule))]), CPU)
+
+
 def test_long_sums_keep_their_digits_and_their_infinities() -> None:
     b = Builder()
     graph = b.graph([b.add("reduce", b.input((20_000, 3), "float32"), how="sum", dims=(0,))])

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from anytorch.graph import ops
-from anytorch.graph.emit.cpp_functions import TYPES, by_twos, in_stages, literal, neutral, number, operation
+from anytorch.graph.emit import cpp_functions as functions
+from anytorch.graph.emit.cpp_functions import TYPES, Body, literal, neutral, number, plus, text_of
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together
 from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction, Store
@@ -263,7 +264,7 @@ class _Writer:
             args = [
                 arg if one.dtype in ops.FLOATS else f"(float)({arg})" for arg, one in zip(args, expr.args, strict=True)
             ]
-        return operation(expr, args, lane is not None)
+        return functions.operation(expr, args, lane is not None)
 
     def _choose(self, expr: Expr, point: Point, lane: str | None) -> str:
         """What is not chosen may not exist. Lane by lane it would have to be masked; single values are behind a `?`."""
@@ -337,7 +338,7 @@ class _Writer:
                 part = self._new("t")  # a few terms first, then the sum of all: long sums stay exact to more digits
                 for place, inner in enumerate(self._all_points(frozenset({over}))):
                     body = self._body(one, {**point, **inner})
-                    self._line(f"{part} = {part} + {body};" if place else f"vf {part} = wide({body});")
+                    self._line(f"{part} = {plus(part, body)};" if place else f"vf {part} = wide({text_of(body)});")
                 self._line(f"store({array}, load({array}) + {part});")
 
     def _in_array(self, one: Reduction, axis: str, point: Point) -> str:
@@ -408,7 +409,7 @@ class _Writer:
                 start = neutral(one.how)
                 self._line(f"{'vf' if vector else 'float'} {name} = {f'fill({start})' if vector else start};", outer)
                 names[one, self._key(one.axes, point)] = name
-                if in_stages(one, kinds[one]):
+                if functions.in_stages(one, kinds[one]):
                     self._line(f"auto {name}_few = {name};", outer)
                     staged[name] = f"fill({start})" if vector else start
         rounds = self._new("n")
@@ -452,14 +453,13 @@ class _Writer:
         scales_others = any(one in maxima(other, group) for other in group)
         for outer_point in self._all_points(one.axes):
             name = names[one, self._key(one.axes, outer_point)]
-            staged = in_stages(one, kinds[one])
+            staged = functions.in_stages(one, kinds[one])
             for top in tops:
                 scale = f"{names[top, self._key(top.axes, outer_point)]}_scale"
                 for part in (name, f"{name}_few") if staged else (name,):
                     self._line(f"{part} = {part} * {scale};")
-            parts = []
-            for inner in self._all_points(frozenset(over)):
-                parts.append(self._body(one, {**outer_point, **inner}))
+            bodies = [self._body(one, {**outer_point, **inner}) for inner in self._all_points(frozenset(over))]
+            parts = [text_of(body) for body in bodies]
             if one.how in ("max", "min"):
                 folded = parts[0]
                 for part in parts[1:]:
@@ -478,19 +478,19 @@ class _Writer:
                 scope.names.setdefault((one, ()), name)
                 continue
             target = f"{name}_few" if staged else name
-            # By twos, where that does not cost a multiplication that the addition does in passing.
-            few = [by_twos(parts)] if one.how == "sum" else parts
-            for part in few:
-                self._line(f"{target} = {target} + {f'sum(wide({part}))' if kinds[one] == 'each' else part};")
+            if kinds[one] == "each":
+                for part in parts:
+                    self._line(f"{target} = {target} + sum(wide({part}));")
+            elif one.how == "sum":
+                self._line(f"{target} = {target} + {functions.by_twos(parts)};")
+            else:
+                for body in bodies:
+                    self._line(f"{target} = {plus(target, body)};")
 
-    def _body(self, one: Reduction, point: Point) -> str:
-        """What is folded at a point, with the neutral element in the lanes beyond the end."""
-        if one.how == "dot":
-            left, right = (self.value(body, point) for body in one.bodies)
-            text = f"({left} * {right})"
-        else:
-            text = self.value(one.bodies[0], point)
+    def _body(self, one: Reduction, point: Point) -> Body:
+        """What is folded at a point, with the neutral element in the lanes beyond the end; of a dot, both factors."""
+        values = tuple(self.value(body, point) for body in one.bodies)
         lane = next((axis for axis in one.over if axis in self.vectors), None)
         if lane is not None and lane in self.left:
-            text = f"keep_first(wide({text}), (int){self.left[lane]}, fill({neutral(one.how)}))"
-        return text
+            return (f"keep_first(wide({text_of(values)}), (int){self.left[lane]}, fill({neutral(one.how)}))",)
+        return values

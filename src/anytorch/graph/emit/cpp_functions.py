@@ -79,3 +79,15 @@ def by_twos(parts: Sequence[str]) -> str:
         return parts[0]
     half = len(parts) // 2
     return f"({by_twos(parts[:half])} + {by_twos(parts[half:])})"
+
+
+Body = tuple[str, ...]  # what a sum adds: a value, or two factors
+
+
+def text_of(body: Body) -> str:
+    return f"({body[0]} * {body[1]})" if len(body) == 2 else body[0]
+
+
+def plus(total: str, body: Body) -> str:
+    """A sum with one more term; a product is added in one instruction where there is one."""
+    return f"plus_product({total}, {body[0]}, {body[1]})" if len(body) == 2 else f"{total} + {body[0]}"

@@ -134,6 +134,16 @@ INLINE void put_apart(T* p, whole step, vf v, whole count) {
 INLINE vf wide(vf v) { return v; }
 INLINE vf wide(float v) { return fill(v); }
 
+// A sum with one more product: one instruction where there is one, and never a call of the C library's fmaf.
+template <class A, class B> INLINE vf plus_product(vf s, A a, B b) { return fma(wide(a), wide(b), s); }
+INLINE float plus_product(float s, float a, float b) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, s);
+#else
+  return s + a * b;
+#endif
+}
+
 // --- functions, on vectors and on floats. A comparison gives 1 or 0, so that bools are numbers like all others. ---------
 #define EACH_LANE(name, call)                       \
   INLINE float name(float x) { return call(x); }    \
