@@ -43,7 +43,7 @@ def commands(function: Any) -> int:
     return runtime.statistics.commands - before
 
 
-def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands() -> None:
+def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands(ours: None) -> None:
     from anytorch.webgpu.compiler import compile_graph
 
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype) -> None:
+def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype, ours: None) -> None:
     from anytorch.webgpu.compiler import compile_graph
 
     def chain(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +80,8 @@ def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype) -> None:
     assert commands(lambda: compiled(x, y)) == 1
 
 
-def test_strides_that_the_trace_did_not_promise() -> None:
-    """A convolution of a channels-last image returns other strides than its meta function says; ours are in the shader."""
+def test_strides_that_the_trace_did_not_promise(ours: None) -> None:
+    """A convolution of a channels-last image returns other strides than its meta function says."""
     from anytorch.webgpu.compiler import compile_graph
 
     torch.manual_seed(0)

@@ -48,14 +48,20 @@ def decompositions() -> dict[Any, Any]:
     return {op: rule for op, rule in kept.items() if "attention" not in str(op)}
 
 
-class _Traceable(OperatorSupportBase):
+class _Supported(OperatorSupportBase):
+    def __init__(self, supports: Callable[[Node], bool]) -> None:
+        self._supports = supports
+
     def is_node_supported(self, submodules: Any, node: Node) -> bool:
-        return is_traceable(node)
+        return self._supports(node)
 
 
-def with_regions(module: GraphModule, inputs: Sequence[Any]) -> Any:
-    """The module with regions in place of what they compute."""
-    partitioner = CapabilityBasedPartitioner(module, _Traceable(), allows_single_node_partition=False)
+def with_regions(
+    module: GraphModule, inputs: Sequence[Any], supports: Callable[[Node], bool] = is_traceable, least: int = 0
+) -> Any:
+    """The module with regions in place of what they compute: of nodes that a device `supports`, `least` or more of them
+    no views."""
+    partitioner = CapabilityBasedPartitioner(module, _Supported(supports), allows_single_node_partition=False)
     partitions = [one for one in partitioner.propose_partitions() if len(one.nodes) >= LEAST_OPS]
     prefix = "anytorch_region_"
     made = partitioner.fuse_partitions(partitions, prefix=prefix)
@@ -64,7 +70,10 @@ def with_regions(module: GraphModule, inputs: Sequence[Any]) -> Any:
         if node.op == "call_module" and node.target.startswith(prefix):
             inner = getattr(made, node.target)
             try:
-                setattr(made, node.target, Region(inner, traced(inner)))
+                graph = traced(inner)
+                if sum(one.kind not in ("input", "view") for _, one in graph) < least:
+                    continue
+                setattr(made, node.target, Region(inner, graph))
                 count += 1
             except Untraceable as exc:
                 log.info("a region stays with ATen: %s", exc)

@@ -1,26 +1,29 @@
-"""`torch.compile(model, backend="anytorch")`: on the webgpu device, chains of elementwise ops, and the reductions over
-the last dimensions among them, become single kernels.
+"""`torch.compile(model, backend="anytorch")`: on the webgpu device, what kernel graphs can express becomes kernels.
 
-Graphs on other devices go to torch's own default compiler.
+The regions, and the search that decides whether our kernels or ATen's compute one, are `graph.compiler`'s; this module says
+which nodes a region may have here, and which ops are taken apart before. Graphs on other devices go to torch's own default
+compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx import Node
 
-from anytorch import logs
-from anytorch.webgpu.fusion import fuse, fuse_rows
+from anytorch.graph.compiler import with_regions
+from anytorch.graph.tracing import RULES as FORMS
+from anytorch.graph.tracing import SEVERAL, is_traceable
+from anytorch.webgpu.dtypes import usable
 from anytorch.webgpu.kernels import RULES, has_kernel
-from anytorch.webgpu.tensors import NAME, aten
+from anytorch.webgpu.tensors import NAME
 
-log = logs.logger(__name__)
-statistics = {"graphs": 0, "kernels": 0}
+LEAST_OPS = 2  # of a region that are no views: a single op has a kernel of its own
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -29,38 +32,26 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options
         from torch._dynamo import lookup_backend
 
         return lookup_backend("inductor")(module, list(inputs))
-    compiler = aot_autograd(fw_compiler=fused, decompositions=decompositions())
+    regions = partial(with_regions, supports=is_supported, least=LEAST_OPS)
+    compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions())
     return compiler(module, list(inputs))
 
 
-def fused(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    made, over_rows = fuse_rows(simplified(module))  # first: what it leaves, the elementwise pass may still take
-    made, kernels = fuse(made)
-    kernels += over_rows
-    statistics["graphs"] += 1
-    statistics["kernels"] += kernels
-    log.debug("a graph of %d nodes: %d fused kernels", len(list(made.graph.nodes)), kernels)
-    return make_boxed_func(made.forward)
-
-
-# The gradients of autograd use overloads that take a number; those that take a tensor take one as well, and have rules.
-OF_TENSORS = {getattr(aten, name).Scalar: getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div")}
-
-
-def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Without aliases, which mean nothing in a graph that changes no tensor, and with fewer kinds of ops."""
-    for node in list(module.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target is aten.alias.default:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-        elif node.target in OF_TENSORS:
-            node.target = OF_TENSORS[node.target]
-    module.recompile()
-    return module
+def is_supported(node: Node) -> bool:
+    """Can this node be part of a kernel of ours: has it a form, and can this adapter's shaders compute its dtypes?"""
+    values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    tensors = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+    if not all(isinstance(one, torch.Tensor) and one.device.type == NAME for one in tensors):
+        return False
+    return usable(*[one.dtype for one in tensors]) and is_traceable(node)
 
 
 def decompositions() -> dict[Any, Any]:
-    """torch's own, except for ops that have a kernel of ours: a fused softmax beats its five parts."""
-    return {op: rule for op, rule in core_aten_decompositions().items() if op not in RULES and not has_kernel(op)}
+    """torch's own, except for ops that have a form in kernel graphs or a kernel of ours that does more than its elements
+    one by one: a layer norm's gradient beats its ten parts, an activation's does not."""
+    kept = {*FORMS, *SEVERAL}
+    return {
+        op: rule
+        for op, rule in core_aten_decompositions().items()
+        if op not in kept and (op in RULES or not has_kernel(op))
+    }
