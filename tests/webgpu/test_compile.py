@@ -94,6 +94,20 @@ def test_strides_that_the_trace_did_not_promise(ours: None) -> None:
         torch.testing.assert_close(got, (reference(image).relu() * 2 + 1).sigmoid(), rtol=1e-4, atol=1e-5)
 
 
+def test_sizes_that_change_are_parameters_of_one_kernel(ours: None) -> None:
+    from anytorch.webgpu.compiler import compile_graph
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) + 1
+
+    compiled = torch.compile(chain, backend=compile_graph, dynamic=True)
+    for rows in (3, 5, 9):
+        x = torch.randn(rows, 20)
+        on_device = x.to("webgpu")
+        torch.testing.assert_close(compiled(on_device).cpu(), chain(x), rtol=1e-4, atol=1e-5)
+        assert commands(lambda: compiled(on_device)) == 1  # noqa: B023  (called at once)
+
+
 def test_other_devices_go_to_torchs_own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo
 

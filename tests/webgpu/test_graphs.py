@@ -82,6 +82,58 @@ def test_rows_and_columns_are_right(name: str, manner: str) -> None:
     assert verify.check(graph, {}, run, device(), ("normal",)) <= verify.TIMES_EAGER
 
 
+def _concat_of_sums() -> Graph:
+    """What is not chosen must not be read: rows of x are summed, and stand before rows of y."""
+    b = Builder()
+    x, y = b.input((5, 90), "float32"), b.input((3, 4), "float32")
+    sums = b.add("expand", b.add("reduce", x, how="sum", dims=(1,), keepdim=True), shape=(5, 4))
+    both = b.add("concat", b.add("softmax", sums, dim=-1), y, dim=0)
+    return b.graph([b.add("exp", both), b.add("reduce", both, how="max", dims=(0,))])
+
+
+def _norm_of_planes() -> Graph:
+    b = Builder()
+    x = b.input((3, 6, 7), "float32")
+    weight, bias = b.input((6, 7), "float32"), b.input((6, 7), "float32")
+    return b.graph([b.add("layer_norm", x, weight, bias, rank=2, eps=1e-5)])
+
+
+def _wide_heads() -> Graph:
+    b = Builder()
+    q, k = b.input((1, 2, 3, 80), "float32"), b.input((1, 1, 70, 80), "float32")
+    return b.graph([b.add("attention", q, k, b.input((1, 1, 70, 80), "float32"), causal="end")])
+
+
+def _wide_product() -> Graph:
+    b = Builder()
+    x, w, bias = b.input((3, 130), "float32"), b.input((130, 100), "float32"), b.input((100,), "float32")
+    return b.graph([b.add("tanh", b.add("add", b.add("matmul", x, w), bias))])
+
+
+def _empty_part() -> Graph:
+    b = Builder()
+    x, y = b.input((0, 4), "float32"), b.input((3, 4), "float32")
+    both = b.add("concat", x, y, dim=0)
+    return b.graph([b.add("neg", both), b.add("exp", x)])
+
+
+SHAPES = {
+    "a concat of sums": _concat_of_sums,
+    "norms of planes": _norm_of_planes,
+    "heads wider than the lanes": _wide_heads,
+    "columns in two blocks": _wide_product,
+    "an empty part": _empty_part,
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_right(name: str, manner: str) -> None:
+    graph = lowered(SHAPES[name]())  # eager torch computes it by parts too, whose kernels compile fast
+    run = partial(program_of(graph, {}), poison=True)
+    assert verify.check(graph, {}, run, device(), ("normal",)) <= verify.TIMES_EAGER
+
+
 SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.5, -2.0, 1e-40]
 
 

@@ -4,7 +4,7 @@ ir ops sizes          the graph: nodes with shapes that may be known later
 kernel_graph tracing  how one is made: op by op, or from a PyTorch function
 lower rewrite         composite ops by their parts; other graphs for the same function
 loops partition       groups of nodes as loops over axes
-emit/                 loops → text: C++, Triton
+emit/                 loops → text: C++, Triton, WGSL
 back/ program         text → something that runs
 field verify          the gates: whole numbers modulo a prime, then float64
 search                variants, kernels, schedules: checked, timed, remembered

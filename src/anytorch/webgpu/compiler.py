@@ -40,10 +40,9 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options
 def is_supported(node: Node) -> bool:
     """Can this node be part of a kernel of ours: has it a form, and can this adapter's shaders compute its dtypes?"""
     values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
-    tensors = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
-    if not all(isinstance(one, torch.Tensor) and one.device.type == NAME for one in tensors):
-        return False
-    return usable(*[one.dtype for one in tensors]) and is_traceable(node)
+    found = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+    tensors = [one for one in found if isinstance(one, torch.Tensor) and one.device.type == NAME]
+    return len(tensors) == len(found) and usable(*[one.dtype for one in tensors]) and is_traceable(node)
 
 
 def decompositions() -> dict[Any, Any]:

@@ -45,7 +45,15 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
         plan = plans[key]
         if plan is None:
             plan = plans[key] = _planned(kernel, schedule, text, known)
-        plan([tensor.data_ptr() for tensor in tensors])
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if not all(addresses):  # an empty operand has no buffer; one of another operand stands in and is never read
+            if not any(
+                tensor.numel() for tensor, buffer in zip(tensors, kernel.buffers, strict=True) if buffer.written
+            ):
+                return
+            stand_in = next(address for address in addresses if address)
+            addresses = [address or stand_in for address in addresses]
+        plan(addresses)
 
     return launch
 

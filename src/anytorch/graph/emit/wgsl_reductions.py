@@ -147,7 +147,8 @@ class Reductions(Values):
                     with self._columns():
                         for one in many:
                             self._update(one, names, group)
-        self.scopes[-1].names.update(names)
+        for one, name in names.items():
+            self.scopes[-1].names[one] = name
 
     def _in_blocks(self, group: Sequence[Reduction], over: Sequence[str], names: Mapping[Reduction, str]) -> None:
         length = self._length(over)
