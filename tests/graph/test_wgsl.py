@@ -100,6 +100,25 @@ def test_threads_own_words_of_narrow_results_or_change_them_atomically() -> None
     assert "atomicOr(" in wgsl.render(product, tile)
 
 
+def test_a_strip_of_rows_shares_what_is_read_of_a_column() -> None:
+    graph, known = CASES["rms norm and product"]()
+    (kernel,) = _kernels(graph, known)
+    strip, tile, single = schedules(kernel, known)
+    assert [one.name for one in (strip, tile, single)] == [
+        "lanes=64 along=i1 i0=8 i1=64",
+        "lanes=64 along=i1 i1=64",
+        "lanes=1",
+    ]
+    text = wgsl.render(kernel, strip)
+    terms = text.partition("for (var t = ")[2].partition("workgroupBarrier")[0]
+    assert terms.index("= b2[") < terms.index("for (var j = ")  # the weight is read once, then used for every row
+    assert "own_row < (p.size_b)" in text  # the last strip may have rows that do not exist
+    assert [wgsl.workers(kernel, one, {"b": 9}) for one in (strip, tile, single)] == [2, 9, 9 * 45]
+    with pytest.raises(NotImplementedError, match="only plain sums"):
+        softmax, sizes = CASES["attention"]()
+        wgsl.render(_kernels(softmax, sizes)[0], Schedule({"i3": 4, "i4": 64}, spread="i4", lanes=64))
+
+
 def test_rows_share_their_loop_and_lanes_meet_at_barriers() -> None:
     graph, known = CASES["attention"]()
     (kernel,) = _kernels(graph, known)

@@ -25,8 +25,8 @@ def device() -> torch.device:
     return torch.device("webgpu")  # a name that torch knows once it is registered
 
 
-def program_of(graph: Graph, known: dict[str, int]) -> Program:
-    """The graph by our kernels alone, each with the schedule that its adapter would be offered first."""
+def program_of(graph: Graph, known: dict[str, int], choice: int = 0) -> Program:
+    """The graph by our kernels alone, each with a schedule that its adapter is offered: the first, another, the last."""
     back, why = back_of(device())
     assert back is not None, why
     cut = partition(rewritten(lowered(graph)), known)
@@ -34,18 +34,29 @@ def program_of(graph: Graph, known: dict[str, int]) -> Program:
     for group in cut.groups:
         assert not group.library
         kernel = cut.kernel(group)
-        (schedule, *_) = back.candidates(kernel, known)
+        offered = back.candidates(kernel, known)
+        schedule = offered[min(choice, len(offered) - 1)]
         steps.append(Step(group, kernel, back.prepare(kernel, schedule), schedule.name))
     return Program(cut, steps)
+
+
+EVERY_WAY = ("rms norm and product", "attention with order", "softmax")
 
 
 @pytest.mark.native
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_are_right(name: str, manner: str) -> None:
     graph, known = CASES[name]()
-    kinds = ("normal", "one-hot") if "lengths" not in name else ("normal",)
-    run = partial(program_of(graph, known), poison=True)
-    assert verify.check(graph, known, run, device(), kinds) <= verify.TIMES_EAGER
+    tried = set()
+    choices = range(5) if name in EVERY_WAY else (1,)  # a strip of rows takes Mesa seconds to compile
+    for choice in choices if manner == "hardware" else (0,):
+        program = program_of(graph, known, choice)
+        names = tuple(step.schedule for step in program.steps)
+        if names in tried:
+            break
+        kinds = ("normal", "one-hot") if not tried and "lengths" not in name else ("normal",)
+        tried.add(names)
+        assert verify.check(graph, known, partial(program, poison=True), device(), kinds) <= verify.TIMES_EAGER
 
 
 def _of_rows(function: str, dtype: str, *shape: int) -> Graph:
@@ -197,7 +208,7 @@ def test_a_graph_for_webgpu_is_searched_and_called(ours: None) -> None:
     tensors = [torch.randn(4, 32), torch.randn(32, 24)]
     on_device: list[Any] = [tensor.to(device()) for tensor in tensors]
     (plain,) = g(*on_device)
-    g.superoptimize(sizes={"b": 4}, time_limit_s=30)
+    g.superoptimize(sizes={"b": 4}, time_limit_s=3)
     (fast,) = g(*on_device)
     wanted = torch.nn.functional.silu(torch.nn.functional.rms_norm(tensors[0], (32,), eps=1e-6) @ tensors[1])
     for found in (plain, fast):

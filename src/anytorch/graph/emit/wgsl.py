@@ -9,6 +9,8 @@ loops       a reduction (`wgsl_reductions`); the input of a product of few rows,
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from math import prod
 
 from anytorch.gpu.wgsl.functions import needed
 from anytorch.gpu.wgsl.types import head, lane_bits, stored, supported
@@ -28,7 +30,7 @@ from anytorch.graph.emit.wgsl_functions import (
 )
 from anytorch.graph.emit.wgsl_reductions import Reductions, plain
 from anytorch.graph.loops import Kernel, Store
-from anytorch.graph.sizes import SizeLike, at, product
+from anytorch.graph.sizes import at, product
 
 THREADS = 64  # of a workgroup whose workers are single threads
 MOST_WORDS = 32  # parameters: 128 bytes is what every adapter has
@@ -76,6 +78,8 @@ class _Writer(Reductions):
             raise NotImplementedError(f"{words} parameters are more than {MOST_WORDS}")
         if self.tiled and (len(self.columns) != 1 or self.schedule.block(self.columns[0]) != self.lanes):
             raise NotImplementedError("a block has one column for each lane")
+        if {*self.schedule.blocks} - {*self.columns, self.rows} or (self.rows and not self.tiled):
+            raise NotImplementedError("a worker has a strip of one axis, beside a block of columns")
 
     # --- how elements of a word are owned --------------------------------------------------------------------------------
 
@@ -113,8 +117,9 @@ class _Writer(Reductions):
         owned: set[int] = set()
         if self.per > 1:
             owned = {store.buffer for store in rest if self._dense(store)} & self._narrow()
-        for store in rest:
-            self._store(store, owned)
+        with self._strip() if self.rows else nullcontext():
+            for store in rest:
+                self._store(store, owned)
         if along:
             owned |= self._walk(along)
         atomic = self._narrow() - owned
@@ -147,10 +152,9 @@ class _Writer(Reductions):
         """Which worker this is, and its point of the outer axes."""
         extents = self.kernel.extents
         counts = {axis: self._blocks(axis) for axis in self.outer}
-        total = " * ".join(size_text(counts[axis]) for axis in self.outer) or "1u"
-        if all(isinstance(count, int) for count in counts.values()):
-            total = size_text(product(counts.values()))
-        self.total = total
+        self.total = total = " * ".join(counts[axis] for axis in self.outer) or "1u"
+        if all(count[:-1].isdigit() for count in counts.values()):
+            self.total = total = f"{prod(int(count[:-1]) for count in counts.values())}u"
         lines = []
         if self.lanes > 1:
             lines.append(f"@compute @workgroup_size({self.lanes})")
@@ -173,13 +177,12 @@ class _Writer(Reductions):
             self._line(f"let {column} = min(own, {size_text(extents[column])} - 1u);")
         return lines
 
-    def _blocks(self, axis: str) -> SizeLike:
-        extent = self.kernel.extents[axis]
-        if self.tiled and axis in self.columns:
-            if not isinstance(extent, int):
-                raise NotImplementedError(f"a block of the axis {axis}, whose length is not known")
-            return -(-extent // self.lanes)
-        return extent
+    def _blocks(self, axis: str) -> str:
+        """How many workers share an axis."""
+        extent, block = self.kernel.extents[axis], self.schedule.block(axis)
+        if isinstance(extent, int) or block == 1:
+            return size_text(extent if block == 1 else -(-extent // block))
+        return f"(({size_text(extent)} + {block - 1}u) / {block}u)"
 
     def _around(self, begin: list[str], lines: list[str], owned: Collection[int]) -> str:
         if self.per > 1:
@@ -228,6 +231,8 @@ class _Writer(Reductions):
         # Of a result that has fewer axes than the others, one worker stores each element.
         missing = [axis for axis in self.kernel.axes if axis not in store.index.axes]
         asked = [f"{axis} == 0u" for axis in missing if any(axis in scope.axes for scope in self.scopes)]
+        if self.rows in store.index.axes:
+            asked.append(f"own_row < {self._length([self.rows])}")
         if self.tiled and store.index.axes & set(self.columns):
             asked.append(f"own < {self._length(self.columns)}")
         elif self.lanes > 1 and not store.index.axes & set(self.columns):

@@ -13,7 +13,7 @@ from anytorch.graph import ops
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import maxima, together
 from anytorch.graph.emit.wgsl_functions import compute_kind, joined, neutral
-from anytorch.graph.emit.wgsl_values import Values
+from anytorch.graph.emit.wgsl_values import Scope, Values
 from anytorch.graph.loops import Expr, Kernel, Reduction
 from anytorch.graph.sizes import product
 
@@ -56,7 +56,7 @@ class Reductions(Values):
         with self._at(0 if row else max(level, self._closed())):
             bound = frozenset().union(*(scope.axes for scope in self.scopes))
             if row:
-                bound |= set(self.columns)
+                bound |= set(self.kernel.axes)
             done = [key for scope in self.scopes for key in scope.names if isinstance(key, Reduction)]
             group = together(self.kernel, one, done, bound)
             self._first(group, bound)
@@ -88,12 +88,16 @@ class Reductions(Values):
         """A variable that holds the reduction so far; for columns that are walked along, one for each of a lane's."""
         name, kind = self._new("s"), self._kind_of(one)
         start = neutral(one.how, kind)
-        if not (row and self._is_wide(one) and not self.tiled):
+        if row and self.rows in one.axes:
+            count = self.schedule.block(self.rows)
+        elif row and self._is_wide(one) and not self.tiled:
+            self.arrays = True
+            count = self._sums()
+        else:
             self._line(f"var {name} = {start};")
             return name
-        self.arrays = True
-        self._line(f"var {name}: array<{kind}, {self._sums()}>;")
-        self._line(f"for (var j = 0u; j < {self._sums()}u; j++) {{ {name}[j] = {start}; }}")
+        self._line(f"var {name}: array<{kind}, {count}>;")
+        self._line(f"for (var j = 0u; j < {count}u; j++) {{ {name}[j] = {start}; }}")
         return f"{name}[j]"
 
     def _body(self, one: Reduction) -> str:
@@ -174,7 +178,9 @@ class Reductions(Values):
         wide = [one for one in group if self._is_wide(one)]
         own = [one for one in group if one not in wide]
         names = {one: self._declared(one, True) for one in group}
-        if not wide and not any(maxima(one, group) for one in group):
+        if any(self.rows in one.axes for one in group):
+            self._in_strips(over, own, wide, names)
+        elif not wide and not any(maxima(one, group) for one in group):
             with self._over(over, "lane", self._length(over), self.lanes):
                 for one in own:
                     self._update(one, names, ())
@@ -182,7 +188,10 @@ class Reductions(Values):
             self._in_rounds(over, own, wide, names)
         for one in group:
             name = names[one]
-            if one in own and not any(one in maxima(other, group) for other in group):
+            if one in own and self.rows in one.axes:
+                with self._strip():
+                    self._line(f"{name} = {self._folded(one, name)};")
+            elif one in own and not any(one in maxima(other, group) for other in group):
                 name = self._new("s")
                 self._line(f"let {name} = {self._folded(one, names[one])};")
             self.scopes[-1].names[one] = name
@@ -191,6 +200,49 @@ class Reductions(Values):
         how, kind = "sum" if one.how == "dot" else one.how, self._kind_of(one)
         self.folds.setdefault((how, kind))
         return f"fold_{how}_{kind}({text}, lane)"
+
+    def _in_strips(
+        self,
+        over: Sequence[str],
+        own: Sequence[Reduction],
+        wide: Sequence[Reduction],
+        names: Mapping[Reduction, str],
+    ) -> None:
+        """The sums of all rows of a strip, in rounds of a term for each lane."""
+        if any(one.how not in ("sum", "dot") or maxima(one, list(names)) for one in names):
+            raise NotImplementedError("only plain sums are taken for the rows of a strip")
+        length = self._length(over)
+        with self._inside(f"for (var base = 0u; base < {length}; base += {self.lanes}u) {{", over):
+            self._line(f"let live = base + lane < {length};")
+            self._bind(over, f"min(base + lane, {length} - 1u)")
+            if own:
+                with self._each_row(own):
+                    for one in own:
+                        term = f"select({neutral(one.how, self._kind_of(one))}, {self._body(one)}, live)"
+                        self._line(f"{names[one]} = {names[one]} + {term};")
+            if not wide:
+                return
+            staged = self._staged(over, wide)
+            self._line("workgroupBarrier();")
+            parts = {one: self._declared(one, True) for one in wide}
+            with self._inside(f"for (var t = 0u; t < min({self.lanes}u, {length} - base); t++) {{", over):
+                self._bind(over, "(base + t)")
+                with self._each_row(wide) as scope:
+                    scope.names.update(staged)
+                    for one in wide:
+                        self._line(f"{parts[one]} = {parts[one]} + {self._body(one)};")
+            with self._each_row(wide):
+                for one in wide:
+                    self._line(f"{names[one]} = {names[one]} + {parts[one]};")
+            self._line("workgroupBarrier();")
+
+    @contextmanager
+    def _each_row(self, ones: Sequence[Reduction]) -> Iterator[Scope]:
+        """For every row of the strip; all of these must change with it."""
+        if any(self.rows not in one.axes for one in ones):
+            raise NotImplementedError("a sum that is the same for all rows of a strip stands beside others")
+        with self._strip() as scope:
+            yield scope
 
     def _in_rounds(
         self,
@@ -259,11 +311,16 @@ class Reductions(Values):
         found: dict[object, str] = {}
         pieces = dict.fromkeys(piece for one in wide for body in one.bodies for piece in self._pieces(body, set(over)))
         for piece in pieces:
-            name, kind = self._new("stage"), self.kind(piece)
-            value = self.value(piece)
-            self.stages.append(f"var<workgroup> {name}: array<{kind}, {self.lanes}>;\n")
-            self._line(f"{name}[lane] = {value};")
-            found[piece.reduction or piece] = f"{name}[t]"
+            name, kind, count = self._new("stage"), self.kind(piece), self.lanes
+            if self.rows in piece.axes:
+                count *= self.schedule.block(self.rows)
+                with self._strip():
+                    self._line(f"{name}[j * {self.lanes}u + lane] = {self.value(piece)};")
+                found[piece.reduction or piece] = f"{name}[j * {self.lanes}u + t]"
+            else:
+                self._line(f"{name}[lane] = {self.value(piece)};")
+                found[piece.reduction or piece] = f"{name}[t]"
+            self.stages.append(f"var<workgroup> {name}: array<{kind}, {count}>;\n")
         return found
 
     def _pieces(self, expr: Expr, over: set[str]) -> Iterator[Expr]:

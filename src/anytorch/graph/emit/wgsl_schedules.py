@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from anytorch.graph.emit.cpp_schedules import loads, size, volume
+from anytorch.graph.emit.cpp_schedules import loads, main_product, rows_and_columns, size, volume
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.wgsl import EVERY, render
 from anytorch.graph.loops import Kernel
 
 LANES = 64
 LONG = 1024  # terms of a row from which on more lanes share it
+MOST_ROWS = 8  # of a product, for which what is read of a column is used
 FEW_ON_SOFTWARE = 2
 
 
@@ -23,7 +24,8 @@ def schedules(
     """Schedules that can be written, without repetition. Raises NotImplementedError if there are none."""
     offered = list(_offered(kernel, known))
     if software:
-        offered.sort(key=lambda one: one.lanes > 1)
+        # Strips of rows have so many barriers that Mesa takes seconds to compile one.
+        offered.sort(key=lambda one: (one.lanes > 1, len(one.blocks)))
     found: dict[str, Schedule] = {}
     why = ""
     for one in offered:
@@ -75,6 +77,11 @@ def _offered(kernel: Kernel, known: Mapping[str, int]) -> Iterator[Schedule]:
     along_terms = any(one.index and any(one.index.step(axis) == 1 for axis in terms) for one in loads(kernel))
     along_last = any(one.index and one.index.step(last) == 1 for one in loads(kernel))
     if along_last or not along_terms:
+        dot = main_product(kernel, known)
+        strips = rows_and_columns(kernel, dot)[0] if dot is not None and not nested else []
+        if strips and size(kernel, strips[-1], known) > 1:
+            height = min(MOST_ROWS, 1 << (size(kernel, strips[-1], known) - 1).bit_length())
+            yield Schedule({last: LANES, strips[-1]: height}, spread=last, lanes=LANES)
         yield tile
     elif longest > LANES // 2:
         yield Schedule(lanes=lanes)

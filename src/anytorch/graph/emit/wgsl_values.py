@@ -47,8 +47,10 @@ class Values:
         self.columns = tuple(axis for axis in kernel.axes if axis in spread)
         self.tiled = bool(self.columns) and self.columns[0] in schedule.blocks
         self.outer = tuple(axis for axis in kernel.axes if self.tiled or axis not in self.columns)
+        # An axis of which a worker has a strip: what is read of a column then serves several rows.
+        self.rows = next((axis for axis in self.outer if axis in schedule.blocks and axis not in self.columns), "")
         self.wide = "shader-int64" in features
-        self.scopes = [Scope(1, frozenset(self.outer))]
+        self.scopes = [Scope(1, frozenset(self.outer) - {self.rows})]
         self.count = 0
         self.rounding = False  # is half precision rounded after every op, as eager torch does?
 
@@ -97,12 +99,12 @@ class Values:
     def _found(self, key: object, level: int) -> str | None:
         return next((s.names[key] for s in reversed(self.scopes[level:]) if key in s.names), None)
 
-    def _decode(self, axes: Sequence[str], number: str, counts: Mapping[str, SizeLike]) -> None:
+    def _decode(self, axes: Sequence[str], number: str, counts: Mapping[str, str]) -> None:
         """Set the axes for a point's number: the last one changes fastest."""
         rest = number
         for place, axis in enumerate(reversed(axes)):
-            name = "tile" if self.tiled and axis in self.columns else axis
-            count = size_text(counts[axis])
+            name = "strip" if axis == self.rows else "tile" if self.tiled and axis in self.columns else axis
+            count = counts[axis]
             if place == len(axes) - 1:
                 self._line(f"let {name} = {rest};")
                 return
@@ -122,7 +124,7 @@ class Values:
             yield scope
 
     def _bind(self, axes: Sequence[str], number: str) -> None:
-        self._decode(axes, number, self.kernel.extents)
+        self._decode(axes, number, {axis: size_text(self.kernel.extents[axis]) for axis in axes})
 
     def _length(self, axes: Sequence[str]) -> str:
         return size_text(product(self.kernel.extents[axis] for axis in axes))
@@ -135,6 +137,15 @@ class Values:
             self._line(f"let own = j * {self.lanes}u + lane;" if self.lanes > 1 else "let own = j;")
             self._bind(self.columns, f"min(own, {self._length(self.columns)} - 1u)")
             yield f"if (own < {self._length(self.columns)}) {{"
+
+    @contextmanager
+    def _strip(self) -> Iterator[Scope]:
+        """A loop over the rows of a worker's strip, one sum each."""
+        height = self.schedule.block(self.rows)
+        with self._inside(f"for (var j = 0u; j < {height}u; j++) {{", {self.rows}) as scope:
+            self._line(f"let own_row = strip * {height}u + j;")
+            self._line(f"let {self.rows} = min(own_row, {self._length([self.rows])} - 1u);")
+            yield scope
 
     def _sums(self) -> int:
         length = product(self.kernel.extents[axis] for axis in self.columns)
