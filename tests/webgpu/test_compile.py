@@ -94,6 +94,27 @@ def test_strides_that_the_trace_did_not_promise(ours: None) -> None:
         torch.testing.assert_close(got, (reference(image).relu() * 2 + 1).sigmoid(), rtol=1e-4, atol=1e-5)
 
 
+def test_views_take_the_strides_that_kernels_really_give(monkeypatch: pytest.MonkeyPatch, ours: None) -> None:
+    """torch promises an attention's gradients with its inputs' strides, ours are dense: a view fitted the trace alone."""
+    from anytorch.graph import search
+    from anytorch.webgpu.compiler import compile_graph
+
+    monkeypatch.setattr(search, "back_of", lambda device: (None, "a test wants torch's own ops"))
+    torch.manual_seed(0)
+    reference = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    model = copy.deepcopy(reference).to("webgpu")
+
+    def mixed(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = module(x, x, x, need_weights=False)[0] * 2
+        return made
+
+    x = torch.randn(2, 6, 32)
+    _, wanted = step(lambda x: mixed(reference, x), x)
+    compiled = torch.compile(lambda x: mixed(model, x), backend=compile_graph)
+    _, found = step(compiled, x.to("webgpu"))
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_sizes_that_change_are_parameters_of_one_kernel(ours: None) -> None:
     from anytorch.webgpu.compiler import compile_graph
 

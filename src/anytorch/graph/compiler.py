@@ -124,9 +124,19 @@ class Region(torch.nn.Module):
         known = reference.sizes_of(self.kernel_graph, inputs)
         if any(tensor.device != device for tensor in inputs) or not all(tensor.numel() for tensor in inputs):
             return Found(None, None, why="tensors on several devices, or empty ones")
+        strides = [tensor.stride() for tensor in inputs]
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def plain(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            """The region as it was, on examples that lie in memory as its inputs do: some of its views need that."""
+            for one, stride in zip(examples, strides, strict=True):
+                if id(one) not in kept:
+                    kept[id(one)] = (one, one if 0 in stride else _laid_out(one, stride))
+            return self._eager([kept[id(one)][1] for one in examples])
+
         key = (self.kernel_graph.key, str(device), *sorted(known.items()))
         with _lock, torch.no_grad():
             if key not in _found:
                 budget = SEARCH * float(settings.get("measure_s"))
-                _found[key] = Search(self.kernel_graph, known, device, budget, plain=self._eager, quick=True).run()
+                _found[key] = Search(self.kernel_graph, known, device, budget, plain=plain, quick=True).run()
             return _found[key]

@@ -8,7 +8,6 @@ compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from anytorch.graph.tracing import RULES as FORMS
 from anytorch.graph.tracing import SEVERAL, is_traceable
 from anytorch.webgpu.dtypes import usable
 from anytorch.webgpu.kernels import RULES, has_kernel
-from anytorch.webgpu.tensors import NAME
+from anytorch.webgpu.tensors import NAME, aten
 
 LEAST_OPS = 2  # of a region that are no views: a single op has a kernel of its own
 
@@ -32,9 +31,21 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options
         from torch._dynamo import lookup_backend
 
         return lookup_backend("inductor")(module, list(inputs))
-    regions = partial(with_regions, supports=is_supported, least=LEAST_OPS)
     compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions())
     return compiler(module, list(inputs))
+
+
+def regions(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """The module with our kernels in place of what they compute, and with views that take any strides.
+
+    A kernel of this device may give other strides than its meta function promised when the graph was traced, and a view
+    that torch found possible then is not; in a graph that changes no tensor, a reshape means the same.
+    """
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target is aten.view.default:
+            node.target = aten.reshape.default
+    module.recompile()
+    return with_regions(module, inputs, supports=is_supported, least=LEAST_OPS)
 
 
 def is_supported(node: Node) -> bool:
