@@ -11,7 +11,7 @@ installed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +63,22 @@ def fresh_plans(webgpu: Any) -> Iterator[None]:
     plans.clear()
     yield
     plans.clear()
+
+
+@pytest.fixture
+def ours(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernel graphs run by our kernels wherever those are right, fast or not; nothing found by other tests is used."""
+    from anytorch.graph import compiler, search
+
+    def chosen(trials: Sequence[Any], *, noise: float = 0.0) -> tuple[str, str]:
+        timed = [one.name for one in trials if one.seconds is not None]
+        return next((name for name in timed if name != search.EAGER), search.EAGER), "a test wants it"
+
+    monkeypatch.setattr(search, "fastest", chosen)
+    webgpu._dynamo.reset()
+    compiler._found.clear()
+    yield
+    compiler._found.clear()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def commands(function: Any) -> int:
     return runtime.statistics.commands - before
 
 
-def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands() -> None:
+def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands(ours: None) -> None:
     from anytorch.webgpu.compiler import compile_graph
 
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype) -> None:
+def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype, ours: None) -> None:
     from anytorch.webgpu.compiler import compile_graph
 
     def chain(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +80,8 @@ def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype) -> None:
     assert commands(lambda: compiled(x, y)) == 1
 
 
-def test_strides_that_the_trace_did_not_promise() -> None:
-    """A convolution of a channels-last image returns other strides than its meta function says; ours are in the shader."""
+def test_strides_that_the_trace_did_not_promise(ours: None) -> None:
+    """A convolution of a channels-last image returns other strides than its meta function says."""
     from anytorch.webgpu.compiler import compile_graph
 
     torch.manual_seed(0)
@@ -92,6 +92,41 @@ def test_strides_that_the_trace_did_not_promise() -> None:
         compiled = torch.compile(lambda v: (model(v).relu() * 2 + 1).sigmoid(), backend=compile_graph)
         got = compiled(image.to("webgpu")).cpu()
         torch.testing.assert_close(got, (reference(image).relu() * 2 + 1).sigmoid(), rtol=1e-4, atol=1e-5)
+
+
+def test_views_take_the_strides_that_kernels_really_give(monkeypatch: pytest.MonkeyPatch, ours: None) -> None:
+    """torch promises an attention's gradients with its inputs' strides, ours are dense: a view fitted the trace alone."""
+    from anytorch.graph import search
+    from anytorch.webgpu.compiler import compile_graph
+
+    monkeypatch.setattr(search, "back_of", lambda device: (None, "a test wants torch's own ops"))
+    torch.manual_seed(0)
+    reference = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    model = copy.deepcopy(reference).to("webgpu")
+
+    def mixed(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = module(x, x, x, need_weights=False)[0] * 2
+        return made
+
+    x = torch.randn(2, 6, 32)
+    _, wanted = step(lambda x: mixed(reference, x), x)
+    compiled = torch.compile(lambda x: mixed(model, x), backend=compile_graph)
+    _, found = step(compiled, x.to("webgpu"))
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_sizes_that_change_are_parameters_of_one_kernel(ours: None) -> None:
+    from anytorch.webgpu.compiler import compile_graph
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) + 1
+
+    compiled = torch.compile(chain, backend=compile_graph, dynamic=True)
+    for rows in (3, 5, 9):
+        x = torch.randn(rows, 20)
+        on_device = x.to("webgpu")
+        torch.testing.assert_close(compiled(on_device).cpu(), chain(x), rtol=1e-4, atol=1e-5)
+        assert commands(lambda: compiled(on_device)) == 1  # noqa: B023  (called at once)
 
 
 def test_other_devices_go_to_kernel_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from tests.webgpu.agree import adapter_manner  # noqa: F401  (the fixture `manner`)
 
-pytestmark = pytest.mark.usefixtures("webgpu", "manner")
+from anytorch.gpu.runtime import open_runtime
+
+pytestmark = pytest.mark.usefixtures("webgpu", "manner", "ours")
 
 
 def rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -55,17 +57,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()  # other shapes would become dynamic ones, which are not fused
-
-
 def compiled(function: Callable[..., Any], *values: torch.Tensor) -> tuple[Any, int]:
-    from anytorch.webgpu.compiler import compile_graph, statistics
+    """What the compiled function gives, and how many kernels it takes, once it has been searched."""
+    from anytorch.webgpu.compiler import compile_graph
 
-    before = statistics["kernels"]
-    made = torch.compile(function, backend=compile_graph)(*values)
-    return made, statistics["kernels"] - before
+    runtime = open_runtime()
+    made = torch.compile(function, backend=compile_graph)
+    made(*values)
+    runtime.synchronize()
+    before = runtime.statistics.commands
+    answer = made(*values)
+    runtime.synchronize()
+    return answer, runtime.statistics.commands - before
 
 
 @pytest.mark.native

@@ -5,7 +5,7 @@ kernel_graph capture  how one is made: op by op, or from a PyTorch function
 tracer tracing whole  ATen's ops, one by one, and functions that are kept whole
 lower rewrite         composite ops by their parts; other graphs for the same function
 loops partition       groups of nodes as loops over axes
-emit/                 loops → text: C++, Triton
+emit/                 loops → text: C++, Triton, WGSL
 back/ program         text → something that runs
 field verify          the gates: whole numbers modulo a prime, then float64
 search                variants, kernels, schedules: checked, timed, remembered

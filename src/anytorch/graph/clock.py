@@ -25,7 +25,8 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         backend, index = locate(device)
-        self._records = backend.caps(index).graphs
+        # What is recorded here are CUDA graphs; a device that records otherwise is timed launch by launch.
+        self._records = backend.caps(index).graphs and hasattr(torch.get_device_module(device), "CUDAGraph")
         self.plain = plain = stopwatch_of(device)  # of single calls, launches and all
         self.stopwatch = plain
         if self._records:

@@ -49,14 +49,20 @@ def decompositions() -> dict[Any, Any]:
     return {op: rule for op, rule in kept.items() if "attention" not in str(op)}
 
 
-class _Traceable(OperatorSupportBase):
+class _Supported(OperatorSupportBase):
+    def __init__(self, supports: Callable[[Node], bool]) -> None:
+        self._supports = supports
+
     def is_node_supported(self, submodules: Any, node: Node) -> bool:
-        return is_traceable(node)
+        return self._supports(node)
 
 
-def with_regions(module: GraphModule, inputs: Sequence[Any]) -> Any:
-    """The module with regions in place of what they compute."""
-    partitioner = CapabilityBasedPartitioner(module, _Traceable(), allows_single_node_partition=False)
+def with_regions(
+    module: GraphModule, inputs: Sequence[Any], supports: Callable[[Node], bool] = is_traceable, least: int = 0
+) -> Any:
+    """The module with regions in place of what they compute: of nodes that a device `supports`, `least` or more of them
+    no views."""
+    partitioner = CapabilityBasedPartitioner(module, _Supported(supports), allows_single_node_partition=False)
     partitions = [one for one in partitioner.propose_partitions() if len(one.nodes) >= LEAST_OPS]
     prefix = "anytorch_region_"
     made = partitioner.fuse_partitions(partitions, prefix=prefix)
@@ -65,7 +71,10 @@ def with_regions(module: GraphModule, inputs: Sequence[Any]) -> Any:
         if node.op == "call_module" and node.target.startswith(prefix):
             inner = getattr(made, node.target)
             try:
-                setattr(made, node.target, Region(inner, traced(inner)))
+                graph = traced(inner)
+                if sum(one.kind not in ("input", "view") for _, one in graph) < least:
+                    continue
+                setattr(made, node.target, Region(inner, graph))
                 count += 1
             except Untraceable as exc:
                 log.info("a region stays with ATen: %s", exc)
@@ -116,10 +125,20 @@ class Region(torch.nn.Module):
         known = reference.sizes_of(self.kernel_graph, inputs)
         if any(tensor.device != device for tensor in inputs) or not all(tensor.numel() for tensor in inputs):
             return Found(None, None, why="tensors on several devices, or empty ones")
+        strides = [tensor.stride() for tensor in inputs]
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def plain(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            """The region as it was, on examples that lie in memory as its inputs do: some of its views need that."""
+            for one, stride in zip(examples, strides, strict=True):
+                if id(one) not in kept:
+                    kept[id(one)] = (one, one if 0 in stride else _laid_out(one, stride))
+            return self._eager([kept[id(one)][1] for one in examples])
+
         key = (self.kernel_graph.key, str(device), *sorted(known.items()))
         with _lock, torch.no_grad():
             if key not in _found:
                 budget = SEARCH * float(settings.get("measure_s"))
-                search = Search(self.kernel_graph, known, device, budget, plain=self._eager, quick=True)
+                search = Search(self.kernel_graph, known, device, budget, plain=plain, quick=True)
                 _found[key] = records.searched(search)
             return _found[key]

@@ -1,7 +1,8 @@
-"""`torch.compile(model, backend="anytorch")`: on the webgpu device, chains of elementwise ops, and the reductions over
-the last dimensions among them, become single kernels.
+"""`torch.compile(model, backend="anytorch")`: on the webgpu device, what kernel graphs can express becomes kernels.
 
-Graphs on other devices become kernel graphs (`anytorch.graph.compiler`).
+The regions, and the search that decides whether our kernels or ATen's compute one, are `graph.compiler`'s; this module says
+which nodes a region may have here, and which ops are taken apart before. Graphs on other devices go there
+as they are.
 """
 
 from __future__ import annotations
@@ -10,56 +11,55 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx import Node
 
-from anytorch import logs
 from anytorch.graph import compiler as kernel_graphs
-from anytorch.webgpu.fusion import fuse, fuse_rows
+from anytorch.graph.tracing import RULES as FORMS
+from anytorch.graph.tracing import SEVERAL, is_traceable
+from anytorch.webgpu.dtypes import usable
 from anytorch.webgpu.kernels import RULES, has_kernel
 from anytorch.webgpu.tensors import NAME, aten
 
-log = logs.logger(__name__)
-statistics = {"graphs": 0, "kernels": 0}
+LEAST_OPS = 2  # of a region that are no views: a single op has a kernel of its own
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """The back end torch.compile calls."""
     if not any(isinstance(value, torch.Tensor) and value.device.type == NAME for value in inputs):
         return kernel_graphs.compile_graph(module, inputs)
-    compiler = aot_autograd(fw_compiler=fused, decompositions=decompositions())
+    compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions())
     return compiler(module, list(inputs))
 
 
-def fused(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    made, over_rows = fuse_rows(simplified(module))  # first: what it leaves, the elementwise pass may still take
-    made, kernels = fuse(made)
-    kernels += over_rows
-    statistics["graphs"] += 1
-    statistics["kernels"] += kernels
-    log.debug("a graph of %d nodes: %d fused kernels", len(list(made.graph.nodes)), kernels)
-    return make_boxed_func(made.forward)
+def regions(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """The module with our kernels in place of what they compute, and with views that take any strides.
 
-
-# The gradients of autograd use overloads that take a number; those that take a tensor take one as well, and have rules.
-OF_TENSORS = {getattr(aten, name).Scalar: getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div")}
-
-
-def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Without aliases, which mean nothing in a graph that changes no tensor, and with fewer kinds of ops."""
-    for node in list(module.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target is aten.alias.default:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-        elif node.target in OF_TENSORS:
-            node.target = OF_TENSORS[node.target]
+    A kernel of this device may give other strides than its meta function promised when the graph was traced, and a view
+    that torch found possible then is not; in a graph that changes no tensor, a reshape means the same.
+    """
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target is aten.view.default:
+            node.target = aten.reshape.default
     module.recompile()
-    return module
+    return kernel_graphs.with_regions(module, inputs, supports=is_supported, least=LEAST_OPS)
+
+
+def is_supported(node: Node) -> bool:
+    """Can this node be part of a kernel of ours: has it a form, and can this adapter's shaders compute its dtypes?"""
+    values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    found = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+    tensors = [one for one in found if isinstance(one, torch.Tensor) and one.device.type == NAME]
+    return len(tensors) == len(found) and usable(*[one.dtype for one in tensors]) and is_traceable(node)
 
 
 def decompositions() -> dict[Any, Any]:
-    """torch's own, except for ops that have a kernel of ours: a fused softmax beats its five parts."""
-    return {op: rule for op, rule in core_aten_decompositions().items() if op not in RULES and not has_kernel(op)}
+    """torch's own, except for ops that have a form in kernel graphs or a kernel of ours that does more than its elements
+    one by one: a layer norm's gradient beats its ten parts, an activation's does not."""
+    kept = {*FORMS, *SEVERAL}
+    return {
+        op: rule
+        for op, rule in core_aten_decompositions().items()
+        if op not in kept and (op in RULES or not has_kernel(op))
+    }

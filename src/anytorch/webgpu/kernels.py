@@ -145,7 +145,7 @@ def register_kernels(library: torch.library.Library, kernels: dict[str, Callable
                 library.impl(form, with_out(whole, outs), KEY)
 
 
-RULES: dict[Any, Rule] = {}  # functional overload to rule, for the compiler that fuses them
+RULES: dict[Any, Rule] = {}  # functional overload to rule: ops that are computed element by element
 
 
 def register_pointwise(library: torch.library.Library, op: Any, rule: Rule) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anytorch.graph.emit.cpp import CannotVectorize, render
 from anytorch.graph.emit.schedule import Schedule
@@ -142,4 +142,4 @@ def _with_chunks(kernel: Kernel, one: Schedule, known: Mapping[str, int], machin
             parts = max(parts, -(-tiles // most))
         chunks[axis] = -(-tiles // parts)
         items *= parts
-    return Schedule(one.blocks, one.vectors, chunks, one.spread, one.warps, one.stages, one.dots)
+    return replace(one, chunks=chunks)

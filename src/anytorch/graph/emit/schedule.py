@@ -22,6 +22,7 @@ class Schedule:
     parts: int = 1
     early: bool = False  # Triton: launched before the kernel before it is done, which it waits for itself
     dots: bool = True  # matrix units for sums of products, where the tile allows it
+    lanes: int = 0  # WGSL: threads of a worker; it walks along the axes in `spread`, or has a block of them
 
     def block(self, axis: str) -> int:
         return self.blocks.get(axis, 1)
@@ -30,6 +31,8 @@ class Schedule:
     def name(self) -> str:
         """The same for the same schedule: choices are remembered by it."""
         cuts = " ".join(f"{axis}={block}" for axis, block in sorted(self.blocks.items()))
+        if self.lanes:
+            return " ".join([f"lanes={self.lanes}", *([f"along={self.spread}"] if self.spread else []), *cuts.split()])
         if self.vectors:
             chunks = " ".join(f"{axis}:{chunk}" for axis, chunk in sorted(self.chunks.items()))
             spread = f" sums of {self.spread} in memory" if self.spread else ""

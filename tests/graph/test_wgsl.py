@@ -1,0 +1,180 @@
+"""WGSL of kernel graphs as text: what it says, what is written for which device, and what is declined. No adapter."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from anytorch.graph.emit import wgsl
+from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.emit.wgsl_functions import literal, size_text
+from anytorch.graph.emit.wgsl_schedules import FEW_ON_SOFTWARE, schedules
+from anytorch.graph.ir import Builder, Graph
+from anytorch.graph.loops import Kernel, kernel_of
+from anytorch.graph.lower import lowered
+from anytorch.graph.partition import partition
+from anytorch.graph.rewrite import rewritten
+from anytorch.graph.sizes import Size
+from tests.graph.cases import CASES
+
+
+def _kernels(graph: Graph, known: dict[str, int]) -> list[Kernel]:
+    cut = partition(rewritten(lowered(graph)), known)
+    return [cut.kernel(group) for group in cut.groups]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_can_be_written_for_both_manners_of_adapter(name: str) -> None:
+    graph, known = CASES[name]()
+    for kernel in _kernels(graph, known):
+        hardware, software = (schedules(kernel, known, software=way) for way in (False, True))
+        assert len({one.name for one in hardware}) == len(hardware) and len(software) <= FEW_ON_SOFTWARE
+        assert software[0].lanes == 1  # no barriers
+        for one in (*hardware, *software):
+            text = wgsl.render(kernel, one)
+            assert text == wgsl.render(kernel, one) and text.count("{") == text.count("}")
+            assert ("workgroupBarrier" in text) <= (one.lanes > 1)
+            assert wgsl.workers(kernel, one, known) >= 1
+
+
+def _column(dtype: str, op: str) -> Graph:
+    b = Builder()
+    return b.graph([b.add(op, b.input((8, 6), dtype), b.input((6,), dtype))])
+
+
+def test_what_a_device_lacks_is_declined() -> None:
+    (halves,) = _kernels(_column("float16", "add"), {})
+    (longs,) = _kernels(_column("int64", "mul"), {})
+    (doubles,) = _kernels(_column("float64", "add"), {})
+    assert "enable f16;" in wgsl.render(halves, Schedule(lanes=1)) and "array<i64>" in wgsl.render(
+        longs, Schedule(lanes=1)
+    )
+    for kernel, dtype in ((halves, "float16"), (longs, "int64"), (doubles, "float64")):
+        with pytest.raises(NotImplementedError, match=f"{dtype} is not in this device's shaders"):
+            schedules(kernel, {}, features=())
+
+
+def test_positions_need_no_long_numbers() -> None:
+    """The mask of attention compares int64 positions; no tensor holds them, and they fit into 32 bits."""
+    graph, known = CASES["attention with order"]()
+    (kernel,) = _kernels(graph, known)
+    (first, *_) = schedules(kernel, known, features=())
+    text = wgsl.render(kernel, first, ())
+    assert "i64" not in text and "at_most_i32(" in text
+    counted, known = CASES["attention with lengths"]()
+    with pytest.raises(NotImplementedError, match="int64"):
+        schedules(_kernels(counted, known)[0], known, features=())
+
+
+def test_what_has_no_form_is_declined() -> None:
+    b = Builder()
+    x = b.input((4, 4), "bool")
+    (kernel,) = _kernels(b.graph([b.add("reduce", x, how="max", dims=(1,))]), {})
+    with pytest.raises(NotImplementedError, match="max of bools"):
+        schedules(kernel, {})
+    graph, known = CASES["gated mlp"]()
+    (product,) = _kernels(graph, known)
+    with pytest.raises(NotImplementedError, match="one column for each lane"):
+        wgsl.render(product, Schedule({"i1": 32}, spread="i1", lanes=64))
+    b = Builder()
+    many = [b.input((4,), "float32") for _ in range(40)]
+    total = many[0]
+    for one in many[1:]:
+        total = b.add("add", total, one)
+    kernel = kernel_of(b.graph([total]), [total], dict.fromkeys(many, (1,)))
+    with pytest.raises(NotImplementedError, match="41 parameters are more than 32"):
+        wgsl.render(kernel, Schedule(lanes=1))
+
+
+def test_threads_own_words_of_narrow_results_or_change_them_atomically() -> None:
+    b = Builder()
+    x = b.input((5, 7), "bfloat16")
+    (kernel,) = _kernels(b.graph([b.add("gt", b.add("exp", x), x)]), {})
+    text = wgsl.render(kernel, Schedule(lanes=1))
+    assert "let first = worker * 4u;" in text and "atomic" not in text
+    assert wgsl.workers(kernel, Schedule(lanes=1), {}) == 9  # 35 elements, four in a word
+    graph, known = CASES["the same in bfloat16"]()
+    (product,) = _kernels(graph, known)
+    tile = next(one for one in schedules(product, known) if one.blocks)
+    assert "atomicOr(" in wgsl.render(product, tile)
+
+
+def test_a_strip_of_rows_shares_what_is_read_of_a_column() -> None:
+    graph, known = CASES["rms norm and product"]()
+    (kernel,) = _kernels(graph, known)
+    strip, tile, single = schedules(kernel, known)
+    assert [one.name for one in (strip, tile, single)] == [
+        "lanes=64 along=i1 i0=8 i1=64",
+        "lanes=64 along=i1 i1=64",
+        "lanes=1",
+    ]
+    text = wgsl.render(kernel, strip)
+    terms = text.partition("for (var t = ")[2].partition("workgroupBarrier")[0]
+    assert terms.index("= b2[") < terms.index("for (var j = ")  # the weight is read once, then used for every row
+    assert "own_row < (p.size_b)" in text  # the last strip may have rows that do not exist
+    assert [wgsl.workers(kernel, one, {"b": 9}) for one in (strip, tile, single)] == [2, 9, 9 * 45]
+    with pytest.raises(NotImplementedError, match="only plain sums"):
+        softmax, sizes = CASES["attention"]()
+        wgsl.render(_kernels(softmax, sizes)[0], Schedule({"i3": 4, "i4": 64}, spread="i4", lanes=64))
+
+
+def test_rows_share_their_loop_and_lanes_meet_at_barriers() -> None:
+    graph, known = CASES["attention"]()
+    (kernel,) = _kernels(graph, known)
+    group, single = schedules(kernel, known)[:2]
+    assert (group.lanes, single.lanes) == (64, 1)
+    text = wgsl.render(kernel, group)
+    assert len(re.findall(r"for \(var base = ", text)) == 1  # scores, maximum, sum and result in one pass
+    assert "var<workgroup> stage" in text and text.index("[lane] = v") < text.index("workgroupBarrier();\n    for")
+
+
+def test_numbers() -> None:
+    assert literal(float("nan"), "f32") == "quiet_nan()" and literal(-1e300, "f32") == "(-infinity())"
+    assert literal(1, "bool") == "true" and literal(-3.0, "i32") == "i32(-3)"
+    with pytest.raises(NotImplementedError, match="does not fit"):
+        literal(2**40, "i64")
+    b = Size.named("b2")
+    assert size_text(4 * b + 1) == "(4u*p.size_b2 + 1u)" and size_text(-1) == "4294967295u"
+    assert size_text(-b) == "(4294967295u*p.size_b2)"  # sums of it wrap round to what is meant
+
+
+def test_the_text_of_a_kernel() -> None:
+    """Stored text: a change of the emitter shows here first."""
+    graph, known = CASES["softmax"]()
+    (kernel,) = _kernels(graph, known)
+    group, single = schedules(kernel, known)
+    assert (group.name, single.name) == ("lanes=64 along=i1", "lanes=1 along=i1")
+    assert wgsl.render(kernel, group).partition("@compute ")[2] == SOFTMAX
+
+
+SOFTMAX = """\
+@workgroup_size(64)
+fn main(@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let worker = w.x + w.y * p.row;
+  if (worker >= (p.size_b)) { return; }
+  let i0 = worker;
+  var s1 = (-infinity());
+  var s2 = f32(0);
+  for (var base = 0u; base < 100u; base += 64u) {
+    let live = base + lane < 100u;
+    let r0 = min(base + lane, 100u - 1u);
+    let v3 = b0[p.o0 + (i0 * 100u + r0)];
+    let m4 = maximum_f32(s1, fold_max_f32(select((-infinity()), v3, live), lane));
+    let m5 = select(m4, 0.0, is_inf(m4) && m4 < 0.0);
+    let m6 = exp_f32(s1 - m5);
+    s1 = m4;
+    let v7 = (v3 - m5);
+    let v8 = exp_f32(v7);
+    s2 = s2 * m6 + select(f32(0), v8, live);
+  }
+  let s9 = fold_sum_f32(s2, lane);
+  for (var i1 = lane; i1 < 100u; i1 += 64u) {
+    let v10 = b0[p.o0 + (i0 * 100u + i1)];
+    let v11 = (v10 - s1);
+    let v12 = exp_f32(v11);
+    let v13 = divide_f32(v12, s9);
+    b1[(i0 * 100u + i1)] = v13;
+  }
+}
+"""
