@@ -11,7 +11,7 @@ from anytorch.cli.main import main
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.ray.cluster import Share, shares
-from anytorch.serve.ray.deploy import Scale, free_port, parse_scale
+from anytorch.serve.ray.deploy import Scale, free_port, parse_scale, start_serve
 from anytorch.serve.ray.files import ScatteredJournal, encode_file_on_ray
 from anytorch.serve.running import first_answer
 from anytorch.text.embed.files_journal import part_path
@@ -125,6 +125,27 @@ def test_a_journal_that_cannot_be_understood_is_left_alone(tmp_path: Path) -> No
     (folder / "journal.json").write_text('{"format": 9, "parts": {}}')
     with pytest.raises(UsageError, match="is invalid"), journal(tmp_path):
         pass
+
+
+def test_ray_serve_may_take_longer_to_start_than_ray_waits() -> None:
+    asked: list[object] = []
+
+    def slow(**options: object) -> None:
+        asked.append(options)
+        if len(asked) == 1:
+            raise TimeoutError("HTTP proxies not available after 60s.")
+
+    start_serve(slow, ServeOptions(port=8123))
+    assert asked == [{"http_options": {"host": "127.0.0.1", "port": 8123}}] * 2
+    asked.clear()
+
+    def never(**options: object) -> None:
+        asked.append(options)
+        raise TimeoutError("HTTP proxies not available after 60s.")
+
+    with pytest.raises(TimeoutError):
+        start_serve(never, ServeOptions(port=8123))
+    assert len(asked) == 2
 
 
 def test_a_service_that_never_answers_is_not_waited_for_without_end() -> None:

@@ -90,7 +90,7 @@ def deployed(options: ServeOptions, share: Share, scale: Scale) -> Iterator[None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if share.threads is not None and options.threads is None:
         options = replace(options, threads=share.threads)
-    serve.start(http_options={"host": options.host, "port": options.port})
+    start_serve(serve.start, options)
     require_own_port(options)
     most = max(scale.most or share.count, scale.least, 1)
     made: Any = serve.deployment(
@@ -114,6 +114,20 @@ def deployed(options: ServeOptions, share: Share, scale: Scale) -> Iterator[None
         yield
     finally:
         serve.delete(NAME)  # drains; Ray Serve itself stays for others, or ends with a cluster of our own
+
+
+def start_serve(start: Callable[..., object], options: ServeOptions) -> None:
+    """Start Ray Serve by its own `start`, or find the one that runs.
+
+    Ray gives its HTTP proxy one minute. On a slow or busy machine that takes longer and comes up all the same: the second
+    call finds what the first one began, and whoever needs an answer waits for the service itself.
+    """
+    http = {"host": options.host, "port": options.port}
+    try:
+        start(http_options=http)
+    except TimeoutError as exc:
+        log.warning("Ray Serve is slow to start (%s); going on with what it began", exc)
+        start(http_options=http)
 
 
 def require_own_port(options: ServeOptions) -> None:
