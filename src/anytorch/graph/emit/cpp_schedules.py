@@ -12,7 +12,7 @@ from anytorch.graph.sizes import at
 
 MOST_VECTORS = 16  # of a row of results, in registers
 MOST_ROWS = 8  # of a product, in registers
-CACHED = 1 << 16  # bytes of sums in memory that stay near the processor
+CACHED, LARGER = 1 << 16, 1 << 17  # bytes of sums in memory that stay near the processor; they lie on the stack
 LEAST_WORK = 1 << 14  # elementary steps worth an item of their own
 
 
@@ -26,8 +26,11 @@ class Machine:
 def schedules(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> list[Schedule]:
     """Schedules that can be written, without repetition; the last one, without vectors, always can."""
     found: dict[str, Schedule] = {}
-    for one in (*_of_products(kernel, known, machine), *_of_rows(kernel, known, machine), Schedule()):
-        one = _with_chunks(kernel, one, known, machine)
+    every = [*_of_products(kernel, known, machine), *_of_rows(kernel, known, machine), Schedule()]
+    cut = [_with_chunks(kernel, one, known, machine) for one in every]
+    # Sums in memory also with one long item for every thread: rows of a matrix are then read from end to end.
+    cut[1:1] = [_with_chunks(kernel, one, known, machine, each=1, cached=LARGER) for one in every if one.spread]
+    for one in cut:
         if one.name in found or any(axis not in kernel.extents for axis in one.blocks):
             continue
         try:
@@ -121,13 +124,15 @@ def _evenly(kernel: Kernel, axis: str) -> bool:
     return all(step in (0, 1) for step in steps)
 
 
-def _with_chunks(kernel: Kernel, one: Schedule, known: Mapping[str, int], machine: Machine) -> Schedule:
+def _with_chunks(
+    kernel: Kernel, one: Schedule, known: Mapping[str, int], machine: Machine, each: int = 8, cached: int = CACHED
+) -> Schedule:
     """The same with work items: enough for all threads, each worth its while, and sums in memory that stay cached."""
     if not kernel.axes:
         return one
     total = volume(kernel, frozenset(kernel.axes), known)
     work = total + sum(volume(kernel, r.axes | set(r.over), known) for r in kernel.reductions)
-    wanted = max(1, min(machine.threads * 8, work // LEAST_WORK))
+    wanted = max(1, min(machine.threads * each, work // LEAST_WORK))
     chunks: dict[str, int] = {}
     items = 1
     for axis in kernel.axes:  # outer axes are divided first: an item then has whole rows
@@ -138,7 +143,7 @@ def _with_chunks(kernel: Kernel, one: Schedule, known: Mapping[str, int], machin
             rows = 1
             for other in kernel.axes:
                 rows *= one.block(other) if other != axis else 1
-            most = max(1, CACHED // (4 * rows * tile))
+            most = max(1, cached // (4 * rows * tile))
             parts = max(parts, -(-tiles // most))
         chunks[axis] = -(-tiles // parts)
         items *= parts
