@@ -91,3 +91,31 @@ def test_a_model_gives_and_learns_the_same(few: None, name: str, monkeypatch: py
     for wanted, found in zip(*grads, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     assert any(found.program is not None for region in regions for found in region._chosen.values())
+
+
+def test_a_copy_of_an_input_that_changes_afterwards_stays_what_it_was(few: None) -> None:
+    def step(state: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = state.clone()
+        made = torch.sigmoid(x * 2) + before
+        state.mul_(0.5).add_(made)
+        return before, made
+
+    compiled = torch.compile(step, backend=compiler.compile_graph)
+    state, x = torch.ones(4, 32), torch.randn(4, 32)
+    wanted = step(state.clone(), x)
+    found = compiled(state, x)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_sizes_of_one_magnitude_share_a_search(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+    plain = compiler.Region._search
+    monkeypatch.setattr(compiler.Region, "_search", lambda self, inputs: searched.append(1) or plain(self, inputs))
+    compiled = torch.compile(
+        lambda x: F.silu(x * 2) + x.sum(-1, keepdim=True), backend=compiler.compile_graph, dynamic=True
+    )
+    for rows in (20, 21, 22, 30):
+        x = torch.randn(rows, 32)
+        torch.testing.assert_close(compiled(x), F.silu(x * 2) + x.sum(-1, keepdim=True), rtol=1e-4, atol=1e-5)
+    assert len(searched) == 1

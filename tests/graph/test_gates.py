@@ -157,6 +157,16 @@ def test_scales_of_the_second_argument_leave_the_product(turned: bool, dtype: st
     torch.testing.assert_close(moved, plain)
 
 
+def test_a_rewrite_that_does_not_fit_is_left_out() -> None:
+    """Scales of keys by head, without the batch: their leading sizes are not those that the view of the keys has."""
+    b = Builder()
+    q, k, s = b.input((2, 4, 3, 16), "float32"), b.input((2, 4, 5, 16), "float32"), b.input((4, 1, 16), "float32")
+    keys = b.add("reshape", b.add("mul", k, s), shape=(8, 5, 16))
+    rows = b.add("reshape", q, shape=(8, 3, 16))
+    graph = b.graph([b.add("matmul", rows, b.add("permute", keys, dims=(0, 2, 1)))])
+    field.check_same(graph, rewritten(graph))
+
+
 def test_what_hangs_on_the_last_digit_of_its_inputs_is_judged_by_that() -> None:
     """The softmax of large numbers is one row or another, whoever computes it; on other inputs nothing is forgiven."""
     b = Builder()

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
-from anytorch.graph import KernelGraph, new_kernel_graph, search, verify
+from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 from anytorch.graph.search import EAGER, Search
@@ -172,6 +172,39 @@ def test_inputs_that_want_gradients_get_them(few: None, tensors: list[torch.Tens
         assert not g(*tensors)[0].requires_grad
 
 
+def test_a_result_is_never_an_input(tensors: list[torch.Tensor]) -> None:
+    x = tensors[0]
+    same, other = trace(lambda x: (x.clone(), x * 2), x)(x)
+    same.zero_()
+    assert x.abs().sum() > 0 and torch.equal(other, x * 2)
+
+
+def test_a_search_that_was_stopped_is_repeated_by_who_has_time(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, known = CASES["gated mlp"]()
+    plain = Search._try
+
+    def stopped(self: Search, *args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "_try", stopped)
+    first = Search(graph, known, CPU, 60).run()
+    assert first.program is None and first.verdict is not None and first.verdict.budget_s < 60
+    monkeypatch.setattr(Search, "_try", plain)
+    assert Search(graph, known, CPU, 60).run().program is not None
+
+
+def test_what_goes_wrong_in_a_search_leaves_torch(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler's bug or a lack of memory ends no call that eager torch can serve."""
+    graph, known = CASES["gated mlp"]()
+
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(search.verify, "check", full)
+    found = Search(graph, known, CPU, 60).run()
+    assert found.program is None and found.verdict is not None
+
+
 def test_every_call_is_checked_even_after_one_that_was_right(few: None, tensors: list[torch.Tensor]) -> None:
     x, w = tensors
     g = _mlp().superoptimize(x, w)
@@ -229,10 +262,10 @@ def test_a_search_that_was_cut_short_is_no_last_word(few: None, monkeypatch: pyt
     monkeypatch.setattr(Search, "_try", stopped)
     first = Search(graph, known, CPU, 60, quick=True).run()
     assert len(tried) == 2 and first.program is not None and first.verdict is not None and first.verdict.cut_short
-    assert Search(graph, known, CPU, 60, quick=True).run().verdict.remembered  # type: ignore[union-attr]
-    assert len(tried) == 2
-    longer = Search(graph, known, CPU, 90, quick=True).run()
-    assert len(tried) == 4 and longer.verdict is not None and not longer.verdict.cut_short
+    again = Search(graph, known, CPU, 60, quick=True).run()
+    assert len(tried) == 4 and again.verdict is not None and not again.verdict.cut_short
+    assert Search(graph, known, CPU, 90, quick=True).run().verdict.remembered  # type: ignore[union-attr]
+    assert len(tried) == 4
 
 
 @pytest.mark.parametrize("kind", ["wrong", "unfinished", "raises"])

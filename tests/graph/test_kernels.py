@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -95,6 +96,45 @@ def test_the_same_product_is_the_same_in_every_loop() -> None:
         verify.check(graph, {}, Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule))]), CPU)
 
 
+def test_whole_numbers_are_summed_by_torch() -> None:
+    """A float32 holds 24 bits: sums of ids and counts of many elements would be wrong."""
+    b = Builder()
+    graph = b.graph([b.add("reduce", b.input((4, 100), "int64"), how="sum", dims=(1,))])
+    cut = partition(graph, {})
+    kernel = cut.kernel(cut.groups[0])
+    assert not back.candidates(kernel, {})
+    with pytest.raises(NotImplementedError, match="left to torch"):
+        triton.render(kernel, triton_schedules(kernel, {})[0])
+
+
+def test_places_beyond_2_to_the_31_are_wide() -> None:
+    b = Builder()
+    graph = b.graph([b.add("matmul", b.input((8, 16384), "float16"), b.input((16384, 152064), "float16"))])
+    cut = partition(graph, {})
+    kernel = cut.kernel(cut.groups[0])
+    text = triton.render(kernel, triton_schedules(kernel, {})[0])
+    assert "r0 = r0_base + tl.arange(0, " in text and all(
+        ".to(tl.int64)" in line
+        for line in text.splitlines()
+        if line.strip().startswith(("rest = tl.program_id", "r0 = "))
+    )
+
+
+def test_sums_in_memory_of_several_products_fit_a_small_stack() -> None:
+    """Threads have stacks of 512 KiB on some systems."""
+    b = Builder()
+    x, *ws = (b.input(shape, "float32") for shape in ((8, 512), *[(512, 16384)] * 4))
+    made = b.add("matmul", x, ws[0])
+    for w in ws[1:]:
+        made = b.add("add", made, b.add("relu", b.add("matmul", x, w)))
+    cut = partition(b.graph([made]), {})
+    for group in cut.groups:
+        kernel = cut.kernel(group)
+        for one in schedules(kernel, {}, Machine(threads=2, width=4)):
+            arrays = re.findall(r"float \w+\[\(\((\d+) \* W\) \* (\d+)\)\]", cpp.render(kernel, one))
+            assert sum(4 * 4 * int(block) * int(chunk) for block, chunk in arrays) <= 192 << 10, one.name
+
+
 def test_long_sums_keep_their_digits_and_their_infinities() -> None:
     b = Builder()
     graph = b.graph([b.add("reduce", b.input((20_000, 3), "float32"), how="sum", dims=(0,))])
@@ -144,6 +184,42 @@ INTERPRETED = [
     *("rms norm and product", "gated mlp", "lora", "linear with a transposed weight", "attention with order"),
     *("softmax", "layer norm", "rope", "functions", "views", "several outputs"),
 ]
+NOT_NUMBERS = """
+import torch
+from dataclasses import replace
+from anytorch.graph.back import triton as back
+from anytorch.graph.ir import Builder
+from anytorch.graph.partition import partition
+from anytorch.graph.program import Program, Step
+
+b = Builder()
+x = b.input((3, 100), "float32")
+outputs = [b.add("reduce", x, how=how, dims=(1,)) for how in ("max", "min")]
+cut = partition(b.graph(outputs), {})
+given = torch.randn(3, 100)
+given[1, 70] = torch.nan
+found = []
+for short in (False, True):
+    steps = []
+    for group in cut.groups:
+        kernel = cut.kernel(group)
+        schedule = back.candidates(torch.device("cpu"), kernel, {})[0]
+        if short:
+            schedule = replace(schedule, blocks={**schedule.blocks, "r0": 16}, parts=2)
+        steps.append(Step(group, kernel, back.prepare(kernel, schedule)))
+    found += [one.isnan().tolist() for one in Program(cut, steps)([given])]
+answer(done=found)
+"""
+
+
+def test_a_maximum_of_numbers_that_are_none_is_none(
+    run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]
+) -> None:
+    if find_spec("triton") is None:
+        missing("triton", "it is not installed")
+    assert run_script(NOT_NUMBERS, {"TRITON_INTERPRET": "1"})["done"] == [[False, True, False]] * 4
+
+
 SHARED = [
     *("rms norm and product", "gated mlp", "lora", "attention with order"),
     *("softmax", "attention with lengths", "layer norm"),
@@ -214,7 +290,7 @@ def kernel(b0, b1, b):
     i1 = (rest % 1) * 128 + tl.arange(0, 128)
     rest = rest // 1
     i0 = rest
-    r0 = tl.arange(0, 128)
+    r0 = tl.arange(0, 128).to(tl.int64)
     v1 = tl.load(b0 + (i0 * 100 + i1), mask=(i1 < 100), other=0.0)
     v3 = tl.load(b0 + (i0 * 100 + r0), mask=(r0 < 100), other=0.0)
     s2 = tl.max(tl.where((r0 < 100), v3, float("-inf")), 0)

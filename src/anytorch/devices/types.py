@@ -51,12 +51,12 @@ class Caps:
     autocast_dtype: str | None  # the dtype autocast should use here; None: autocast does not pay
     graphs: bool = False  # capture and replay (torch.accelerator.Graph, CUDA graphs)
     triton: bool = False
-    early_launches: bool = False  # a kernel may start before the one before it is done, and wait for it itself
     flash_attention: bool = False
     quantizations: tuple[str, ...] = ()  # "int8", "int4", "int2", "fp8", "fp4"
     unified_memory: bool = False  # shares the host's RAM
     peak_gb_per_s: float | None = None  # memory bandwidth, when known
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # per dtype, when known
+    early_launches: bool = False  # a kernel may start before the one before it is done, and wait for it itself
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,19 @@ def call(owner: KernelGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
         known = reference.sizes_of(owner.graph, tensors)
         found = owner._found.get(_key(known, tensors[0].device if tensors else torch.device("cpu")))
         if found is None or found.program is None:
-            return reference.evaluate(owner.graph, tensors)
+            return _own(reference.evaluate(owner.graph, tensors), tensors)
         program = found.program
         if key and len(owner._ready) < MOST_READY:
             owner._ready[key] = program  # inputs like these need not be looked at again
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return reference.evaluate(owner.graph, tensors)  # kernels have no gradients; torch's own ops do
-    return [tensor.contiguous() for tensor in program(tensors)]
+        return _own(reference.evaluate(owner.graph, tensors), tensors)  # kernels have no gradients; torch's own ops do
+    return _own([tensor.contiguous() for tensor in program(tensors)], tensors)
+
+
+def _own(made: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results that share no memory with the inputs: a graph has no copies, so an input that it returns is that input."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    return [one.clone() if one.untyped_storage().data_ptr() in given else one for one in made]
 
 
 def check_inputs(graph: Graph, tensors: Sequence[Any], device: torch.device) -> None:
@@ -83,7 +89,7 @@ def check_inputs(graph: Graph, tensors: Sequence[Any], device: torch.device) -> 
                 f"{said} has dtype {str(tensor.dtype).removeprefix('torch.')}; the graph wants {node.dtype}",
                 hint=f"pass it as {node.dtype}, or build the graph with dtype={str(tensor.dtype).removeprefix('torch.')!r}",
             )
-        if tensor.device.type != device.type:
+        if tensor.device.type != device.type or tensor.device != tensors[0].device:
             raise GraphError(
                 f"{said} is on {tensor.device}; the graph runs on {device}", hint=f"move it with .to({str(device)!r})"
             )

@@ -14,6 +14,7 @@ import torch
 
 from anytorch.devices.locate import locate
 from anytorch.devices.stopwatch import stopwatch_of
+from anytorch.graph.back import tickets
 from anytorch.measured.stopwatch import Run, Stopwatch
 
 LAUNCHES = 12  # in a recorded round
@@ -53,7 +54,8 @@ class Clock:
             for _ in range(2):
                 runs[0]()
         stream.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
+        with tickets.borrowed(self.device) as block, torch.cuda.graph(graph, stream=stream):
+            kept.append(block)
             for number in range(LAUNCHES):
                 kept.append(runs[number % len(runs)]())
         return _Replay(graph, kept)

@@ -20,7 +20,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from anytorch import logs, settings
-from anytorch.graph import records, reference
+from anytorch.graph import records, reference, verify
 from anytorch.graph.ir import Graph
 from anytorch.graph.search import Found, Search
 from anytorch.graph.tracer import Untraceable
@@ -28,6 +28,7 @@ from anytorch.graph.tracing import RULES, SEVERAL, is_traceable, traced
 
 log = logs.logger(__name__)
 
+MOST_SIZES = 1024  # kinds of inputs that a region remembers its program for
 LEAST_OPS = 2  # of a region that is worth a kernel
 SEARCH = 10  # times the setting `measure_s`: what the search of one region may take
 
@@ -89,6 +90,25 @@ def _laid_out(tensor: torch.Tensor, stride: Sequence[Any]) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten.lift_fresh_copy.default)
+
+
+def _is_copy_of_an_input(node: Node) -> bool:
+    """Is it an input that was copied, and maybe looked at through views?"""
+    copied = False
+    while isinstance(node, Node) and node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        copied |= node.target in COPIES
+        if node.target not in COPIES and not _is_view(node):
+            return False
+        node = node.args[0]
+    return copied and isinstance(node, Node) and node.op == "placeholder"
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(argument.alias_info is not None for argument in schema.arguments)
+
+
 _found: dict[tuple[Any, ...], Found] = {}
 _lock = threading.Lock()
 
@@ -103,18 +123,45 @@ class Region(torch.nn.Module):
         self._single = not isinstance(returned, (list, tuple))
         results = [returned] if self._single else returned
         self._strides = [one.meta["val"].stride() for one in results]
+        self._copied = [_is_copy_of_an_input(one) for one in results]
         self._chosen: dict[tuple[Any, ...], Found] = {}
+        self._by_magnitude: dict[tuple[Any, ...], Found] = {}
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         key = (inputs[0].device, *[tuple(tensor.shape) for tensor in inputs])
         found = self._chosen.get(key)
         if found is None:
-            found = self._chosen[key] = self._search(inputs)
+            if len(self._chosen) >= MOST_SIZES:
+                self._chosen.clear()
+            found = self._chosen[key] = self._found_for(inputs)
         if found.program is None:
             return self.plain(*inputs)
         # What comes after was compiled, or is written, for the strides that torch's own ops would have given.
         made = [_laid_out(one, stride) for one, stride in zip(found.program(inputs), self._strides, strict=True)]
+        # A graph has no copies: what it returns of an input is that input, which may be written to afterwards.
+        made = [one.clone() if copied else one for one, copied in zip(made, self._copied, strict=True)]
         return made[0] if self._single else made
+
+    def _found_for(self, inputs: Sequence[torch.Tensor]) -> Found:
+        """A search for these sizes; where sizes have names, one for all of about the same magnitude.
+
+        Kernels take named sizes as arguments. For a size that it was not searched with a program is checked, not timed.
+        """
+        known = reference.sizes_of(self.kernel_graph, inputs)
+        if not known:
+            return self._search(inputs)
+        magnitude = (inputs[0].device, *((name, known[name].bit_length() // 2) for name in sorted(known)))
+        found = self._by_magnitude.get(magnitude)
+        if found is None:
+            found = self._by_magnitude[magnitude] = self._search(inputs)
+        elif found.program is not None:
+            try:
+                with torch.no_grad():
+                    verify.check(self.kernel_graph, known, found.program, inputs[0].device, ("normal",))
+            except Exception as exc:  # noqa: BLE001  (whatever it is, torch computes these sizes)
+                log.info("a region runs as it was with %s: %s", known, exc)
+                return Found(None, None, why=str(exc))
+        return found
 
     def _eager(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         made = self.plain(*inputs)

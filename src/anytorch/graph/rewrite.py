@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from anytorch import logs
+from anytorch.errors import GraphError
 from anytorch.graph.ir import Builder, Graph, Node
 from anytorch.graph.ops import HALVES
 from anytorch.graph.sizes import SizeLike
+
+log = logs.logger(__name__)
 
 Rule = Callable[["Rewriter", Node, Sequence[int]], "int | None"]
 
@@ -25,9 +29,17 @@ class Rewriter:
         numbers: list[int] = []
         for _, node in self.graph:
             args = [numbers[arg] for arg in node.args]
-            made = next((found for rule in rules if (found := rule(self, node, args)) is not None), None)
+            made = next((found for rule in rules if (found := self._tried(rule, node, args)) is not None), None)
             numbers.append(self.b.add(node.op, *args, **dict(node.attrs)) if made is None else made)
         return self.b.graph(numbers[one] for one in self.graph.outputs)
+
+    def _tried(self, rule: Rule, node: Node, args: Sequence[int]) -> int | None:
+        """What a rule makes of a node; None where it declines, or where what it builds is no graph after all."""
+        try:
+            return rule(self, node, args)
+        except GraphError as exc:
+            log.debug("a rewrite does not fit: %s", exc)
+            return None
 
     def node(self, number: int) -> Node:
         return self.b.nodes[number]

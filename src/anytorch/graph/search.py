@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from anytorch import logs
-from anytorch.errors import AnytorchError, WrongAnswer
+from anytorch.errors import WrongAnswer
 from anytorch.graph import field as finite_field
 from anytorch.graph import reference, verify
 from anytorch.graph.backs import Back, back_of
@@ -44,6 +44,7 @@ log = logs.logger(__name__)
 EAGER = "eager torch"
 KIND, KERNEL_KIND = "kernel graph", "kernel of a graph"
 MANY_ROUNDS = 12  # of schedules that are close to one another
+AT_ONCE = 8  # schedules that are compiled before the clock is looked at
 QUICK, FEW, MANY = 3, 12, 40  # schedules of a kernel: in a quick search, when half of the time is gone, and before
 NOISE = 0.02  # what a program must gain on eager torch
 Tell = Callable[[str, float], None]  # what is being done, and the share of the time limit that is used
@@ -57,9 +58,6 @@ class Found:
     verdict: Verdict | None
     kernels: tuple[Verdict, ...] = ()
     why: str = ""
-
-    def run(self, graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return reference.evaluate(graph, tensors) if self.program is None else self.program(tensors)
 
 
 @dataclass(frozen=True)
@@ -131,6 +129,7 @@ class Search:
     quick: bool = False  # the likeliest variants and schedules only: for many graphs, as in torch.compile
     began: float = field(default_factory=time.perf_counter)
     kernels: list[Verdict] = field(default_factory=list)
+    passing: set[str] = field(default_factory=set)  # variants that were refused for want of memory
     digests: dict[str, str] = field(default_factory=dict)  # of what the programs that passed the gates computed
 
     def __post_init__(self) -> None:
@@ -154,15 +153,28 @@ class Search:
         programs: dict[str, Program] = {}
         refused: dict[str, str] = {}
         self.digests.clear()
+        budget_s = self.time_limit_s
         try:
             for variant in self._variants(back):
                 self._try(back, variant, programs, refused)
         except KeyboardInterrupt:
             log.warning("the search was stopped; what was found so far is used")
+            budget_s = min(budget_s, time.perf_counter() - self.began)  # who has more time than that searches again
             for variant in self._variants(back):
                 if variant.name not in programs:
                     refused.setdefault(variant.name, NO_TIME)
-        verdict = remember(replace(self._race(asked, programs, refused), budget_s=self.time_limit_s))
+        try:
+            verdict = remember(replace(self._race(asked, programs, refused), budget_s=budget_s))
+        except KeyboardInterrupt:
+            log.warning("the search was stopped; the first program that passed all checks is used")
+            return Found(next(iter(programs.values()), None), None, why="the search was stopped")
+        except Exception as exc:
+            if not self.clock.plain.is_passing(exc):
+                raise
+            log.warning(
+                "the graph runs op by op through torch: no memory to search with (%s)", str(exc).splitlines()[0]
+            )
+            return Found(None, None, why="there was no memory to search with")
         return Found(programs.get(verdict.chosen), verdict, tuple(self.kernels))
 
     def _variants(self, back: Back) -> list[Variant]:
@@ -185,8 +197,10 @@ class Search:
             verify.check(self.graph, self.known, partial(program, poison=True), self.device)
             self.digests[variant.name] = verify.digest(program, self.graph, self.known, self.device)
             programs[variant.name] = program
-        except (AnytorchError, NotImplementedError) as exc:
-            refused[variant.name] = str(exc).splitlines()[0]
+        except Exception as exc:  # noqa: BLE001  (a compiler, a driver or a lack of memory: torch can compute it all the same)
+            refused[variant.name] = (str(exc).splitlines() or [type(exc).__name__])[0]
+            if self.clock.plain.is_passing(exc):
+                self.passing.add(variant.name)
             log.info("the variant %s is not used: %s", variant.name, refused[variant.name])
 
     def _groups(self, variant: Variant) -> tuple[Group, ...]:
@@ -279,7 +293,7 @@ class Search:
             written = dict(zip(group.outputs, made, strict=True))
             return [[{**given, **written}[buffer.node] for buffer in kernel.buffers] for given in sets]
 
-        back.compile_ahead(kernel, list(schedules.values()), in_order(results())[0], self.known)
+        ready = self._compiled(back, kernel, list(schedules.values()), in_order(results())[0])
 
         def prepare(schedule: Schedule) -> Ready:
             launch = back.prepare(kernel, schedule)
@@ -296,7 +310,10 @@ class Search:
 
         return measure(
             asked,
-            [Candidate(name, partial(prepare, schedule)) for name, schedule in schedules.items()],
+            [
+                Candidate(name, partial(prepare, schedule), refused="" if name in ready else NO_TIME)
+                for name, schedule in schedules.items()
+            ],
             partial(_error, truths=truths, eager=eager),
             most_error=verify.TIMES_EAGER,
             stopwatch=self.clock.stopwatch,
@@ -304,6 +321,19 @@ class Search:
             rounds=ROUNDS if self.quick else MANY_ROUNDS,
             quiet=True,
         )
+
+    def _compiled(
+        self, back: Back, kernel: Kernel, schedules: Sequence[Schedule], tensors: Sequence[torch.Tensor]
+    ) -> set[str]:
+        """The names of those that there was time to compile, a few at once; the first few in any case."""
+        done: set[str] = set()
+        for first in range(0, len(schedules), AT_ONCE):
+            if done and self.left_s <= 0:
+                break
+            some = schedules[first : first + AT_ONCE]
+            back.compile_ahead(kernel, some, tensors, self.known)
+            done.update(one.name for one in some)
+        return done
 
     def _race(self, asked: Question, programs: Mapping[str, Program], refused: Mapping[str, str]) -> Verdict:
         """Every program beside eager torch, in turns."""
@@ -326,7 +356,7 @@ class Search:
         for name, program in programs.items():
             facts = {"steps": steps(program), "digest": self.digests[name]}
             runs.append(Candidate(name, partial(ready, program, facts)))
-        runs += [Candidate(name, _never, refused=why) for name, why in refused.items()]
+        runs += [Candidate(name, _never, refused=why, passing=name in self.passing) for name, why in refused.items()]
         return measure(
             asked,
             runs,
@@ -354,7 +384,7 @@ class Search:
             run = partial(program, poison=True)
             if verify.digest(run, self.graph, self.known, self.device) != facts["digest"]:
                 verify.check(self.graph, self.known, run, self.device, ("normal",))
-        except (AnytorchError, LookupError, StopIteration, TypeError) as exc:
+        except Exception as exc:  # noqa: BLE001  (another compiler, another driver, a damaged file: it is searched for again)
             log.warning("a remembered program is not used, and searched for again: %s", exc)
             return None
         return Found(program, verdict, tuple(self.kernels))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from anytorch import logs, native, settings
 from anytorch.files import replace_file
 from anytorch.graph.back import saving
+from anytorch.graph.back.compiling import patient_pool
 from anytorch.graph.emit import cpp
 from anytorch.graph.emit.cpp_schedules import Machine, schedules
 from anytorch.graph.emit.schedule import Schedule
@@ -63,7 +63,7 @@ def compile_ahead(
     """Compile the kernel with all of these schedules, as many at once as torch may use threads. What cannot be compiled says
     so when it is prepared."""
     del tensors, known  # the text holds for all
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with patient_pool(torch.get_num_threads()) as pool:
         for schedule, done in [(one, pool.submit(copy_context().run, prepare, kernel, one)) for one in schedules]:
             if (failed := done.exception()) is not None:
                 log.info("a kernel with %s does not compile: %s", schedule.name, failed)
@@ -73,9 +73,10 @@ def compile_ahead(
 def _library(text: str, cache: Path, level: str | None) -> Any:
     digest = hashlib.sha256(text.encode()).hexdigest()[:24]
     source = cache / "graph" / "cpp" / digest / "kernel.cpp"
-    if not source.exists():
+    content = f"// {digest}\n{text}".encode()
+    if not source.exists() or source.read_bytes() != content:  # a damaged file must not be compiled, let alone run
         source.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(source, f"// {digest}\n{text}".encode())
+        replace_file(source, content)
     # The compiler must not join a product with the next sum: then x * 3 in one loop would differ from x * 3 in another.
     return native.load("graph", [source], level=level, flags=("-ffp-contract=off",))
 

@@ -4,11 +4,14 @@ A launch finds its counters at 0 and leaves them at 0. Nobody else may use them 
 
     launches of one stream      follow one another, and share theirs
     a recorded launch           may be replayed on any stream, beside anything: it has counters of its own for good
+    recorded to be timed        the same, from a block that goes when the recording goes (`borrowed`)
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -18,7 +21,9 @@ from anytorch.devices.locate import locate
 BLOCK = 1 << 16  # counters made at once for recordings
 RECORDED = -1  # stands in for a stream
 _blocks: dict[tuple[torch.device, int], tuple[torch.Tensor, int]] = {}  # (counters, how many of them are given away)
+_kept: list[torch.Tensor] = []  # blocks that are given away: recordings hold their addresses alone
 _lock = threading.Lock()
+_local = threading.local()
 
 
 def take(device: torch.device, count: int) -> torch.Tensor:
@@ -28,6 +33,13 @@ def take(device: torch.device, count: int) -> torch.Tensor:
     if not torch.cuda.is_current_stream_capturing():
         _ready_for_recordings(device)
         return _shared(device, torch.cuda.current_stream(device).cuda_stream, count)
+    lent = getattr(_local, "lent", None)
+    if lent is not None:
+        block, used = lent
+        if block.numel() >= used + count:
+            _local.lent = (block, used + count)
+            return block[used : used + count]
+        return torch.zeros(count, dtype=torch.int32, device=device)
     with _lock:
         block, used = _blocks.get((device, RECORDED), (None, 0))
         if block is None or block.numel() < used + count:
@@ -36,10 +48,22 @@ def take(device: torch.device, count: int) -> torch.Tensor:
         return block[used : used + count]
 
 
+@contextmanager
+def borrowed(device: torch.device) -> Iterator[torch.Tensor]:
+    """Counters for what this thread records meanwhile; whoever keeps the recording keeps them."""
+    block = torch.zeros(BLOCK, dtype=torch.int32, device=device)
+    torch.cuda.current_stream(device).synchronize()
+    _local.lent = (block, 0)
+    try:
+        yield block
+    finally:
+        _local.lent = None
+
+
 @lru_cache(maxsize=64)
 def _records(device: torch.device) -> bool:
     backend, index = locate(device)
-    return backend.caps(index).graphs
+    return backend.caps(index).graphs and hasattr(torch.get_device_module(device), "CUDAGraph")
 
 
 def _shared(device: torch.device, stream: int, count: int) -> torch.Tensor:
@@ -57,5 +81,6 @@ def _ready_for_recordings(device: torch.device) -> None:
         block, used = _blocks.get((device, RECORDED), (None, 0))
         if block is None or block.numel() - used < BLOCK // 2:
             made = torch.zeros(BLOCK, dtype=torch.int32, device=device)
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
+            _kept.append(made)
             _blocks[device, RECORDED] = (made, 0)

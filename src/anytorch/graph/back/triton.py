@@ -6,8 +6,8 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from anytorch import logs, settings
 from anytorch.devices.locate import locate
 from anytorch.files import replace_file
 from anytorch.graph.back import saving, tickets
+from anytorch.graph.back.compiling import patient_pool
 from anytorch.graph.emit import triton as emit
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
@@ -59,9 +60,18 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
             device = tensors[0].device
             scratch = torch.empty(programs * slot, dtype=torch.float32, device=device)
             shared = (scratch, tickets.take(device, programs // schedule.parts))
-        function[(programs,)](*tensors, *sizes, *shared, **compiler)
+        with _current(tensors[0].device):
+            function[(programs,)](*tensors, *sizes, *shared, **compiler)
 
     return launch
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device: make it the tensors', where it is another."""
+    if device.index is None:
+        return nullcontext()
+    module = torch.get_device_module(device)
+    return nullcontext() if module.current_device() == device.index else module.device(device.index)
 
 
 def compile_ahead(
@@ -74,11 +84,11 @@ def compile_ahead(
         function = _module(emit.render(kernel, schedule), settings.cache_folder()).kernel
         shared = (torch.float32, torch.int32) if schedule.parts > 1 else ()
         sizes = [known[name] for name in names]
-        with torch.cuda.device(tensors[0].device) if tensors[0].is_cuda else nullcontext():
+        with _current(tensors[0].device):
             function.warmup(*tensors, *sizes, *shared, grid=(1,), **_options(schedule))
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for schedule, done in [(one, pool.submit(warm, one)) for one in schedules]:
+    with patient_pool(min(16, os.cpu_count() or 1)) as pool:
+        for schedule, done in [(one, pool.submit(copy_context().run, warm, one)) for one in schedules]:
             if (failed := done.exception()) is not None:
                 log.info("a kernel with %s does not compile: %s", schedule.name, str(failed).splitlines()[0:1])
 

@@ -14,18 +14,14 @@ from typing import Any
 
 from anytorch.graph import ops
 from anytorch.graph.emit import cpp_functions as functions
-from anytorch.graph.emit.cpp_functions import TYPES, Body, literal, neutral, number, plus, text_of
+from anytorch.graph.emit.cpp_functions import TYPES, Body, CannotVectorize, literal, neutral, number, plus, text_of
 from anytorch.graph.emit.schedule import Schedule
-from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together
+from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together, whole_numbers
 from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction, Store
 from anytorch.graph.sizes import SizeLike, at
 
 STAGE = 64  # rounds of a long sum that are summed by themselves
 Point = Mapping[str, int]  # which of the unrolled points of each axis
-
-
-class CannotVectorize(Exception):
-    """The schedule asks for a value along two vector axes at once, or for vectors of whole numbers from memory."""
 
 
 def render(kernel: Kernel, schedule: Schedule) -> str:
@@ -55,6 +51,8 @@ class _Writer:
     # --- the whole -----------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
+        if any(whole_numbers(one) for one in self.kernel.reductions):
+            raise CannotVectorize("sums and maxima of whole numbers are left to torch: a float holds 24 bits of them")
         names = sizes_of(self.kernel)
         head = [
             '#include "lanes.h"',
@@ -95,9 +93,8 @@ class _Writer:
 
     def _nest(self, axes: list[str], stores: Sequence[Store]) -> None:
         if not axes:
-            for store in stores:
-                for point in self._all_points(store.index.axes):
-                    self._store(store, point)
+            for store, point in ((one, point) for one in stores for point in self._all_points(one.index.axes)):
+                self._store(store, point)
             return
         axis, *inner = axes
         if axis == self.schedule.spread:
@@ -309,7 +306,10 @@ class _Writer:
         while todo:
             bound = frozenset(self.points) | {axis}
             group = [one for one in together(self.kernel, todo[0], self._done(), bound) if axis in one.axes]
-            if any(one.how not in ("sum", "dot") or maxima(one, group) or len(one.over) != 1 for one in group):
+            if any(
+                whole_numbers(one) or one.how not in ("sum", "dot") or maxima(one, group) or len(one.over) != 1
+                for one in group
+            ):
                 raise CannotVectorize(f"only plain sums along {axis} can lie in memory")
             self._sum_in_memory(axis, group[0].over[0], group)
             todo = [one for one in todo if one not in group]
@@ -397,6 +397,10 @@ class _Writer:
         kinds: dict[Reduction, str] = {}
         staged: dict[str, str] = {}  # sums in stages, and what each stage begins with
         for one in group:
+            if whole_numbers(one):
+                raise CannotVectorize(
+                    "sums and maxima of whole numbers are left to torch: a float holds 24 bits of them"
+                )
             along = self._lane(one.axes)
             if along is not None and lane is not None:
                 raise CannotVectorize(f"a sum over {lane} has vectors along {along}")

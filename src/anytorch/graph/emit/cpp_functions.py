@@ -22,6 +22,10 @@ SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
+class CannotVectorize(Exception):
+    """The schedule asks for a value along two vector axes at once, or for vectors of whole numbers from memory."""
+
+
 def operation(expr: Expr, args: list[str], lanes: bool) -> str:
     """A pointwise op on values, or on vectors of them (`lanes`); bools in vectors are ones and zeros."""
     op = expr.op

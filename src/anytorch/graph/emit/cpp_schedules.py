@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from anytorch.graph.emit.cpp import CannotVectorize, render
+from anytorch.graph.emit.cpp import render
+from anytorch.graph.emit.cpp_functions import CannotVectorize
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Expr, Kernel, Reduction
 from anytorch.graph.sizes import at
@@ -140,7 +141,7 @@ def _with_chunks(
         tiles = -(-size(kernel, axis, known) // tile)
         parts = min(tiles, -(-wanted // items))
         if axis == one.spread:
-            rows = 1
+            rows = max(1, len([r for r in kernel.reductions if axis in r.axes]))  # every sum has an array of its own
             for other in kernel.axes:
                 rows *= one.block(other) if other != axis else 1
             most = max(1, cached // (4 * rows * tile))

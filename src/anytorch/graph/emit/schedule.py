@@ -21,7 +21,6 @@ class Schedule:
     stages: int = 3
     parts: int = 1
     early: bool = False  # Triton: launched before the kernel before it is done, which it waits for itself
-    dots: bool = True  # matrix units for sums of products, where the tile allows it
     lanes: int = 0  # WGSL: threads of a worker; it walks along the axes in `spread`, or has a block of them
 
     def block(self, axis: str) -> int:
@@ -38,4 +37,4 @@ class Schedule:
             spread = f" sums of {self.spread} in memory" if self.spread else ""
             return f"{cuts} lanes={','.join(sorted(self.vectors))} {chunks}{spread}".strip()
         shared = f" parts={self.parts}" if self.parts > 1 else ""
-        return f"{cuts}{shared} warps={self.warps} stages={self.stages}{'' if self.dots else ' sums'}"
+        return f"{cuts}{shared} warps={self.warps} stages={self.stages}"

@@ -42,6 +42,11 @@ def together(kernel: Kernel, first: Reduction, done: Iterable[object], bound: fr
     return chosen if first in chosen else [first]
 
 
+def whole_numbers(one: Reduction) -> bool:
+    """Does it fold integers? Emitters that fold in float32 must not."""
+    return any(body.dtype in ("int32", "int64") for body in one.bodies)
+
+
 def maxima(one: Reduction, group: Sequence[Reduction]) -> list[Reduction]:
     """The reductions of its group that a sum depends on."""
     return [top for top in group if any(top in body.reductions for body in one.bodies)]

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 
 from anytorch.graph import ops
 from anytorch.graph.emit.schedule import Schedule
-from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together
+from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together, whole_numbers
 from anytorch.graph.emit.triton_functions import (
+    ALL,
     BINARY,
     HELPERS,
     TYPES,
@@ -71,6 +72,7 @@ class _Writer:
         self.tiled = tuple(axis for axis in kernel.extents if schedule.block(axis) > 1)
         self.looped = frozenset(axis for axis in kernel.extents if axis not in kernel.axes and not self._covered(axis))
         self.guards: tuple[tuple[str, Order], ...] = ()  # what loads are masked with, under a `choose`
+        self.wide = any(not isinstance(b.elements, int) or b.elements >= 2**31 for b in kernel.buffers)
         self.base = 0  # the scope that values belong to which depend on no loop
         self.slot = 0  # numbers that a program leaves for the others of its tile
 
@@ -86,7 +88,7 @@ class _Writer:
 
     def text(self, name: str) -> str:
         top = self.scopes[0]
-        self._programs(top)
+        self._programs()
         for store in self.kernel.stores:
             order = tuple(axis for axis in self.tiled if axis in store.index.axes)
             value = self.value(store.value, order)
@@ -106,10 +108,10 @@ class _Writer:
         head = f"{imports}{helpers}\n\n@triton.jit\ndef {name}({', '.join(arguments)}):\n"
         return head + "\n".join(top.lines).replace("SLOT", str(self.slot)) + "\n"
 
-    def _programs(self, top: Scope) -> None:
+    def _programs(self) -> None:
         """Which part of every parallel axis this program has: the last axis changes fastest."""
         # Places beyond 2**31 need wide numbers, and a step times a wide number is wide.
-        wide = any(not isinstance(b.elements, int) or b.elements >= 2**31 for b in self.kernel.buffers)
+        wide = self.wide
         if self.schedule.early:
             # Nothing is read or written before what came before is done; then whatever comes next may be launched.
             self._line("gdc_wait()")
@@ -132,10 +134,8 @@ class _Writer:
                 self._line(f"rest = rest // {count}")
         for axis in self.kernel.extents:
             if axis not in self.kernel.axes and self._covered(axis):
-                self._line(
-                    f"{axis} = tl.arange(0, {self.schedule.block(axis)})" if axis in self.tiled else f"{axis} = 0"
-                )
-        del top
+                every = f"tl.arange(0, {self.schedule.block(axis)}){'.to(tl.int64)' if wide else ''}"
+                self._line(f"{axis} = {every if axis in self.tiled else '0'}")
 
     def _line(self, text: str, scope: Scope | None = None) -> None:
         scope = scope or self.scopes[-1]
@@ -270,6 +270,10 @@ class _Writer:
         for scope in self.scopes:
             if reduction in scope.names:
                 return scope.names[reduction], order
+        if whole_numbers(reduction):
+            raise NotImplementedError(
+                "sums and maxima of whole numbers are left to torch: a float holds 24 bits of them"
+            )
         looped = [axis for axis in reduction.over if axis in self.looped]
         if not looped:
             self._at_once(reduction, order)
@@ -285,11 +289,21 @@ class _Writer:
         else:
             inside = (*order, *(axis for axis in reduction.over if axis in self.tiled))
             text = self._masked_body(reduction, inside)
+            # A sum that is scaled by a maximum has the numbers that are none itself.
+            scales = any(reduction in body.reductions for one in self.kernel.reductions for body in one.bodies)
             for axis in reversed(range(len(order), len(inside))):
-                text = fold(reduction.how, text, axis)
+                text = (fold if scales else self._fold)(reduction.how, text, axis)
         home = self._home(Expr("reduced", reduction=reduction))
         self._line(f"{name} = {text}", home)
         home.names[reduction] = name
+
+    def _fold(self, how: str, body: str, axis: int) -> str:
+        """A tile folded along an axis. Unlike `tl.max`, a maximum of numbers that are none is none, as torch's is."""
+        helper = {"max": "_larger", "min": "_smaller"}.get(how)
+        if helper is None:
+            return fold(how, body, axis)
+        self.helpers.setdefault(helper)
+        return f"tl.reduce({body}, {axis}, {helper})"
 
     def _masked_body(self, reduction: Reduction, inside: Order) -> str:
         """What is folded, with the neutral element beyond the end of the reduced axes."""
@@ -306,7 +320,7 @@ class _Writer:
         return body
 
     def _as_dot(self, reduction: Reduction, order: Order) -> bool:
-        if reduction.how != "dot" or not self.schedule.dots or len(order) != 2 or len(reduction.over) != 1:
+        if reduction.how != "dot" or len(order) != 2 or len(reduction.over) != 1:
             return False
         (over,) = reduction.over
         sides = [set(body.axes) & set(order) for body in reduction.bodies]
@@ -351,7 +365,8 @@ class _Writer:
             self._line(f"share = tl.cdiv({blocks_in(extent, block)}, {self.schedule.parts}) * {block}", outer)
             self._line(f"end = tl.minimum({self._extent(axis)}, (part + 1) * share)", outer)
             head = f"for {base} in range(part * share, end, {block}):"
-        self._line(f"{axis} = {base} + tl.arange(0, {block})" if block > 1 else f"{axis} = {base}", scope)
+        every = f"{base} + tl.arange(0, {block}){'.to(tl.int64)' if self.wide else ''}"
+        self._line(f"{axis} = {every if block > 1 else f'rest * 0 + {base}' if self.wide else base}", scope)
         self.scopes.append(scope)
         yield scope
         self.scopes.pop()
@@ -419,7 +434,7 @@ class _Writer:
             self._line(f"{name} = {load.replace('other)', '0)', 1)}")
             self._line(f"{name}_part = {load}", inner)
             if one.how in ("max", "min"):
-                self._line(f"{name}_next = tl.{one.how}imum({name}, {name}_part)", inner)
+                self._line(f"{name}_next = tl.{one.how}imum({name}, {name}_part, {ALL})", inner)
                 self._line(f"{name}_safe = tl.where({name}_next == {neutral(one.how)}, 0.0, {name}_next)", inner)
                 self._line(f"{name}_scale = tl.exp({name} - {name}_safe)", inner)
                 self._line(f"{name}_joins = tl.exp({name}_part - {name}_safe)", inner)
@@ -455,8 +470,10 @@ class _Writer:
         elif one.how in ("max", "min"):
             body = self._masked_body(one, inside)
             if axis in self.tiled:
-                body = fold(one.how, body, len(order))
-            self._line(f"{name}_next = tl.{one.how}imum({name}, {body})", scope)
+                # A sum that a maximum scales has the numbers that are none itself.
+                scales = any(one in maxima(other, list(names)) for other in names)
+                body = fold(one.how, body, len(order)) if scales else self._fold(one.how, body, len(order))
+            self._line(f"{name}_next = tl.{one.how}imum({name}, {body}, {ALL})", scope)
             # Where everything so far is masked the maximum is -inf, and -inf - -inf is not a number: nothing is scaled then.
             safe = f"tl.where({name}_next == {neutral(one.how)}, 0.0, {name}_next)"
             self._line(f"{name}_safe = {safe}", scope)

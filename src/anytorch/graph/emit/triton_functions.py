@@ -51,7 +51,16 @@ BINARY = {
     "or": "({0} | {1})",
 }
 # Functions that Triton has not: near zero by their series, elsewhere by exponentials; the relative error stays small.
+ALL = "propagate_nan=tl.PropagateNan.ALL"
 HELPERS = {
+    **{
+        name: f"""
+@triton.jit
+def {name}(x, y):
+    return tl.{function}(x, y, {ALL})
+"""
+        for name, function in (("_larger", "maximum"), ("_smaller", "minimum"))
+    },
     "_tanh": """
 @triton.jit
 def _tanh(x):
