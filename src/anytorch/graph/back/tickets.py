@@ -33,12 +33,12 @@ def take(device: torch.device, count: int) -> torch.Tensor:
     if not torch.cuda.is_current_stream_capturing():
         _ready_for_recordings(device)
         return _shared(device, torch.cuda.current_stream(device).cuda_stream, count)
-    lent = getattr(_local, "lent", None)
+    lent: tuple[torch.Tensor, int] | None = getattr(_local, "lent", None)
     if lent is not None:
-        block, used = lent
-        if block.numel() >= used + count:
-            _local.lent = (block, used + count)
-            return block[used : used + count]
+        borrowed_block, given = lent
+        if borrowed_block.numel() >= given + count:
+            _local.lent = (borrowed_block, given + count)
+            return borrowed_block[given : given + count]
         return torch.zeros(count, dtype=torch.int32, device=device)
     with _lock:
         block, used = _blocks.get((device, RECORDED), (None, 0))

@@ -68,7 +68,7 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device: make it the tensors', where it is another."""
-    if device.index is None:
+    if device.type == "cpu":  # Triton's interpreter
         return nullcontext()
     module = torch.get_device_module(device)
     return nullcontext() if module.current_device() == device.index else module.device(device.index)
