@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Where numbers are computed on the CPU, by us or by the library that we are compared with.
 NUMERIC = [
     *(f"tests/text/{part}" for part in ("checkpoints", "embed", "encoders", "packed")),
-    *("tests/forecast", "--ignore=tests/forecast/kernels/test_kernels.py", "tests/lite", "tests/quant", "tests/graph"),
+    *("tests/forecast", "--ignore=tests/forecast/kernels/test_kernels.py", "tests/lite", "tests/quant"),
+    "tests/graph/test_kernels.py",
     *(f"tests/memory/test_{part}.py" for part in ("fused", "training", "packed_layers")),
     *(f"tests/webgpu/test_{part}.py" for part in ("reductions", "matmul", "norms", "softmax", "convolution", "models")),
 ]
