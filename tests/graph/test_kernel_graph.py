@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
 from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
+from anytorch.graph.back import cpp as back
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 from anytorch.graph.search import EAGER, Search
@@ -191,6 +192,23 @@ def test_a_search_that_was_stopped_is_repeated_by_who_has_time(few: None, monkey
     assert first.program is None and first.verdict is not None and first.verdict.budget_s < 60
     monkeypatch.setattr(Search, "_try", plain)
     assert Search(graph, known, CPU, 60).run().program is not None
+
+
+def test_schedules_that_there_was_no_time_for_are_tried_when_there_is(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, known = CASES["gated mlp"]()
+    some = search.back_of(CPU)[0]
+    assert some is not None
+    many = replace(some, candidates=lambda kernel, known: back.candidates(kernel, known)[:2])
+    monkeypatch.setattr(search, "back_of", lambda device: (many, ""))
+    compiled = Search._compiled
+    monkeypatch.setattr(Search, "_compiled", lambda self, *args: {args[2][0].name})  # time for the first one alone
+    short = Search(graph, known, CPU, 60).run()
+    assert [one.refused for one in short.kernels[0].trials] == ["", search.NO_TIME]
+    monkeypatch.setattr(Search, "_compiled", compiled)
+    longer = Search(graph, known, CPU, 120, quick=True).run()  # another search, the same kernels
+    assert [one.refused for one in longer.kernels[0].trials] == ["", ""]
 
 
 def test_what_goes_wrong_in_a_search_leaves_torch(few: None, monkeypatch: pytest.MonkeyPatch) -> None:

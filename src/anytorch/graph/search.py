@@ -256,7 +256,9 @@ class Search:
     ) -> str:
         """The name of the best schedule of a kernel, measured unless all of these were."""
         verdict = recall(asked, budget_s=0.0, names=schedules)
-        if verdict is None or not set(schedules) <= {one.name for one in verdict.trials}:
+        # One that there was no time for then is tried now, if there is.
+        tried = {one.name for one in verdict.trials if one.refused != NO_TIME or self.left_s <= 0} if verdict else set()
+        if verdict is None or not set(schedules) <= tried:
             self.tell(asked.title, 1 - self.left_s / self.time_limit_s)
             verdict = remember(self._measured(back, cut, group, kernel, schedules, asked))
         self.kernels.append(verdict)
