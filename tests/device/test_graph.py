@@ -68,14 +68,14 @@ def test_shared_tiles_in_replays_beside_one_another(graphs: torch.device, triton
         torch.cuda.synchronize(triton)
         with torch.cuda.graph(recording, stream=stream):
             launch([x, w, out], {})
-        recorded.append((stream, recording, out, (x.double() @ w.double()).float()))
+        recorded.append((stream, recording, out, (x.double() @ w.double()).float(), (x, w)))  # a recording keeps no inputs
     for _ in range(50):
-        for stream, recording, out, _ in recorded:
+        for stream, recording, out, *_ in recorded:
             with torch.cuda.stream(stream):
                 out.fill_(torch.nan)
                 recording.replay()
         torch.cuda.synchronize(triton)
-        for _, _, out, truth in recorded:
+        for _, _, out, truth, _ in recorded:
             torch.testing.assert_close(out, truth, rtol=1e-3, atol=1e-3)
 
 

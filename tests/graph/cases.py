@@ -16,6 +16,12 @@ def _rms_linear(dtype: str = "float32") -> Case:
     return b.graph([b.add("matmul", b.add("rms_norm", x, weight, rank=1, eps=1e-6), w)]), {"b": 5}
 
 
+def _one_row(dtype: str = "float32") -> Case:
+    b = Builder()
+    x, weight, w = b.input((1, 100), dtype), b.input((100,), dtype), b.input((100, 45), dtype)
+    return b.graph([b.add("matmul", b.add("rms_norm", x, weight, rank=1, eps=1e-6), w)]), {}
+
+
 def _gated_mlp() -> Case:
     b = Builder()
     x, gate, up = b.input((3, 64), "float32"), b.input((64, 40), "float32"), b.input((64, 40), "float32")
@@ -104,6 +110,8 @@ def _several() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "rms norm and product": _rms_linear,
     "the same in bfloat16": lambda: _rms_linear("bfloat16"),
+    "one row times a matrix": _one_row,
+    "one row in bfloat16": lambda: _one_row("bfloat16"),
     "gated mlp": _gated_mlp,
     "lora": _lora,
     "linear with a transposed weight": _linear_transposed,

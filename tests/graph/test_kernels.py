@@ -168,7 +168,7 @@ for name in NAMES:
     steps = []
     for group in cut.groups:
         kernel = cut.kernel(group)
-        schedule = back.candidates(CPU, kernel, known)[0]
+        schedule = replace(back.candidates(CPU, kernel, known)[0], padded=True)
         if PARTS > 1:  # short blocks along what is summed, so that there is something to share
             over = {axis for one in kernel.reductions if one.axes <= set(kernel.axes) for axis in one.over}
             blocks = {**schedule.blocks, **{axis: 16 for axis in over}}
@@ -181,7 +181,7 @@ for name in NAMES:
 answer(done=done)
 """
 INTERPRETED = [
-    *("rms norm and product", "gated mlp", "lora", "linear with a transposed weight", "attention with order"),
+    *("rms norm and product", "one row times a matrix", "gated mlp", "lora", "linear with a transposed weight", "attention with order"),
     *("softmax", "layer norm", "rope", "functions", "views", "several outputs"),
 ]
 NOT_NUMBERS = """
@@ -221,7 +221,7 @@ def test_a_maximum_of_numbers_that_are_none_is_none(
 
 
 SHARED = [
-    *("rms norm and product", "gated mlp", "lora", "attention with order"),
+    *("rms norm and product", "one row times a matrix", "gated mlp", "lora", "attention with order"),
     *("softmax", "attention with lengths", "layer norm"),
 ]
 
@@ -235,6 +235,73 @@ def test_tritons_text_is_right_in_its_interpreter(
     names = INTERPRETED if parts == 1 else SHARED
     script = SCRIPT.replace("NAMES", repr(names)).replace("PARTS", str(parts)).replace("REPEATS", str(parts > 1))
     assert run_script(script, {"TRITON_INTERPRET": "1"})["done"] == names
+
+
+TYPED = """
+import triton
+from dataclasses import replace
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from anytorch import settings
+from anytorch.graph.back.triton import _module
+from anytorch.graph.emit.sharing import sizes_of
+from anytorch.graph.emit.triton import render
+from anytorch.graph.emit.triton_schedules import schedules
+from anytorch.graph.lower import lowered
+from anytorch.graph.partition import partition
+from anytorch.graph.rewrite import rewritten
+from tests.graph.cases import CASES
+
+TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int64": "i64", "int32": "i32", "bool": "i1"}
+target = GPUTarget("cuda", 90, 32)
+made = make_backend(target)
+options = made.parse_options({})
+context = ir.context()
+ir.load_dialects(context)
+made.load_dialects(context)
+done = []
+for name, case in CASES.items():
+    graph, known = case()
+    for parts in (1, 3):
+        cut = partition(rewritten(lowered(graph)), known, repeats=parts > 1)
+        for group in cut.groups:
+            if group.library:
+                continue
+            kernel = cut.kernel(group)
+            schedule = replace(schedules(kernel, known)[0], padded=True)
+            over = {axis for one in kernel.reductions if one.axes <= set(kernel.axes) for axis in one.over}
+            if parts > 1 and over:
+                blocks = {**schedule.blocks, **{axis: 16 for axis in over}}
+                schedule = replace(schedule, blocks=blocks, parts=parts)
+            signature = {f"b{place}": "*" + TYPES[one.dtype] for place, one in enumerate(kernel.buffers)}
+            signature |= {size: "i32" for size in sizes_of(kernel)}
+            if schedule.parts > 1:
+                signature |= {"scratch": "*fp32", "tickets": "*i32"}
+            source = ASTSource(_module(render(kernel, schedule), settings.cache_folder()).kernel, signature)
+            source.make_ir(target, options, made.get_codegen_implementation(options), made.get_module_map(), context)
+    done.append(name)
+answer(done=done)
+"""
+
+
+def test_tritons_compiler_accepts_every_text_for_a_gpu(
+    run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]
+) -> None:
+    """The interpreter does not see types: a name that has two of them in two branches is an error on a GPU alone."""
+    if find_spec("triton") is None:
+        missing("triton", "it is not installed")
+    assert run_script(TYPED, {"TRITON_INTERPRET": "0"})["done"] == list(CASES)
+
+
+def test_rows_that_are_alike_go_through_the_matrix_unit() -> None:
+    cut, known = _cut("one row in bfloat16")
+    kernel = cut.kernel(cut.groups[0])
+    found = triton_schedules(kernel, known)
+    assert found[0].padded and "tl.dot(tl.broadcast_to(" in triton.render(kernel, found[0])
+    assert any(not one.padded for one in found)
+    plain = _cut("one row times a matrix")[0]
+    assert not any(one.padded for one in triton_schedules(plain.kernel(plain.groups[0]), {}))
 
 
 def test_a_narrow_product_is_computed_beside_a_wider_one_where_that_is_wanted() -> None:

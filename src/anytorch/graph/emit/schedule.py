@@ -21,6 +21,7 @@ class Schedule:
     stages: int = 3
     parts: int = 1
     early: bool = False  # Triton: launched before the kernel before it is done, which it waits for itself
+    padded: bool = False  # Triton: a row times a matrix goes through the matrix unit, as sixteen rows that are alike
     lanes: int = 0  # WGSL: threads of a worker; it walks along the axes in `spread`, or has a block of them
 
     def block(self, axis: str) -> int:
@@ -37,4 +38,5 @@ class Schedule:
             spread = f" sums of {self.spread} in memory" if self.spread else ""
             return f"{cuts} lanes={','.join(sorted(self.vectors))} {chunks}{spread}".strip()
         shared = f" parts={self.parts}" if self.parts > 1 else ""
-        return f"{cuts}{shared} warps={self.warps} stages={self.stages}"
+        padded = " padded" if self.padded else ""
+        return f"{cuts}{shared}{padded} warps={self.warps} stages={self.stages}"

@@ -33,8 +33,9 @@ from anytorch.graph.emit.triton_functions import (
     spread,
     unwidened,
 )
-from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction
-from anytorch.graph.sizes import Size, SizeLike, at
+from anytorch.graph.emit.triton_tiles import Tiles
+from anytorch.graph.loops import Expr, Kernel, Reduction
+from anytorch.graph.sizes import at
 
 HEADER = "import triton\nimport triton.language as tl\n"
 EARLY = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
@@ -62,27 +63,13 @@ def slot(kernel: Kernel, schedule: Schedule) -> int:
     return writer.slot
 
 
-class _Writer:
+class _Writer(Tiles):
     def __init__(self, kernel: Kernel, schedule: Schedule) -> None:
-        self.kernel, self.schedule = kernel, schedule
-        self.scopes = [Scope(1)]
+        super().__init__(kernel, schedule)
         self.helpers: dict[str, None] = {}
-        self.count = 0
-        # Tiled axes in one order for all: parallel ones first. An axis with a block of 1 is a plain number.
-        self.tiled = tuple(axis for axis in kernel.extents if schedule.block(axis) > 1)
-        self.looped = frozenset(axis for axis in kernel.extents if axis not in kernel.axes and not self._covered(axis))
-        self.guards: tuple[tuple[str, Order], ...] = ()  # what loads are masked with, under a `choose`
-        self.wide = any(not isinstance(b.elements, int) or b.elements >= 2**31 for b in kernel.buffers)
         self.base = 0  # the scope that values belong to which depend on no loop
         self.slot = 0  # numbers that a program leaves for the others of its tile
-
-    def _covered(self, axis: str) -> bool:
-        extent = self.kernel.extents[axis]
-        return isinstance(extent, int) and self.schedule.block(axis) >= extent
-
-    def _ragged(self, axis: str) -> bool:
-        extent = self.kernel.extents[axis]
-        return not isinstance(extent, int) or extent % self.schedule.block(axis) != 0
+        self.padded: set[Reduction] = set()  # products of one row whose sums have LEAST_DOT rows, all alike
 
     # --- the whole -----------------------------------------------------------------------------------------------------
 
@@ -137,14 +124,6 @@ class _Writer:
                 every = f"tl.arange(0, {self.schedule.block(axis)}){'.to(tl.int64)' if wide else ''}"
                 self._line(f"{axis} = {every if axis in self.tiled else '0'}")
 
-    def _line(self, text: str, scope: Scope | None = None) -> None:
-        scope = scope or self.scopes[-1]
-        scope.lines.append("    " * scope.depth + text)
-
-    def _new(self, letter: str = "v") -> str:
-        self.count += 1
-        return f"{letter}{self.count}"
-
     def _home(self, expr: Expr) -> Scope:
         """The outermost scope in which everything that the expression depends on is known."""
         needed = expr.axes & self.looped
@@ -153,32 +132,6 @@ class _Writer:
             if scope.axes & needed or any(one in scope.names for one in expr.reductions):
                 home = scope
         return home
-
-    # --- numbers of axes -----------------------------------------------------------------------------------------------
-
-    def index(self, index: Index, order: Order) -> str:
-        def text(atom: str | Part, step: SizeLike) -> str:
-            if isinstance(atom, Part):
-                base = f"(({self.index(atom.index, order)}) {atom.how} ({atom.by}))"
-            else:
-                base = spread(atom, (atom,), order) if atom in self.tiled else atom
-            return base if step == 1 else f"{base} * ({step})" if isinstance(step, Size) else f"{base} * {step}"
-
-        said = [text(atom, step) for atom, step in index.terms]
-        return f"({' + '.join([*said, *([f'({index.start})'] if index.start != 0 or not said else [])])})"
-
-    def mask(self, order: Order, axes: frozenset[str], other: str = "") -> str:
-        """The argument `mask=` of a load or store whose place depends on these axes; "" if all of it exists."""
-        parts = [
-            spread(f"({axis} < {self._extent(axis)})", (axis,), order)
-            for axis in order
-            if axis in axes and self._ragged(axis)
-        ]
-        parts += [spread(guard, own, order) for guard, own in self.guards if set(own) <= axes]
-        return f", mask={' & '.join(parts)}{other}" if parts else ""
-
-    def _extent(self, axis: str) -> str:
-        return str(self.kernel.extents[axis])
 
     # --- values --------------------------------------------------------------------------------------------------------
 
@@ -286,6 +239,8 @@ class _Writer:
         name = self._new("s")
         if self._as_dot(reduction, order):
             text = self._dot(reduction, order, None)
+        elif self._is_padded(reduction, order):
+            text = self._first_row(self._padded_dot(reduction, order, None))
         else:
             inside = (*order, *(axis for axis in reduction.over if axis in self.tiled))
             text = self._masked_body(reduction, inside)
@@ -342,6 +297,28 @@ class _Writer:
         precise = ', input_precision="ieee"' if kind == "float32" else ""
         return f"tl.dot({a}, {b}{f', {into}' if into else ''}{precise})"
 
+    def _is_padded(self, reduction: Reduction, order: Order) -> bool:
+        """Is it a row times a matrix that goes through a matrix unit, as so many rows that are alike?"""
+        if not self.schedule.padded or reduction.how != "dot" or len(order) != 1 or len(reduction.over) != 1:
+            return False
+        sides = [set(body.axes) & set(order) for body in reduction.bodies]
+        wide = all(axis in self.tiled and self.schedule.block(axis) >= LEAST_DOT for axis in (*order, *reduction.over))
+        return wide and sorted(map(len, sides)) == [0, 1]
+
+    def _first_row(self, sums: str) -> str:
+        return f"tl.sum(tl.where(tl.arange(0, {LEAST_DOT})[:, None] == 0, {sums}, 0.0), 0)"
+
+    def _padded_dot(self, reduction: Reduction, order: Order, into: str | None) -> str:
+        (over,), (column,) = reduction.over, order
+        left, right = reduction.bodies if column in reduction.bodies[1].axes else reduction.bodies[::-1]
+        left, right = unwidened(left, right)
+        kind = left.dtype if left.dtype in ops.HALVES else right.dtype
+        a, b = self._operand(left, (over,), over), self._operand(right, (over, column), over)
+        a, b = (f"({one}).to({TYPES[kind]})" if kind in ops.HALVES else one for one in (a, b))
+        rows = f"tl.broadcast_to(({a})[None, :], ({LEAST_DOT}, {self.schedule.block(over)}))"
+        precise = ', input_precision="ieee"' if kind == "float32" else ""
+        return f"tl.dot({rows}, {b}{f', {into}' if into else ''}{precise})"
+
     def _operand(self, body: Expr, order: Order, over: str) -> str:
         value = spread(self.value(body, order, raw=True), self.order(body, order), order)
         if self._ragged(over) and body.op != "load":
@@ -358,7 +335,8 @@ class _Writer:
     def _looping(self, axis: str, shared: bool) -> Iterator[Scope]:
         outer, block = self.scopes[-1], self.schedule.block(axis)
         scope = Scope(outer.depth + 1, frozenset({axis}))
-        base = f"{axis}_base"
+        # Another name where the last program goes on: a name has one type, and a shared loop's may be another.
+        base = f"{axis}_again" if self.base else f"{axis}_base"
         head = f"for {base} in range(0, {self._extent(axis)}, {block}):"
         if shared:
             extent = self.kernel.extents[axis]
@@ -391,8 +369,13 @@ class _Writer:
             online = bool(maxima(one, group))
             folded[one] = self._as_dot(one, orders[one]) or online or one.how in ("max", "min") or len(orders[one]) > 1
             names[one] = self._new("s")
+            if not online and self._is_padded(one, orders[one]):
+                self.padded.add(one)
+                folded[one] = True
             inside = orders[one] if folded[one] or block == 1 else (*orders[one], axis)
             shape = ", ".join(str(self.schedule.block(a)) for a in inside)
+            if one in self.padded:
+                shape = f"{LEAST_DOT}, {shape}"
             start = neutral(one.how)
             self._line(f"{names[one]} = {f'tl.full(({shape},), {start}, tl.float32)' if inside else start}", outer)
         with self._looping(axis, shared) as scope:
@@ -401,6 +384,8 @@ class _Writer:
         for one in group:
             if not folded[one] and block > 1:
                 self._line(f"{names[one]} = {fold(one.how, names[one], len(orders[one]))}", outer)
+            if one in self.padded:
+                self._line(f"{names[one]} = {self._first_row(names[one])}", outer)
             outer.names[one] = names[one]
         if shared:
             self._join(names, orders)
@@ -465,7 +450,9 @@ class _Writer:
         for top in maxima(one, list(names)):
             self._line(f"{name} = {name} * {spread(f'{names[top]}_scale', orders[top], order)}", scope)
         inside = (*order, axis) if axis in self.tiled else order
-        if self._as_dot(one, order):
+        if one in self.padded:
+            self._line(f"{name} = {self._padded_dot(one, order, name)}", scope)
+        elif self._as_dot(one, order):
             self._line(f"{name} = {self._dot(one, order, name)}", scope)
         elif one.how in ("max", "min"):
             body = self._masked_body(one, inside)

@@ -7,16 +7,19 @@ is on its way at any time to keep the memory busy. The estimate only sorts; what
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from anytorch.graph import ops
 from anytorch.graph.emit.cpp_schedules import main_product, rows_and_columns, size, volume
 from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.emit.triton_functions import unwidened
 from anytorch.graph.loops import Expr, Kernel
 from anytorch.graph.partition import ITEM_BYTES
 
 MOST = 32
+UNPADDED = 8  # of them without the matrix unit, where there is one row
 WIDEST = 1 << 14  # elements of a row that one program can hold
 TILE = 1 << 15  # elements of the largest block in a program
 
@@ -41,14 +44,20 @@ def schedules(kernel: Kernel, known: Mapping[str, int], device: Unit | None = No
     device = device or Unit()
     products = [one for one in _of_products(kernel, known, device) if _holds(kernel, one)]
     products.sort(key=lambda one: estimate(kernel, one, known, device))
-    alone, shared = ([one for one in products if (one.parts > 1) == way] for way in (False, True))
-    # By turns: the estimate knows little of what it costs to share a tile.
-    ranked = [one for pair in zip_longest(alone, shared) for one in pair if one is not None]
+    padded = _by_turns([one for one in products if one.padded])
+    plain = _by_turns([one for one in products if not one.padded])
+    ranked = [*padded[: MOST - UNPADDED], *plain] if padded else plain
     found: dict[str, Schedule] = {}
     for one in (*ranked, *(one for one in _of_rows(kernel, known) if _holds(kernel, one))):
         if len(found) < MOST:
             found.setdefault(one.name, one)
     return list(found.values())
+
+
+def _by_turns(products: Sequence[Schedule]) -> list[Schedule]:
+    """With tiles whole and shared by turns: the estimate knows little of what it costs to share one."""
+    whole, shared = ([one for one in products if (one.parts > 1) == way] for way in (False, True))
+    return [one for pair in zip_longest(whole, shared) for one in pair if one is not None]
 
 
 def power(length: int) -> int:
@@ -79,6 +88,8 @@ def _of_products(kernel: Kernel, known: Mapping[str, int], device: Unit) -> Iter
     row = rows[-1] if rows else ""
     n, k = size(kernel, column, known), size(kernel, over, known)
     nested = any(over in one.axes for one in kernel.reductions)  # attention: the columns are held whole as well
+    # A row times a matrix of half numbers: the matrix unit takes fifteen rows more at no cost. Of float32 it would not.
+    single = not row and not nested and any(body.dtype in ops.HALVES for body in unwidened(*dot.bodies))
     few = not row or size(kernel, row, known) <= 16
     heights = [16] if few else [height for height in (32, 64, 128) if height <= power(size(kernel, row, known))]
     widths = [power(n)] if nested else [width for width in (16, 32, 64, 128, 256) if width <= max(16, power(n))]
@@ -92,7 +103,10 @@ def _of_products(kernel: Kernel, known: Mapping[str, int], device: Unit) -> Iter
                 for parts in _parts(kernel, blocks, over, known, device):
                     # Of each tiling the few that ever won.
                     for warps, stages in ((4, 3), (4, 2), (8, 3)) if nested else ((4, 4), (2, 4), (4, 3)):
-                        yield Schedule(blocks, warps=warps, stages=stages, parts=parts)
+                        one = Schedule(blocks, warps=warps, stages=stages, parts=parts)
+                        yield one
+                        if single:
+                            yield replace(one, padded=True)
 
 
 def tiles(kernel: Kernel, blocks: Mapping[str, int], known: Mapping[str, int]) -> int:
