@@ -2,6 +2,7 @@
 
     python bench/graphs.py                                        fp32 on the CPU, about 20 minutes on two quiet cores
     python bench/graphs.py --device cuda                          bf16 on a GPU
+    python bench/graphs.py --device webgpu                        fp16, beside our own kernels op by op, both recorded
     python bench/graphs.py --only rms --batches 1,8               some cases
     python bench/graphs.py --output bench/results/graphs-cpu.json
 
@@ -41,6 +42,7 @@ from anytorch.graph.clock import Clock
 from anytorch.graph.verify import errors
 
 ROUNDS = 9
+DTYPES = {"cpu": torch.float32, "webgpu": torch.float16}  # elsewhere bfloat16
 Tensors = list[torch.Tensor]
 
 
@@ -244,10 +246,10 @@ def contenders(
     return made
 
 
-def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+def limits(device: torch.device, dtype: torch.dtype, small: bool) -> tuple[float, float]:
     """Bytes/s of a large copy (read and written) and operations/s of a large product, on this device now."""
     clock = Clock(device)
-    side, count = (8192, 1 << 28) if device.type != "cpu" else (1536, 1 << 26)
+    side, count = (8192, 1 << 28) if device.type != "cpu" and not small else (1536, 1 << 26)
     source = torch.randn(count // 4, device=device)
     target = torch.empty_like(source)
     a = torch.randn(side, side, device=device, dtype=dtype)
@@ -264,9 +266,10 @@ def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
 def measure(
     case: Case, device: torch.device, options: argparse.Namespace, rates: tuple[float, float]
 ) -> dict[str, Any]:
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = DTYPES.get(device.type, torch.bfloat16)
     inputs = example(case, device, dtype)
-    truth = case.plain(*(tensor.double() for tensor in inputs)).cpu()
+    near = device if device.type == "cuda" else torch.device("cpu")  # webgpu has no float64
+    truth = case.plain(*(tensor.to(near).double() for tensor in inputs)).cpu()
     graph, search_s = ours(case, inputs, options.time_limit)
     again, recall_s = ours(case, inputs, options.time_limit)
     runs = {
@@ -389,9 +392,13 @@ def main() -> None:
     if options.docs:
         write_docs()
         return
+    if options.device == "webgpu":
+        import anytorch.webgpu  # noqa: F401  (registers the device)
+
+        options.eager = True  # inductor has no kernels for it: the peer is our own path, op by op
     device = torch.device(options.device, 0) if options.device != "cpu" else torch.device("cpu")
     begun = time.perf_counter()
-    rates = limits(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    rates = limits(device, DTYPES.get(device.type, torch.bfloat16), options.small)
     print(f"{rates[0] / 1e9:.0f} GB/s, {rates[1] / 1e12:.2f} Tflop/s")
     result: dict[str, Any] = {"what": __doc__, **provenance(), "torch": torch.__version__, "device": str(device)}
     result.update(threads=torch.get_num_threads(), bytes_per_s=rates[0], flops_per_s=rates[1], rows=[], skipped=[])

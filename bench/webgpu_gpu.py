@@ -20,8 +20,9 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from provenance import provenance
 from torch import nn
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
+from anytorch.webgpu.compiler import compile_graph
 
 WINDOWS = 7
 WARM_UP_S = 0.3
@@ -473,7 +475,7 @@ def recorded(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     return graph.replay, out
 
 
-def decode(settings: Settings) -> Iterator[Row]:
+def decode(settings: Settings, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Iterator[Row]:
     torch.manual_seed(0)
     shape = (2, 64, 4, 2, 16, 96, 100) if settings.small else (28, 1024, 16, 8, 128, 3072, 151_936)
     model = Decoder(*shape).eval()
@@ -485,10 +487,13 @@ def decode(settings: Settings) -> Iterator[Row]:
     with torch.no_grad():
         held = [[t.clone() for t in pair] for pair in cache]
         reference = model(token, angles.cos(), angles.sin(), held, length - 1)
-        for dtype in (torch.float32, torch.float16):
+        for dtype in dtypes:
 
-            def make(device: str, dtype: Any = dtype) -> Callable[[], Any]:
-                moved = copied(model, device, dtype)
+            def make(device: str, dtype: Any = dtype, fused: bool = False) -> Callable[[], Any]:
+                moved: Any = copied(model, device, dtype)
+                if fused:
+                    torch._dynamo.reset()
+                    moved = torch.compile(moved, backend=compile_graph, dynamic=False)
                 pairs = [[t.to(device, dtype) for t in pair] for pair in cache]
                 cosine, sine = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
                 ids = token.to(device)
@@ -498,14 +503,16 @@ def decode(settings: Settings) -> Iterator[Row]:
             name = f"Qwen3-0.6B shape {str(dtype)[6:]}"
             yield compare("decode", name, "tokens/s", 1, make, settings, error)
 
-            def replayed(device: str, make: Any = make) -> Callable[[], Any]:
-                work = make(device)
-                return recorded(work)[0] if device == "webgpu" else work
+            for fused in (False, True):
 
-            replay, out = recorded(make("webgpu"))
-            replay()
-            error = checked(out, reference, 1e-3 if dtype is torch.float32 else 5e-2, "replayed decode")
-            yield compare("decode", f"{name}, replayed (CUDA: eager)", "tokens/s", 1, replayed, settings, error)
+                def replayed(device: str, make: Any = make, fused: bool = fused) -> Callable[[], Any]:
+                    return recorded(make(device, fused=fused))[0] if device == "webgpu" else make(device)
+
+                replay, out = recorded(make("webgpu", fused=fused))
+                replay()
+                way = "compiled by kernel graphs and replayed" if fused else "replayed"
+                error = checked(out, reference, 1e-3 if dtype is torch.float32 else 5e-2, f"decode, {way}")
+                yield compare("decode", f"{name}, {way} (CUDA: eager)", "tokens/s", 1, replayed, settings, error)
 
 
 SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
@@ -517,6 +524,7 @@ SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "attention": attention,
     "encoder": encoder,
     "decode": decode,
+    "decode-half": partial(decode, dtypes=(torch.float16,)),
     "convolution": convolution,
 }
 

@@ -68,7 +68,9 @@ def test_shared_tiles_in_replays_beside_one_another(graphs: torch.device, triton
         torch.cuda.synchronize(triton)
         with torch.cuda.graph(recording, stream=stream):
             launch([x, w, out], {})
-        recorded.append((stream, recording, out, (x.double() @ w.double()).float(), (x, w)))  # a recording keeps no inputs
+        recorded.append(
+            (stream, recording, out, (x.double() @ w.double()).float(), (x, w))
+        )  # a recording keeps no inputs
     for _ in range(50):
         for stream, recording, out, *_ in recorded:
             with torch.cuda.stream(stream):

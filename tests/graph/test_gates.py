@@ -212,3 +212,23 @@ def test_the_second_gate_refuses_planted_mistakes(kind: str) -> None:
     verify.check(graph, known, lambda inputs: reference.evaluate(graph, inputs), CPU)
     with pytest.raises(WrongAnswer):
         verify.check(graph, known, _wrong(graph, kind), CPU)
+
+
+@pytest.mark.parametrize("lead", [(1, 1), (5, 3)])
+def test_a_rows_scale_leaves_a_product_through_a_reshape_that_keeps_rows(lead: tuple[int, ...]) -> None:
+    """Linear layers flatten what comes before the last dimension."""
+    b = Builder()
+    x, weight, w = b.input((*lead, 12), "float32"), b.input((12,), "float32"), b.input((12, 7), "float32")
+    normed = b.add("rms_norm", x, weight, rank=1, eps=1e-6)
+    graph = lowered(b.graph([b.add("matmul", b.add("reshape", normed, shape=(math.prod(lead), 12)), w)]))
+    better = rewritten(graph, scale_after_matmul)
+    assert [g.nodes[g.outputs[0]].op for g in (graph, better)] == ["matmul", "mul"]
+    field.check_same(*shrunk(graph, better))
+
+
+def test_a_reshape_that_changes_rows_keeps_its_scale() -> None:
+    b = Builder()
+    x, w = b.input((2, 12), "float32"), b.input((6, 7), "float32")
+    scale = b.add("reduce", x, how="sum", dims=(1,), keepdim=True)
+    graph = b.graph([b.add("matmul", b.add("reshape", b.add("mul", x, scale), shape=(4, 6)), w)])
+    assert rewritten(graph, scale_after_matmul) == graph

@@ -181,7 +181,14 @@ for name in NAMES:
 answer(done=done)
 """
 INTERPRETED = [
-    *("rms norm and product", "one row times a matrix", "gated mlp", "lora", "linear with a transposed weight", "attention with order"),
+    *(
+        "rms norm and product",
+        "one row times a matrix",
+        "gated mlp",
+        "lora",
+        "linear with a transposed weight",
+        "attention with order",
+    ),
     *("softmax", "layer norm", "rope", "functions", "views", "several outputs"),
 ]
 NOT_NUMBERS = """

@@ -103,12 +103,16 @@ def test_threads_own_words_of_narrow_results_or_change_them_atomically() -> None
 def test_a_strip_of_rows_shares_what_is_read_of_a_column() -> None:
     graph, known = CASES["rms norm and product"]()
     (kernel,) = _kernels(graph, known)
-    strip, tile, single = schedules(kernel, known)
-    assert [one.name for one in (strip, tile, single)] == [
+    *strips, tile, single = schedules(kernel, known)
+    assert [one.name for one in (*strips, tile, single)] == [
+        "lanes=256 along=i1 i0=8 i1=32 slices=8",
+        "lanes=256 along=i1 i0=8 i1=64 slices=4",
+        "lanes=256 along=i1 i0=8 i1=16 slices=16",
         "lanes=64 along=i1 i0=8 i1=64",
         "lanes=64 along=i1 i1=64",
         "lanes=1",
     ]
+    strip = strips[-1]
     text = wgsl.render(kernel, strip)
     terms = text.partition("for (var t = ")[2].partition("workgroupBarrier")[0]
     assert terms.index("= b2[") < terms.index("for (var j = ")  # the weight is read once, then used for every row
@@ -117,6 +121,39 @@ def test_a_strip_of_rows_shares_what_is_read_of_a_column() -> None:
     with pytest.raises(NotImplementedError, match="only plain sums"):
         softmax, sizes = CASES["attention"]()
         wgsl.render(_kernels(softmax, sizes)[0], Schedule({"i3": 4, "i4": 64}, spread="i4", lanes=64))
+
+
+def test_slices_share_the_terms_of_a_block_and_one_of_them_stores() -> None:
+    b = Builder()
+    (kernel,) = _kernels(b.graph([b.add("matmul", b.input((1, 512), "float32"), b.input((512, 96), "float32"))]), {})
+    sliced = schedules(kernel, {})[0]
+    assert (sliced.lanes, sliced.slices) == (256, 8) and wgsl.workers(kernel, sliced, {}) == 3
+    text = wgsl.render(kernel, sliced)
+    assert "for (var u = 0u; u < 32u; u++)" in text and "let t = (lane / 32u) * 32u + u;" in text  # even: unrolled
+    assert text.count("across_slices(") == 2 and "own < 96u && lane < 32u" in text
+    with pytest.raises(NotImplementedError, match="slices share the terms of a block"):
+        wgsl.render(kernel, Schedule(lanes=64, slices=2))
+    with pytest.raises(NotImplementedError, match="one column for each lane of a slice"):
+        wgsl.render(kernel, Schedule({"i1": 64}, spread="i1", lanes=64, slices=2))
+
+
+def test_how_weights_lie_in_memory_decides_who_takes_a_column() -> None:
+    """A residual that is read along the columns does not change that the weights are read along what is summed."""
+    b = Builder()
+    x, w, residual = b.input((1, 512), "float32"), b.input((96, 512), "float32"), b.input((1, 96), "float32")
+    graph = b.graph([b.add("add", residual, b.add("matmul", x, b.add("permute", w, dims=(1, 0))))])
+    (kernel,) = _kernels(graph, {})
+    assert [one.name for one in schedules(kernel, {})] == ["lanes=64", "lanes=1"]
+
+
+def test_lanes_fold_what_they_found_within_subgroups_where_there_are_some() -> None:
+    graph, known = CASES["softmax"]()
+    (kernel,) = _kernels(graph, known)
+    one = next(one for one in schedules(kernel, known) if one.lanes > 1)
+    without, within = (wgsl.render(kernel, one, wgsl.EVERY | more) for more in (set(), {"subgroup"}))
+    assert "subgroup" not in without and "subgroupShuffleXor(" in within
+    assert within.count("workgroupBarrier();") < without.count("workgroupBarrier();")
+    assert "sub_size" not in wgsl.render(kernel, schedules(kernel, known)[-1], wgsl.EVERY | {"subgroup"})  # one thread
 
 
 def test_rows_share_their_loop_and_lanes_meet_at_barriers() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import ctypes
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from anytorch.errors import UsageError
+from anytorch.gpu import tape
 from anytorch.gpu.runtime import open_runtime
 
 pytestmark = pytest.mark.usefixtures("webgpu")
@@ -160,6 +163,73 @@ def test_a_recorded_graph_replays_on_new_inputs() -> None:
             torch.full((64, 64), 7.0, device="webgpu")  # what others allocate must not land in the graph's buffers
             graph.replay()
             torch.testing.assert_close(out.cpu(), reference(fresh), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["C++", "Python"])
+def test_a_long_tape_is_encoded_the_same_by_both_ways(
+    way: str, monkeypatch: pytest.MonkeyPatch, missing: Callable[[str, str], NoReturn]
+) -> None:
+    if way == "Python":
+        monkeypatch.setattr(tape, "_encoder", lambda: None)
+    elif tape._encoder() is None:
+        missing("compiler", "there is none")
+    x = torch.randn(300, device="webgpu")
+    y = torch.empty(300, device="webgpu")
+
+    def work() -> torch.Tensor:
+        made = x
+        for number in range(tape.LONG):
+            made = made * 0.5 if number % 3 else (made + x).sin()
+            if number == 20:
+                y.copy_(made)  # no launch: it comes between two runs of them
+        return made + y
+
+    work()
+    graph = torch.webgpu.Graph()
+    with graph:
+        out = work()
+    for _ in range(2):
+        x.copy_(torch.randn(300))
+        truth = work().cpu()
+        graph.replay()
+        assert torch.equal(out.cpu(), truth)
+    assert any(isinstance(run, ctypes.Array) for run in graph._runs) is (way == "C++")
+
+
+def test_one_new_token_of_a_decoder_takes_few_commands(ours: None) -> None:
+    """The row of a cache is written in place, the queries' and keys' products stand in one region, norms in the products."""
+    from anytorch.webgpu.compiler import compile_graph
+
+    torch.manual_seed(0)
+    normed = torch.nn.RMSNorm(32, eps=1e-6)
+    weights = [torch.randn(32, 32) * 0.2 for _ in range(3)]
+    given = (torch.randn(1, 1, 32), torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8, 16))
+
+    def step(
+        x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, norm: torch.Tensor, w: list[torch.Tensor]
+    ) -> torch.Tensor:
+        y = torch.nn.functional.rms_norm(x, (32,), norm, 1e-6)
+        q, k, v = (torch.nn.functional.linear(y, one).view(1, 1, 2, 16).transpose(1, 2) for one in w)
+        q, k = (torch.nn.functional.rms_norm(one, (16,), eps=1e-6) * 2 + one.cos() for one in (q, k))
+        keys[:, :, 7:8] = k
+        values[:, :, 7:8] = v
+        return torch.nn.functional.scaled_dot_product_attention(q, keys, values)
+
+    def moved() -> list[Any]:
+        return [one.clone().to("webgpu") for one in (*given, normed.weight.detach())] + [
+            [one.to("webgpu") for one in weights]
+        ]
+
+    compiled = torch.compile(step, backend=compile_graph, dynamic=False)
+    plain, fused = moved(), moved()
+    with torch.no_grad():
+        compiled(*fused)
+        truth, found = step(*plain), compiled(*fused)
+        torch.testing.assert_close(found.cpu(), truth.cpu(), rtol=1e-4, atol=1e-5)
+        for ours_, theirs in zip(fused[1:3], plain[1:3], strict=True):
+            torch.testing.assert_close(ours_.cpu(), theirs.cpu(), rtol=1e-4, atol=1e-5)
+        counts = [commands(lambda f=f, t=t: f(*t)) for f, t in ((step, plain), (compiled, fused))]
+    assert counts[1] <= counts[0] - 5
 
 
 def test_a_graph_outlives_an_emptied_cache() -> None:

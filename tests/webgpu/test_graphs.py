@@ -216,3 +216,19 @@ def test_a_graph_for_webgpu_is_searched_and_called(ours: None) -> None:
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-5)
     said = g.explain()
     assert "in one kernel" in said and "lanes=" in said
+
+
+def test_a_round_of_launches_is_recorded_to_be_timed() -> None:
+    """A software adapter is timed launch by launch; what a GPU does is tried here on one."""
+    from anytorch.graph.clock import LAUNCHES, Clock
+
+    clock = Clock(device())
+    assert not clock._tapes
+    clock._tapes = True
+    sets = clock.copies([torch.ones(8, device=device())])
+    assert len(sets) > 1
+    total = torch.zeros(8, device=device())
+    run = clock.timed([lambda one=one: total.add_(one[0]) for one in sets])  # type: ignore[misc]
+    before = float(total.cpu()[0])
+    run()
+    assert float(total.cpu()[0]) == before + LAUNCHES

@@ -26,24 +26,30 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         backend, index = locate(device)
-        # What is recorded here are CUDA graphs; a device that records otherwise is timed launch by launch.
-        self._records = backend.caps(index).graphs and hasattr(torch.get_device_module(device), "CUDAGraph")
+        caps, module = backend.caps(index), torch.get_device_module(device)
+        self._records = caps.graphs and hasattr(module, "CUDAGraph")
+        # A device of ours that records by another name. One that shares the host's memory may be software, and so slow that
+        # a round of launches takes minutes: it is timed launch by launch.
+        self._tapes = caps.graphs and not self._records and hasattr(module, "Graph") and not caps.unified_memory
         self.plain = plain = stopwatch_of(device)  # of single calls, launches and all
         self.stopwatch = plain
-        if self._records:
+        if self._records or self._tapes:
             self.stopwatch = Stopwatch(partial(_shared, plain.seconds), plain.is_passing, plain.now)
 
     def copies(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """The inputs, and copies of them that together are larger than the device's cache."""
-        if not self._records:
+        if not self._records and not self._tapes:
             return [list(inputs)]
-        cache = int(getattr(torch.cuda.get_device_properties(self.device), "L2_cache_size", 0) or 1 << 26)
+        found = torch.cuda.get_device_properties(self.device) if self._records else None
+        cache = int(getattr(found, "L2_cache_size", 0) or 1 << 26)
         nbytes = sum(tensor.nbytes for tensor in inputs) or 1
         count = max(1, min(MOST_COPIES, -(-CACHES * cache // nbytes)))
         return [list(inputs), *([tensor.clone() for tensor in inputs] for _ in range(count - 1))]
 
     def timed(self, runs: Sequence[Callable[[], Any]]) -> Run:
         """What is timed: a replay of launches on one set of inputs after another, or the first run by itself."""
+        if self._tapes:
+            return self._taped(runs)
         if not self._records:
             return runs[0]
         graph = torch.cuda.CUDAGraph()
@@ -58,6 +64,14 @@ class Clock:
             kept.append(block)
             for number in range(LAUNCHES):
                 kept.append(runs[number % len(runs)]())
+        return _Replay(graph, kept)
+
+    def _taped(self, runs: Sequence[Callable[[], Any]]) -> Run:
+        for run in runs[:2]:  # kernels are compiled and chosen before anything is recorded
+            run()
+        graph = torch.get_device_module(self.device).Graph()
+        with graph:
+            kept = [runs[number % len(runs)]() for number in range(LAUNCHES)]
         return _Replay(graph, kept)
 
 

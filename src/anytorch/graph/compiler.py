@@ -16,11 +16,12 @@ from functorch.compile import make_boxed_func
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from anytorch import logs, settings
 from anytorch.graph import records, reference, verify
+from anytorch.graph.in_place import IN_PLACE, with_changes
 from anytorch.graph.ir import Graph
 from anytorch.graph.search import Found, Search
 from anytorch.graph.tracer import Untraceable
@@ -35,7 +36,9 @@ SEARCH = 10  # times the setting `measure_s`: what the search of one region may 
 
 def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """The back end that torch.compile calls."""
-    compiler = aot_autograd(fw_compiler=with_regions, decompositions=decompositions())
+    compiler = aot_autograd(
+        fw_compiler=with_regions, decompositions=decompositions(), keep_inference_input_mutations=True
+    )
     made: Callable[..., Any] = compiler(module, list(inputs))
     return made
 
@@ -46,7 +49,8 @@ def decompositions() -> dict[Any, Any]:
     The one for the CPU's flash attention (torch 2.13) gives wrong gradients of a causal one; the op itself is right.
     """
     every = core_aten_decompositions()
-    kept = {op: rule for op, rule in dict(every).items() if op not in RULES and op not in SEVERAL}
+    # An op that changes a part of its input is kept whole: it may be done in place.
+    kept = {op: rule for op, rule in dict(every).items() if op not in {*RULES, *SEVERAL, *IN_PLACE}}
     return {op: rule for op, rule in kept.items() if "attention" not in str(op)}
 
 
@@ -59,12 +63,20 @@ class _Supported(OperatorSupportBase):
 
 
 def with_regions(
-    module: GraphModule, inputs: Sequence[Any], supports: Callable[[Node], bool] = is_traceable, least: int = 0
+    module: GraphModule,
+    inputs: Sequence[Any],
+    supports: Callable[[Node], bool] = is_traceable,
+    least: int = 0,
+    joins: bool = False,
 ) -> Any:
     """The module with regions in place of what they compute: of nodes that a device `supports`, `least` or more of them
-    no views."""
+    no views. `joins`: as few regions as there can be, for a device where a launch costs more than a kernel."""
+    changing = with_changes(module)
     partitioner = CapabilityBasedPartitioner(module, _Supported(supports), allows_single_node_partition=False)
-    partitions = [one for one in partitioner.propose_partitions() if len(one.nodes) >= LEAST_OPS]
+    proposed = partitioner.propose_partitions()
+    if joins:
+        proposed = joined(module, proposed)
+    partitions = [one for one in proposed if len(one.nodes) >= LEAST_OPS]
     prefix = "anytorch_region_"
     made = partitioner.fuse_partitions(partitions, prefix=prefix)
     count = 0
@@ -81,7 +93,48 @@ def with_regions(
                 log.info("a region stays with ATen: %s", exc)
     made.recompile()
     log.debug("a graph of %d nodes: %d regions", len(list(made.graph.nodes)), count)
-    return make_boxed_func(made.forward)
+    return make_boxed_func(changing(made.forward))
+
+
+def joined(module: GraphModule, partitions: Sequence[Partition]) -> list[Partition]:
+    """Regions of which one feeds another made one, where nothing outside lies between them.
+
+    torch's partitioner goes over the nodes once, and leaves apart what a later choice would have let it put together.
+    """
+    owner: dict[Node, Partition | Node] = {node: node for node in module.graph.nodes}
+    for one in partitions:
+        owner.update((node, one) for node in one.nodes)
+
+    def following(one: Partition | Node) -> set[Partition | Node]:
+        nodes = one.nodes if isinstance(one, Partition) else [one]
+        return {owner[user] for node in nodes for user in node.users} - {one}
+
+    def lies_between(first: Partition, second: Partition) -> bool:
+        """Does a way lead from the first out to something else and into the second?"""
+        waiting = list(following(first) - {second})
+        seen: set[Partition | Node] = set()
+        while waiting:
+            one = waiting.pop()
+            if one is second:
+                return True
+            if one not in seen:
+                seen.add(one)
+                waiting += following(one)
+        return False
+
+    kept = list(partitions)
+    for first in partitions:
+        while first in kept:
+            second = next(
+                (one for one in following(first) if isinstance(one, Partition) and not lies_between(first, one)), None
+            )
+            if second is None:
+                break
+            for node in list(second.nodes):
+                first.add_node(node)
+                owner[node] = first
+            kept.remove(second)
+    return kept
 
 
 def _laid_out(tensor: torch.Tensor, stride: Sequence[Any]) -> torch.Tensor:

@@ -66,7 +66,12 @@ def scale_after_matmul(one: Rewriter, node: Node, args: Sequence[int]) -> int | 
         found = one.node(inner)
         split = _row_factor(one, found)
         if split is None:
-            break
+            seen = _through_rows(one, found)
+            if seen is None:
+                break
+            op, x, factor = seen
+            factors.append((op, factor))
+            continue
         x, factor = split
         factors.append((found.op, factor))
     # x * a * s: what does not change along a row may stand anywhere in the product.
@@ -101,6 +106,20 @@ def _row_factor(one: Rewriter, found: Node) -> tuple[int, int] | None:
                 if _by_row(one, factor, found.shape) and one.node(x).shape == found.shape:
                     return one.b.add("mul", x, other), factor
     return None
+
+
+def _through_rows(one: Rewriter, found: Node) -> tuple[str, int, int] | None:
+    """(op, x, s) where the node is a reshape of x * s or x / s that leaves rows as they are: linear layers flatten so."""
+    if found.op != "reshape":
+        return None
+    below = one.node(one.through_casts(found.args[0]))
+    if below.shape[-1:] != found.shape[-1:] or not found.shape or found.shape[-1] == 1:
+        return None
+    split = _row_factor(one, below)
+    if split is None or one.node(split[0]).shape != below.shape or one.node(split[1]).shape != (*below.shape[:-1], 1):
+        return None
+    x = one.b.add("reshape", split[0], shape=found.shape)
+    return below.op, x, one.b.add("reshape", split[1], shape=(*found.shape[:-1], 1))
 
 
 def _by_row(one: Rewriter, number: int, shape: Sequence[SizeLike]) -> bool:

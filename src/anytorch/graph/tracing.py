@@ -277,6 +277,20 @@ def _layer_norm(
     return made, mean, one.b.add("rsqrt", shifted)
 
 
+def _fused_rms_norm(
+    one: Tracer, node: FxNode, x: Any, shape: Sequence[int], weight: Any, eps: float | None
+) -> tuple[int, ...]:
+    """The normalized values, and one over the root of the mean square, in the dtype that torch sums in."""
+    number, dims = one.operand(x), tuple(range(-len(shape), 0))
+    wide = "float32" if one.b.nodes[number].dtype in ops.HALVES else one.b.nodes[number].dtype
+    least = torch.finfo(getattr(torch, wide)).eps if eps is None else float(eps)
+    rest = [] if weight is None else [one.operand(weight)]
+    made = one.b.add("rms_norm", number, *rest, rank=len(shape), eps=least)
+    widened = number if one.b.nodes[number].dtype == wide else one.b.add("cast", number, dtype=wide)
+    mean = one.b.add("reduce", one.b.add("square", widened), how="mean", dims=dims, keepdim=True)
+    return made, one.b.add("rsqrt", one.b.add("add", mean, one.b.constant(least, wide)))
+
+
 def _moments(one: Tracer, number: int, dims: tuple[int, ...], least: int = 0) -> tuple[int, int]:
     """Mean and variance over dimensions, which stay with size 1; `least` is taken off the count."""
     if one.b.nodes[number].dtype in ops.HALVES:
@@ -307,6 +321,7 @@ def _var_mean(
 
 SEVERAL: dict[Any, Any] = {
     aten.native_layer_norm.default: _layer_norm,
+    aten._fused_rms_norm.default: _fused_rms_norm,
     aten.var_mean.correction: _var_mean,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,

@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Node
 
 from anytorch.graph import compiler as kernel_graphs
+from anytorch.graph.in_place import IN_PLACE
 from anytorch.graph.tracing import RULES as FORMS
 from anytorch.graph.tracing import SEVERAL, is_traceable
 from anytorch.webgpu.dtypes import usable
@@ -29,7 +30,7 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options
     """The back end torch.compile calls."""
     if not any(isinstance(value, torch.Tensor) and value.device.type == NAME for value in inputs):
         return kernel_graphs.compile_graph(module, inputs)
-    compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions())
+    compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions(), keep_inference_input_mutations=True)
     return compiler(module, list(inputs))
 
 
@@ -43,7 +44,7 @@ def regions(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if node.op == "call_function" and node.target is aten.view.default:
             node.target = aten.reshape.default
     module.recompile()
-    return kernel_graphs.with_regions(module, inputs, supports=is_supported, least=LEAST_OPS)
+    return kernel_graphs.with_regions(module, inputs, supports=is_supported, least=LEAST_OPS, joins=True)
 
 
 def is_supported(node: Node) -> bool:
@@ -57,7 +58,7 @@ def is_supported(node: Node) -> bool:
 def decompositions() -> dict[Any, Any]:
     """torch's own, except for ops that have a form in kernel graphs or a kernel of ours that does more than its elements
     one by one: a layer norm's gradient beats its ten parts, an activation's does not."""
-    kept = {*FORMS, *SEVERAL}
+    kept = {*FORMS, *SEVERAL, *IN_PLACE}
     return {
         op: rule
         for op, rule in core_aten_decompositions().items()

@@ -16,13 +16,13 @@ from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.emit.wgsl_schedules import schedules
 from anytorch.graph.loops import Kernel
+from anytorch.webgpu.folds import has_subgroups
 from anytorch.webgpu.tensors import NAME
 
 
 def back() -> Back:
     """The back end for the open device."""
-    features = open_runtime().features
-    render = partial(wgsl.render, features=features)
+    render = partial(wgsl.render, features=_features())
     return Back("wgsl", candidates, render, prepare, _nothing, splits=False, repeats=False)
 
 
@@ -32,12 +32,18 @@ def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
     most = int(runtime.limits["max-storage-buffers-per-shader-stage"])
     if len(kernel.buffers) > most:
         raise NotImplementedError(f"{len(kernel.buffers)} buffers are more than this device binds at once, {most}")
-    return schedules(kernel, known, software=runtime.adapter.software, features=runtime.features)
+    return schedules(kernel, known, software=runtime.adapter.software, features=_features())
+
+
+def _features() -> frozenset[str]:
+    """What shaders may use. A software adapter has subgroups of a few lanes that are slower than its shared memory."""
+    runtime = open_runtime()
+    return frozenset(runtime.features) - (frozenset() if has_subgroups(runtime) else {"subgroup"})
 
 
 def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     """A kernel that takes the tensors of its buffers, which are contiguous, and the named sizes."""
-    text = wgsl.render(kernel, schedule, open_runtime().features)
+    text = wgsl.render(kernel, schedule, _features())
     names = sizes_of(kernel)
 
     def launch(tensors: Sequence[torch.Tensor], known: Mapping[str, int]) -> None:

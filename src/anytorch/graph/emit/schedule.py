@@ -23,6 +23,7 @@ class Schedule:
     early: bool = False  # Triton: launched before the kernel before it is done, which it waits for itself
     padded: bool = False  # Triton: a row times a matrix goes through the matrix unit, as sixteen rows that are alike
     lanes: int = 0  # WGSL: threads of a worker; it walks along the axes in `spread`, or has a block of them
+    slices: int = 1  # WGSL: groups of lanes that each take a part of the terms of all columns of a block
 
     def block(self, axis: str) -> int:
         return self.blocks.get(axis, 1)
@@ -32,7 +33,9 @@ class Schedule:
         """The same for the same schedule: choices are remembered by it."""
         cuts = " ".join(f"{axis}={block}" for axis, block in sorted(self.blocks.items()))
         if self.lanes:
-            return " ".join([f"lanes={self.lanes}", *([f"along={self.spread}"] if self.spread else []), *cuts.split()])
+            along = [f"along={self.spread}"] if self.spread else []
+            slices = [f"slices={self.slices}"] if self.slices > 1 else []
+            return " ".join([f"lanes={self.lanes}", *along, *cuts.split(), *slices])
         if self.vectors:
             chunks = " ".join(f"{axis}:{chunk}" for axis, chunk in sorted(self.chunks.items()))
             spread = f" sums of {self.spread} in memory" if self.spread else ""

@@ -20,6 +20,8 @@ from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.emit.wgsl_functions import (
     AS_HALF,
     SMALL,
+    SUBGROUP,
+    across_slices,
     compute_kind,
     converted,
     fold,
@@ -76,8 +78,10 @@ class _Writer(Reductions):
         words = 1 + len(sizes_of(self.kernel)) + sum(not buffer.written for buffer in self.kernel.buffers)
         if words > MOST_WORDS:
             raise NotImplementedError(f"{words} parameters are more than {MOST_WORDS}")
-        if self.tiled and (len(self.columns) != 1 or self.schedule.block(self.columns[0]) != self.lanes):
-            raise NotImplementedError("a block has one column for each lane")
+        if self.tiled and (len(self.columns) != 1 or self.schedule.block(self.columns[0]) != self.width):
+            raise NotImplementedError("a block has one column for each lane of a slice")
+        if self.slices > 1 and (not self.tiled or self.lanes % self.slices):
+            raise NotImplementedError("slices share the terms of a block of columns")
         if {*self.schedule.blocks} - {*self.columns, self.rows} or (self.rows and not self.tiled):
             raise NotImplementedError("a worker has a strip of one axis, beside a block of columns")
 
@@ -141,7 +145,10 @@ class _Writer(Reductions):
         }
         kinds = dict.fromkeys(kind for _, kind in self.folds)
         folds = "".join(shared(kind, self.lanes) for kind in kinds)
-        folds += "".join(fold(how, kind, self.lanes) for how, kind in self.folds)
+        folds += "".join(fold(how, kind, self.lanes, self.subgroups) for how, kind in self.folds)
+        folds += SUBGROUP if self.subgroups else ""
+        if "across_slices(" in text:
+            folds += ("" if "f32" in kinds else shared("f32", self.lanes)) + across_slices(self.lanes, self.width)
         if "as_half(" in text:
             folds += AS_HALF
         return (
@@ -158,7 +165,13 @@ class _Writer(Reductions):
         lines = []
         if self.lanes > 1:
             lines.append(f"@compute @workgroup_size({self.lanes})")
-            lines.append("fn main(@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) lane: u32) {")
+            builtins = "@builtin(workgroup_id) w: vec3<u32>, @builtin(local_invocation_index) lane: u32"
+            if self.subgroups:
+                builtins += ", @builtin(subgroup_size) size: u32, @builtin(subgroup_id) number: u32, "
+                builtins += "@builtin(subgroup_invocation_id) within: u32"
+            lines.append(f"fn main({builtins}) {{")
+            if self.subgroups:
+                lines.append("  sub_size = size; sub_number = number; sub_within = within;")
             lines.append("  let worker = w.x + w.y * p.row;")
         else:
             lines.append(f"@compute @workgroup_size({THREADS}) fn main(@builtin(global_invocation_id) g: vec3<u32>) {{")
@@ -173,7 +186,8 @@ class _Writer(Reductions):
             self._decode(self.outer, "point", counts)
         if self.tiled:
             (column,) = self.columns
-            self._line(f"let own = tile * {self.lanes}u + lane;")
+            own = "lane" if self.slices == 1 else f"lane % {self.width}u"
+            self._line(f"let own = tile * {self.width}u + {own};")
             self._line(f"let {column} = min(own, {size_text(extents[column])} - 1u);")
         return lines
 
@@ -235,6 +249,7 @@ class _Writer(Reductions):
             asked.append(f"own_row < {self._length([self.rows])}")
         if self.tiled and store.index.axes & set(self.columns):
             asked.append(f"own < {self._length(self.columns)}")
+            asked += [f"lane < {self.width}u"] if self.slices > 1 else []
         elif self.lanes > 1 and not store.index.axes & set(self.columns):
             asked.append("lane == 0u")
         if width == 1:

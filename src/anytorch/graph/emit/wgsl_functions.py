@@ -137,8 +137,23 @@ def parameter(name: str) -> str:
     return f"size_{name}"
 
 
-def fold(how: str, kind: str, lanes: int) -> str:
+# Set by `main`: lanes that exchange values without shared memory are the device's affair.
+SUBGROUP = "var<private> sub_size: u32; var<private> sub_number: u32; var<private> sub_within: u32;\n"
+
+
+def fold(how: str, kind: str, lanes: int, subgroups: bool = False) -> str:
     """A function that makes one of the values of a workgroup's lanes, pairwise; every lane gets it."""
+    if subgroups and kind != "i64":  # which cannot be exchanged
+        return (
+            f"fn fold_{how}_{kind}(mine: {kind}, lane: u32) -> {kind} {{\n  var x = mine;\n"
+            f"  for (var d = sub_size >> 1u; d > 0u; d = d >> 1u) {{\n    let other = subgroupShuffleXor(x, d);\n"
+            f"    x = {joined(how, kind, 'x', 'other')};\n  }}\n"
+            f"  if (sub_within == 0u) {{ held_{kind}[sub_number] = x; }}\n  workgroupBarrier();\n"
+            f"  var all = held_{kind}[0];\n"
+            f"  for (var d = 1u; d < {lanes}u / sub_size; d++) {{\n"
+            f"    all = {joined(how, kind, 'all', f'held_{kind}[d]')};\n  }}\n"
+            "  workgroupBarrier();\n  return all;\n}\n"
+        )
     both = joined(how, kind, "held[lane]", "held[lane + d]").replace("held", f"held_{kind}")
     return (
         f"fn fold_{how}_{kind}(mine: {kind}, lane: u32) -> {kind} {{\n"
@@ -146,6 +161,15 @@ def fold(how: str, kind: str, lanes: int) -> str:
         f"  for (var d = {lanes // 2}u; d > 0u; d = d >> 1u) {{\n"
         f"    if (lane < d) {{ held_{kind}[lane] = {both}; }}\n    workgroupBarrier();\n  }}\n"
         f"  let all = held_{kind}[0];\n  workgroupBarrier();\n  return all;\n}}\n"
+    )
+
+
+def across_slices(lanes: int, width: int) -> str:
+    """A function that adds up what the slices of a workgroup have for the same column; all of them get it."""
+    return (
+        "fn across_slices(mine: f32, lane: u32) -> f32 {\n  held_f32[lane] = mine;\n  workgroupBarrier();\n"
+        f"  var all = 0.0;\n  for (var d = 0u; d < {lanes}u; d += {width}u) {{ all += held_f32[lane % {width}u + d]; }}\n"
+        "  workgroupBarrier();\n  return all;\n}\n"
     )
 
 

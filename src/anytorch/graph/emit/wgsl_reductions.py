@@ -7,7 +7,7 @@ others through shared memory. Sums that depend on a maximum as `sharing` says ar
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from anytorch.graph import ops
 from anytorch.graph.emit.schedule import Schedule
@@ -181,14 +181,25 @@ class Reductions(Values):
         if any(self.rows in one.axes for one in group):
             self._in_strips(over, own, wide, names)
         elif not wide and not any(maxima(one, group) for one in group):
-            with self._over(over, "lane", self._length(over), self.lanes):
-                for one in own:
-                    self._update(one, names, ())
+            if self._even(over):  # as many rounds for every lane, which a compiler can unroll
+                with self._inside(f"for (var base = 0u; base < {self._length(over)}; base += {self.lanes}u) {{", over):
+                    self._bind(over, "(base + lane)")
+                    for one in own:
+                        self._update(one, names, ())
+            else:
+                with self._over(over, "lane", self._length(over), self.lanes):
+                    for one in own:
+                        self._update(one, names, ())
         else:
             self._in_rounds(over, own, wide, names)
+        if self.slices > 1 and any(one.how not in ("sum", "dot") or maxima(one, group) for one in wide):
+            raise NotImplementedError("slices share plain sums only")
         for one in group:
             name = names[one]
-            if one in own and self.rows in one.axes:
+            if one in wide and self.slices > 1:
+                with self._strip() if self.rows in one.axes else nullcontext():
+                    self._line(f"{name} = across_slices({name}, lane);")
+            elif one in own and self.rows in one.axes:
                 with self._strip():
                     self._line(f"{name} = {self._folded(one, name)};")
             elif one in own and not any(one in maxima(other, group) for other in group):
@@ -225,16 +236,34 @@ class Reductions(Values):
             staged = self._staged(over, wide)
             self._line("workgroupBarrier();")
             parts = {one: self._declared(one, True) for one in wide}
-            with self._inside(f"for (var t = 0u; t < min({self.lanes}u, {length} - base); t++) {{", over):
-                self._bind(over, "(base + t)")
-                with self._each_row(wide) as scope:
-                    scope.names.update(staged)
-                    for one in wide:
-                        self._line(f"{parts[one]} = {parts[one]} + {self._body(one)};")
+            with self._turns(over), self._each_row(wide) as scope:
+                scope.names.update(staged)
+                for one in wide:
+                    self._line(f"{parts[one]} = {parts[one]} + {self._body(one)};")
             with self._each_row(wide):
                 for one in wide:
                     self._line(f"{names[one]} = {names[one]} + {parts[one]};")
             self._line("workgroupBarrier();")
+
+    def _even(self, over: Sequence[str]) -> bool:
+        """Has every lane as many terms as the others?"""
+        length = product(self.kernel.extents[axis] for axis in over)
+        return isinstance(length, int) and length % self.lanes == 0
+
+    @contextmanager
+    def _turns(self, over: Sequence[str]) -> Iterator[Scope]:
+        """The loop over the terms of a round: all of them, or those of this lane's slice."""
+        begin = "0u" if self.slices == 1 else f"(lane / {self.width}u) * {self.width}u"
+        if self._even(over):  # as many turns in every round
+            with self._inside(f"for (var u = 0u; u < {self.width}u; u++) {{", over) as scope:
+                self._line(f"let t = {begin} + u;" if self.slices > 1 else "let t = u;")
+                self._bind(over, "(base + t)")
+                yield scope
+            return
+        end = f"min({begin} + {self.width}u, {self._length(over)} - base)"
+        with self._inside(f"for (var t = {begin}; t < {end}; t++) {{", over) as scope:
+            self._bind(over, "(base + t)")
+            yield scope
 
     @contextmanager
     def _each_row(self, ones: Sequence[Reduction]) -> Iterator[Scope]:
@@ -267,11 +296,9 @@ class Reductions(Values):
                 else:
                     self._line(f"{names[one]} = {joined(one.how, self._kind_of(one), names[one], body)};")
             if wide:
-                self._terms(over, wide, names, length)
+                self._terms(over, wide, names)
 
-    def _terms(
-        self, over: Sequence[str], wide: Sequence[Reduction], names: Mapping[Reduction, str], length: str
-    ) -> None:
+    def _terms(self, over: Sequence[str], wide: Sequence[Reduction], names: Mapping[Reduction, str]) -> None:
         """Every lane takes all terms of a round for its own columns."""
         staged = self._staged(over, wide)
         if staged:
@@ -285,8 +312,7 @@ class Reductions(Values):
                         self._line(f"{names[one]} = {names[one]} * {self._scale(top)};")
         elif self.tiled and all(one.how in ("sum", "dot") and not maxima(one, wide) for one in wide):
             parts = {one: self._declared(one, True) for one in wide}
-        with self._inside(f"for (var t = 0u; t < min({self.lanes}u, {length} - base); t++) {{", over) as scope:
-            self._bind(over, "(base + t)")
+        with self._turns(over) as scope:
             for key, text in staged.items():
                 scope.names[key] = text
             with self._each_column():

@@ -14,6 +14,7 @@ from anytorch.graph.loops import Kernel
 
 LANES = 64
 LONG = 1024  # terms of a row from which on more lanes share it
+TILES = ((32, 8), (64, 4), (16, 16), (64, 1))  # columns of a worker, and groups of lanes that share their terms
 MOST_ROWS = 8  # of a product, for which what is read of a column is used
 FEW_ON_SOFTWARE = 2
 
@@ -73,16 +74,20 @@ def _offered(kernel: Kernel, known: Mapping[str, int]) -> Iterator[Schedule]:
         if width > LANES:
             yield Schedule(spread=last, lanes=2 * LANES)
         yield Schedule(spread=last, lanes=1)
-    tile = Schedule({last: LANES}, spread=last, lanes=LANES)
-    along_terms = any(one.index and any(one.index.step(axis) == 1 for axis in terms) for one in loads(kernel))
-    along_last = any(one.index and one.index.step(last) == 1 for one in loads(kernel))
+    # How the largest operands lie in memory: those that change with the columns and with what is summed.
+    matrices = [one.index for one in loads(kernel) if one.index and last in one.index.axes and one.index.axes & terms]
+    along_terms = any(one.step(axis) == 1 for one in matrices for axis in terms)
+    along_last = any(one.step(last) == 1 for one in matrices)
     if along_last or not along_terms:
         dot = main_product(kernel, known)
         strips = rows_and_columns(kernel, dot)[0] if dot is not None and not nested else []
+        heights = {}
         if strips and size(kernel, strips[-1], known) > 1:
-            height = min(MOST_ROWS, 1 << (size(kernel, strips[-1], known) - 1).bit_length())
-            yield Schedule({last: LANES, strips[-1]: height}, spread=last, lanes=LANES)
-        yield tile
+            heights[strips[-1]] = min(MOST_ROWS, 1 << (size(kernel, strips[-1], known) - 1).bit_length())
+        for width, slices in TILES if longest > LANES else TILES[-1:]:
+            yield Schedule({last: width, **heights}, spread=last, lanes=width * slices, slices=slices)
+        if heights:
+            yield Schedule({last: LANES}, spread=last, lanes=LANES)
     elif longest > LANES // 2:
         yield Schedule(lanes=lanes)
     yield single

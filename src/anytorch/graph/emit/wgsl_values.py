@@ -42,7 +42,8 @@ class Values:
 
     def __init__(self, kernel: Kernel, schedule: Schedule, features: Collection[str]) -> None:
         self.kernel, self.schedule = kernel, schedule
-        self.lanes = schedule.lanes
+        self.lanes, self.slices = schedule.lanes, schedule.slices
+        self.width = self.lanes // self.slices  # columns of a block
         spread = schedule.spread.split(",")
         self.columns = tuple(axis for axis in kernel.axes if axis in spread)
         self.tiled = bool(self.columns) and self.columns[0] in schedule.blocks
@@ -50,6 +51,7 @@ class Values:
         # An axis of which a worker has a strip: what is read of a column then serves several rows.
         self.rows = next((axis for axis in self.outer if axis in schedule.blocks and axis not in self.columns), "")
         self.wide = "shader-int64" in features
+        self.subgroups = "subgroup" in features and self.lanes > 1
         self.scopes = [Scope(1, frozenset(self.outer) - {self.rows})]
         self.count = 0
         self.rounding = False  # is half precision rounded after every op, as eager torch does?
