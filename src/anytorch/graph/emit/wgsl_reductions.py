@@ -339,10 +339,12 @@ class Reductions(Values):
         for piece in pieces:
             name, kind, count = self._new("stage"), self.kind(piece), self.lanes
             if self.rows in piece.axes:
-                count *= self.schedule.block(self.rows)
+                # A term's rows lie side by side: a lane reads several of them at once.
+                rows = self.schedule.block(self.rows)
+                count *= rows
                 with self._strip():
-                    self._line(f"{name}[j * {self.lanes}u + lane] = {self.value(piece)};")
-                found[piece.reduction or piece] = f"{name}[j * {self.lanes}u + t]"
+                    self._line(f"{name}[lane * {rows}u + j] = {self.value(piece)};")
+                found[piece.reduction or piece] = f"{name}[t * {rows}u + j]"
             else:
                 self._line(f"{name}[lane] = {self.value(piece)};")
                 found[piece.reduction or piece] = f"{name}[t]"
