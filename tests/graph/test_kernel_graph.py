@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
 from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
 from anytorch.graph.back import cpp as back
+from anytorch.graph.emit import cpp_schedules
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 from anytorch.graph.search import EAGER, Search
@@ -243,8 +244,14 @@ def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: 
         checks.append(args[4] if len(args) > 4 else verify.KINDS)
         return plain(*args)
 
+    def slow(*args: Any) -> Any:
+        raise AssertionError("a recall neither writes schedules that it does not use nor asks what the machine is")
+
     monkeypatch.setattr(search.verify, "check", counted)
-    again = Search(graph, known, CPU, 60, quick=True).run()
+    with monkeypatch.context() as recalling:
+        recalling.setattr(cpp_schedules, "render", slow)
+        recalling.setattr(search, "Clock", slow)
+        again = Search(graph, known, CPU, 60, quick=True).run()
     assert again.verdict is not None and again.verdict.remembered and again.program is not None
     assert not checks  # the same bits as then
     # A kernel that computes something else today, as from a damaged cache, is neither believed nor used.

@@ -29,6 +29,11 @@ class Back:
     compile_ahead: Callable[[Kernel, Sequence[Schedule], Sequence[torch.Tensor], Mapping[str, int]], None]
     splits: bool
     repeats: bool  # computing a small product again in every tile costs less than another launch
+    considered: Callable[[Kernel, Mapping[str, int]], list[Schedule]] | None = None  # candidates and others, sooner
+
+    def schedule(self, kernel: Kernel, known: Mapping[str, int], name: str) -> Schedule | None:
+        """The candidate of this name, to prepare it once more; None if there is none."""
+        return next((one for one in (self.considered or self.candidates)(kernel, known) if one.name == name), None)
 
 
 _registered: dict[str, Callable[[], Back]] = {}
@@ -68,4 +73,4 @@ def _cpp() -> tuple[Back | None, str]:
         cpp.ready()
     except NativeUnavailable as exc:
         return None, exc.message
-    return Back("cpp", cpp.candidates, emit.render, cpp.prepare, cpp.compile_ahead, True, False), ""
+    return Back("cpp", cpp.candidates, emit.render, cpp.prepare, cpp.compile_ahead, True, False, cpp.considered), ""

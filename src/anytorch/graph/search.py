@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,9 @@ class Search:
     passing: set[str] = field(default_factory=set)  # variants that were refused for want of memory
     digests: dict[str, str] = field(default_factory=dict)  # of what the programs that passed the gates computed
 
-    def __post_init__(self) -> None:
-        self.clock = Clock(self.device)
+    @cached_property
+    def clock(self) -> Clock:
+        return Clock(self.device)  # asks the machine what it is, which a recall need not wait for
 
     @property
     def left_s(self) -> float:
@@ -226,16 +227,15 @@ class Search:
         if group.library:
             return Step(group)
         kernel = cut.kernel(group)
-        offered = back.candidates(kernel, self.known)
         asked = self._kernel_question(back, group, kernel)
         if then:
-            schedule = next((one for one in offered if one.name == then), None)
+            schedule = back.schedule(kernel, self.known, then)
             if schedule is None:
                 raise WrongAnswer(f"a kernel cannot be cut as it was: {then}")
             if (known := recall(asked, budget_s=0.0)) is not None:
                 self.kernels.append(known)
         else:
-            schedules = {one.name: one for one in offered[: self._most()]}
+            schedules = {one.name: one for one in back.candidates(kernel, self.known)[: self._most()]}
             schedule = schedules[self._tuned(back, cut, group, kernel, schedules, asked)]
         return Step(group, kernel, back.prepare(kernel, schedule), schedule.name, back.render(kernel, schedule))
 

@@ -16,8 +16,8 @@ from anytorch import logs, native, settings
 from anytorch.files import replace_file
 from anytorch.graph.back import saving
 from anytorch.graph.back.compiling import patient_pool
-from anytorch.graph.emit import cpp
-from anytorch.graph.emit.cpp_schedules import Machine, schedules
+from anytorch.graph.emit import cpp, cpp_schedules
+from anytorch.graph.emit.cpp_schedules import Machine
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.loops import Kernel
@@ -33,7 +33,12 @@ def machine() -> Machine:
 
 
 def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
-    return schedules(kernel, known, machine())
+    return cpp_schedules.schedules(kernel, known, machine())
+
+
+def considered(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
+    """The candidates and others, sooner: whether one can be written shows when it is prepared."""
+    return cpp_schedules.considered(kernel, known, machine())
 
 
 def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
