@@ -12,6 +12,7 @@ from anytorch.devices.locate import locate
 from anytorch.errors import NativeUnavailable
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
+from anytorch.graph.partition import MOST_BUFFERS
 
 Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
@@ -29,6 +30,7 @@ class Back:
     compile_ahead: Callable[[Kernel, Sequence[Schedule], Sequence[torch.Tensor], Mapping[str, int]], None]
     splits: bool
     repeats: bool  # computing a small product again in every tile costs less than another launch
+    most_buffers: int = MOST_BUFFERS  # that a kernel may read and write: a group of ops with more is divided
     considered: Callable[[Kernel, Mapping[str, int]], list[Schedule]] | None = None  # candidates and others, sooner
 
     def schedule(self, kernel: Kernel, known: Mapping[str, int], name: str) -> Schedule | None:
@@ -73,4 +75,6 @@ def _cpp() -> tuple[Back | None, str]:
         cpp.ready()
     except NativeUnavailable as exc:
         return None, exc.message
-    return Back("cpp", cpp.candidates, emit.render, cpp.prepare, cpp.compile_ahead, True, False, cpp.considered), ""
+    return Back(
+        "cpp", cpp.candidates, emit.render, cpp.prepare, cpp.compile_ahead, True, False, considered=cpp.considered
+    ), ""

@@ -182,7 +182,7 @@ class Search:
         found = [
             one
             for one in variants(self.graph, back)
-            if not (one.repeats and self._groups(one) == self._groups(replace(one, repeats=False)))
+            if not (one.repeats and self._cut(back, one).groups == self._cut(back, replace(one, repeats=False)).groups)
         ]
         return [found[0], *found[1:][-1:]] if self.quick else found
 
@@ -204,8 +204,8 @@ class Search:
                 self.passing.add(variant.name)
             log.info("the variant %s is not used: %s", variant.name, refused[variant.name])
 
-    def _groups(self, variant: Variant) -> tuple[Group, ...]:
-        return partition(variant.graph, self.known, variant.library, variant.repeats).groups
+    def _cut(self, back: Back, variant: Variant) -> Partition:
+        return partition(variant.graph, self.known, variant.library, variant.repeats, back.most_buffers)
 
     def _prove(self, variant: Variant) -> None:
         """The first gate, on small sizes: is this variant the same function?"""
@@ -217,7 +217,7 @@ class Search:
 
     def _built(self, back: Back, variant: Variant, then: Sequence[str] | None = None) -> Program:
         """A variant as a program, every kernel with its best schedule, or with those of another time."""
-        cut = partition(variant.graph, self.known, variant.library, variant.repeats)
+        cut = self._cut(back, variant)
         if then is not None and len(then) != len(cut.groups):
             raise WrongAnswer("it has other kernels than it had")
         named = then or [""] * len(cut.groups)
