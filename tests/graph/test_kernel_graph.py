@@ -18,6 +18,7 @@ from anytorch.graph.emit import cpp_schedules
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 from anytorch.graph.search import EAGER, Search
+from anytorch.measured import store
 from tests.graph.cases import CASES
 
 CPU = torch.device("cpu")
@@ -210,6 +211,25 @@ def test_schedules_that_there_was_no_time_for_are_tried_when_there_is(
     monkeypatch.setattr(Search, "_compiled", compiled)
     longer = Search(graph, known, CPU, 120, quick=True).run()  # another search, the same kernels
     assert [one.refused for one in longer.kernels[0].trials] == ["", ""]
+
+
+def test_a_program_of_kernels_that_were_cut_short_is_no_last_word(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, known = CASES["gated mlp"]()
+    some = search.back_of(CPU)[0]
+    assert some is not None
+    two = replace(some, candidates=lambda kernel, known: back.candidates(kernel, known)[:2])
+    monkeypatch.setattr(search, "back_of", lambda device: (two, ""))
+    with monkeypatch.context() as short:
+        short.setattr(Search, "_compiled", lambda self, *args: {args[2][0].name})  # time for the first one alone
+        first = Search(graph, known, CPU, 60, quick=True).run()
+    assert first.verdict is not None and first.verdict.cut_short and first.kernels[0].cut_short
+    assert all(one.refused != search.NO_TIME for one in first.verdict.trials)  # no program was
+    store.forget()  # as in another process
+    again = Search(graph, known, CPU, 60, quick=True).run().verdict
+    assert again is not None and again.remembered and again.cut_short
+    longer = Search(graph, known, CPU, 90, quick=True).run()
+    assert longer.verdict is not None and not longer.verdict.remembered and not longer.verdict.cut_short
+    assert not any(one.cut_short for one in longer.kernels)
 
 
 def test_what_goes_wrong_in_a_search_leaves_torch(few: None, monkeypatch: pytest.MonkeyPatch) -> None:

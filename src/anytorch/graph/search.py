@@ -154,6 +154,7 @@ class Search:
         programs: dict[str, Program] = {}
         refused: dict[str, str] = {}
         self.digests.clear()
+        self.kernels.clear()
         budget_s = self.time_limit_s
         try:
             for variant in self._variants(back):
@@ -165,7 +166,8 @@ class Search:
                 if variant.name not in programs:
                     refused.setdefault(variant.name, NO_TIME)
         try:
-            verdict = remember(replace(self._race(asked, programs, refused), budget_s=budget_s))
+            hurried = any(one.cut_short for one in self.kernels)
+            verdict = remember(replace(self._race(asked, programs, refused), budget_s=budget_s, hurried=hurried))
         except KeyboardInterrupt:
             log.warning("the search was stopped; the first program that passed all checks is used")
             return Found(next(iter(programs.values()), None), None, why="the search was stopped")

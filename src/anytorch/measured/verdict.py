@@ -81,6 +81,7 @@ class Verdict:
     budget_s: float = 0.0  # the time there was for measuring
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     remembered: bool = False  # read from the store, not measured now
+    hurried: bool = False  # it rests on other verdicts, and one of those was cut short
 
     def trial(self, name: str) -> Trial | None:
         return next((one for one in self.trials if one.name == name), None)
@@ -96,8 +97,8 @@ class Verdict:
 
     @property
     def cut_short(self) -> bool:
-        """Was a candidate not measured for lack of time?"""
-        return any(one.refused == NO_TIME for one in self.trials)
+        """Was a candidate not measured for lack of time, here or in a verdict that this one rests on?"""
+        return self.hurried or any(one.refused == NO_TIME for one in self.trials)
 
     @property
     def speedup(self) -> float | None:
@@ -132,7 +133,14 @@ class Verdict:
             raise ValueError(f"format {body['format']!r}, not {FORMAT}")
         question, trials = Question(**body["question"]), tuple(Trial(**one) for one in body["trials"])
         found = cls(
-            question, trials, body["chosen"], body["why"], float(body["budget_s"]), str(body["when"]), remembered=True
+            question,
+            trials,
+            body["chosen"],
+            body["why"],
+            float(body["budget_s"]),
+            str(body["when"]),
+            remembered=True,
+            hurried=bool(body.get("hurried")),
         )
         numbers = [(one.seconds, one.error) for one in trials]
         if not all(value is None or isinstance(value, (int, float)) for pair in numbers for value in pair):
