@@ -97,6 +97,7 @@ def test_a_graph_is_called_both_ways_and_searched(few: None, tensors: list[torch
     torch.testing.assert_close(fast, plain, atol=1e-4, rtol=1e-5)
     said = g.explain()
     assert "eager torch" in said and "in one kernel" in said and "least bytes" in said
+    assert " % of what is allowed" in said and "allowed: 8 times eager torch's largest error from float64" in said
     picture = g.visualize(tmp_path / "g.svg").read_text()
     assert picture.startswith("<svg") and "matmul" in picture and "lanes" in picture
     (other,) = g(torch.ones(2, 64), tensors[1])  # sizes that were not searched run through torch

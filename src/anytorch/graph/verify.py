@@ -27,6 +27,9 @@ from anytorch.graph.sizes import shape_at
 
 TIMES_EAGER = 8.0  # of the largest error of eager torch
 ROUNDINGS = 16.0  # of the result's dtype, of its largest element: where eager happens to be exact
+UNIT = (
+    f"times eager torch's largest error from float64, and {ROUNDINGS:.0f} roundings"  # what TIMES_EAGER is followed by
+)
 SHAKEN = 4.0  # of what one rounding of every input changes the exact result by
 PERIOD = 65521
 APART = 997 * 64  # elements between the beginnings of inputs that share memory: a multiple of a cache line
