@@ -69,12 +69,11 @@ def _triton(device: torch.device) -> tuple[Back | None, str]:
 
 def _cpp() -> tuple[Back | None, str]:
     from anytorch.graph.back import cpp
-    from anytorch.graph.emit import cpp as emit
 
     try:
         cpp.ready()
     except NativeUnavailable as exc:
         return None, exc.message
     return Back(
-        "cpp", cpp.candidates, emit.render, cpp.prepare, cpp.compile_ahead, True, False, considered=cpp.considered
+        "cpp", cpp.candidates, cpp.render, cpp.prepare, cpp.compile_ahead, True, False, considered=cpp.considered
     ), ""
