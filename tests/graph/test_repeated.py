@@ -78,6 +78,22 @@ def test_what_cannot_be_mapped_is_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 3 and _mappings() == before and len(list(Path("/proc/self/fd").iterdir())) == files
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is mapped on Linux alone")
+@pytest.mark.parametrize("how", ["forbidden", "too long"])
+def test_what_must_not_be_mapped_is_copied(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    def forbidden(name: str) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    if how == "forbidden":
+        monkeypatch.setattr(repeated.os, "memfd_create", forbidden)
+    else:
+        monkeypatch.setattr(repeated, "MOST_TIMES", 2)
+    few = _few(torch.float32)
+    before = _mappings()
+    made = repeated.repeated(few, 3 * few.numel())
+    assert _mappings() == before and torch.equal(made, few.repeat(3))
+
+
 def _gated() -> Graph:
     b = Builder()
     x, gate, up = (b.input(shape, "float32") for shape in ((2, 600), (600, 900), (600, 900)))

@@ -22,6 +22,7 @@ log = logs.logger(__name__)
 BLOCK = (
     (1 << 20) // mmap.PAGESIZE + 1
 ) * mmap.PAGESIZE  # bytes; an odd number of pages, as rows are even numbers of bytes
+MOST_TIMES = 1 << 13  # of 65,530 mappings that a process may have on Linux; what is longer is copied
 # Linux's numbers for mmap(2), which the module `mmap` does not name.
 MAP_FIXED, MAP_NORESERVE, PROT_NONE = 0x10, 0x4000, 0x0
 
@@ -44,28 +45,29 @@ def repeated(few: torch.Tensor, count: int) -> torch.Tensor:
 
 def _mapped(block: bytes, times: int) -> Any:
     """A buffer that shows the block so many times, one after another; None where that cannot be had."""
-    if not hasattr(os, "memfd_create"):
+    if not hasattr(os, "memfd_create") or times > MOST_TIMES:
         return None
     libc, total = _libc(), times * len(block)
-    base = None
-    file = os.memfd_create("anytorch")
+    base = file = None
     try:
+        file = os.memfd_create("anytorch")
         os.truncate(file, len(block))
         with mmap.mmap(file, len(block)) as page:
             page[:] = block
         # A range of addresses of our own first: MAP_FIXED replaces whatever lies where it maps.
-        base = libc.mmap(None, total, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-        base = _address(base)
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        base = _address(libc.mmap(None, total, PROT_NONE, kind, -1, 0))
         for offset in range(0, total, len(block)):
-            kind = mmap.MAP_SHARED | MAP_FIXED
-            _address(libc.mmap(base + offset, len(block), mmap.PROT_READ | mmap.PROT_WRITE, kind, file, 0))
+            access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED
+            _address(libc.mmap(base + offset, len(block), access, kind, file, 0))
     except OSError as exc:
         log.info("memory is copied instead of mapped %d times: %s", times, exc.strerror)
         if base is not None:
             libc.munmap(base, total)
         return None
     finally:
-        os.close(file)  # the mappings keep it
+        if file is not None:
+            os.close(file)  # the mappings keep it
     buffer = (ctypes.c_char * total).from_address(base)
     weakref.finalize(buffer, libc.munmap, base, total).atexit = False
     return buffer
