@@ -42,6 +42,7 @@ def test_show_tells_candidates_reasons_and_kernels(cli: Callable[..., Any], tmp_
     assert (
         "an output is off by 3" in words.out and "no time was left" in words.out and "cpp: i0=4 lanes=i1" in words.out
     )
+    assert "5 %" in words.out and f"allowed: 8 {made.UNIT}" in words.out  # eager's error of 0.4
     assert "matmul by torch" in words.out and "void kernel" not in words.out and "--kernels" in words.err
     with_text = cli("graph", "show", one.key, "--kernels", "--svg", str(tmp_path / "g.svg"))
     assert made.CPP.strip() in with_text.out and (tmp_path / "g.svg").read_text() == one.picture

@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
 from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
 from anytorch.graph.back import cpp as back
+from anytorch.graph.emit import cpp_schedules
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
 from anytorch.graph.search import EAGER, Search
+from anytorch.measured import store
 from tests.graph.cases import CASES
 
 CPU = torch.device("cpu")
@@ -95,6 +97,7 @@ def test_a_graph_is_called_both_ways_and_searched(few: None, tensors: list[torch
     torch.testing.assert_close(fast, plain, atol=1e-4, rtol=1e-5)
     said = g.explain()
     assert "eager torch" in said and "in one kernel" in said and "least bytes" in said
+    assert " % of what is allowed" in said and "allowed: 8 times eager torch's largest error from float64" in said
     picture = g.visualize(tmp_path / "g.svg").read_text()
     assert picture.startswith("<svg") and "matmul" in picture and "lanes" in picture
     (other,) = g(torch.ones(2, 64), tensors[1])  # sizes that were not searched run through torch
@@ -211,6 +214,25 @@ def test_schedules_that_there_was_no_time_for_are_tried_when_there_is(
     assert [one.refused for one in longer.kernels[0].trials] == ["", ""]
 
 
+def test_a_program_of_kernels_that_were_cut_short_is_no_last_word(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, known = CASES["gated mlp"]()
+    some = search.back_of(CPU)[0]
+    assert some is not None
+    two = replace(some, candidates=lambda kernel, known: back.candidates(kernel, known)[:2])
+    monkeypatch.setattr(search, "back_of", lambda device: (two, ""))
+    with monkeypatch.context() as short:
+        short.setattr(Search, "_compiled", lambda self, *args: {args[2][0].name})  # time for the first one alone
+        first = Search(graph, known, CPU, 60, quick=True).run()
+    assert first.verdict is not None and first.verdict.cut_short and first.kernels[0].cut_short
+    assert all(one.refused != search.NO_TIME for one in first.verdict.trials)  # no program was
+    store.forget()  # as in another process
+    again = Search(graph, known, CPU, 60, quick=True).run().verdict
+    assert again is not None and again.remembered and again.cut_short
+    longer = Search(graph, known, CPU, 90, quick=True).run()
+    assert longer.verdict is not None and not longer.verdict.remembered and not longer.verdict.cut_short
+    assert not any(one.cut_short for one in longer.kernels)
+
+
 def test_what_goes_wrong_in_a_search_leaves_torch(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler's bug or a lack of memory ends no call that eager torch can serve."""
     graph, known = CASES["gated mlp"]()
@@ -243,8 +265,14 @@ def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: 
         checks.append(args[4] if len(args) > 4 else verify.KINDS)
         return plain(*args)
 
+    def slow(*args: Any) -> Any:
+        raise AssertionError("a recall neither writes schedules that it does not use nor asks what the machine is")
+
     monkeypatch.setattr(search.verify, "check", counted)
-    again = Search(graph, known, CPU, 60, quick=True).run()
+    with monkeypatch.context() as recalling:
+        recalling.setattr(cpp_schedules, "render", slow)
+        recalling.setattr(search, "Clock", slow)
+        again = Search(graph, known, CPU, 60, quick=True).run()
     assert again.verdict is not None and again.verdict.remembered and again.program is not None
     assert not checks  # the same bits as then
     # A kernel that computes something else today, as from a damaged cache, is neither believed nor used.

@@ -251,6 +251,39 @@ def test_the_explanation_names_every_candidate() -> None:
     assert found.speedup == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(
+    ("how", "wrong", "footer"),
+    [
+        ({"most_error": 0.01}, "off by 30 % of what is allowed", ["  allowed: 0.01 of the answer's size"]),
+        (
+            {"most_error": 0.5, "error_unit": "below a cosine of 1"},
+            "off by 0.6 % of what is allowed",
+            ["  allowed: 0.5 below a cosine of 1"],
+        ),
+        ({"most_error": float("inf")}, "off by 3.0e-03 of the answer's size", []),
+    ],
+)
+def test_an_error_is_told_with_what_is_allowed(how: dict[str, Any], wrong: str, footer: list[str]) -> None:
+    clock = Clock()
+    found = measured(clock, clock.work("exact", 0.004), clock.work("near", 0.002, 0.003), **how)
+    for one in (found, Verdict.from_json(json.loads(json.dumps(found.as_json(), allow_nan=False)))):
+        assert one.explain().splitlines()[1:] == ["  exact  4 ms", f"  near   2 ms, {wrong}  ← chosen", *footer]
+
+
+def test_a_wrong_answer_is_refused_in_the_checks_own_words() -> None:
+    clock = Clock()
+    found = measured(clock, clock.work("a", 0.1), clock.work("b", 0.1, 9.0), most_error=8, error_unit="times eager's")
+    assert found.trials[1].refused == "wrong: off by 9 times eager's; 8 is allowed"
+
+
+def test_a_verdict_of_another_day_says_what_its_errors_are_of() -> None:
+    body = Verdict(QUESTION, (Trial("a", 1.0, error=0.5),), "a", "the only one").as_json()
+    for name in ("most_error", "error_unit", "hurried"):
+        del body[name]
+    found = Verdict.from_json(body)
+    assert found.explain().endswith("  a  1 s, off by 5.0e-01 of the answer's size  ← chosen") and not found.cut_short
+
+
 @pytest.mark.parametrize(("after_s", "heard"), [(0.02, True), (5.0, False)])
 def test_slow_measuring_is_said(
     after_s: float, heard: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -95,6 +95,7 @@ def test_another_shape_device_kind_version_machine_or_driver_is_another_question
         lambda body: json.dumps({**body, "trials": [{"nonsense": 1}]}).encode(),
         lambda body: json.dumps({**body, "trials": [{"name": "a", "seconds": "fast"}]}).encode(),
         lambda body: json.dumps({**body, "chosen": ["b"]}).encode(),
+        lambda body: json.dumps({**body, "most_error": "little"}).encode(),
         lambda body: json.dumps({**body, "question": {**body["question"], "facts": {"another": 1}}}).encode(),
     ],
 )

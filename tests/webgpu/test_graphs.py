@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from anytorch.graph import new_kernel_graph, verify
 from anytorch.graph.backs import back_of
 from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.lower import lowered
-from anytorch.graph.partition import partition
+from anytorch.graph.partition import MOST_BUFFERS, partition
 from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten
+from anytorch.webgpu import graphs
 
 pytestmark = pytest.mark.usefixtures("webgpu")
 
@@ -29,7 +31,7 @@ def program_of(graph: Graph, known: dict[str, int], choice: int = 0) -> Program:
     """The graph by our kernels alone, each with a schedule that its adapter is offered: the first, another, the last."""
     back, why = back_of(device())
     assert back is not None, why
-    cut = partition(rewritten(lowered(graph)), known)
+    cut = partition(rewritten(lowered(graph)), known, most_buffers=back.most_buffers)
     steps = []
     for group in cut.groups:
         assert not group.library
@@ -38,6 +40,12 @@ def program_of(graph: Graph, known: dict[str, int], choice: int = 0) -> Program:
         schedule = offered[min(choice, len(offered) - 1)]
         steps.append(Step(group, kernel, back.prepare(kernel, schedule), schedule.name))
     return Program(cut, steps)
+
+
+def test_a_device_says_how_many_buffers_a_kernel_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    for binds, most in ((8, 8), (1_000_000, MOST_BUFFERS)):
+        monkeypatch.setattr(graphs, "open_runtime", lambda: SimpleNamespace(features=(), limits={graphs.BINDS: binds}))  # noqa: B023
+        assert graphs.back().most_buffers == most
 
 
 EVERY_WAY = ("rms norm and product", "attention with order", "softmax")

@@ -12,6 +12,7 @@ from anytorch.devices.locate import locate
 from anytorch.errors import NativeUnavailable
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
+from anytorch.graph.partition import MOST_BUFFERS
 
 Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
@@ -29,6 +30,12 @@ class Back:
     compile_ahead: Callable[[Kernel, Sequence[Schedule], Sequence[torch.Tensor], Mapping[str, int]], None]
     splits: bool
     repeats: bool  # computing a small product again in every tile costs less than another launch
+    most_buffers: int = MOST_BUFFERS  # that a kernel may read and write: a group of ops with more is divided
+    considered: Callable[[Kernel, Mapping[str, int]], list[Schedule]] | None = None  # candidates and others, sooner
+
+    def schedule(self, kernel: Kernel, known: Mapping[str, int], name: str) -> Schedule | None:
+        """The candidate of this name, to prepare it once more; None if there is none."""
+        return next((one for one in (self.considered or self.candidates)(kernel, known) if one.name == name), None)
 
 
 _registered: dict[str, Callable[[], Back]] = {}
@@ -62,10 +69,11 @@ def _triton(device: torch.device) -> tuple[Back | None, str]:
 
 def _cpp() -> tuple[Back | None, str]:
     from anytorch.graph.back import cpp
-    from anytorch.graph.emit import cpp as emit
 
     try:
         cpp.ready()
     except NativeUnavailable as exc:
         return None, exc.message
-    return Back("cpp", cpp.candidates, emit.render, cpp.prepare, cpp.compile_ahead, True, False), ""
+    return Back(
+        "cpp", cpp.candidates, cpp.render, cpp.prepare, cpp.compile_ahead, True, False, considered=cpp.considered
+    ), ""

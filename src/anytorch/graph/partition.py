@@ -19,7 +19,7 @@ from anytorch.graph.sizes import Shape, at, row_major, shape_at
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ONE_TILE = 256  # columns that one tile can cover: what is computed for a tile is computed once for all of these
 NARROW = 64  # columns of a product that is computed again beside every tile of a wider one
-MOST_BUFFERS = 24
+MOST_BUFFERS = 24  # of a kernel, where a back end does not bind fewer
 MOST_NODES = 80
 
 
@@ -83,6 +83,7 @@ class _Merger:
     known: Mapping[str, int]
     library: frozenset[int]
     repeats: bool
+    most_buffers: int
     outputs: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +99,9 @@ class _Merger:
                 self.readers[one].add(number)
         self.of = {number: frozenset({number}) for number in self.computing}
         alone = {number for number in self.computing if graph.nodes[number].kind in ("composite", "gather")}
-        self.library = self.library | alone
+        # What reads more than a kernel can bind even by itself, through a concat, is left to torch, too.
+        many = {number for number in self.computing if len(self.reads[number]) + 1 > self.most_buffers}
+        self.library = self.library | alone | many
 
     def results(self, nodes: Iterable[int]) -> tuple[int, ...]:
         nodes = set(nodes)
@@ -160,7 +163,7 @@ class _Merger:
         inside_views = {n: s for n, s in outside.items() if not is_free(self.graph, n)}
         ordered = sorted(results, key=lambda n: self.graph.nodes[n].shape != self._widest(shapes))
         kernel = kernel_of(self.graph, ordered, inside_views)
-        return len(kernel.buffers) <= MOST_BUFFERS and not self._wasteful(kernel)
+        return len(kernel.buffers) <= self.most_buffers and not self._wasteful(kernel)
 
     def _widest(self, shapes: Iterable[tuple[object, ...]]) -> tuple[object, ...]:
         return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*shapes, strict=True))
@@ -242,10 +245,16 @@ class _Merger:
         return done
 
 
-def partition(graph: Graph, known: Mapping[str, int], library: Iterable[int] = (), repeats: bool = False) -> Partition:
+def partition(
+    graph: Graph,
+    known: Mapping[str, int],
+    library: Iterable[int] = (),
+    repeats: bool = False,
+    most_buffers: int = MOST_BUFFERS,
+) -> Partition:
     """Groups of a graph of primitive ops; the nodes in `library` are left to torch. With `repeats` a small product that a
-    larger one needs is computed again in each of its tiles."""
-    merger = _Merger(graph, known, frozenset(library), repeats)
+    larger one needs is computed again in each of its tiles. No kernel reads and writes more than `most_buffers` tensors."""
+    merger = _Merger(graph, known, frozenset(library), repeats, most_buffers)
     return Partition(graph, tuple(merger.run()))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from anytorch.graph.ir import Graph
+from anytorch.graph.ir import Graph, Node
+from anytorch.graph.placing import Placed, placed
 from anytorch.graph.sizes import words
 
 if TYPE_CHECKING:
     from anytorch.graph.program import Program
 
-WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 168, 44, 22, 30, 20
+WIDTH, HEIGHT, GAP, MARGIN = 168, 44, 30, 20  # a box is wider than WIDTH where its words are
 COLOURS = ("#d7e8ff", "#ffe3cc", "#d9f2d9", "#f3d9f2", "#fff3bf", "#d0f0f0", "#f9d6d6", "#e3dcf7")
 PLAIN, INPUT = "#f4f4f4", "#ffffff"
 
@@ -27,40 +28,36 @@ def draw(graph: Graph, program: Program | None) -> str:
             groups[member] = (number, colour)
         said = step.schedule if step.kernel is not None else "torch"
         legend.append((colour, f"{number}: {said}"))
-    places, columns, rows = _placed(shown)
-    wide = MARGIN * 2 + columns * (WIDTH + GAP_X) - GAP_X
-    tall = MARGIN * 2 + rows * (HEIGHT + GAP_Y) - GAP_Y + 18 * len(legend)
-    wide = max(wide, MARGIN * 2 + max((7 * len(text) for _, text in legend), default=0))
+    # Numbers that are constants are left out.
+    drawn = {number: node for number, node in shown if node.op != "constant"}
+    reads = {number: [arg for arg in node.args if arg in drawn] for number, node in drawn.items()}
+    words_of = {number: (_title(node), f"{node.dtype} {words(node.shape)}") for number, node in drawn.items()}
+    longest = max((len(text) for both in words_of.values() for text in both), default=0)
+    places = placed(reads, max(WIDTH, 7 * longest + 16))
+    rows = max(places.rows.values(), default=0) + 1
+    tall = MARGIN * 2 + rows * (HEIGHT + GAP) - GAP + 18 * len(legend)
+    wide = MARGIN * 2 + max([places.wide, *(7 * len(text) for _, text in legend)])
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {tall}" width="{wide}" height="{tall}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {tall}" width="{wide:g}" height="{tall}" '
         'font-family="ui-monospace, monospace" font-size="11">',
         '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#666"/></marker></defs>',
     ]
-    for number, node in shown:
-        if number not in places:
-            continue
-        for arg in node.args:
-            if arg in places:
-                (x, y), (to_x, to_y) = places[arg], places[number]
-                line = f"M{x + WIDTH / 2:g} {y + HEIGHT} L{to_x + WIDTH / 2:g} {to_y}"
-                parts.append(f'<path d="{line}" stroke="#999" fill="none" marker-end="url(#a)"/>')
-    for number, node in shown:
-        if number not in places:
-            continue
-        x, y = places[number]
+    for number, args in reads.items():
+        for arg in dict.fromkeys(args):
+            line = _line(places, arg, number)
+            parts.append(f'<path d="{line}" stroke="#999" fill="none" marker-end="url(#a)"/>')
+    for number, node in drawn.items():
+        row = places.rows[number]
+        x, y = places.x[number, row] - places.box / 2 + MARGIN, _top(row)
         fill = INPUT if node.op == "input" else groups.get(number, (0, PLAIN))[1]
         border = "2" if number in shown.outputs else "1"
-        title = node.op
-        if node.op == "input":
-            title = f"input {node['index']}"
-        elif node.op == "reduce":
-            title = f"{node['how']} over {words(node['dims'])}"
+        title, kind = words_of[number]
         parts.append(
-            f'<g><title>{escape(str(node))}</title><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
+            f'<g><title>{escape(str(node))}</title><rect x="{x:g}" y="{y}" width="{places.box:g}" height="{HEIGHT}" rx="5" '
             f'fill="{fill}" stroke="#444" stroke-width="{border}"/>'
-            f'<text x="{x + 8}" y="{y + 18}" font-weight="600">{escape(title)}</text>'
-            f'<text x="{x + 8}" y="{y + 34}" fill="#555">{escape(node.dtype)} {escape(words(node.shape))}</text></g>'
+            f'<text x="{x + 8:g}" y="{y + 18}" font-weight="600">{escape(title)}</text>'
+            f'<text x="{x + 8:g}" y="{y + 34}" fill="#555">{escape(kind)}</text></g>'
         )
     top = tall - MARGIN - 18 * len(legend) + 14
     for place, (colour, text) in enumerate(legend):
@@ -70,16 +67,20 @@ def draw(graph: Graph, program: Program | None) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _placed(graph: Graph) -> tuple[dict[int, tuple[int, int]], int, int]:
-    """Where each node stands: below all that it reads. Numbers that are constants are left out."""
-    depth: dict[int, int] = {}
-    for number, node in graph:
-        if node.op != "constant":
-            depth[number] = 1 + max((depth[arg] for arg in node.args if arg in depth), default=-1)
-    filled: dict[int, int] = {}
-    places = {}
-    for number, row in depth.items():
-        column = filled.get(row, 0)
-        filled[row] = column + 1
-        places[number] = (MARGIN + column * (WIDTH + GAP_X), MARGIN + row * (HEIGHT + GAP_Y))
-    return places, max(filled.values(), default=1), max(depth.values(), default=0) + 1
+def _title(node: Node) -> str:
+    if node.op == "input":
+        return f"input {node['index']}"
+    return f"{node['how']} over {words(node['dims'])}" if node.op == "reduce" else node.op
+
+
+def _top(row: int) -> int:
+    return MARGIN + row * (HEIGHT + GAP)
+
+
+def _line(places: Placed, source: int, reader: int) -> str:
+    """From the middle of a box's lower side to that of another's upper side, straight down wherever it passes a row."""
+    first, *between, last = places.way(source, reader)
+    said = [f"M{places.x[first] + MARGIN:g} {_top(first[1]) + HEIGHT}"]
+    for place in between:
+        said.append(f"L{places.x[place] + MARGIN:g} {_top(place[1])} V{_top(place[1]) + HEIGHT}")
+    return " ".join([*said, f"L{places.x[last] + MARGIN:g} {_top(last[1])}"])

@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,9 @@ class Search:
     passing: set[str] = field(default_factory=set)  # variants that were refused for want of memory
     digests: dict[str, str] = field(default_factory=dict)  # of what the programs that passed the gates computed
 
-    def __post_init__(self) -> None:
-        self.clock = Clock(self.device)
+    @cached_property
+    def clock(self) -> Clock:
+        return Clock(self.device)  # asks the machine what it is, which a recall need not wait for
 
     @property
     def left_s(self) -> float:
@@ -153,6 +154,7 @@ class Search:
         programs: dict[str, Program] = {}
         refused: dict[str, str] = {}
         self.digests.clear()
+        self.kernels.clear()
         budget_s = self.time_limit_s
         try:
             for variant in self._variants(back):
@@ -164,7 +166,8 @@ class Search:
                 if variant.name not in programs:
                     refused.setdefault(variant.name, NO_TIME)
         try:
-            verdict = remember(replace(self._race(asked, programs, refused), budget_s=budget_s))
+            hurried = any(one.cut_short for one in self.kernels)
+            verdict = remember(replace(self._race(asked, programs, refused), budget_s=budget_s, hurried=hurried))
         except KeyboardInterrupt:
             log.warning("the search was stopped; the first program that passed all checks is used")
             return Found(next(iter(programs.values()), None), None, why="the search was stopped")
@@ -181,7 +184,7 @@ class Search:
         found = [
             one
             for one in variants(self.graph, back)
-            if not (one.repeats and self._groups(one) == self._groups(replace(one, repeats=False)))
+            if not (one.repeats and self._cut(back, one).groups == self._cut(back, replace(one, repeats=False)).groups)
         ]
         return [found[0], *found[1:][-1:]] if self.quick else found
 
@@ -203,8 +206,8 @@ class Search:
                 self.passing.add(variant.name)
             log.info("the variant %s is not used: %s", variant.name, refused[variant.name])
 
-    def _groups(self, variant: Variant) -> tuple[Group, ...]:
-        return partition(variant.graph, self.known, variant.library, variant.repeats).groups
+    def _cut(self, back: Back, variant: Variant) -> Partition:
+        return partition(variant.graph, self.known, variant.library, variant.repeats, back.most_buffers)
 
     def _prove(self, variant: Variant) -> None:
         """The first gate, on small sizes: is this variant the same function?"""
@@ -216,7 +219,7 @@ class Search:
 
     def _built(self, back: Back, variant: Variant, then: Sequence[str] | None = None) -> Program:
         """A variant as a program, every kernel with its best schedule, or with those of another time."""
-        cut = partition(variant.graph, self.known, variant.library, variant.repeats)
+        cut = self._cut(back, variant)
         if then is not None and len(then) != len(cut.groups):
             raise WrongAnswer("it has other kernels than it had")
         named = then or [""] * len(cut.groups)
@@ -226,16 +229,15 @@ class Search:
         if group.library:
             return Step(group)
         kernel = cut.kernel(group)
-        offered = back.candidates(kernel, self.known)
         asked = self._kernel_question(back, group, kernel)
         if then:
-            schedule = next((one for one in offered if one.name == then), None)
+            schedule = back.schedule(kernel, self.known, then)
             if schedule is None:
                 raise WrongAnswer(f"a kernel cannot be cut as it was: {then}")
             if (known := recall(asked, budget_s=0.0)) is not None:
                 self.kernels.append(known)
         else:
-            schedules = {one.name: one for one in offered[: self._most()]}
+            schedules = {one.name: one for one in back.candidates(kernel, self.known)[: self._most()]}
             schedule = schedules[self._tuned(back, cut, group, kernel, schedules, asked)]
         return Step(group, kernel, back.prepare(kernel, schedule), schedule.name, back.render(kernel, schedule))
 
@@ -318,6 +320,7 @@ class Search:
             ],
             partial(_error, truths=truths, eager=eager),
             most_error=verify.TIMES_EAGER,
+            error_unit=verify.UNIT,
             stopwatch=self.clock.stopwatch,
             budget_s=max(1.0, self.left_s / 3),
             rounds=ROUNDS if self.quick else MANY_ROUNDS,
@@ -364,6 +367,7 @@ class Search:
             runs,
             partial(_error, truths=truths, eager=eager),
             most_error=verify.TIMES_EAGER,
+            error_unit=verify.UNIT,
             stopwatch=self.clock.stopwatch,
             budget_s=max(2.0, self.left_s),
             decide=partial(fastest, noise=NOISE),

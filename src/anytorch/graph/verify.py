@@ -22,12 +22,17 @@ from anytorch.errors import WrongAnswer
 from anytorch.graph import reference
 from anytorch.graph.ir import Graph, Node
 from anytorch.graph.ops import FLOATS
+from anytorch.graph.repeated import period, repeated
 from anytorch.graph.sizes import shape_at
 
 TIMES_EAGER = 8.0  # of the largest error of eager torch
 ROUNDINGS = 16.0  # of the result's dtype, of its largest element: where eager happens to be exact
+UNIT = (
+    f"times eager torch's largest error from float64, and {ROUNDINGS:.0f} roundings"  # what TIMES_EAGER is followed by
+)
 SHAKEN = 4.0  # of what one rounding of every input changes the exact result by
 PERIOD = 65521
+APART = 997 * 64  # elements between the beginnings of inputs that share memory: a multiple of a cache line
 KINDS = ("normal", "large", "tiny", "one-hot")
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -72,19 +77,28 @@ def _home_of_random_numbers(device: torch.device) -> torch.device:
 
 
 def quick_example(graph: Graph, known: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:
-    """Inputs that are made fast: on the CPU a few random numbers, repeated with a period that fits no row."""
+    """Inputs that are made fast: on the CPU long ones are parts of one tensor that repeats a few random numbers."""
     if device.type != "cpu":
         return example(graph, known, "normal", device)
+    nodes = [graph.nodes[number] for number in graph.inputs]
+    counts = [math.prod(shape_at(node.shape, known)) for node in nodes]
+    shared: dict[str, torch.Tensor] = {}  # by dtype: each long input begins elsewhere in it
+    for dtype in {node.dtype for node in nodes if node.dtype in FLOATS}:
+        few = period(reference.dtype_named(dtype))
+        ends = [
+            place * APART + count
+            for place, (node, count) in enumerate(zip(nodes, counts, strict=True))
+            if node.dtype == dtype and count > few
+        ]
+        if ends:
+            numbers = torch.randn(few, generator=torch.Generator().manual_seed(0))
+            shared[dtype] = repeated(numbers.to(reference.dtype_named(dtype)), max(ends))
     made = []
-    for place, number in enumerate(graph.inputs):
-        node = graph.nodes[number]
-        shape, count = shape_at(node.shape, known), math.prod(shape_at(node.shape, known))
-        if node.dtype not in FLOATS or count <= PERIOD:
+    for place, (node, count) in enumerate(zip(nodes, counts, strict=True)):
+        if node.dtype not in shared or count <= period(reference.dtype_named(node.dtype)):
             made.append(_tensor(graph, known, node, place, "normal", device, 0))
-            continue
-        few = torch.randn(PERIOD, generator=torch.Generator().manual_seed(place))
-        few = few.to(reference.dtype_named(node.dtype))
-        made.append(few.repeat(-(-count // PERIOD))[:count].view(shape))
+        else:
+            made.append(shared[node.dtype][place * APART :][:count].view(shape_at(node.shape, known)))
     return made
 
 

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import quantiles
 from typing import Any
 
 from anytorch import logs, settings
 from anytorch.errors import WrongAnswer
 from anytorch.measured.stopwatch import Run, Stopwatch, count_interruptions
-from anytorch.measured.verdict import NO_MEMORY, NO_TIME, WRONG, Question, Trial, Verdict, fastest
+from anytorch.measured.verdict import NO_MEMORY, NO_TIME, OF_SIZE, WRONG, Question, Trial, Verdict, fastest
 
 log = logs.logger(__name__)
 
@@ -71,16 +72,18 @@ def measure(
     sample_s: float = SAMPLE_S,
     decide: Decide = fastest,
     quiet: bool = False,
+    error_unit: str = OF_SIZE,
 ) -> Verdict:
     """Check and time the candidates and decide; nothing is stored.
 
-    An answer is right if `check` finds an error of `most_error` at most; not-a-number is wrong. `budget_s` bounds the wall
+    An answer is right if `check` finds an error of `most_error` at most; not-a-number is wrong. `error_unit` says what such
+    a number means, in words that can follow it. `budget_s` bounds the wall
     time, by default to the setting `measure_s`: candidates are tried until one is right, and no run is interrupted. `rounds`
     samples of about `sample_s` are taken of each. Unless `quiet`, a line is logged where it takes longer than a second.
     """
     stopwatch = stopwatch or Stopwatch()
     budget = float(settings.get("measure_s")) if budget_s is None else budget_s
-    contest = _Contest(check, most_error, stopwatch, stopwatch.now() + budget, sample_s)
+    contest = _Contest(check, most_error, stopwatch, stopwatch.now() + budget, sample_s, error_unit)
     entrants = [_Entrant(one, one.refused, one.passing) for one in candidates]
     with nullcontext() if quiet else _said_if_slow(question, budget):
         try:
@@ -91,7 +94,8 @@ def measure(
                 one.close()
     trials = tuple(one.trial() for one in entrants)
     chosen, why = decide(trials)
-    verdict = Verdict(question, trials, chosen, why, budget)
+    allowed = most_error if isfinite(most_error) else None
+    verdict = Verdict(question, trials, chosen, why, budget, most_error=allowed, error_unit=error_unit)
     log.info("%s", verdict.explain())
     return verdict
 
@@ -147,6 +151,7 @@ class _Contest:
     stopwatch: Stopwatch
     deadline: float
     sample_s: float
+    error_unit: str
 
     def admit(self, entrants: Sequence[_Entrant]) -> None:
         """The answer of each, which is its warm-up too, then one sample: what is measured last is no stranger either."""
@@ -167,8 +172,7 @@ class _Contest:
                 one.ready = one.candidate.prepare()
                 one.error = self.check(one.ready.run())
                 if not one.error <= self.most_error:
-                    off = f"off by {one.error:.2g} of the answer's size"
-                    raise WrongAnswer(f"{off}; {self.most_error:.2g} is allowed")
+                    raise WrongAnswer(f"off by {one.error:.2g} {self.error_unit}; {self.most_error:.2g} is allowed")
                 one.timed = one.ready.run if one.ready.timed is None else one.ready.timed()
                 self._sample(one)
         except WrongAnswer as exc:

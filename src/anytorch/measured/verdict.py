@@ -17,6 +17,7 @@ FORMAT = 1  # of the stored verdicts; part of every key
 WRONG = "wrong: "  # how the reason begins where an answer was not right
 NO_TIME = "no time was left to measure it"
 NO_MEMORY = "not enough memory for it"
+OF_SIZE = "of the answer's size"  # what most errors are a share of
 
 
 @lru_cache(maxsize=1)
@@ -81,6 +82,9 @@ class Verdict:
     budget_s: float = 0.0  # the time there was for measuring
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     remembered: bool = False  # read from the store, not measured now
+    hurried: bool = False  # it rests on other verdicts, and one of those was cut short
+    most_error: float | None = None  # that was allowed; None if that is not known
+    error_unit: str = OF_SIZE  # words that follow an error's number
 
     def trial(self, name: str) -> Trial | None:
         return next((one for one in self.trials if one.name == name), None)
@@ -96,8 +100,8 @@ class Verdict:
 
     @property
     def cut_short(self) -> bool:
-        """Was a candidate not measured for lack of time?"""
-        return any(one.refused == NO_TIME for one in self.trials)
+        """Was a candidate not measured for lack of time, here or in a verdict that this one rests on?"""
+        return self.hurried or any(one.refused == NO_TIME for one in self.trials)
 
     @property
     def speedup(self) -> float | None:
@@ -111,14 +115,24 @@ class Verdict:
         source = f"measured {self.when}" + (", remembered" if self.remembered else "")
         head = f"{self.question.kind}, {self.question.title}, on {self.question.device}: "
         lines = [f"{head}{self.chosen or 'nothing'} ({self.why}; {source})"]
+        erring = False
         width = max((len(one.name) for one in self.trials), default=0)
         for one in self.trials:
             reason = "not timed" if one.name == self.chosen else f"not used: {one.refused or 'not timed'}"
             said = reason if one.seconds is None else duration(one.seconds)
-            wrong = f", off by {one.error:.1e}" if one.error and one.seconds is not None else ""
+            wrong = ""
+            if one.error and one.seconds is not None:
+                wrong, erring = f", off by {self._error_in_words(one.error)}", True
             mark = "  ← chosen" if one.name == self.chosen else ""
             lines.append(f"  {one.name:<{width}}  {said}{wrong}{mark}")
+        if erring and self.most_error:
+            lines.append(f"  allowed: {self.most_error:.2g} {self.error_unit}")
         return "\n".join(lines)
+
+    def _error_in_words(self, error: float) -> str:
+        if self.most_error:
+            return f"{100 * error / self.most_error:.2g} % of what is allowed"
+        return f"{error:.1e} {self.error_unit}"
 
     def as_json(self) -> dict[str, Any]:
         body = asdict(self)
@@ -132,9 +146,18 @@ class Verdict:
             raise ValueError(f"format {body['format']!r}, not {FORMAT}")
         question, trials = Question(**body["question"]), tuple(Trial(**one) for one in body["trials"])
         found = cls(
-            question, trials, body["chosen"], body["why"], float(body["budget_s"]), str(body["when"]), remembered=True
+            question,
+            trials,
+            body["chosen"],
+            body["why"],
+            float(body["budget_s"]),
+            str(body["when"]),
+            remembered=True,
+            hurried=bool(body.get("hurried")),
+            most_error=body.get("most_error"),
+            error_unit=str(body.get("error_unit", OF_SIZE)),
         )
-        numbers = [(one.seconds, one.error) for one in trials]
+        numbers = [(one.seconds, one.error) for one in trials] + [(found.most_error, None)]
         if not all(value is None or isinstance(value, (int, float)) for pair in numbers for value in pair):
             raise TypeError("a time that is no number")
         if not isinstance(found.chosen, str) or not isinstance(question.facts, dict):

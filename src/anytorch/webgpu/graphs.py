@@ -16,20 +16,24 @@ from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.emit.wgsl_schedules import schedules
 from anytorch.graph.loops import Kernel
+from anytorch.graph.partition import MOST_BUFFERS
 from anytorch.webgpu.folds import has_subgroups
 from anytorch.webgpu.tensors import NAME
+
+BINDS = "max-storage-buffers-per-shader-stage"
 
 
 def back() -> Back:
     """The back end for the open device."""
     render = partial(wgsl.render, features=_features())
-    return Back("wgsl", candidates, render, prepare, _nothing, splits=False, repeats=False)
+    most = min(MOST_BUFFERS, int(open_runtime().limits[BINDS]))
+    return Back("wgsl", candidates, render, prepare, _nothing, splits=False, repeats=False, most_buffers=most)
 
 
 def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
     """Raises NotImplementedError for a kernel that this device's shaders cannot compute."""
     runtime = open_runtime()
-    most = int(runtime.limits["max-storage-buffers-per-shader-stage"])
+    most = int(runtime.limits[BINDS])
     if len(kernel.buffers) > most:
         raise NotImplementedError(f"{len(kernel.buffers)} buffers are more than this device binds at once, {most}")
     return schedules(kernel, known, software=runtime.adapter.software, features=_features())

@@ -158,12 +158,14 @@ def tell(one: Record, output: Output, *, texts: bool) -> None:
         (
             trial.name,
             duration(trial.seconds) if trial.seconds is not None else "",
-            "" if trial.error is None else f"{trial.error:.2g}",
+            "" if trial.error is None else f"{100 * trial.error / MOST_ERROR:.2g} %",
             "chosen" if trial.name == verdict.chosen else trial.refused,
         )
         for trial in verdict.trials
     ]
-    output.table(("candidate", "time", f"error ({MOST_ERROR} is allowed)", ""), rows, title="candidates")
+    output.table(("candidate", "time", "error, of what is allowed", ""), rows, title="candidates")
+    if verdict.most_error:
+        output.text(f"allowed: {verdict.most_error:.2g} {verdict.error_unit}")
     if not one.steps:
         output.text("\nthe graph runs op by op through torch: no kernel was generated for it")
         return

@@ -176,6 +176,7 @@ class Work:
                 distance=difference,
             ),
             most_error=most_error,
+            error_unit="of the largest value",
             stopwatch=stopwatch_of(self.device),
             budget_s=budget_s,
             rounds=MOST_ROUNDS,

@@ -252,7 +252,7 @@ class Item:
     def verdict(self, device: str) -> Verdict:
         """For the store that everything measured goes to."""
         question = Question.of("setting", f"{self.setting}, {self.workload}", device, setting=self.setting)
-        return Verdict(question, self.options, str(self.chosen), self.why)
+        return Verdict(question, self.options, str(self.chosen), self.why, error_unit="of the largest value")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from anytorch import logs, native, settings
 from anytorch.files import replace_file
 from anytorch.graph.back import saving
 from anytorch.graph.back.compiling import patient_pool
-from anytorch.graph.emit import cpp
-from anytorch.graph.emit.cpp_schedules import Machine, schedules
+from anytorch.graph.emit import cpp, cpp_schedules
+from anytorch.graph.emit.cpp_schedules import Machine
+from anytorch.graph.emit.flat import flattened
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.loops import Kernel
@@ -33,11 +34,22 @@ def machine() -> Machine:
 
 
 def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
-    return schedules(kernel, known, machine())
+    return cpp_schedules.schedules(flattened(kernel), known, machine())
+
+
+def considered(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
+    """The candidates and others, sooner: whether one can be written shows when it is prepared."""
+    return cpp_schedules.considered(flattened(kernel), known, machine())
+
+
+def render(kernel: Kernel, schedule: Schedule) -> str:
+    """The C++ text of a kernel, for a schedule that `candidates` offers."""
+    return cpp.render(flattened(kernel), schedule)
 
 
 def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     """Compile a kernel. What comes back takes the tensors of its buffers and the named sizes. Raises NativeUnavailable."""
+    kernel = flattened(kernel)
     text = cpp.render(kernel, schedule)
     saving.save(text, schedule.name, suffix=".cpp", comment="//")
     library = _library(text, settings.cache_folder(), settings.get("simd"))

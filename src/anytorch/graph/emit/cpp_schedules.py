@@ -27,12 +27,8 @@ class Machine:
 def schedules(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> list[Schedule]:
     """Schedules that can be written, without repetition; the last one, without vectors, always can."""
     found: dict[str, Schedule] = {}
-    every = [*_of_products(kernel, known, machine), *_of_rows(kernel, known, machine), Schedule()]
-    cut = [_with_chunks(kernel, one, known, machine) for one in every]
-    # Sums in memory also with one long item for every thread: rows of a matrix are then read from end to end.
-    cut[1:1] = [_with_chunks(kernel, one, known, machine, each=1, cached=LARGER) for one in every if one.spread]
-    for one in cut:
-        if one.name in found or any(axis not in kernel.extents for axis in one.blocks):
+    for one in considered(kernel, known, machine):
+        if one.name in found:
             continue
         try:
             render(kernel, one)
@@ -40,6 +36,15 @@ def schedules(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> lis
             continue
         found[one.name] = one
     return list(found.values())
+
+
+def considered(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> list[Schedule]:
+    """The same, and some that cannot be written: writing them all takes longer than finding one again may take."""
+    every = [*_of_products(kernel, known, machine), *_of_rows(kernel, known, machine), Schedule()]
+    cut = [_with_chunks(kernel, one, known, machine) for one in every]
+    # Sums in memory also with one long item for every thread: rows of a matrix are then read from end to end.
+    cut[1:1] = [_with_chunks(kernel, one, known, machine, each=1, cached=LARGER) for one in every if one.spread]
+    return [one for one in cut if all(axis in kernel.extents for axis in one.blocks)]
 
 
 def loads(kernel: Kernel) -> Iterator[Expr]:

@@ -168,6 +168,7 @@ def _measure(encoder: TorchEncoder, plans: Sequence[EncoderPlan], asked: Questio
         [Candidate(way.plan.short, way.prepare, way.scope) for way in ways],
         check,
         most_error=1.0 - SAME_COSINE,
+        error_unit="below a cosine of 1",
         stopwatch=Stopwatch(by_wall(partial(synchronize, encoder.device)), is_out_of_memory),
         budget_s=budget,
         rounds=ROUNDS,
