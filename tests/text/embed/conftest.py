@@ -83,8 +83,8 @@ def fake_engine(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("built-once")
+def built_cache(shared_cache: Callable[[str], Path]) -> Path:
+    return shared_cache("embed")
 
 
 @pytest.fixture
