@@ -67,7 +67,7 @@ answer(errors=errors, backends=[c.backend for c in found], chosen=choice.name, t
 @pytest.mark.parametrize("name", BROKEN)
 def test_becomes_a_reason(name: str, plugin: Callable[..., Path], run_script: Callable[..., dict[str, Any]]) -> None:
     code, attribute, words = BROKEN[name]
-    told = run_script(ASK.format(name=name), path=[plugin(name, code, attribute)], warm=True)
+    told = run_script(ASK.format(name=name), path=[plugin(name, code, attribute)])
     reason = told["errors"][name]
     for word in words:
         assert word in reason, reason
