@@ -34,6 +34,10 @@ def _load(path: Path) -> ModuleType:
 
 hardware = _load(Path(__file__).parent / "native" / "hardware.py")
 
+# What our C++ compiles to. A library's name is a hash of its sources, flags and compiler, so no test finds another's by
+# mistake, and no library of yesterday's sources is loaded.
+LIBRARIES = Path(__file__).resolve().parents[1] / ".cache" / "test-libraries"
+
 STANDS_FOR_ANOTHER_MACHINE = ("ANYTORCH_SIMD",)  # tools/other_machines.py sets it for a whole run
 
 # Set by pytest, by coverage, by torch in its own process when torch._dynamo is first imported (KMP_: torch 2.11), and by
@@ -90,6 +94,27 @@ def isolation(no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.M
     token = settings._overrides.set({})
     yield
     settings._overrides.reset(token)
+
+
+def with_libraries(cache: Path) -> Path:
+    """A cache folder, made here if need be, that finds what any test has compiled: a library takes a second or more."""
+    LIBRARIES.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    if not (cache / "native").exists():
+        (cache / "native").symlink_to(LIBRARIES, target_is_directory=True)
+    return cache
+
+
+@pytest.fixture
+def shared_libraries(isolation: None, tmp_path: Path) -> Path:
+    """The test's cache folder, which is its own except for compiled libraries."""
+    return with_libraries(tmp_path / "anytorch-cache")
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`shared_cache(name)`: a cache folder for the tests that name it. Devices are tried once, which takes five seconds."""
+    return lambda name: with_libraries(tmp_path_factory.getbasetemp() / f"cache-{name}")
 
 
 def missing(what: str, reason: str) -> NoReturn:

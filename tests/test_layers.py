@@ -26,6 +26,7 @@ LAYERS = [
         "settings",
         "cache",
         "logs",
+        "interrupts",
         "safetensors_files",
         "child_process",
         "pictures",

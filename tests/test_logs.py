@@ -75,11 +75,11 @@ CHOOSE = """
 
 def test_a_named_level_shows_the_lines_on_standard_error(run_python: Callable[..., Any]) -> None:
     for variable in ("YIRAGE_LOG_LEVEL", "ANYTORCH_LOG_LEVEL"):
-        done = run_python(CHOOSE, env={variable: "DEBUG"})
+        done = run_python(CHOOSE, env={variable: "DEBUG"}, warm=True)
         assert done.stdout == "cpu\n"
         assert "anytorch DEBUG anytorch.devices.choose: asked for 'cpu', chose cpu (" in done.stderr
-    assert run_python(CHOOSE).stderr == ""
-    assert run_python(CHOOSE, env={"YIRAGE_LOG_LEVEL": "WARNING"}).stderr == ""
+    assert run_python(CHOOSE, warm=True).stderr == ""
+    assert run_python(CHOOSE, env={"YIRAGE_LOG_LEVEL": "WARNING"}, warm=True).stderr == ""
 
 
 def test_a_fallback_is_told_at_info(run_python: Callable[..., Any]) -> None:
@@ -88,7 +88,7 @@ def test_a_fallback_is_told_at_info(run_python: Callable[..., Any]) -> None:
         warnings.simplefilter("ignore")
         anytorch.resolve("mps")
         """
-    done = run_python(code, env={"ANYTORCH_LOG_LEVEL": "INFO"})
+    done = run_python(code, env={"ANYTORCH_LOG_LEVEL": "INFO"}, warm=True)
     assert "anytorch INFO anytorch.devices.choose: device 'mps' cannot be used" in done.stderr
     assert "DEBUG" not in done.stderr
 
@@ -100,9 +100,9 @@ def test_basic_config_alone_shows_our_lines(run_python: Callable[..., Any]) -> N
         import anytorch
         anytorch.resolve("cpu")
         """
-    assert "mine anytorch.devices.choose asked for 'cpu', chose cpu" in run_python(code).stderr
+    assert "mine anytorch.devices.choose asked for 'cpu', chose cpu" in run_python(code, warm=True).stderr
     # With a level named as well: the program's handlers get each line, and nobody else prints it again.
-    both = run_python(code, env={"ANYTORCH_LOG_LEVEL": "DEBUG"}).stderr
+    both = run_python(code, env={"ANYTORCH_LOG_LEVEL": "DEBUG"}, warm=True).stderr
     assert both.count("asked for 'cpu', chose cpu") == 1 and "anytorch DEBUG" not in both
 
 

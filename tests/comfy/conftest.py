@@ -70,9 +70,9 @@ CORE = {"LoadImage": LoadImage, "PreviewImage": PreviewImage, "PreviewAny": Prev
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(shared_cache: Callable[[str], Path]) -> Path:
     """One cache for all of these tests: the text encoder is compiled once, and devices are tried once."""
-    return tmp_path_factory.mktemp("built-for-comfy")
+    return shared_cache("comfy")
 
 
 @pytest.fixture

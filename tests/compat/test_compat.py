@@ -51,9 +51,14 @@ LATER = {
 
 
 @pytest.fixture
-def ask(run_script: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    def run(code: str, env: dict[str, str | None] | None = None, path: Sequence[Path] = ()) -> dict[str, Any]:
-        return run_script(code, env, path=[SOURCES, *path])
+def ask(
+    run_script: Callable[..., dict[str, Any]], shared_cache: Callable[[str], Path]
+) -> Callable[..., dict[str, Any]]:
+    def run(
+        code: str, env: dict[str, str | None] | None = None, path: Sequence[Path] = (), warm: bool = True
+    ) -> dict[str, Any]:
+        cached = {"ANYTORCH_CACHE_DIR": str(shared_cache("compat")), **(env or {})}
+        return run_script(code, cached, path=[SOURCES, *path], warm=warm)
 
     return run
 
@@ -76,7 +81,8 @@ def test_every_path_has_its_names_and_no_more(ask: Callable[..., dict[str, Any]]
                 if name in dir(anytorch) and getattr(anytorch, name) is not value:
                     wrong.append([path, name])
         answer(wrong=wrong, torch="torch" in sys.modules)
-        """
+        """,
+        warm=False,
     )
     assert told == {"wrong": [], "torch": False}
 
@@ -234,13 +240,23 @@ def test_a_log_level_set_after_the_import_takes_effect(ask: Callable[..., dict[s
 # --- command lines ---------------------------------------------------------------------------------------------------
 
 
-def script(name: str, *arguments: str, folder: Path, run_python: Callable[..., Any], check: bool = True) -> Any:
-    """`python <name> <arguments>` in `folder`, as the document types it."""
-    code = (
-        f"import os, runpy, sys; os.chdir({str(folder)!r}); sys.argv = {[name, *arguments]!r}\n"
-        f"runpy.run_path({str(COMPAT / name)!r}, run_name='__main__')"
-    )
-    return run_python(code, path=[SOURCES], timeout_s=400, check=check)
+@pytest.fixture
+def script(tmp_path: Path, run_python: Callable[..., Any], shared_cache: Callable[[str], Path]) -> Callable[..., Any]:
+    """`script(name, *arguments)`: `python <name> <arguments>` in the test's folder, as the document types it."""
+    cached = {"ANYTORCH_CACHE_DIR": str(shared_cache("compat"))}
+
+    def run(name: str, *arguments: str, check: bool = True) -> Any:
+        return run_python(
+            f"import os, runpy, sys; os.chdir({str(tmp_path)!r}); sys.argv = {[name, *arguments]!r}\n"
+            f"runpy.run_path({str(COMPAT / name)!r}, run_name='__main__')",
+            env=cached,
+            path=[SOURCES],
+            timeout_s=400,
+            check=check,
+            warm=True,
+        )
+
+    return run
 
 
 MANAGER = "tools/yirage_backend_manager.py"
@@ -271,18 +287,16 @@ COMMANDS: list[tuple[str, list[str], int]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "status"), COMMANDS, ids=[" ".join([c[0], *c[1]]) for c in COMMANDS])
-def test_command_line(
-    name: str, arguments: list[str], status: int, tmp_path: Path, run_python: Callable[..., Any]
-) -> None:
-    done = script(name, *arguments, folder=tmp_path, run_python=run_python, check=False)
+def test_command_line(name: str, arguments: list[str], status: int, tmp_path: Path, script: Callable[..., Any]) -> None:
+    done = script(name, *arguments, check=False)
     assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     if "--output" in arguments:
         assert (tmp_path / "results.json").stat().st_size > 100
 
 
-def test_manager_alone_prints_the_help(tmp_path: Path, run_python: Callable[..., Any]) -> None:
-    done = script(MANAGER, folder=tmp_path, run_python=run_python)
+def test_manager_alone_prints_the_help(script: Callable[..., Any]) -> None:
+    done = script(MANAGER)
     assert "optimize" in done.stdout and "benchmark" in done.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -16,8 +17,13 @@ def npu_machine(npu_extension: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def ask(npu_machine: Path, run_script: Callable[..., dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
-    return lambda code: run_script(code, path=[npu_machine])
+def ask(
+    npu_machine: Path, run_script: Callable[..., dict[str, Any]], shared_cache: Callable[[str], Path]
+) -> Callable[[str], dict[str, Any]]:
+    cached = {"ANYTORCH_CACHE_DIR": str(shared_cache("compat-npu"))}
+    # In a process that has torch already: what the end of its `import torch` does is done again.
+    start = "import torch; torch._import_device_backends()\n"
+    return lambda code: run_script(start + dedent(code), cached, path=[npu_machine], warm=True)
 
 
 def test_choice_and_facts(ask: Callable[[str], dict[str, Any]]) -> None:

@@ -6,10 +6,8 @@ What needs work that has not been done yet is listed in LATER, so that none is f
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +38,10 @@ for name, kind in (("Kronos-Tokenizer-base", "tokenizer"), ("Kronos-small", "mod
     shutil.copytree(tiny_folder(kind), repository / "snapshots" / ("0" * 40))
 """
 FALLBACK = "DeviceFallbackWarning: device 'cuda' cannot be used"
-# The folder the document names; and one cache for these samples, so that the C++ encoder is compiled once.
+# The folder the document names.
 MINILM = """import os
 from anytorch.text.checkpoints.locate import find_model
 os.makedirs("models"); os.symlink(find_model(None), "models/minilm")
-os.environ["ANYTORCH_CACHE_DIR"] = os.path.join(os.path.dirname(os.getcwd()), "built-for-samples")
 """
 ENGINE = MINILM + "from ai_os_diffusion.inference import ArrowEngine\n"
 
@@ -225,22 +222,20 @@ def text_of(name: str) -> str:
     return (SAMPLES / f"{name}.py").read_text(encoding="utf-8").partition("\n")[2]
 
 
-def run_sample(name: str, sample: Sample, folder: Path, extra: Path | None = None) -> Any:
+def run_sample(
+    name: str, sample: Sample, folder: Path, run_python: Callable[..., Any], cache: Path, extra: Path | None = None
+) -> Any:
     program = folder / f"{name}.py"
     program.write_text(f"{sample.given}{text_of(name)}\n{sample.then}\n", encoding="utf-8")
-    compat = REPOSITORY / "compat"
-    path = [REPOSITORY / "src", compat / "src", compat / "gitSource", *([extra] if extra else [])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONIOENCODING": "utf-8"}
-    environment.pop("PYTHONWARNINGS", None)
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
+    path = [REPOSITORY / "compat" / "gitSource", *([extra] if extra else [])]
+    # In a process that has torch already: what the end of its `import torch` does is done again, where there is a plug-in.
+    code = (
+        f"import os, runpy, sys, torch; os.chdir({str(folder)!r}); sys.argv = [{str(program)!r}]\n"
+        + ("torch._import_device_backends()\n" if extra else "")
+        + f"runpy.run_path({str(program)!r}, run_name='__main__')"
     )
+    environment = {"PYTHONWARNINGS": None, "ANYTORCH_CACHE_DIR": str(cache)}
+    done = run_python(code, env=environment, path=path, timeout_s=300, check=False, warm=True)
     assert done.returncode == 0, f"{name}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -251,9 +246,11 @@ def check_prints(patterns: tuple[str, ...], output: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
+def test_runs_on_a_cpu(
+    name: str, tmp_path: Path, run_python: Callable[..., Any], shared_cache: Callable[[str], Path]
+) -> None:
     sample = RUN[name]
-    done = run_sample(name, sample, tmp_path)
+    done = run_sample(name, sample, tmp_path, run_python, shared_cache("seeds"))
     check_prints(sample.prints, done.stdout)
     for text in sample.says:
         assert text in done.stderr, f"{text!r} not in\n{done.stderr}"
@@ -269,11 +266,13 @@ def npu_machine(npu_extension: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("name", [*(name for name, sample in RUN.items() if sample.npu), *NEEDS_NPU])
-def test_runs_on_an_npu(name: str, tmp_path: Path, npu_machine: Path) -> None:
+def test_runs_on_an_npu(
+    name: str, tmp_path: Path, npu_machine: Path, run_python: Callable[..., Any], shared_cache: Callable[[str], Path]
+) -> None:
     sample = RUN.get(name) or NEEDS_NPU[name]
     if name in RUN:  # its checks are those of a machine without an NPU
         sample = Sample(sample.npu, given=sample.given)
-    done = run_sample(name, sample, tmp_path, extra=npu_machine)
+    done = run_sample(name, sample, tmp_path, run_python, shared_cache("seeds-npu"), extra=npu_machine)
     check_prints(sample.prints, done.stdout)
 
 

@@ -26,8 +26,8 @@ def test_there_are_samples() -> None:
 
 
 @pytest.mark.parametrize("code", [code for _, code in samples()], ids=[name for name, _ in samples()])
-def test_sample(code: str, run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_sample(code: str, run_python: Callable[..., Any], tmp_path: Path, shared_cache: Callable[[str], Path]) -> None:
     # An explicit "cuda:1" falls back here and says so; a warning is part of what the sample shows.
     # One cache for all samples: what one of them compiles, the next one finds. Little time to measure: nobody reads it.
-    env = {"ANYTORCH_CACHE_DIR": str(tmp_path.parent / "built"), "ANYTORCH_MEASURE_S": "0.2"}
-    run_python(f"import os; os.chdir({str(tmp_path)!r})\n{code}", env=env)
+    env = {"ANYTORCH_CACHE_DIR": str(shared_cache("samples")), "ANYTORCH_MEASURE_S": "0.2"}
+    run_python(f"import os; os.chdir({str(tmp_path)!r})\n{code}", env=env, warm=True)

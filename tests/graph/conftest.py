@@ -13,6 +13,11 @@ from anytorch.graph.backs import Back
 from anytorch.measured.verdict import Trial
 
 
+@pytest.fixture(autouse=True)
+def compiled_once(shared_libraries: object) -> None:
+    """A kernel that several tests compile is compiled by the first of them."""
+
+
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One schedule for every kernel; a program of ours is chosen wherever it is right, fast or not."""

@@ -32,11 +32,11 @@ def test_a_triton_kernel_is_saved_as_python(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_nothing_is_saved_unless_a_folder_is_named_and_the_first_graph_stays(tmp_path: Path) -> None:
     saving.save("x", "m=1", suffix=".cpp", comment="//")
-    with anytorch.use(save_kernels=str(tmp_path)):
+    with anytorch.use(save_kernels=str(tmp_path / "new")):
         saving.save("x", "m=1", suffix=".cpp", comment="//")
         with saving.kernels_of("graph b"):
             saving.save("x", "m=1", suffix=".cpp", comment="//")
-    (path,) = tmp_path.iterdir()
+    (path,) = (tmp_path / "new").iterdir()
     assert path.read_text() == "// a kernel outside of a search; schedule: m=1\nx"
 
 

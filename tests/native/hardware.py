@@ -7,6 +7,7 @@ The rule (research, section 3): a fake carries recorded facts only, each with it
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +28,18 @@ class CompilerMissing(Exception):
     """No C or C++ compiler on this machine."""
 
 
+def _beside(name: str) -> Any:
+    """A module of this folder, which is on nobody's path."""
+    spec = importlib.util.spec_from_file_location(f"anytorch_tests_{name}", HERE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+WARM = _beside("warm").Warm()
+
+
 def run_python(
     code: str,
     *,
@@ -34,23 +47,29 @@ def run_python(
     path: Sequence[Path] = (),
     timeout_s: float = 600,
     check: bool = True,
+    warm: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run `code` in a Python of its own, with our sources on its path. A variable set to None in `env` is removed.
 
-    `check` fails the test with the whole of standard error when the process does not exit with 0.
+    `check` fails the test with the whole of standard error when the process does not exit with 0. `warm`: torch may be
+    imported when the code begins, where the environment allows that (warm.py); not for tests of importing.
     """
     __tracebackhide__ = True
     variables: dict[str, str | None] = {**os.environ, **(env or {})}
     folders = [str(folder) for folder in path] + [str(REPOSITORY / "src"), str(REPOSITORY / "compat" / "src")]
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, variables.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={name: value for name, value in variables.items() if value is not None},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    environment = {name: value for name, value in variables.items() if value is not None}
+    if warm and WARM.fits(environment):
+        done = WARM.run(textwrap.dedent(code), environment, timeout_s)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
     if check:
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
@@ -62,10 +81,11 @@ def run_script(
     *,
     path: Sequence[Path] = (),
     timeout_s: float = 600,
+    warm: bool = False,
 ) -> dict[str, Any]:
     """Like `run_python`, for code that ends with `answer(name=value, …)`: returns those values, by way of JSON."""
     prelude = "import json\ndef answer(**values): print('\\nANSWER ' + json.dumps(values), flush=True)\n"
-    done = run_python(prelude + textwrap.dedent(code), env=env, path=path, timeout_s=timeout_s)
+    done = run_python(prelude + textwrap.dedent(code), env=env, path=path, timeout_s=timeout_s, warm=warm)
     answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert len(answers) == 1, f"the script answered {len(answers)} times\n{done.stdout}\n{done.stderr}"
     values: dict[str, Any] = json.loads(answers[0].removeprefix("ANSWER "))
@@ -250,7 +270,7 @@ class NpuExtension:
 
     def run(self, code: str, env: Mapping[str, str | None] | None = None, **arguments: Any) -> dict[str, Any]:
         """Run a script in which `torch` and `npu` (the module `torch.npu`) are there; see `run_script`."""
-        return run_script(self.loader(**arguments) + textwrap.dedent(code), env)
+        return run_script(self.loader(**arguments) + textwrap.dedent(code), env, warm=True)
 
     def plugin(self, folder: Path, **arguments: Any) -> Path:
         """A distribution that makes every `import torch` load the device, as torch_npu does; put it on PYTHONPATH."""

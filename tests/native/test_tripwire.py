@@ -107,7 +107,14 @@ def pose_as_cuda_wheel(folder: Path) -> str:
 
 @pytest.mark.usefixtures("cpu_wheel")
 @pytest.mark.parametrize(
-    ("wheel", "mask"), [("cpu", None), ("cuda", None), ("cuda", ""), ("cuda", "1"), ("cuda", "MIG")]
+    ("wheel", "mask"),
+    [
+        ("cpu", None),
+        ("cuda", None),
+        ("cuda", "MIG"),
+        # What a mask leaves is in test_nvml_torch.py, for many of them at once.
+        *(pytest.param("cuda", mask, marks=pytest.mark.slow) for mask in ("", "1")),
+    ],
 )
 def test_discovery_does_not_wake_cuda(
     nvml_stub: Any, libcuda_stub: Any, run_script: Any, tmp_path: Path, wheel: str, mask: str | None

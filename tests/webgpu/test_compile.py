@@ -298,7 +298,8 @@ def test_a_backward_before_the_import_does_no_harm(run_python: Any) -> None:
         "import anytorch.webgpu\n"
         "x = torch.ones(2, device='webgpu', requires_grad=True)\n"
         "(x * 3).sum().backward()\n"
-        "assert x.grad.tolist() == [3, 3]\n"
+        "assert x.grad.tolist() == [3, 3]\n",
+        warm=True,
     )
 
 
@@ -311,5 +312,6 @@ def test_after_a_reset_everything_is_made_anew(run_python: Any) -> None:
         "    return (torch.softmax(x @ x.t() + 1, 1).sum() + x.sum(0).max() + x[[0, 2]].mean()).item()\n"
         "first = work()\n"
         "anytorch.webgpu.reset()\n"
-        "assert work() == first\n"
+        "assert work() == first\n",
+        warm=True,
     )

@@ -64,6 +64,7 @@ def test_out_of_memory_is_torchs_own_and_the_device_works_on(run_script: Any, to
         answer(message=message, value=again[-1].item(), reserved=torch.webgpu.memory_reserved())
         """,
         {"ANYTORCH_WEBGPU_MEMORY": "20MiB", "ANYTORCH_WEBGPU_FALLBACK": "silent"},
+        warm=True,
     )
     assert "ANYTORCH_WEBGPU_MEMORY" in said["message"] and said["value"] == 2.0
     assert said["reserved"] <= 20 << 20

@@ -272,7 +272,8 @@ def test_a_lost_device_says_so_and_can_be_replaced(run_python: Any) -> None:
         "assert all(lost(lambda: (x + 1).tolist()) for _ in range(3))\n"
         "anytorch.webgpu.reset()\n"
         "assert (torch.ones(4, device='webgpu') + 1).tolist() == [2, 2, 2, 2]\n"
-        "assert lost(lambda: (x + 1).tolist()), 'its address must not lead to memory of the new device'\n"
+        "assert lost(lambda: (x + 1).tolist()), 'its address must not lead to memory of the new device'\n",
+        warm=True,
     )
 
 
@@ -309,7 +310,8 @@ def test_an_interrupt_while_waiting_for_a_readback_is_raised_and_harmless(run_py
         "    finally:\n"
         "        signal.setitimer(signal.ITIMER_REAL, 0)\n"
         "assert interrupted == 12, interrupted\n"
-        "assert torch.equal((x @ x).cpu(), want)\n"
+        "assert torch.equal((x @ x).cpu(), want)\n",
+        warm=True,
     )
 
 

@@ -4,7 +4,7 @@ A tensor is on exactly one level at every instant. A move reserves room at the t
 changes the entry in one assignment; then the source is given up. Whatever happens in between leaves the tensor where it was.
 
 The lock guards the books alone. Nobody holds it while bytes move: an entry whose bytes are being read or copied is *busy*,
-and only who needs that entry, or the room that it leaves, waits for it.
+and only who needs that entry, or the room that it leaves, waits for it. Ctrl-C waits, too: for the tensor that is under way.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytorch import settings
+from anytorch import interrupts, settings
 from anytorch.devices.choose import resolve
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.buffers import host_buffer
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MIB = 2**20
 BOUNCE = 4 * MIB
 NAME = "tensor"  # of the one tensor in a file
+LOOK_S = 0.1  # how often who waits looks whether somebody pressed Ctrl-C
 DISK_NAMES = ("ssd", "disk", "nvme", "hdd")
 CPU = torch.device("cpu")
 
@@ -60,7 +61,7 @@ class Entry:
     priority: int
     last_use: int
     period: int | None = None  # uses of other keys between the last two uses of this one
-    holds: int = 0
+    holds: set[object] = field(default_factory=set)  # one of each `hold`
     busy: bool = False  # a thread reads or copies it without the lock: nobody else moves, replaces or removes it
 
 
@@ -99,7 +100,7 @@ class TensorStore:
         An older tensor of that key is given up only when the new one is in. Raises BudgetTooSmall when no level can take it.
         """
         tensor = _own(tensor)
-        with self._changed:
+        with self._books():
             self._clock += 1
             name = f"{key} (new {self._clock})"
             candidates = range(len(self.places)) if level is None else (level,)
@@ -152,7 +153,7 @@ class TensorStore:
 
         What does not fit on the fastest level comes from the level where it is: a disk's is read into host memory.
         """
-        with self._changed:
+        with self._books():
             return self._get(key)
 
     def _get(self, key: str) -> torch.Tensor | None:
@@ -170,7 +171,7 @@ class TensorStore:
 
     def remove(self, key: str) -> torch.Tensor | None:
         """Take a tensor out; None for an unknown key."""
-        with self._changed:
+        with self._books():
             entry = self._at_rest(key)
             if entry is None:
                 return None
@@ -182,46 +183,47 @@ class TensorStore:
     @contextmanager
     def hold(self, key: str) -> Iterator[torch.Tensor]:
         """`with store.hold(key) as tensor:` keeps the tensor where it is until the block ends."""
-        with self._changed:
-            tensor = self._get(key)
-            entry = self._at_rest(key)
-            if tensor is None or entry is None:
-                raise UsageError(f"there is no tensor {key!r}", hint="register it first")
-            tensor = entry.value if isinstance(entry.value, torch.Tensor) else tensor
-            entry.holds += 1
+        mine, entry = object(), None
         try:
+            with self._books():
+                tensor = self._get(key)
+                entry = self._at_rest(key)
+                if tensor is None or entry is None:
+                    raise UsageError(f"there is no tensor {key!r}", hint="register it first")
+                tensor = entry.value if isinstance(entry.value, torch.Tensor) else tensor
+                entry.holds.add(mine)
             yield tensor
         finally:
-            with self._changed:
-                entry.holds -= 1
+            if entry is not None:
+                entry.holds.discard(mine)  # one step, which needs no lock and cannot be broken in two
 
     def promote(self, keys: Iterable[str]) -> None:
         """Bring tensors up as far as there is room that nothing needed sooner takes. For prefetching."""
         wanted = list(keys)
         for key in wanted:
-            with self._changed:
+            with self._books():
                 entry = self._at_rest(key)
                 if entry is not None and entry.level > 0:
                     self._promote(key, entry, set(wanted), patient=False)
 
     def level_of(self, key: str) -> int | None:
-        with self._changed:
+        with self._books():
             entry = self._entries.get(key)
             return None if entry is None else entry.level
 
     def keys(self) -> list[str]:
-        with self._changed:
+        with self._books():
             return list(self._entries)
 
     def count(self, level: int) -> int:
-        with self._changed:
+        with self._books():
             return sum(entry.level == level for entry in self._entries.values())
 
     def close(self) -> None:
         """Give memory, threads and files back, when no bytes move any more."""
-        with self._changed:
+        with self._books():
             while self._at_work.total():
-                self._changed.wait()
+                self._wait()
             self._entries.clear()
             self._reader.close()
             for spill in self._spills.values():
@@ -231,31 +233,34 @@ class TensorStore:
     # --- waiting ---------------------------------------------------------------------------------------------------
 
     @contextmanager
+    def _books(self) -> Iterator[None]:
+        """The lock, with Ctrl-C held back: between any two steps of a change it would leave half of it."""
+        with interrupts.held_back(), self._changed:
+            yield
+
+    @contextmanager
     def _moving(self, entry: Entry, *levels: int) -> Iterator[None]:
         """Let go of the lock while an entry's bytes move between levels; within it, nobody may wait for another entry."""
         entry.busy = True
         self._at_work.update(levels)
-        held, stopped = True, None
+        self._changed.release()
         try:
-            self._changed.release()
-            held = False
             yield
         finally:
-            while not held:  # Ctrl-C may come while we wait for the lock, which the caller's `with` gives back
-                try:
-                    held = self._changed.acquire()
-                except KeyboardInterrupt as exc:
-                    stopped = exc
+            self._changed.acquire()
             entry.busy = False
             self._at_work.subtract(levels)
             self._changed.notify_all()
-            if stopped is not None:
-                raise stopped
+
+    def _wait(self) -> None:
+        """Wait until somebody's bytes have moved, or for Ctrl-C: nothing of this thread's is half done here."""
+        while not self._changed.wait(LOOK_S):
+            interrupts.check()
 
     def _at_rest(self, key: str) -> Entry | None:
         """The entry of a key, when nobody is at work on it; None for an unknown key."""
         while (entry := self._entries.get(key)) is not None and entry.busy:
-            self._changed.wait()
+            self._wait()
         return entry
 
     def _readable(self, key: str) -> Entry | None:
@@ -290,10 +295,11 @@ class TensorStore:
         if nbytes > self.places[level].capacity:
             return False
         while self.ledger.free(str(level)) < nbytes:
+            interrupts.check()  # one tensor has moved, the next has not
             if not self._demote_one(level, keep, patient):
                 if not patient or not self._at_work[level]:
                     return False
-                self._changed.wait()
+                self._wait()
         return True
 
     def _demote_one(self, level: int, keep: set[str], patient: bool) -> bool:

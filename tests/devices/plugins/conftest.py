@@ -31,12 +31,12 @@ def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.fixture
-def plugin(tmp_path: Path) -> Callable[..., Path]:
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`plugin(name, code, attribute="Backend")` → a folder with an installed distribution that offers that back end."""
 
     def write(name: str, code: str, attribute: str = "Backend") -> Path:
-        folder = tmp_path / f"plugin-{name}"
+        folder = tmp_path_factory.mktemp(f"plugin-{name}")
         information = folder / f"{name}_plugin-1.0.dist-info"
         information.mkdir(parents=True)
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 1.0\n")

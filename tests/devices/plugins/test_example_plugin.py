@@ -15,7 +15,7 @@ def ask(run_script: Callable[..., dict[str, Any]], installed_example: Path) -> C
     """Run a script where the example is installed; it ends with `answer(name=value)`."""
 
     def run(code: str, env: dict[str, str | None] | None = None) -> dict[str, Any]:
-        return run_script(code, env, path=[installed_example])
+        return run_script(code, env, path=[installed_example], warm=True)
 
     return run
 

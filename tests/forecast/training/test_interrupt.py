@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,44 +24,13 @@ from anytorch.forecast.model import KronosTokenizer
 from anytorch.forecast.training import TrainingPlan, finetune_tokenizer
 from anytorch.forecast.training.loop import Run, fingerprint
 from anytorch.forecast.training.plan import wrong
-from anytorch.forecast.training.processes import Interrupt, World
+from anytorch.forecast.training.processes import World
 from anytorch.forecast.training.store import RunFolder, writing
+from anytorch.interrupts import Interrupt
 
 
 def pressed() -> None:
     signal.raise_signal(signal.SIGINT)
-
-
-def test_ctrl_c_waits_for_the_end_of_a_block() -> None:
-    done: list[str] = []
-    interrupt = Interrupt()
-    with pytest.raises(KeyboardInterrupt), interrupt:
-        done.append("before")
-        with interrupt.held():
-            pressed()
-            done.append("held")
-        done.append("never")
-    assert done == ["before", "held"] and not interrupt.broken
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_one_does_not_wait() -> None:
-    now = [0.0]
-    interrupt = Interrupt(lambda: now[0])
-    done: list[str] = []
-    with interrupt:
-        with pytest.raises(KeyboardInterrupt), interrupt.held():
-            pressed()
-            now[0] = 0.5  # torchrun, of the same one
-            pressed()
-            done.append("held")
-            now[0] = 2.0
-            pressed()
-            done.append("never")
-        now[0] = 9.0
-        with interrupt.ignored():
-            pressed()
-    assert done == ["held"] and interrupt.broken
 
 
 def test_the_other_processes_go_on_until_the_first_has_left(
@@ -91,31 +59,6 @@ def test_the_other_processes_go_on_until_the_first_has_left(
     with pytest.raises(KeyboardInterrupt):
         finetune_tokenizer(**job)
     assert not (tmp_path / "run").exists(), "only the first writes"
-
-
-def test_somebody_elses_handler_is_left_alone() -> None:
-    def other(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, other)
-    try:
-        interrupt = Interrupt()
-        with pytest.raises(KeyboardInterrupt), interrupt, interrupt.held():
-            assert signal.getsignal(signal.SIGINT) is other
-            pressed()
-        assert interrupt.broken
-    finally:
-        signal.signal(signal.SIGINT, before)
-    seen: list[Any] = []
-
-    def elsewhere() -> None:
-        with Interrupt() as found, found.held(), found.ignored():
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert seen == [signal.default_int_handler]
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------

@@ -82,9 +82,14 @@ def fake_engine(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         engine.close()
 
 
+@pytest.fixture
+def engine(fake_engine: Callable[..., ArrowEngine]) -> ArrowEngine:
+    return fake_engine()
+
+
 @pytest.fixture(scope="session")
-def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("built-once")
+def built_cache(shared_cache: Callable[[str], Path]) -> Path:
+    return shared_cache("embed")
 
 
 @pytest.fixture

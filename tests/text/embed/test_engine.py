@@ -15,19 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import anytorch
-from anytorch.errors import DeviceFallbackWarning, InputError, ModelError, OutOfMemory, UsageError
-from anytorch.text.embed import encoder_builder, encoder_device
-from anytorch.text.embed.encoder_device import EncoderDevice, choose_device
+from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.text.embed import encoder_builder
 from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.recipe import MOST_TOLD
 
 TEXTS = [f"sentence {n} " + "and more words " * (n % 11) for n in range(300)]
-
-
-@pytest.fixture
-def engine(fake_engine: Callable[..., ArrowEngine]) -> ArrowEngine:
-    return fake_engine()
 
 
 def expected(engine: ArrowEngine, encoder: Any, texts: list[str]) -> np.ndarray:
@@ -254,105 +247,6 @@ def test_prompts(copied_model: Path, fake_engine: Callable[..., ArrowEngine]) ->
         fake_engine(model_path=copied_model).encode("x", prompt="query")
 
 
-# --- comparing ----------------------------------------------------------------------------------------------------------
-
-
-def test_similarity(engine: ArrowEngine) -> None:
-    vectors = engine.encode(TEXTS[:20])
-    matrix = engine.similarity(TEXTS[:20])
-    assert matrix.shape == (20, 20) and np.allclose(np.diag(matrix), 1, atol=1e-6) and np.allclose(matrix, matrix.T)
-    assert np.allclose(matrix, vectors @ vectors.T, atol=1e-6)
-    assert np.allclose(engine.similarity(vectors * 7, TEXTS[:3]), matrix[:, :3], atol=1e-6)
-    assert engine.similarity("one", "two").shape == (1, 1) and engine.similarity([], TEXTS[:3]).shape == (0, 3)
-    eight = engine.encode(TEXTS[:20], precision="int8")
-    assert np.abs(engine.similarity(eight) - matrix).max() < 0.02
-    bits = engine.encode(TEXTS[:20], precision="binary")
-    same = engine.similarity(bits, precision="binary")
-    signs = np.where(vectors > 0, 1, -1)
-    assert np.allclose(same, signs @ signs.T / 16, atol=1e-6)
-    unsigned = engine.encode(TEXTS[:20], precision="ubinary")
-    assert np.array_equal(engine.similarity(unsigned, precision="ubinary"), same)
-    with pytest.raises(InputError, match="16 and of 3 dimensions"):
-        engine.similarity(vectors, np.zeros((2, 3)))
-    with pytest.raises(InputError, match="rows of numbers"):
-        engine.similarity(np.array([["a"]]))
-
-
-@pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "manhattan"])
-def test_search_finds_what_sorting_finds(kind: str, copied_model: Path, fake_engine: Callable[..., Any]) -> None:
-    (copied_model / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": kind}))
-    engine = fake_engine(model_path=copied_model)
-    rng = np.random.default_rng(0)
-    corpus, queries = rng.standard_normal((500, 16)).astype("f"), rng.standard_normal((9, 16)).astype("f")
-    scores = engine.similarity(queries, corpus)
-    for row, hits in zip(scores, engine.search(queries, corpus, 7), strict=True):
-        assert [hit.index for hit in hits] == np.argsort(-row, kind="stable")[:7].tolist()
-        assert np.allclose([hit.score for hit in hits], np.sort(row)[::-1][:7], atol=1e-5) and hits[0].text is None
-
-
-def test_search_among_texts(engine: ArrowEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    hits = engine.search(TEXTS[42], TEXTS, 3)
-    assert hits[0].index == 42 and hits[0].text == TEXTS[42] and hits[0].score == pytest.approx(1, abs=1e-5)
-    assert len(engine.search("x", TEXTS[:2], 10)) == 2 and engine.search("x", [], 3) == []
-    assert [len(found) for found in engine.search(["a", "b"], iter(TEXTS), 4)] == [4, 4]
-    from anytorch.text.embed import compare
-
-    whole = engine.search(TEXTS[:5], TEXTS, 4)
-    monkeypatch.setattr(compare, "BLOCK_SCORES", 100)
-    assert engine.search(TEXTS[:5], TEXTS, 4) == whole, "in blocks, the same"
-    arrow = engine.encode(TEXTS, output="arrow")
-    assert [hit.index for hit in engine.search(TEXTS[7], arrow, 2)] == [
-        h.index for h in engine.search(TEXTS[7], TEXTS, 2)
-    ]
-    for k in (0, -1, True, 2.5):
-        with pytest.raises(UsageError, match="k="):
-            engine.search("x", TEXTS, k)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("precision", ["binary", "ubinary"])
-def test_texts_are_compared_as_bits_where_bits_are_asked_for(engine: ArrowEngine, precision: str) -> None:
-    bits = engine.encode(TEXTS[:20], precision=precision)
-    expected = engine.similarity(bits, precision=precision)
-    assert np.array_equal(engine.similarity(TEXTS[:20], precision=precision), expected)
-    assert np.array_equal(engine.similarity(TEXTS[:20], bits, precision=precision), expected)
-    assert engine.similarity([], bits, precision=precision).shape == (0, 20)
-    assert engine.search(TEXTS[4], bits, 1, precision=precision)[0].index == 4
-    for compare in (engine.similarity, engine.search):
-        with pytest.raises(UsageError, match="precision='int3'"):
-            compare(TEXTS[:2], TEXTS[:2], precision="int3")
-
-
-def test_columns_of_texts(engine: ArrowEngine) -> None:
-    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
-    expected, vectors = engine.search(TEXTS[3], TEXTS[:9], 2), engine.encode(TEXTS[:9])
-    several = pyarrow.chunked_array([TEXTS[:4], TEXTS[4:9]])
-    for column in (
-        np.array(TEXTS[:9]),
-        pandas.Series(TEXTS[:9], index=range(5, 14)),
-        pyarrow.array(TEXTS[:9]),
-        several,
-    ):
-        assert engine.search(TEXTS[3], column, 2) == expected
-        assert np.array_equal(engine.encode(column), vectors)
-        assert np.array_equal(np.stack(list(engine.encode_iter(column))), vectors)
-        assert engine.similarity(column).shape == (9, 9)
-    with pytest.raises(InputError, match="text 1 is NoneType"):
-        engine.encode(pyarrow.array(["a", None]))
-
-
-def test_of_equal_scores_the_first_are_found(engine: ArrowEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anytorch.text.embed import compare
-
-    rng = np.random.default_rng(0)
-    query = np.ones((1, 1), np.float32)
-    for block in (compare.BLOCK_SCORES, 50):
-        monkeypatch.setattr(compare, "BLOCK_SCORES", block)
-        for count, k in ((5, 2), (50, 7), (1000, 7), (1000, 1)):
-            corpus = rng.integers(0, 3, (count, 1)).astype(np.float32)
-            found = [number for number, _ in next(compare.nearest(query, corpus, k, "dot"))]
-            assert found == np.argsort(-corpus[:, 0], kind="stable")[:k].tolist()
-
-
 @pytest.mark.parametrize("threads", [0, -1, "2", True, 1.5])
 def test_threads_that_cannot_be(threads: Any, model_folder: Path) -> None:
     with pytest.raises(UsageError, match="threads="):
@@ -398,131 +292,6 @@ def test_an_empty_name_is_not_the_working_folder(name: str) -> None:
 def test_a_prompt_that_is_no_text(engine: ArrowEngine) -> None:
     with pytest.raises(UsageError, match="prompt=5"):
         engine.encode("a", prompt=5)  # type: ignore[arg-type]
-
-
-# --- memory -------------------------------------------------------------------------------------------------------------
-
-
-def test_out_of_memory_halves_the_batch(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
-    whole = fake_engine().encode(TEXTS)
-    engine = fake_engine(make_encoder(most_tokens=100))
-    assert np.array_equal(engine.encode(TEXTS), whole)
-    assert engine.batch_tokens <= 100 and "note: memory ran out" in engine.explain()
-
-
-def test_quantizing_only_if_allowed(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
-    long = ["word " * 200]
-    with pytest.raises(OutOfMemory, match="a single text of 202 tokens"):
-        fake_engine(make_encoder(most_tokens=100)).encode(long)
-    engine = fake_engine(make_encoder(most_tokens=100), make_encoder(quantization="int8"), allow_quantize=True)
-    with pytest.warns(DeviceFallbackWarning, match="memory ran out on cpu: using quantization='int8'"):
-        assert engine.encode(long).shape == (1, 16)
-    assert engine.quantization == "int8" and "quantization: int8" in engine.explain()
-
-
-def test_the_old_encoder_goes_before_the_smaller_one_comes(
-    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two models do not fit where memory ran out with one; and what was not built is not what the weights are in."""
-    large, small = make_encoder(most_tokens=100), make_encoder(quantization="int8")
-    engine = fake_engine(large, allow_quantize=True)
-    seen: list[tuple[bool, str | None]] = []
-
-    def build(*given: Any, quantization: str | None, **named: Any) -> tuple[Any, str]:
-        seen.append((large.closed, engine.quantization))
-        return small, "a test's"
-
-    monkeypatch.setattr(encoder_builder, "build_encoder", build)
-    with pytest.warns(DeviceFallbackWarning, match="int8"):
-        engine.encode(["word " * 200])
-    assert seen == [(True, None)] and engine.quantization == "int8"
-
-
-def test_where_no_smaller_encoder_fits_the_engine_goes_on(
-    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = fake_engine(make_encoder(most_tokens=100), allow_quantize=True)
-    short = engine.encode(["word"])
-
-    def build(*given: Any, quantization: str | None, **named: Any) -> tuple[Any, str]:
-        if quantization is not None:
-            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
-        return make_encoder(most_tokens=100), "as before"
-
-    monkeypatch.setattr(encoder_builder, "build_encoder", build)
-    with pytest.warns(DeviceFallbackWarning), pytest.raises(OutOfMemory, match="a single text of 202 tokens"):
-        engine.encode(["word " * 200])
-    assert engine.quantization is None and "no smaller encoder fits" in engine.explain()
-    assert np.array_equal(engine.encode(["word"]), short)
-
-
-def test_nothing_is_left_when_not_even_the_old_one_fits_again(
-    fake_engine: Callable[..., Any], make_encoder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = fake_engine(make_encoder(most_tokens=100), allow_quantize=True)
-
-    def build(*given: Any, **named: Any) -> tuple[Any, str]:
-        raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
-
-    monkeypatch.setattr(encoder_builder, "build_encoder", build)
-    with pytest.warns(DeviceFallbackWarning), pytest.raises(OutOfMemory, match="the model does not fit"):
-        engine.encode(["word " * 200])
-    with pytest.raises(UsageError, match="closed"):
-        engine.encode(["word"])
-
-
-def test_a_model_too_large_to_load(model_folder: Path, monkeypatch: pytest.MonkeyPatch, make_encoder: Any) -> None:
-    asked: list[str | None] = []
-
-    def build(*given: Any, quantization: str | None, **named: Any) -> tuple[Any, str]:
-        asked.append(quantization)
-        if quantization != "int4":
-            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
-        return make_encoder(quantization=quantization), "a test's"
-
-    monkeypatch.setattr(encoder_builder, "build_encoder", build)
-    with pytest.raises(OutOfMemory, match="does not fit in the memory of cpu"):
-        ArrowEngine(model_folder, "cpu")
-    with pytest.warns(DeviceFallbackWarning, match="int"):
-        engine = ArrowEngine(model_folder, "cpu", allow_quantize=True)
-    assert asked == [None, None, "int8", "int4"] and engine.quantization == "int4"
-
-
-# --- devices ------------------------------------------------------------------------------------------------------------
-
-
-def test_auto_needs_no_torch_where_files_show_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_device, "accelerator_seen", lambda: False)
-    monkeypatch.setattr(encoder_device, "resolve", lambda *given, **named: pytest.fail("nothing needs resolving"))
-    cpu = EncoderDevice("cpu", "cpu", "files show no accelerator on this machine")
-    assert choose_device("auto") == choose_device(None) == cpu
-    assert choose_device("cpu").why == "you asked for 'cpu'"
-    with anytorch.use(backend="cpu"):
-        assert choose_device("auto").why == "the settings name 'cpu' (source: code)"
-
-
-def test_a_forced_device_falls_back_with_a_warning(cpu_wheel: None, fake_engine: Callable[..., Any]) -> None:
-    with pytest.warns(DeviceFallbackWarning, match="'cuda' cannot be used") as caught:
-        engine = fake_engine(device="cuda")
-    assert engine.device == "cpu" and "'cuda' cannot be used" in engine.explain()
-    assert caught[0].filename == __file__ or "conftest" in caught[0].filename, "it points at the caller"
-    with anytorch.use(strict=True), pytest.raises(anytorch.AnytorchError, match="cannot be used"):
-        fake_engine(device="cuda")
-
-
-def test_a_device_that_is_there_gets_torch(monkeypatch: pytest.MonkeyPatch, fake_engine: Callable[..., Any]) -> None:
-    there = EncoderDevice("cuda:0", "cuda:0", "a test says so")
-    monkeypatch.setattr(encoder_builder, "choose_device", lambda request: there)
-    engine = fake_engine(device="auto")
-    assert engine.device == "cuda:0" and not engine.on_cpu and engine.batch_tokens > 10_000
-    on_cpu = fake_engine(device="cpu")
-    assert np.array_equal(engine.encode(TEXTS), on_cpu.encode(TEXTS)), "whichever tokenizer"
-
-
-def test_torch_devices_are_named_by_their_name(fake_engine: Callable[..., Any]) -> None:
-    torch = pytest.importorskip("torch")
-    assert fake_engine(device=torch.device("cpu")).device == "cpu"
-    assert fake_engine(device=None).device == "cpu"
 
 
 # --- life ---------------------------------------------------------------------------------------------------------------

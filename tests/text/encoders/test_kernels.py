@@ -68,7 +68,7 @@ def test_kernels_compute_what_torch_computes(
 ) -> None:
     if find_spec("triton") is None:
         missing("triton", "it is not installed")
-    found = run_script(SCRIPT, {"TRITON_INTERPRET": "1"})
+    found = run_script(SCRIPT, {"TRITON_INTERPRET": "1"}, warm=True)
     assert found["attention"] < 1e-5 and found["norm"] < 1e-5
     assert found["tiles"] == [32, 32, 64, 128] and found["tried"] == 11
 
@@ -109,5 +109,5 @@ def test_a_whole_encoder_with_them(
     if find_spec("triton") is None:
         missing("triton", "it is not installed")
     folders = json.dumps({family: str(checkpoint_folder(family)) for family in ("bert", "qwen3")})
-    found = run_script(WHOLE, {"TRITON_INTERPRET": "1", "FOLDERS": folders})
+    found = run_script(WHOLE, {"TRITON_INTERPRET": "1", "FOLDERS": folders}, warm=True)
     assert found["bert"] > 0.99999 and found["qwen3"] > 0.99999

@@ -29,10 +29,11 @@ from anytorch.devices.seeds import own_random_numbers, prepare_to_repeat, repeat
 from anytorch.errors import AnytorchError, InputError
 from anytorch.forecast.predictor import capable
 from anytorch.forecast.training.plan import TrainingPlan
-from anytorch.forecast.training.processes import Interrupt, World
+from anytorch.forecast.training.processes import World
 from anytorch.forecast.training.recorded import RecordedStep
 from anytorch.forecast.training.store import RunFolder, draw_curve, plain, writing
 from anytorch.forecast.training.windows import Windows
+from anytorch.interrupts import Interrupt
 from anytorch.recorded.staging import can_stage
 
 log = logs.logger(__name__)

@@ -1,17 +1,13 @@
-"""One process, or several that torchrun started: who this one is, its device, sums over all of them, and Ctrl-C."""
+"""One process, or several that torchrun started: who this one is, its device, and sums over all of them."""
 
 from __future__ import annotations
 
 import atexit
 import inspect
 import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
@@ -126,65 +122,3 @@ def number(variable: str, default: int) -> int:
     if not text.isdigit():
         raise UsageError(f"environment variable {variable}={text!r} is not a number", hint="start it with torchrun")
     return int(text)
-
-
-SAME_PRESS_S = 1.0  # torchrun hands Ctrl-C on to processes that a terminal has told already
-
-
-class Interrupt:
-    """`with interrupt: … with interrupt.held(): …`: in the inner block Ctrl-C waits for its end; a second one does not.
-
-    (One that follows within SAME_PRESS_S is the first one again.)
-
-    Only where Python's own handler is in place: a program with another one knows what it does, and KeyboardInterrupt then
-    comes when it comes. `broken` says that it came inside a block that should have been whole.
-
-    `first`: is this the process that saves? The others go on until it has left: in its last step it waits for theirs.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool = True) -> None:
-        self.clock, self.first = clock, first
-        self.holding = self.ignoring = self.broken = False
-        self.asked_at: float | None = None
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        main = threading.current_thread() is threading.main_thread()  # handlers can be set there alone
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._interrupted)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
-
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        now, before = self.clock(), self.asked_at
-        if self.ignoring or (before is not None and now - before < SAME_PRESS_S):
-            return
-        self.asked_at = now
-        if before is not None or (self.first and not self.holding):
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        self.holding = True
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.broken = True
-            raise
-        finally:
-            self.holding = False
-        if self.first and self.asked_at is not None:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """A context that ignores Ctrl-C until it ends."""
-        self.ignoring = True
-        try:
-            yield
-        finally:
-            self.ignoring = False

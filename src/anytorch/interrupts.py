@@ -1,0 +1,117 @@
+"""Ctrl-C that waits until what must be whole is whole.
+
+Python raises KeyboardInterrupt between any two instructions of the main thread, also within a `finally`: what several steps
+change is put right afterwards only if it cannot come in the middle of them.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SAME_PRESS_S = 1.0  # torchrun hands Ctrl-C on to processes that a terminal has told already
+
+
+class Interrupt:
+    """`with interrupt: … with interrupt.held(): …`: in the inner block Ctrl-C waits for its end; a second one does not.
+
+    (One that follows within SAME_PRESS_S is the first one again.)
+
+    Only where Python's own handler is in place: a program with another one knows what it does, and KeyboardInterrupt then
+    comes when it comes. `broken` says that it came inside a block that should have been whole.
+
+    `first`: is this the process that saves? The others go on until it has left: in its last step it waits for theirs.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool = True) -> None:
+        self.clock, self.first = clock, first
+        self.ignoring = self.broken = False
+        self.holding = 0  # blocks, one within the other
+        self.asked_at: float | None = None
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        main = threading.current_thread() is threading.main_thread()  # handlers can be set there alone
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        now, before = self.clock(), self.asked_at
+        if self.ignoring or (before is not None and now - before < SAME_PRESS_S):
+            return
+        self.asked_at = now
+        if before is not None or (self.first and not self.holding):
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.holding += 1
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.broken = True
+            raise
+        finally:
+            self.holding -= 1
+        if not self.holding:
+            self.check()
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """A context that ignores Ctrl-C until it ends."""
+        self.ignoring = True
+        try:
+            yield
+        finally:
+            self.ignoring = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if one waits: for places where nothing is half done."""
+        if self.first and self.asked_at is not None:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """A context in which Ctrl-C waits for the end, or for a `check`; a second one, SAME_PRESS_S later, does not.
+
+    In other threads than the main one, where KeyboardInterrupt never comes, it does nothing.
+    """
+    outer = _in_place()
+    if outer is not None:
+        with outer.held():
+            yield
+        return
+    interrupt = Interrupt()
+    interrupt.holding = 1  # before its handler is in place, and until it is gone: there is no instruction in between
+    try:
+        with interrupt:
+            yield
+    finally:
+        interrupt.check()
+
+
+def check() -> None:
+    """Raise the KeyboardInterrupt that `held_back` keeps waiting, if there is one."""
+    interrupt = _in_place()
+    if interrupt is not None:
+        interrupt.check()
+
+
+def _in_place() -> Interrupt | None:
+    """The Interrupt whose handler is in place, for the thread that it concerns."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    owner = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return owner if isinstance(owner, Interrupt) else None
