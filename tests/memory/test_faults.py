@@ -417,6 +417,11 @@ def test_sums_find_every_kind_of_damage() -> None:
         assert checksums_of(changed) != good
     swapped = torch.cat([data[MB : 2 * MB], data[:MB], data[2 * MB :]])
     assert checksums_of(swapped) != good
+    page = 4096  # what a sum of words would not see: pages of one part, and a bit that is set here and cleared there
+    assert checksums_of(torch.cat([data[page : 2 * page], data[:page], data[2 * page :]])) != good
+    words = data.clone()
+    words.view(-1)[:16].view(torch.int64).add_(torch.tensor([1 << 20, -(1 << 20)]))
+    assert checksums_of(words) != good
     assert checksums_of(data[1:]) != good and checksums_of(torch.cat([data[:1], data])[1:]) == good
 
 
