@@ -39,6 +39,14 @@ def crc32(data: Buffer, value: int = 0) -> int:
     return int(library.crc32_of(value, address, view.nbytes))
 
 
+def crc32_at(address: int, nbytes: int, value: int = 0) -> int:
+    """The same of the memory at an address, which must stay while this looks at it."""
+    library = _library() if nbytes > SMALL // 4 else None
+    if library is None:
+        return zlib.crc32(memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"), value)
+    return int(library.crc32_of(value, address, nbytes))
+
+
 def crc32_parts(address: int, nbytes: int, part: int) -> tuple[int, ...]:
     """The CRC-32 of every `part` bytes of the memory at `address`; the last part may be shorter."""
     count = -(-nbytes // part)
