@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[object, bytes, str]] = {
     "a dtype that is none": ({"a": entry(0, 4, [])}, bytes(4), "unknown dtype"),  # type: ignore[arg-type]
     "a name twice": (b'{"a": %b, "a": %b}' % ((json.dumps(entry(0, 4)).encode(),) * 2), bytes(4), "comes twice"),
     "metadata": ({"__metadata__": {"x": 1}, "a": entry(0, 4)}, bytes(4), "metadata"),
-    "checksums": ({"__metadata__": {"anytorch.sums": "x" * 16}, "a": entry(0, 4)}, bytes(4), "not hexadecimal"),
+    "checksums": ({"__metadata__": {"anytorch.crc32": "x" * 8}, "a": entry(0, 4)}, bytes(4), "not hexadecimal"),
     "another encoding": ("{}".encode("utf-16"), b"", "not JSON"),
 }
 

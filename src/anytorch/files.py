@@ -1,13 +1,14 @@
-"""Write files atomically: a reader never sees half of one."""
+"""Write files atomically: a reader never sees half of one. Read JSON from files that may be damaged."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _numbers = count()
 
@@ -53,3 +54,22 @@ def replace_file(path: Path, data: bytes, *, private: bool = False, through_link
     """Write `data` to `path` atomically (see `replacing`)."""
     with replacing(path, private=private, through_links=through_links) as file:
         file.write(data)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on disk: only then may what they replace be removed."""
+    if os.name == "nt":  # a folder cannot be opened there, and names are journalled
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """What a JSON text holds. Raises ValueError for every text that is not JSON, however deep or long its parts are."""
+    try:
+        return json.loads(data)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc

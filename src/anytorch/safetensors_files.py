@@ -24,7 +24,8 @@ SINGLE, INDEX, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".s
 PICKLES = ("*.bin", "*.pt", "*.pth")
 LARGEST_HEADER = 100_000_000  # what the reference reader allows
 LARGEST_SIZE = 2**63 - 1
-CHECKSUMS = "anytorch.sums"  # in the metadata of our own files: a sum of every MiB, 16 hexadecimal digits each
+CHECKSUMS = "anytorch.crc32"  # in the metadata of our own files: a CRC-32 of every MiB, 8 hexadecimal digits each
+DIGITS = 8
 AGAIN = "it was cut short or damaged: fetch or write it again"
 
 # The format's name → torch's name and the bits of an element.
@@ -175,7 +176,7 @@ def _parsed(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
 def _checksums(path: Path, metadata: dict[str, str]) -> tuple[int, ...] | None:
     digits = metadata.get(CHECKSUMS, "")
     try:
-        return tuple(int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)) or None
+        return tuple(int(digits[i : i + DIGITS], 16) for i in range(0, len(digits), DIGITS)) or None
     except ValueError as exc:
         _refuse(path, "its checksums are not hexadecimal", exc)
 

@@ -15,7 +15,7 @@ import pytest
 from anytorch import native, settings
 from anytorch.errors import CompilerFailed, CompilerMissing, NativeUnavailable, UsageError
 from anytorch.native import compiler as compilers
-from anytorch.native import library, simd
+from anytorch.native import library, simd, trust
 
 ADD = 'extern "C" __attribute__((visibility("default"))) int add(int a, int b) { return a + b; }\n'
 
@@ -105,11 +105,94 @@ def test_a_compiler_that_makes_rubbish(source: Path, tmp_path: Path, caplog: pyt
     assert "built again" in caplog.text
 
 
-def test_a_damaged_library_is_built_again(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kept", [0, 100, 5000, -1])
+def test_a_damaged_library_is_built_again(source: Path, caplog: pytest.LogCaptureFixture, kept: int) -> None:
+    """Cut off in its data it would be mapped, and end the process with SIGBUS: it is compared before it is loaded."""
     built = native.build("add", [source])
-    built.write_bytes(built.read_bytes()[:100])
+    built.write_bytes(built.read_bytes()[:kept])
     assert native.load("add", [source]).add(1, 1) == 2
-    assert "built again" in caplog.text
+    assert "is not as it was built" in caplog.text and "built again" in caplog.text
+    assert not trust.refusal(built)
+
+
+def test_every_damage_is_found_before_loading(source: Path) -> None:
+    built = native.build("add", [source])
+    whole, digest = built.read_bytes(), trust.hash_of(built).read_bytes()
+    assert not trust.refusal(built)
+    for at in range(0, len(whole), 1009):
+        built.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        assert trust.refusal(built) == "it is not as it was built"
+    built.write_bytes(whole)
+    assert not trust.refusal(built)
+    for wrong in (b"", b"\xff" * 64, digest[:-1]):
+        trust.hash_of(built).write_bytes(wrong)
+        trust._whole.clear()
+        assert trust.refusal(built) == "it is not as it was built"
+    trust.hash_of(built).unlink()
+    assert trust.refusal(built) == trust.NO_HASH
+    assert native.load("add", [source]).add(1, 2) == 3 and not trust.refusal(built), (
+        "an earlier version's is built again"
+    )
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, 54321, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="owners of POSIX")
+@pytest.mark.parametrize("what", ["library", "hash", "folder"])
+def test_what_is_somebody_elses_is_not_loaded(
+    source: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = native.build("add", [source])
+    evil = source.with_name("evil.cpp")
+    evil.write_text(ADD.replace("a + b", "666"))
+    built.write_bytes(native.build("evil", [evil]).read_bytes())
+    trust.seal(built)
+    give_away({"library": built, "hash": trust.hash_of(built), "folder": built.parent}[what], monkeypatch)
+    loaded = native.load("add", [source])
+    assert loaded.add(2, 3) == 5 and "belongs to another user" in caplog.text
+    if what == "folder":  # a folder of one's own beside it, for this process and the next
+        own = built.parent.with_name(f"native-{os.geteuid()}")
+        assert Path(loaded._name).parent == own and native.build("add", [source]).parent == own
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+@pytest.mark.parametrize("what", ["library", "hash"])
+def test_what_others_can_write_is_not_loaded(source: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    built = native.build("add", [source])
+    path = {"library": built, "hash": trust.hash_of(built)}[what]
+    path.chmod(path.stat().st_mode | 0o002)
+    assert native.load("add", [source]).add(2, 3) == 5
+    assert "can be written by others" in caplog.text and not trust.refusal(built)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_a_umask_that_lets_the_group_write_costs_nothing(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As Fedora and Ubuntu have it: what we build is ours all the same, and a folder made so before is closed."""
+    folder = settings.cache_folder() / "native"
+    before = os.umask(0o002)
+    try:
+        folder.mkdir(parents=True)
+        assert folder.stat().st_mode & 0o020
+        built = native.build("add", [source])
+    finally:
+        os.umask(before)
+    assert built.parent == folder and not folder.stat().st_mode & 0o022 and not built.stat().st_mode & 0o022
+    assert not trust.refusal(built) and "built again" not in caplog.text
+
+
+def test_without_a_compiler_only_a_whole_library_serves(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = native.build("add", [source])
+    built.write_bytes(built.read_bytes()[:-1])
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CompilerMissing):
+        native.load("add", [source])
 
 
 def test_a_cache_that_cannot_be_written(

@@ -203,9 +203,14 @@ class Fitted(FittedState):
     def explain(self) -> str:
         return self.plan.explain()
 
-    def save(self, folder: str | Path, *, shard_nbytes: Size = "5GB") -> list[Path]:
-        """Write all weights and buffers as safetensors (with an index if there are several files), block by block."""
-        return save_state(self.model.state_dict(), Path(folder), parse_nbytes(shard_nbytes, "shard_nbytes"))
+    def save(
+        self, folder: str | Path, *, shard_nbytes: Size = "5GB", sums: dict[Path, tuple[int, int]] | None = None
+    ) -> list[Path]:
+        """Write all weights and buffers as safetensors (with an index if there are several files), block by block.
+
+        `sums` gets the size and the CRC-32 of each file of tensors.
+        """
+        return save_state(self.model.state_dict(), Path(folder), parse_nbytes(shard_nbytes, "shard_nbytes"), sums)
 
     # --- undoing ---------------------------------------------------------------------------------------------------
 

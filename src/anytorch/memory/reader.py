@@ -3,9 +3,9 @@
 Direct reads (O_DIRECT) go past the page cache: no second copy in RAM, no page faults, and a budget that means something.
 Where the file system refuses them, reads are buffered and the cache is told to forget what was read.
 
-What we wrote ourselves is checked: one 64-bit sum per MiB, at the speed of memory. A sum of 64-bit words finds every flipped
-bit, every zeroed or stale page and every cut-off file; one per MiB also finds parts that changed places. It is no defence
-against somebody who means harm.
+What we wrote ourselves is checked: one CRC-32 per MiB, at the speed of memory (`anytorch.native.sums`). It finds every
+flipped bit and every pair of them, every zeroed or stale page, pages that changed places and every cut-off file. It is no
+defence against somebody who means harm.
 """
 
 from __future__ import annotations
@@ -25,36 +25,23 @@ from anytorch.errors import ModelError
 from anytorch.memory.buffers import bytes_of, host_buffer
 from anytorch.memory.images import Piece, from_files, views_of
 from anytorch.memory.sizes import PAGE, round_up
-from anytorch.safetensors_files import StoredTensor
+from anytorch.native.sums import crc32_parts
+from anytorch.safetensors_files import DIGITS, StoredTensor
 
 if TYPE_CHECKING:
     import torch
 
 PART = 2**20
-WORD = 8
-MASK = 2**64 - 1
 
 
 def checksums_of(buffer: torch.Tensor) -> tuple[int, ...]:
-    """Of a contiguous uint8 tensor on the CPU, part by part; a last, shorter part counts as filled up with zeros."""
-    import torch
-
-    whole = buffer.numel() // PART * PART
-    found: list[int] = []
-    if whole:
-        words = buffer[:whole]
-        if words.storage_offset() % WORD or words.data_ptr() % WORD:
-            words = words.clone()
-        found += words.view(torch.int64).view(-1, PART // WORD).sum(1).tolist()
-    if whole < buffer.numel():
-        tail = torch.zeros(-(-(buffer.numel() - whole) // WORD) * WORD, dtype=torch.uint8)
-        tail[: buffer.numel() - whole].copy_(buffer[whole:])
-        found.append(int(tail.view(torch.int64).sum()))
-    return tuple(value & MASK for value in found)
+    """Of a contiguous uint8 tensor on the CPU: the CRC-32 of every MiB, and of the shorter part at its end."""
+    assert buffer.is_contiguous() and buffer.element_size() == 1, (buffer.stride(), buffer.dtype)
+    return crc32_parts(buffer.data_ptr(), buffer.numel(), PART)
 
 
 def digits(sums: tuple[int, ...]) -> str:
-    return "".join(f"{value:016x}" for value in sums)
+    return "".join(f"{value:0{DIGITS}x}" for value in sums)
 
 
 log = logs.logger(__name__)

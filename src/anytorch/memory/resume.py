@@ -3,8 +3,10 @@
     save_training("run", optimizer, step=100, extra={"epoch": 2})
     state = resume_training("run", optimizer)      # None if there is nothing to resume
 
-A checkpoint is a folder `step-00000100` with the model and the optimizer's states as safetensors, and `training.json` with
-the options, the random states and what the caller wants to know again. Blocks are written one after another.
+A checkpoint is a folder `step-00000100` with the model and the optimizer's states as safetensors, `training.json` with the
+options, the random states and what the caller wants to know again, and `sums.json` with the checksum of every file. Blocks
+are written one after another. Nothing is removed before the new checkpoint is on the disk; and no model is touched before a
+checkpoint was verified: where one is damaged, the one before it is used.
 """
 
 from __future__ import annotations
@@ -15,30 +17,42 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anytorch.errors import ModelError
-from anytorch.files import replace_file
+from anytorch import logs
+from anytorch.errors import ModelError, UsageError
+from anytorch.files import parse_json, replace_file, sync_folder
 from anytorch.memory.block_updates import OF
+from anytorch.memory.manifest import MANIFEST, Sum, problem_of, write_manifest
 from anytorch.memory.reader import Reader
 from anytorch.memory.saving import write_shard
 from anytorch.memory.training import TieredOptimizer
 from anytorch.safetensors_files import file_in, locate_tensors, read_header
 
-FORMAT = 1
-PREFIX = "step-"
+log = logs.logger(__name__)
+FORMAT = 2
+WITHOUT_SUMS = 1  # what earlier versions wrote
+PREFIX, DAMAGED = "step-", "damaged-"
 RESIDENT = "resident.safetensors"
 META = "training.json"
+KEYS = {
+    "step": int, "param_groups": list, "blocks": dict, "numbers": dict, "resident_numbers": dict, "random": dict,
+}  # fmt: skip
 
 
 def save_training(
-    folder: str | Path, optimizer: TieredOptimizer, *, step: int, extra: Any = None, keep: int = 1
+    folder: str | Path, optimizer: TieredOptimizer, *, step: int, extra: Any = None, keep: int = 2
 ) -> Path:
-    """Write a complete checkpoint and remove all but the newest `keep`. `extra` must be JSON. Call it between steps."""
+    """Write a complete checkpoint and remove all but the newest `keep`. `extra` must be JSON. Call it between steps.
+
+    With `keep=1` there is none to go back to if the disk damages it.
+    """
+    if keep < 1:
+        raise UsageError(f"keep={keep}: at least the newest checkpoint is kept")
     optimizer.wait()  # raises if a step that ran beside the device failed: half of one is not worth keeping
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
@@ -46,15 +60,16 @@ def save_training(
     partial = root / f".{PREFIX}{step:08d}.{os.getpid()}.partial"
     partial.mkdir()
     try:
-        optimizer.fitted.save(partial / "model")
+        sums: dict[Path, Sum] = {}
+        optimizer.fitted.save(partial / "model", sums=sums)
         states = partial / "optimizer"
         states.mkdir()
         blocks = {name: f"{number:06d}.safetensors" for number, name in enumerate(optimizer.states.blocks())}
         for name, file in blocks.items():
-            write_shard(states / file, optimizer.states.take(name))
+            sums[states / file] = write_shard(states / file, optimizer.states.take(name))
         tensors, numbers = _resident_states(optimizer)
         if tensors:
-            write_shard(states / RESIDENT, tensors)
+            sums[states / RESIDENT] = write_shard(states / RESIDENT, tensors)
         meta = {
             "format": FORMAT,
             "step": step,
@@ -66,33 +81,49 @@ def save_training(
             "extra": extra,
         }
         replace_file(partial / META, json.dumps(meta, indent=1).encode())
+        write_manifest(partial, sums)
+        for written in (partial / "model", states, partial):
+            sync_folder(written)
         target = free_name(root, step)
         partial.rename(target)
+        sync_folder(root)
+    except OSError as exc:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ModelError(
+            f"the checkpoint of step {step} cannot be written to {root}: {exc.strerror or exc}",
+            hint="those before it are kept: free space there, or name another folder",
+        ) from exc
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     for old in checkpoints(root)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        remove_whole(old)
     return target
+
+
+def remove_whole(checkpoint: Path) -> None:
+    """Take a checkpoint's name from it first: half of one must not look like one."""
+    gone = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.partial")
+    try:
+        checkpoint.rename(gone)
+    except OSError as exc:  # it stays, whole
+        log.warning("the old checkpoint %s cannot be removed: %s", checkpoint, exc.strerror)
+        return
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str, Any] | None:
     """Put weights, states, options and random numbers back as the newest checkpoint has them: {"step": …, "extra": …}.
 
-    A step that is still under way, or failed, is given up, and so are the gradients there are.
+    Every file is compared with its checksum first. A damaged checkpoint is put aside as `damaged-step-…`, with a warning,
+    and the one before it is used; where all are damaged, ModelError says so and nothing was changed. A step that is still
+    under way, or failed, is given up, and so are the gradients there are.
     """
     found = checkpoints(Path(folder))
     if not found:
         return None
-    newest = found[-1]
-    try:
-        meta = json.loads((newest / META).read_text())
-    except (OSError, ValueError) as exc:
-        raise ModelError(
-            f"the checkpoint {newest} cannot be read: {exc}", hint="remove it to use an older one"
-        ) from exc
-    if meta.get("format") != FORMAT:
-        raise ModelError(f"the checkpoint {newest} has format {meta.get('format')!r}, not {FORMAT}")
+    newest, meta = newest_whole(found)
+    check_belongs(newest, meta, optimizer)
     optimizer.give_up()
     reader = Reader()
     try:
@@ -103,12 +134,78 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
         _give_resident(optimizer, tensors, meta["resident_numbers"])
     finally:
         reader.close()
-    for group, options in zip(optimizer.param_groups, meta["param_groups"], strict=True):
+    for group, options in zip(optimizer.param_groups, meta["param_groups"], strict=True):  # as many: `check_belongs`
         group.update(
             {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in options.items()}
         )
     _set_random_state(meta["random"])
     return {"step": meta["step"], "extra": meta["extra"]}
+
+
+def newest_whole(found: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
+    """The newest undamaged checkpoint and what its training.json says. Raises ModelError if there is none."""
+    wrong: dict[Path, str] = {}
+    for checkpoint in reversed(found):
+        meta, why = read_verified(checkpoint)
+        if meta is not None:
+            for damaged, reason in wrong.items():
+                log.warning(
+                    "the checkpoint %s is damaged (%s): put aside as %s, going back to %s",
+                    damaged, reason, _put_aside(damaged).name, checkpoint.name,
+                )  # fmt: skip
+            return checkpoint, meta
+        wrong[checkpoint] = why
+    told = "; ".join(f"{checkpoint}: {why}" for checkpoint, why in wrong.items())
+    raise ModelError(
+        f"no checkpoint can be resumed from: {told}",
+        hint="nothing was changed; restore a copy of it, or remove it to begin anew",
+    )
+
+
+def read_verified(checkpoint: Path) -> tuple[dict[str, Any] | None, str]:
+    """What training.json says once all files were compared with their checksums; or None, and what is wrong."""
+    try:
+        meta = parse_json((checkpoint / META).read_bytes())
+        version = meta["format"]
+    except OSError as exc:
+        return None, f"{META} cannot be read: {exc.strerror}"
+    except (ValueError, KeyError, TypeError) as exc:
+        return None, f"{META} is damaged ({exc!r})"
+    if version == WITHOUT_SUMS and not (checkpoint / MANIFEST).exists():
+        log.info("the checkpoint %s was written by an earlier version, without checksums", checkpoint)
+    elif why := problem_of(checkpoint):
+        return None, why
+    elif version != FORMAT:
+        raise ModelError(f"the checkpoint {checkpoint} has format {version!r}, not {FORMAT}: a later version wrote it")
+    absent = [name for name, kind in KEYS.items() if not isinstance(meta.get(name), kind)]
+    return (None, f"{META} has no valid {absent[0]!r}") if absent else (meta, "")
+
+
+def check_belongs(checkpoint: Path, meta: Mapping[str, Any], optimizer: TieredOptimizer) -> None:
+    """Raise ModelError, before anything is changed, for the checkpoint of another model or optimizer."""
+    if len(meta["param_groups"]) != len(optimizer.param_groups):
+        raise ModelError(
+            f"{checkpoint} has {len(meta['param_groups'])} groups of parameters, the optimizer {len(optimizer.param_groups)}"
+        )
+    located = locate_tensors(checkpoint / "model")
+    for group in optimizer.fitted.found.groups.values():
+        for path, tensor in group.tensors().items():
+            if path not in located:
+                raise ModelError(f"{checkpoint} has no tensor {path!r}: it is another model's checkpoint")
+            if located[path].shape != tuple(tensor.shape):
+                raise ModelError(
+                    f"{checkpoint}: {path!r} has the shape {list(located[path].shape)}, the model's has {list(tensor.shape)}"
+                )
+
+
+def _put_aside(checkpoint: Path) -> Path:
+    """Its new name, by which it does not count any more; or its own, where nothing can be renamed."""
+    target = checkpoint.with_name(DAMAGED + checkpoint.name)
+    try:
+        return checkpoint if target.exists() else checkpoint.rename(target)
+    except OSError as exc:
+        log.info("%s cannot be renamed: %s", checkpoint, exc.strerror)
+        return checkpoint
 
 
 def free_name(root: Path, step: int) -> Path:
@@ -125,7 +222,8 @@ def checkpoints(root: Path) -> list[Path]:
 def remove_unfinished(root: Path) -> None:
     """Remove what killed processes left half-written; what a process is still writing stays."""
     for folder in root.glob(f".{PREFIX}*.partial"):
-        owner = int(folder.name.split(".")[-2])
+        number = folder.name.split(".")[-2]
+        owner = int(number) if number.isdecimal() else os.getpid()
         if owner == os.getpid() or not is_alive(owner):
             shutil.rmtree(folder, ignore_errors=True)
 

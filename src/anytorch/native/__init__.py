@@ -8,6 +8,7 @@ A caller that gets NativeUnavailable (CompilerMissing, CompilerFailed) takes ano
 from __future__ import annotations
 
 from anytorch.native.library import build, load
+from anytorch.native.numbers import Int32
 from anytorch.native.simd import LEVELS, Level, level, supported
 
-__all__ = ["LEVELS", "Level", "build", "level", "load", "supported"]
+__all__ = ["LEVELS", "Int32", "Level", "build", "level", "load", "supported"]

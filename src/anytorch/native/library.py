@@ -1,9 +1,10 @@
 """Shared libraries in the cache folder: built once per source, compiler and level, then only loaded.
 
-    <cache>/native/<name>-<level>-<sources>-<compiler>.so
+    <cache>/native/<name>-<level>-<sources>-<compiler>.so       and beside it .so.sha256, its hash
 
-The library appears by one rename, so a reader sees none or all of it; a lock file, which the system frees when its
-holder dies, keeps two processes from compiling the same thing at once.
+What is damaged, or somebody else's, is not loaded but built again (`trust`). The library appears by one rename, so a reader
+sees none or all of it; a lock file, which the system frees when its holder dies, keeps two processes from compiling the same
+thing at once.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from pathlib import Path
 
 from anytorch import logs, settings
 from anytorch.errors import CompilerFailed, CompilerMissing
-from anytorch.native import simd
+from anytorch.native import simd, trust
 from anytorch.native.compiler import FLAGS, SHARED, Compiler, compile_library, find_compiler
 
 log = logs.logger(__name__)
 
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
 HEADERS = (".h", ".hpp", ".inc")
+FOLDER = "native"  # of the cache
 _loaded: dict[tuple[str, Path], ctypes.CDLL] = {}
 _lock = threading.Lock()
 _of_library: dict[tuple[str, tuple[Path, ...]], threading.Lock] = {}  # one builds, others of the same wait
@@ -67,9 +69,9 @@ def _turn(name: str, sources: Sequence[Path]) -> threading.Lock:
 def _open(name: str, path: Path, sources: Sequence[Path], level: str | None, flags: Sequence[str]) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
-    except OSError as damaged:
-        # A file cut short by a full disk, or built against a newer C library on a machine that shares the cache.
-        log.warning("the cached library %s cannot be loaded (%s); it is built again", path, damaged)
+    except OSError as unusable:
+        # As it was built, but against a newer C library, on a machine that shares the cache.
+        log.warning("the cached library %s cannot be loaded (%s); it is built again", path, unusable)
         try:
             path.unlink(missing_ok=True)
             return ctypes.CDLL(str(_built(name, sources, level, flags)))
@@ -85,31 +87,45 @@ def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequenc
     chosen = simd.level(level)
     every_flag = (*chosen.flags, *flags)
     stem = f"{name}-{chosen.name}-{_digest(sources, every_flag)}"
-    folder = settings.cache_folder() / "native"
+    cache = settings.cache_folder()
+    # Two folders of one cache: the usual one, and this user's own where the usual one is somebody else's.
+    folders = [cache / FOLDER, *([cache / f"{FOLDER}-{os.geteuid()}"] if hasattr(os, "geteuid") else [])]
     try:
         compiler = find_compiler()
     except CompilerMissing as missing:
         # What another day's compiler made still works.
-        for path in sorted(folder.glob(f"{stem}-*{SUFFIX}")):
-            return path
+        for path in (path for folder in folders for path in sorted(folder.glob(f"{stem}-*{SUFFIX}"))):
+            if _may_load(path):
+                return path
         raise CompilerMissing(f"cannot build {name!r}: {missing.message}", hint=missing.hint) from missing
-    path = folder / f"{stem}-{_short(compiler.identity)}{SUFFIX}"
-    if path.exists():
-        return path
-    if path in _private and (private := Path(_private[path].name) / path.name).exists():
+    file = f"{stem}-{_short(compiler.identity)}{SUFFIX}"
+    for folder in folders:
+        if (folder / file).exists() and _may_load(folder / file):
+            return folder / file
+    if (path := cache / FOLDER / file) in _private and (private := Path(_private[path].name) / file).exists():
         return private
     return _build(name, compiler, sources, every_flag, path)
 
 
+def _may_load(path: Path) -> bool:
+    why = trust.refusal(path)
+    if why:
+        tell = log.info if why == trust.NO_HASH else log.warning
+        tell("the cached library %s is not loaded (%s); it is built again", path, why)
+    return not why
+
+
 def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], path: Path) -> Path:
+    """The library, built now: in the folder of `path`, in this user's own, or for this process alone."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = trust.own_folder(path.parent.parent, FOLDER) / path.name
         with _only_builder(path.with_suffix(".lock")):
-            if path.exists():  # another process was faster
+            if path.exists() and not trust.refusal(path):  # another process was faster
                 return path
             _remove_left_overs(path)
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as temporary:
                 _compile_to(name, compiler, sources, flags, Path(temporary), path)
+            trust.seal(path)
             return path
     except OSError as exc:
         # A read-only or full cache: the work can still be done, at the price of compiling in every process.
@@ -123,7 +139,7 @@ def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequen
         )
         target = Path(private.name) / path.name
         _compile_to(name, compiler, sources, flags, Path(private.name), target)
-        _private[path] = private
+        _private[settings.cache_folder() / FOLDER / path.name] = private
         return target
 
 
@@ -133,6 +149,7 @@ def _compile_to(
     log.info("compiling the native library %s with %s", name, " ".join(compiler.command))
     made = folder / f"library{SUFFIX}"
     compile_library(compiler, sources, flags, made)
+    made.chmod(trust.PRIVATE)
     with made.open("rb") as file:
         os.fsync(file.fileno())
     made.replace(target)

@@ -2,6 +2,7 @@
 
 DIR/best_model/     config.json, model.safetensors: the published layout; of a model also its tokenizer/ and anytorch.json
 DIR/last.pt         all that is needed to go on: weights, optimiser, step, what was best so far
+DIR/previous.pt     the same of the save before, for a disk that damaged the last
 DIR/log.jsonl       one line per logged step or evaluation
 DIR/summary.json    the plan, the data and the outcome
 DIR/loss.png        the curve
@@ -10,7 +11,11 @@ DIR/loss.png        the curve
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +26,7 @@ import torch
 
 from anytorch import logs
 from anytorch.errors import InputError, ModelError, OutputError
-from anytorch.files import replace_file, replacing
+from anytorch.files import parse_json, replace_file, replacing, sync_folder
 from anytorch.pictures import figure_for, write_figure
 
 TRAIN, VALIDATION, BEST = "#56B4E9", "#D55E00", "#000000"  # Okabe and Ito's palette, as in our other pictures
@@ -73,47 +78,113 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
+DAMAGES = (
+    RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error,
+    zlib.error, zipfile.BadZipFile, pickle.UnpicklingError, NotImplementedError,
+)  # fmt: skip
+
+
+def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, Any]:
+    """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at."""
+    try:
+        if not mmap:
+            # torch writes a CRC-32 for each record of the archive, and does not look at it again.
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"the checksum of {damaged} is not the one it was written with")
+        # weights_only: tensors and plain values, so that a file from elsewhere cannot run code.
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location=device, mmap=mmap)
+        if not isinstance(state, dict):
+            raise ValueError(f"it holds a {type(state).__name__}")
+    except DAMAGES as exc:
+        why = (str(exc).splitlines() or [repr(exc)])[0]
+        raise ModelError(f"{path} cannot be read: {why}", hint="start over with --restart") from exc
+    return state
+
+
+@contextmanager
+def sums_written() -> Iterator[None]:
+    """A context in which torch writes checksums, whatever the program around us chose."""
+    chosen = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(chosen)
+
+
+def keep_as(path: Path, other: Path) -> None:
+    """Give a file a second name, so that there is one at every moment; where links are not possible, the other name only."""
+    link = other.with_name(f".{other.name}.{os.getpid()}")
+    try:
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+    except OSError as exc:
+        log.debug("%s cannot be linked: %s", path, exc)
+        path.replace(other)
+        return
+    link.replace(other)
+
+
 class RunFolder:
     """The files of one run. Only the first process writes."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.best = self.folder / "best_model"
-        self.state = self.folder / "last.pt"
+        self.state, self.previous = self.folder / "last.pt", self.folder / "previous.pt"
         self.log = self.folder / "log.jsonl"
         self.summary = self.folder / "summary.json"
 
     # --- the state -------------------------------------------------------------------------------------------------
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replace the last state whole. Streamed to a temporary file first: it may be gigabytes."""
-        with writing(self.state), replacing(self.state) as file:
-            torch.save({"format": FORMAT, **state}, file)
+        """Replace the last state whole; the one before it stays as `previous`. A full disk leaves both as they were."""
+        following = self.folder / "next.pt"
+        with writing(self.state):
+            try:
+                with replacing(following) as file, sums_written():  # streamed: it may be gigabytes
+                    torch.save({"format": FORMAT, **state}, file)
+                if self.state.exists():
+                    keep_as(self.state, self.previous)
+                following.replace(self.state)
+            except BaseException:
+                following.unlink(missing_ok=True)
+                raise
+            sync_folder(self.folder)
 
     def load(self, fingerprint: str, device: torch.device | str, mmap: bool = False) -> dict[str, Any] | None:
-        """The last state, or None. Raises InputError if it belongs to another plan or other data.
+        """The last state, or the one before it where the last is damaged (with a warning), or None where there is none.
 
-        With `mmap` the tensors, which may be gigabytes, are not read.
+        All its bytes are compared with their checksums before any is used. Raises ModelError where every state is damaged,
+        and InputError for one that belongs to another plan or other data. With `mmap` the tensors, which may be gigabytes,
+        are neither read nor compared.
         """
-        if not self.state.is_file():
-            return None
-        try:
-            # weights_only: tensors and plain values, so that a file from elsewhere cannot run code.
-            state: dict[str, Any] = torch.load(self.state, weights_only=True, map_location=device, mmap=mmap)
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as exc:
-            raise ModelError(
-                f"{self.state} cannot be read: {str(exc).splitlines()[0]}", hint="start over with --restart"
-            ) from exc
-        if state.get("format") != FORMAT or state.get("fingerprint") != fingerprint:
-            raise InputError(
-                f"{self.folder} holds a run with another plan, other data or another model",
-                hint="repeat the options of that run, name another --output, or start over with --restart",
-            )
-        return state
+        wrong: ModelError | None = None
+        for path in (self.state, self.previous):
+            if not path.is_file():
+                continue
+            try:
+                state = read_state(path, device, mmap)
+            except ModelError as exc:
+                wrong = wrong or exc
+                continue
+            if state.get("format") != FORMAT or state.get("fingerprint") != fingerprint:
+                raise InputError(
+                    f"{self.folder} holds a run with another plan, other data or another model",
+                    hint="repeat the options of that run, name another --output, or start over with --restart",
+                )
+            if wrong is not None:
+                log.warning("%s; going back to %s, of step %s", wrong.message, path, state.get("step"))
+            return state
+        if wrong is not None:
+            raise wrong
+        return None
 
     def forget(self) -> None:
         """Remove the files that a new run would otherwise resume from."""
-        for path in (self.state, self.log, self.summary):
+        for path in (self.state, self.previous, self.log, self.summary):
             path.unlink(missing_ok=True)
 
     # --- the log ---------------------------------------------------------------------------------------------------
@@ -137,10 +208,14 @@ class RunFolder:
         if not self.log.is_file():
             return []
         found = []
-        for line in self.log.read_text(encoding="utf-8").splitlines():
+        for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
+                entry = parse_json(line)
+            except ValueError:
+                entry = None
+            if isinstance(entry, dict):
+                found.append(entry)
+            else:
                 log.info("%s: a line that is not whole is left out: %r", self.log, line[:80])
         return found
 

@@ -103,5 +103,6 @@ def _module(text: str, cache: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"anytorch_graph_{digest}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # By its text, and not by `exec_module`: that would run whatever bytecode lies in the cache beside the file.
+    exec(compile(text, str(path), "exec"), module.__dict__)
     return module

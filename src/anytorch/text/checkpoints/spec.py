@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anytorch.errors import ModelError
+from anytorch.text.checkpoints.ranges import DAMAGED, check_config, check_spec
 from anytorch.values import dataclass
 
 
@@ -79,6 +80,7 @@ def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> Encod
             f"{where}: model_type {named!r} is not a supported text encoder; supported: {known}",
             hint="name another model; cross-encoders, image and audio models do not make text vectors",
         )
+    check_config(config, where)
     try:
         spec = reader(config)
     except KeyError as exc:
@@ -86,43 +88,10 @@ def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> Encod
             f"{where}: {exc.args[0]!r} is missing, which a {named} model needs",
             hint="the file is damaged or of another kind of model: fetch it again",
         ) from exc
-    except (TypeError, ValueError, AttributeError) as exc:
-        _check_sizes(config, where)
-        raise ModelError(f"{where}: invalid for a {named} model: {exc}", hint="the file is damaged") from exc
-    _check(spec, where)
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as exc:
+        raise ModelError(f"{where}: invalid for a {named} model: {exc}", hint=DAMAGED) from exc
+    check_spec(spec, where)
     return spec
-
-
-SIZES = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings", "num_key_value_heads", "head_dim", "dim", "n_layers", "n_heads", "hidden_dim",
-)  # fmt: skip
-
-
-def _check_sizes(config: Mapping[str, Any], where: str) -> None:
-    for name in SIZES:
-        if name in config and not (isinstance(config[name], int) and config[name] > 0):
-            raise ModelError(f"{where}: {name} is {config[name]!r}, not a size", hint="the file is damaged")
-
-
-def _check(spec: EncoderSpec, where: str) -> None:
-    sizes = {
-        "vocab_size": spec.vocabulary,
-        "hidden_size": spec.width,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "intermediate_size": spec.inner,
-        "max_position_embeddings": spec.max_positions,
-        "head_dim": spec.head_width,
-    }
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ModelError(f"{where}: {name} is {size!r}, not a size", hint="the file is damaged")
-    if spec.heads % spec.kv_heads:
-        raise ModelError(f"{where}: {spec.heads} heads cannot share {spec.kv_heads} heads of keys and values")
-    if spec.rotary_thetas and spec.head_width % 2:
-        raise ModelError(f"{where}: heads of {spec.head_width} features cannot be rotated in halves")
 
 
 def _activation(name: Any) -> str:
@@ -167,7 +136,7 @@ def _spec(family: str, config: Mapping[str, Any], **fields: Any) -> EncoderSpec:
         "head_width": config.get("head_dim") or (width // heads if heads else 0),
         "inner": config["intermediate_size"],
         "max_positions": config["max_position_embeddings"],
-        "pad_id": config.get("pad_token_id") or 0,
+        "pad_id": max(config.get("pad_token_id") or 0, 0),  # -1 means "none" to some
         "activation": _activation(config.get("hidden_act", "silu" if fields.get("gated") else "gelu")),
         "eps": config.get("layer_norm_eps", 1e-12),
     }
@@ -177,7 +146,7 @@ def _spec(family: str, config: Mapping[str, Any], **fields: Any) -> EncoderSpec:
 def _bert(config: Mapping[str, Any]) -> EncoderSpec:
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise ModelError(f"config.json: position_embedding_type {config['position_embedding_type']!r} is not supported")
-    return _spec("bert", config, type_rows=config.get("type_vocab_size", 2))
+    return _spec("bert", config, type_rows=config.get("type_vocab_size", 2) or 0)
 
 
 def _roberta(config: Mapping[str, Any]) -> EncoderSpec:
@@ -189,7 +158,7 @@ def _roberta(config: Mapping[str, Any]) -> EncoderSpec:
         pad_id=pad,
         position_offset=pad + 1,
         max_positions=config["max_position_embeddings"] - pad - 1,
-        type_rows=config.get("type_vocab_size", 2),
+        type_rows=config.get("type_vocab_size", 2) or 0,
     )
 
 
@@ -208,7 +177,7 @@ def _mpnet(config: Mapping[str, Any]) -> EncoderSpec:
     return _spec(
         "mpnet",
         config,
-        pad_id=config.get("pad_token_id", 1),
+        pad_id=1 if config.get("pad_token_id") is None else config["pad_token_id"],
         # The model's own code fixes the padding position at 1, whatever pad_token_id says.
         position_offset=2,
         max_positions=config["max_position_embeddings"] - 2,
@@ -258,7 +227,7 @@ def _nomic_bert(config: Mapping[str, Any]) -> EncoderSpec:
         config,
         gated=True,
         learned_positions=False,
-        type_rows=config.get("type_vocab_size", 2),
+        type_rows=config.get("type_vocab_size", 2) or 0,
         rotary_thetas=(_theta(config, 1000.0),) * config["num_hidden_layers"],
     )
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from anytorch.errors import ModelError
 from anytorch.text.checkpoints.checkpoint import Checkpoint
+from anytorch.text.checkpoints.ranges import check_depth
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.values import dataclass
 
@@ -127,6 +128,7 @@ def find_sources(checkpoint: Checkpoint, spec: EncoderSpec) -> tuple[str, dict[s
 
     Heads it has beside the encoder are left alone.
     """
+    check_depth(spec.layers, checkpoint.names(), str(checkpoint.folder))
     layout = LAYOUTS[spec.family]
     if spec.family == "nomic_bert" and not any("attn.Wqkv" in name for name in checkpoint.names()):
         layout = NOMIC_IN_TRANSFORMERS

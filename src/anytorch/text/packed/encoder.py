@@ -18,6 +18,7 @@ import numpy.typing as npt
 from anytorch import native, settings
 from anytorch.errors import InputError, ModelError, OutOfMemory, UsageError
 from anytorch.text.checkpoints.checkpoint import Floats, Ints
+from anytorch.text.checkpoints.ranges import check_spec
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.checkpoints.weights import shapes
 from anytorch.text.packed import binding
@@ -32,6 +33,7 @@ FORMATS = tuple(binding.FORMATS)
 # bounds the memory, the second keeps a block's activations in the second-level cache. Measured in bench/packed_encoder.py.
 BUDGET = 512
 BLOCK = 96
+MOST_THREADS = 2**16
 
 
 class PackedEncoder(AbstractContextManager["PackedEncoder"]):
@@ -71,8 +73,8 @@ class PackedEncoder(AbstractContextManager["PackedEncoder"]):
             raise UsageError(
                 f"unknown quantization {quantization!r}; the CPU encoder has {', '.join(map(str, FORMATS))}"
             )
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads must be at least 1; got {threads}")
+        if threads is not None and not 1 <= threads <= MOST_THREADS:
+            raise UsageError(f"threads must be at least 1 and at most {MOST_THREADS}; got {threads}")
         kv_heads, head_width = spec.kv_heads or spec.heads, spec.head_width or spec.width // spec.heads
         self.spec = spec = replace(spec, kv_heads=kv_heads, head_width=head_width)
         self.width = spec.width
@@ -83,10 +85,11 @@ class PackedEncoder(AbstractContextManager["PackedEncoder"]):
         self.level = native.level(level).name
         self._handle: int | None = None
         self._using = threading.Lock()  # who runs; closing waits for it, since it gives the memory back
+        check_spec(spec, "the encoder's spec")
+        shape = binding.shape_of(spec, budget, block)
         self._library = binding.open_library(self.level)
-        sizes = {name: getattr(spec, name) for name in binding.WHOLE}
-        sizes["activation"] = binding.ACTIVATIONS[spec.activation]
-        shape = binding.Shape(**sizes, eps=spec.eps, budget=budget, block=block)
+        if not self._library.encoder_shape_is_valid(ctypes.byref(shape)):
+            raise ModelError(f"an encoder of this shape cannot be computed: {spec}", hint="the model is damaged")
         self._handle = self._library.encoder_new(ctypes.byref(shape), self.threads)
         if not self._handle:
             raise OutOfMemory("cannot make the encoder: no memory or no more threads")
@@ -318,6 +321,8 @@ def _int32(values: npt.ArrayLike, name: str) -> Ints:
 
 
 def _made(answer: int) -> None:
+    if answer == binding.BAD_PART:
+        raise ModelError("a weight does not fit the encoder's shape", hint="config.json and the weights disagree")
     if answer != binding.OK:
         raise OutOfMemory("no memory for the packed weights", hint="use a smaller model, or quantize it")
 

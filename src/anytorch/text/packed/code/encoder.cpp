@@ -16,9 +16,9 @@
 #define API extern "C" __attribute__((visibility("default")))
 
 enum Pooling { CLS = 0, MEAN = 1, MAX = 2, LAST = 3, WEIGHTED_MEAN = 4, MEAN_SQRT_LENGTH = 5 };
-enum Answer { OK = 0, BAD_TOKEN = 1, TOO_LONG = 2, NO_MEMORY = 3, BAD_STARTS = 4 };
+enum Answer { OK = 0, BAD_TOKEN = 1, TOO_LONG = 2, NO_MEMORY = 3, BAD_STARTS = 4, BAD_PART = 5 };
 
-// Kept the same as `_Shape` in library.py.
+// Kept the same as `Shape` in binding.py.
 struct Shape {
   int32_t vocabulary, width, layers, heads, kv_heads, head_width, inner, max_positions, position_offset;
   int32_t activation, gated, pre_norm, rms_norm, embed_norm, final_norm, qk_norm, causal;
@@ -458,7 +458,21 @@ static int run(Encoder& e, const int32_t* ids, const int32_t* starts, int sequen
 
 // --- what Python calls ---------------------------------------------------------------------------------------------
 
+// Whether memory can be indexed by these numbers. Python has checked them; a config.json from elsewhere is behind them.
+static bool valid(const Shape& s) {
+  const int64_t most = INT32_MAX / 2;  // rows are padded, and counted in 32 bits
+  const int32_t sizes[] = {s.vocabulary, s.width, s.layers, s.heads, s.kv_heads, s.head_width, s.inner, s.max_positions,
+                           s.budget, s.block};
+  for (int32_t size : sizes)
+    if (size < 1) return false;
+  return s.heads % s.kv_heads == 0 && s.position_offset >= 0 && int64_t(s.max_positions) + s.position_offset <= most &&
+         s.width <= most && s.inner <= most / 2 && (s.heads + 2 * int64_t(s.kv_heads)) * s.head_width <= most &&
+         s.activation >= 0 && s.activation <= 4 && s.eps >= 0;
+}
+API int encoder_shape_is_valid(const Shape* shape) { return valid(*shape); }
+
 API void* encoder_new(const Shape* shape, int threads) {
+  if (!valid(*shape) || threads < 1) return nullptr;
   try {
     std::unique_ptr<Encoder> e(new Encoder);
     e->s = *shape;
@@ -483,6 +497,8 @@ static void copy(Block<float>& to, const float* from, size_t count) {
 
 API int encoder_set_added(void* handle, const float* rows, int count) {
   Encoder& e = *static_cast<Encoder*>(handle);
+  // One row for every position, or one for all.
+  if (count != 1 && count < e.s.position_offset + e.s.max_positions) return BAD_PART;
   try {
     copy(e.added, rows, size_t(count) * e.s.width);
     e.added_rows = count;
@@ -492,9 +508,12 @@ API int encoder_set_added(void* handle, const float* rows, int count) {
   return OK;
 }
 
+static bool has_layer(const Encoder& e, int layer) { return layer >= 0 && layer < e.s.layers; }
+
 // which: 0 embed_norm, 1 final_norm, 2 attn_norm, 3 mlp_norm, 4 q_norm, 5 k_norm
 API int encoder_set_norm(void* handle, int layer, int which, const float* weight, const float* bias) {
   Encoder& e = *static_cast<Encoder*>(handle);
+  if (which < 0 || which > 5 || !has_layer(e, layer)) return BAD_PART;
   try {
     if (which >= 4) {
       copy(which == 4 ? e.layers[layer].q_norm : e.layers[layer].k_norm, weight, e.s.head_width);
@@ -509,8 +528,9 @@ API int encoder_set_norm(void* handle, int layer, int which, const float* weight
   return OK;
 }
 
-API int encoder_set_relative(void* handle, const float* table, long stride, long zero) {
+API int encoder_set_relative(void* handle, const float* table, int64_t stride, int64_t zero) {
   Encoder& e = *static_cast<Encoder*>(handle);
+  if (zero < e.s.max_positions - 1 || stride < zero + e.s.max_positions) return BAD_PART;  // both ways, to the last token
   try {
     copy(e.relative, table, size_t(e.s.heads) * stride);
   } catch (...) {
@@ -522,6 +542,7 @@ API int encoder_set_relative(void* handle, const float* table, long stride, long
 
 API int encoder_set_attention(void* handle, int layer, float theta, int window) {
   Encoder& e = *static_cast<Encoder*>(handle);
+  if (!has_layer(e, layer) || window < 0) return BAD_PART;
   e.layers[layer].theta = theta, e.layers[layer].window = window;
   if (theta != 0 && !rotation_of(e, theta)) {
     e.rotations.emplace_back();
@@ -537,6 +558,7 @@ static Linear& linear_of(Encoder& e, int layer, int which) {
 // which: 0 q, k and v; 1 the output of attention; 2 up (and gate); 3 down
 API int encoder_linear_new(void* handle, int layer, int which, int outputs, int inputs, int gated, int format, int bytes) {
   Encoder& e = *static_cast<Encoder*>(handle);
+  if (!has_layer(e, layer) || which < 0 || which > 3 || outputs < 1 || inputs < 1) return BAD_PART;
   try {
     Linear& linear = linear_of(e, layer, which);
     linear.prepare(outputs, inputs, gated, format, bytes && HAS_FOURS);
@@ -548,6 +570,7 @@ API int encoder_linear_new(void* handle, int layer, int which, int outputs, int 
 }
 // Before any rows: what inputs are multiplied by before they are rounded, and how much errors of their weights matter.
 API int encoder_linear_smooth(void* handle, int layer, int which, const float* less, const float* importance) {
+  if (!has_layer(*static_cast<Encoder*>(handle), layer)) return BAD_PART;
   Linear& linear = linear_of(*static_cast<Encoder*>(handle), layer, which);
   try {
     copy(linear.less, less, linear.inputs);
@@ -563,6 +586,7 @@ API int encoder_linear_smooth(void* handle, int layer, int which, const float* l
 API int encoder_calibrate(void* handle, int layer, const int32_t* ids, const int32_t* starts, int sequences, float* qkv, float* out,
                           float* up, float* down, int* where) {
   Encoder& e = *static_cast<Encoder*>(handle);
+  if (layer >= e.s.layers) return BAD_PART;
   std::lock_guard<std::mutex> guard(e.running);
   try {
     int longest = 0;
@@ -589,15 +613,17 @@ API int encoder_calibrate(void* handle, int layer, const int32_t* ids, const int
 }
 API int encoder_has_bytes() { return HAS_FOURS; }
 API int encoder_linear_rows(void* handle, int layer, int which, const float* weight, const float* bias, int rows, int first) {
+  Encoder& e = *static_cast<Encoder*>(handle);
+  if (!has_layer(e, layer) || rows < 1 || first < 0 || first > linear_of(e, layer, which).outputs - rows) return BAD_PART;
   try {
-    linear_of(*static_cast<Encoder*>(handle), layer, which).fill_rows(weight, bias, rows, first);
+    linear_of(e, layer, which).fill_rows(weight, bias, rows, first);
   } catch (...) {
     return NO_MEMORY;
   }
   return OK;
 }
 API void encoder_linear_done(void* handle, int layer, int which) {
-  linear_of(*static_cast<Encoder*>(handle), layer, which).importance = Block<float>();
+  if (has_layer(*static_cast<Encoder*>(handle), layer)) linear_of(*static_cast<Encoder*>(handle), layer, which).importance = Block<float>();
 }
 API long long encoder_linear_nbytes(void* handle) {
   long long total = 0;

@@ -1,0 +1,90 @@
+"""May a library in the cache be loaded? Only as it was built, and only if nobody else could have put it there.
+
+Loading runs the file's code, and a damaged one ends the process (SIGBUS, SIGSEGV) at every start. So the hash that a library
+was built with lies beside it and is compared before loading; and the library, its hash and their folder must belong to this
+user or to root, and must not be writable by others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from anytorch import logs
+from anytorch.files import replace_file
+
+log = logs.logger(__name__)
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+HASH = ".sha256"
+NO_HASH = "it has no hash to compare it with"  # an earlier version's, or its builder was killed
+PRIVATE = 0o755  # of a library: written by its owner alone, whatever the umask
+_whole: dict[Path, tuple[int, int]] = {}  # libraries that were compared by this process, by inode and time of change
+
+
+def seal(library: Path) -> None:
+    """Store the hash of a library that was just built, beside it."""
+    replace_file(hash_of(library), _digest(library).encode())
+    hash_of(library).chmod(PRIVATE & 0o666)
+
+
+def hash_of(library: Path) -> Path:
+    return library.with_name(library.name + HASH)
+
+
+def refusal(library: Path) -> str:
+    """Why a library must not be loaded, in words; "" if it may. Costs a hash (a few ms at most) once in a process."""
+    try:
+        for path in (library, hash_of(library)):
+            if why := _not_ours(path.stat(), "it"):
+                return why
+        if why := _not_ours(library.parent.stat(), "its folder"):
+            return why
+        status = library.stat()
+        if _whole.get(library) == (status.st_ino, status.st_mtime_ns):
+            return ""
+        if hash_of(library).read_text(errors="replace").strip() != _digest(library):
+            return "it is not as it was built"
+    except FileNotFoundError:
+        return NO_HASH
+    except OSError as exc:
+        return f"it cannot be read: {exc.strerror}"
+    _whole[library] = (status.st_ino, status.st_mtime_ns)
+    return ""
+
+
+def own_folder(cache: Path, name: str) -> Path:
+    """The folder of the cache to build in: `name`, or one of this user's own where that is somebody else's.
+
+    One of ours that others may write to is closed to them: with a umask of 002 it was made so. Raises OSError.
+    """
+    folder = cache / name
+    for last in (False, True):
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        status = folder.stat()
+        if hasattr(os, "geteuid") and status.st_uid == os.geteuid() and status.st_mode & OTHERS_WRITE:
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
+            status = folder.stat()
+        why = _not_ours(status, "it")
+        if not why:
+            return folder
+        if last:
+            raise PermissionError(1, f"{folder} cannot be used: {why}")
+        log.info("%s is not used for native code: %s", folder, why)
+        folder = cache / f"{name}-{os.geteuid()}"
+    raise AssertionError
+
+
+def _not_ours(status: os.stat_result, what: str) -> str:
+    if not hasattr(os, "geteuid"):  # Windows: what is in a user's folders is the user's
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{what} belongs to another user"
+    shared = status.st_mode & OTHERS_WRITE and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX)
+    return f"{what} can be written by others" if shared else ""
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()

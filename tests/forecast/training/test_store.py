@@ -1,0 +1,126 @@
+"""The state of a run: a damaged one is never resumed from; the one before it is, and says so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anytorch.errors import InputError, ModelError
+from anytorch.forecast.training import store
+from anytorch.forecast.training.store import RunFolder
+
+
+def state(step: int) -> dict[str, Any]:
+    weights = torch.randn(300, generator=torch.Generator().manual_seed(step))
+    return {"fingerprint": "a", "step": step, "weights": {"one": weights}, "optimiser": {"m": -weights}}
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return (
+        ours["step"] == theirs["step"]
+        and torch.equal(ours["weights"]["one"], theirs["weights"]["one"])
+        and torch.equal(ours["optimiser"]["m"], theirs["optimiser"]["m"])
+    )
+
+
+def test_a_flipped_bit_is_never_resumed_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    whole = folder.state.read_bytes()
+    dice, fell_back = random.Random(0), 0
+    for at in [*range(0, len(whole), 41), *(len(whole) - n for n in range(1, 120))]:
+        changed = bytearray(whole)
+        changed[at] ^= 1 << dice.randrange(8)
+        folder.state.write_bytes(changed)
+        with caplog.at_level(logging.WARNING, "anytorch"):
+            caplog.clear()
+            found = folder.load("a", "cpu")
+        assert found is not None
+        if found["step"] == 1:
+            fell_back += 1
+            assert same(found, state(1)) and "going back to" in caplog.text
+        else:  # a byte that means nothing: padding, a date
+            assert same(found, state(2)) and not caplog.text
+    assert fell_back > 60
+
+
+def test_a_state_that_is_cut_off_or_gone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    whole = folder.state.read_bytes()
+    for length in (0, 1, 4, 30, len(whole) // 2, len(whole) - 1):
+        folder.state.write_bytes(whole[:length])
+        found = folder.load("a", "cpu")
+        assert found is not None and same(found, state(1))
+    folder.state.unlink()  # a kill between two renames, where links are not possible
+    found = folder.load("a", "cpu")
+    assert found is not None and same(found, state(1))
+    with pytest.raises(InputError, match="another plan"):
+        folder.load("b", "cpu")
+    folder.previous.write_bytes(whole[:100])
+    with pytest.raises(ModelError, match="cannot be read"):
+        folder.load("a", "cpu")
+    folder.forget()
+    assert folder.load("a", "cpu") is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_crash_at_any_moment_leaves_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Power loss: each prefix of the renames of a save is a folder that can be resumed from."""
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+
+    class Off(BaseException):
+        pass
+
+    def no_links(*_: Any) -> None:
+        raise PermissionError(1, "no links here")
+
+    renames, allowed = Path.replace, 0
+
+    def until(self: Path, target: Path) -> Path:
+        nonlocal allowed
+        if allowed == 0:
+            raise Off
+        allowed -= 1
+        return renames(self, target)
+
+    monkeypatch.setattr(Path, "replace", until)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    for count in range(4):
+        allowed = count
+        if count < 3:
+            with pytest.raises(Off):
+                folder.save(state(3))
+        else:
+            folder.save(state(3))
+        found = folder.load("a", "cpu")
+        assert found is not None and found["step"] in ((2, 1) if count < 3 else (3,))
+        assert same(found, state(found["step"]))
+
+
+def test_checksums_are_written_whatever_the_program_chose(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        RunFolder(tmp_path).save(state(1))
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert RunFolder(tmp_path).load("a", "cpu") is not None
+
+
+def test_a_log_of_any_bytes_is_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.write_bytes(b'{"step": 1}\n\xff\xfe\n[1]\n7\n' + b"[" * 100_000 + b'\n{"step": 2}\n{"st')
+    assert folder.entries() == [{"step": 1}, {"step": 2}]
+    assert store.plain(3) == "3"

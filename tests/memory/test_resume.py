@@ -1,0 +1,164 @@
+"""Checkpoints of a training run: a damaged byte anywhere is found before the model is touched; the one before is used."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import anytorch
+from anytorch.errors import ModelError, UsageError
+from anytorch.memory import TieredOptimizer, resume, resume_training, save_training
+from anytorch.memory.manifest import MANIFEST
+
+WIDTH = 64
+
+
+def training(folder: Path, seed: int = 0) -> tuple[torch.nn.Module, TieredOptimizer]:
+    torch.manual_seed(seed)
+    layers = (torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.1)) for _ in range(6))
+    model = torch.nn.Sequential(*layers)
+    anytorch.memory.fit(model, "cpu", device_budget="200KiB", reserve="100KiB", disk=str(folder / "disk"))
+    return model, TieredOptimizer(model, torch.optim.AdamW, lr=1e-2)
+
+
+def take_step(model: torch.nn.Module, optimizer: TieredOptimizer, number: int) -> None:
+    model(torch.full((2, WIDTH), float(number))).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
+    """A folder with the checkpoints of steps 1 and 2, and the weights after each."""
+    folder = tmp_path_factory.mktemp("run")
+    model, optimizer = training(folder)
+    weights = []
+    for step in (1, 2):
+        take_step(model, optimizer, step)
+        save_training(folder / "run", optimizer, step=step, extra={"note": step})
+        weights.append(weights_of(model))
+    anytorch.memory.fitted(model).close()
+    return folder / "run", weights
+
+
+def copy_of(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def damages(checkpoint: Path) -> list[tuple[str, int]]:
+    """Places to damage: the first, the middle and the last byte of every file, and some in between."""
+    found = []
+    for path in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
+        size = path.stat().st_size
+        found += [(str(path.relative_to(checkpoint)), size * part // 7) for part in range(7)]
+        found.append((str(path.relative_to(checkpoint)), size - 1))
+    return found
+
+
+def test_every_file_has_a_sum_and_a_flipped_bit_anywhere_is_found(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    folder = copy_of(run[0], tmp_path)
+    newest = folder / "step-00000002"
+    listed = json.loads((newest / MANIFEST).read_text())["files"]
+    assert set(listed) == {path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()} - {
+        MANIFEST
+    }
+    assert resume.read_verified(newest)[0]
+    for name, at in damages(newest):
+        whole = (newest / name).read_bytes()
+        for changed in (_flipped(whole, at), whole[:at]):
+            (newest / name).write_bytes(changed)
+            meta, why = resume.read_verified(newest)
+            assert meta is None and why, (name, at)
+        (newest / name).unlink()
+        assert resume.read_verified(newest)[0] is None
+        (newest / name).write_bytes(whole)
+    assert resume.read_verified(newest)[0]
+    (newest / "optimizer" / "more.safetensors").write_bytes(b"")
+    assert "was not written with it" in resume.read_verified(newest)[1]
+
+
+def _flipped(whole: bytes, at: int) -> bytes:
+    changed = bytearray(whole)
+    changed[at] ^= 0x80
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("where", ["model/model.safetensors", "optimizer/000000.safetensors"])
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, weights = copy_of(run[0], tmp_path), run[1]
+    damaged = folder / "step-00000002" / where
+    damaged.write_bytes(_flipped(damaged.read_bytes(), damaged.stat().st_size - 3))
+    model, optimizer = training(tmp_path, seed=5)
+    with caplog.at_level(logging.WARNING, "anytorch"):
+        assert resume_training(folder, optimizer) == {"step": 1, "extra": {"note": 1}}
+    assert "step-00000002 is damaged" in caplog.text and "going back to step-00000001" in caplog.text
+    assert same(weights_of(model), weights[0])
+    assert sorted(path.name for path in folder.iterdir()) == ["damaged-step-00000002", "step-00000001"]
+    take_step(model, optimizer, 2)
+    save_training(folder, optimizer, step=2)
+    assert same(weights_of(model), weights[1]), "the run goes on as if nothing had happened"
+    anytorch.memory.fitted(model).close()
+
+
+def test_where_all_are_damaged_nothing_is_touched(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    folder = copy_of(run[0], tmp_path)
+    for checkpoint in folder.iterdir():
+        file = checkpoint / "model" / "model.safetensors"
+        file.write_bytes(_flipped(file.read_bytes(), file.stat().st_size // 2))
+    model, optimizer = training(tmp_path, seed=5)
+    before = weights_of(model)
+    with pytest.raises(ModelError, match="no checkpoint can be resumed from") as caught:
+        resume_training(folder, optimizer)
+    assert "step-00000001" in caught.value.message and "step-00000002" in caught.value.message
+    assert same(weights_of(model), before) and len(list(folder.iterdir())) == 2
+    anytorch.memory.fitted(model).close()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    folder, weights = copy_of(run[0], tmp_path), run[1]
+    newest = folder / "step-00000002"
+    meta = json.loads((newest / "training.json").read_text())
+    (newest / MANIFEST).unlink()
+    assert resume.read_verified(newest)[0] is None, "one of this version without its sums is not whole"
+    (newest / "training.json").write_text(json.dumps({**meta, "format": 1}))
+    model, optimizer = training(tmp_path, seed=5)
+    state = resume_training(folder, optimizer)
+    assert state is not None and state["step"] == 2 and same(weights_of(model), weights[1])
+    anytorch.memory.fitted(model).close()
+
+
+def test_nothing_is_removed_before_the_new_one_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = training(tmp_path)
+    told: list[str] = []
+    sync, remove = resume.sync_folder, resume.remove_whole
+    monkeypatch.setattr(resume, "sync_folder", lambda path: (told.append(f"sync {path.name}"), sync(path)))
+    monkeypatch.setattr(resume, "remove_whole", lambda path: (told.append(f"remove {path.name}"), remove(path)))
+    for step in (1, 2):
+        take_step(model, optimizer, step)
+        save_training(tmp_path / "run", optimizer, step=step, keep=1)
+    assert told[-2:] == ["sync run", "remove step-00000001"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000002"]
+    with pytest.raises(UsageError, match="keep=0"):
+        save_training(tmp_path / "run", optimizer, step=3, keep=0)
+    anytorch.memory.fitted(model).close()
