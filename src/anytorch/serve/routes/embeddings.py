@@ -27,6 +27,7 @@ from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, json_answer, problems
 from anytorch.serve.state import Service, State
+from anytorch.serve.threads import Pools
 from anytorch.text.embed.compare import nearest, prepared, project_to_plane, scores
 from anytorch.text.embed.tokens import Tokens, pack_ids
 
@@ -122,8 +123,8 @@ def answer(vectors: Any, asked: Asked, model: str, tokens: int) -> bytes:
 class Embeddings:
     """The end point. One per app; called with the Call that `Guard` made."""
 
-    def __init__(self, models: Registry, options: ServeOptions, metrics: Metrics) -> None:
-        self._models, self._options, self._metrics = models, options, metrics
+    def __init__(self, models: Registry, options: ServeOptions, metrics: Metrics, pools: Pools) -> None:
+        self._models, self._options, self._metrics, self._pools = models, options, metrics, pools
         self.guard: Guard  # set by the app: it reads bodies
 
     async def __call__(self, call: Call) -> None:
@@ -162,7 +163,7 @@ class Embeddings:
         if sum(map(len, texts)) <= ON_LOOP_CHARACTERS:
             made: Tokens = model.engine.tokenize(texts, prompt=asked.prompt)
         else:
-            made = await before_queueing(asyncio.to_thread(model.engine.tokenize, texts, prompt=asked.prompt), call)
+            made = await before_queueing(self._pools.texts.run(model.engine.tokenize, texts, prompt=asked.prompt), call)
         self._metrics.tokenized(time.perf_counter() - began)
         return made
 
@@ -255,7 +256,7 @@ async def similarity(asked: schemas.SimilarityRequest, service: Service) -> Resp
                 document["map"] = project_to_plane(left)
             return document
 
-        document = await asyncio.to_thread(compute)
+        document = await service.pools.texts.run(compute)
         return json_answer({**document, **encoding.facts(), "seconds": round(time.perf_counter() - began, 4)})
 
 
@@ -284,7 +285,7 @@ async def search(asked: schemas.SearchRequest, service: Service) -> Response:
             found = nearest(prepared(queries, kind, "float32"), prepared(corpus, kind, "float32"), asked.k, kind)
             return [[{"index": int(n), "score": float(s), "text": asked.corpus[n]} for n, s in hits] for hits in found]
 
-        results = await asyncio.to_thread(compute)
+        results = await service.pools.texts.run(compute)
         return json_answer({"results": results, **encoding.facts(), "seconds": round(time.perf_counter() - began, 4)})
 
 
@@ -309,7 +310,7 @@ class Encoding:
         options = self._service.options
         if len(texts) > options.max_texts:
             raise too_many(f"{len(texts)} texts; the limit is {options.max_texts}")
-        tokens: Tokens = await asyncio.to_thread(self.model.engine.tokenize, texts, prompt=prompt)
+        tokens: Tokens = await self._service.pools.texts.run(self.model.engine.tokenize, texts, prompt=prompt)
         count = int(tokens.starts[-1])
         self.tokens += count
         if self.tokens > options.max_request_tokens:
