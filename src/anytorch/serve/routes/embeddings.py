@@ -27,13 +27,18 @@ from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, json_answer, problems
 from anytorch.serve.state import Service, State
-from anytorch.serve.threads import Pools
+from anytorch.serve.threads import Pools, go_on
 from anytorch.text.embed.compare import nearest, prepared, project_to_plane, scores
+from anytorch.text.embed.cutting import WINDOW
+from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.tokens import Tokens, pack_ids
 
 T = TypeVar("T")
 PATH = "/v1/embeddings"
 ON_LOOP_CHARACTERS = 4_000  # more than that is tokenized in a thread: others must not wait for it
+AT_ONCE_CHARACTERS = 250_000  # that are tokenized in one call: it takes half a kilobyte for each
+LONGEST_TEXT = 400_000  # characters of a text that cannot be cut before it is tokenized
+LONGEST_PROMPT = 10_000  # characters; the prompt is put before every text
 WATCH_AFTER_S = 0.02  # an answer that comes sooner needs nobody to watch whether the client has gone
 PRECISIONS = ("float32", "float16", "int8", "binary", "ubinary")
 JSON = (b"content-type", b"application/json")
@@ -67,6 +72,8 @@ def parse(body: bytes, options: ServeOptions) -> Asked:
         raise _invalid("model", "`model` must be text")
     if prompt is not None and not isinstance(prompt, str):
         raise _invalid("prompt", "`prompt` must be text")
+    if prompt is not None and len(prompt) > LONGEST_PROMPT:
+        raise _invalid("prompt", f"`prompt` has {len(prompt)} characters; the limit is {LONGEST_PROMPT}")
     if dim is not None and (type(dim) is not int or dim < 1):
         raise _invalid("dimensions", "`dimensions` must be a whole number above 0")
     if form not in ("float", "base64"):
@@ -160,12 +167,27 @@ class Embeddings:
         if asked.ids is not None:
             return pack_ids(asked.ids, vocabulary=model.vocabulary, max_length=model.engine.max_length)
         texts = asked.texts or []
-        if sum(map(len, texts)) <= ON_LOOP_CHARACTERS:
+        if sum(map(len, texts)) + len(asked.prompt or "") * len(texts) <= ON_LOOP_CHARACTERS:
             made: Tokens = model.engine.tokenize(texts, prompt=asked.prompt)
         else:
-            made = await before_queueing(self._pools.texts.run(model.engine.tokenize, texts, prompt=asked.prompt), call)
+            made = await before_queueing(self._pools.texts.run(tokenize, model.engine, texts, asked.prompt), call)
         self._metrics.tokenized(time.perf_counter() - began)
         return made
+
+
+def tokenize(engine: ArrowEngine, texts: list[str], prompt: str | None) -> Tokens:
+    """The texts' tokens, made of some texts at a time: what the tokenizer needs meanwhile is bounded, and a request that
+    nobody waits for any more ends between them. Call it in a thread."""
+    made: list[Tokens] = []
+    begin = characters = 0
+    most = WINDOW * engine.max_length  # of a text, as a rule: see `cutting`
+    for place, text in enumerate(texts):
+        characters += min(len(prompt or "") + len(text), most)
+        if characters >= AT_ONCE_CHARACTERS or place + 1 == len(texts):
+            go_on()
+            made.append(engine.tokenize(texts[begin : place + 1], prompt=prompt, first=begin, longest=LONGEST_TEXT))
+            begin, characters = place + 1, 0
+    return made[0] if len(made) == 1 else Tokens.joined(made)
 
 
 def late(call: Call) -> TimeoutError:
@@ -310,7 +332,7 @@ class Encoding:
         options = self._service.options
         if len(texts) > options.max_texts:
             raise too_many(f"{len(texts)} texts; the limit is {options.max_texts}")
-        tokens: Tokens = await self._service.pools.texts.run(self.model.engine.tokenize, texts, prompt=prompt)
+        tokens = await self._service.pools.texts.run(tokenize, self.model.engine, texts, prompt)
         count = int(tokens.starts[-1])
         self.tokens += count
         if self.tokens > options.max_request_tokens:
