@@ -203,12 +203,11 @@ def counted(service: Any) -> Iterator[list[int]]:
     tokenizer._encode = real
 
 
-@pytest.mark.parametrize(
-    "text", ["中文" * 500_000, "今天天气很好，我们去公园。" * 50_000, "word " * 200_000, "!" * 1_000_000]
-)
+@pytest.mark.parametrize("text", ["中文", "今天天气很好，我们去公园。", "word ", "!"])
 def test_of_a_long_text_no_more_is_tokenized_than_the_model_can_use(
     service: Any, counted: list[int], text: str
 ) -> None:
+    text *= 1_000_000 // len(text)
     long = service.client.post("/v1/embeddings", json={"input": text}).json()
     assert sum(counted) < 10_000
     short = service.client.post("/v1/embeddings", json={"input": text[:3000]}).json()
@@ -216,8 +215,11 @@ def test_of_a_long_text_no_more_is_tokenized_than_the_model_can_use(
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/similarity", "/v1/search"])
-@pytest.mark.parametrize("text", ["a" * 900_000, "b " + "a" * 900_000, "😀" * 900_000, "e" + "\u0301" * 900_000])
-def test_a_text_that_cannot_be_cut_has_a_limit(service: Any, counted: list[int], path: str, text: str) -> None:
+@pytest.mark.parametrize(("first", "then"), [("", "a"), ("b ", "a"), ("", "😀"), ("e", "\u0301")])
+def test_a_text_that_cannot_be_cut_has_a_limit(
+    service: Any, counted: list[int], path: str, first: str, then: str
+) -> None:
+    text = first + then * 900_000
     body = {"input": text, "a": [text], "queries": ["x"], "corpus": [text]}
     answer = service.client.post(path, json=body)
     assert answer.status_code == 422 and "too long" in answer.json()["detail"], answer.text

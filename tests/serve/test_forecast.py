@@ -192,6 +192,7 @@ HEAD = "timestamps,open,high,low,close"
         (f"{HEAD}\r" + "2024-01-01,1,2,1,2\r" * 30_000, "too-many-rows"),
         (f"{HEAD}\r\n" + "2024-01-01,1,2,1,2\r\n" * 30_000, "too-many-rows"),
     ],
+    ids=["wide", "semicolons", "wide rows", "cells", "old line ends", "line ends of Windows"],
 )
 def test_a_table_that_would_take_long_is_refused_before_it_is_read(forecaster: Any, csv: str, code: str) -> None:
     answer = ask(forecaster, csv=csv)
@@ -224,6 +225,7 @@ def test_only_the_instrument_that_is_meant_is_read(forecaster: Any, table: Any) 
         f"{'word ' * 200_000}\n",
         f"{HEAD},symbol\n2024-01-01,1,2,1,2,{'a' * 500_000}\n2024-01-01,1,2,1,2,{'b' * 500_000}\n",
     ],
+    ids=["number", "epoch", "time", "header", "no separator", "symbol"],
 )
 def test_an_answer_does_not_repeat_a_long_cell(forecaster: Any, csv: str) -> None:
     answer = ask(forecaster, csv=csv)
